@@ -1,0 +1,1 @@
+"""Rules: no ROS, no torch, the clock is an argument."""

@@ -1,0 +1,117 @@
+"""Message types by name: CDR bytes to objects and back, without rclpy.
+
+The `rosbags` type store knows the common packages; other types are read from the `.msg` files of
+installed packages (a sourced ROS 2, or message wheels under `sys.prefix`).
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+from rosbags.typesys.store import Typestore
+
+from torchperf_ros.core.errors import BadInput, UnknownMessageType
+
+_PARTS = 3  # package/msg/Name
+
+
+@functools.cache
+def _store() -> Typestore:
+    return get_typestore(Stores.ROS2_JAZZY)
+
+
+def _share_folders() -> Iterator[Path]:
+    for prefix in [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]:
+        if prefix:
+            yield Path(prefix) / "share"
+
+
+def full_name(name: str) -> str:
+    """`sensor_msgs/Image` and `sensor_msgs/msg/Image` both as the latter.
+
+    Raises:
+        UnknownMessageType: the name does not have the form `package/msg/Name`.
+    """
+    parts = name.split("/")
+    if len(parts) == _PARTS - 1:
+        parts.insert(1, "msg")
+    if len(parts) != _PARTS or parts[1] != "msg" or not all(parts):
+        msg = f"message type {name!r} does not have the form package/msg/Name, for example sensor_msgs/msg/Image"
+        raise UnknownMessageType(msg)
+    return "/".join(parts)
+
+
+def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+    """The dataclass of a message type, to build messages with.
+
+    Args:
+        name: for example `nav_msgs/msg/Path`.
+
+    Raises:
+        UnknownMessageType: the type store does not know it and no installed package has it.
+    """
+    name = full_name(name)
+    _ensure(name)
+    return _store().types[name]
+
+
+def _ensure(name: str) -> None:
+    store = _store()
+    if name in store.fielddefs:
+        return
+    package, _, short = name.split("/")
+    for share in _share_folders():
+        path = share / package / "msg" / f"{short}.msg"
+        if path.is_file():
+            types = get_types_from_msg(path.read_text(encoding="utf-8"), name)
+            store.register({key: value for key, value in types.items() if key not in store.fielddefs})
+            for needed in _referenced(name):
+                _ensure(needed)
+            return
+    msg = f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install {package}"
+    raise UnknownMessageType(msg)
+
+
+def _referenced(name: str) -> Iterator[str]:
+    """Names of the message types that a registered type has as fields."""
+    for _, (kind, value) in _store().fielddefs[name][1]:
+        inner = value
+        if kind.name in {"ARRAY", "SEQUENCE"}:
+            kind, inner = value[0]
+        if kind.name == "NAME":
+            yield inner
+
+
+@functools.cache
+def has_header(name: str) -> bool:
+    """Whether the type's first field is a `std_msgs/msg/Header`, so that its stamp can be read from the bytes."""
+    name = full_name(name)
+    _ensure(name)
+    fields = _store().fielddefs[name][1]
+    return bool(fields) and fields[0][1][1] == "std_msgs/msg/Header"
+
+
+def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
+    """Decode CDR bytes; arrays are numpy views on `data`, which must outlive the message.
+
+    Raises:
+        BadInput: the bytes are not a message of this type.
+        UnknownMessageType: see `message_class`.
+    """
+    _ensure(name)
+    try:
+        return _store().deserialize_cdr(data, name)
+    except Exception as error:
+        # rosbags' generated readers raise whatever garbage leads them to: struct.error, IndexError, UnicodeError, ...
+        msg = f"not a {name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
+        raise BadInput(msg) from error
+
+
+def encode(message: object, name: str) -> memoryview:
+    """Encode a message object as little-endian CDR bytes."""
+    _ensure(name)
+    return _store().serialize_cdr(message, name)

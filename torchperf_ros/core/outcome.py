@@ -1,0 +1,48 @@
+"""The words for how a frame ended, what replaced it, and how a stage is doing.
+
+The order of the members is the index that `/perf/latency_stages` carries; it never changes.
+"""
+
+import enum
+
+
+class Outcome(enum.IntEnum):
+    """How a started frame ended: on time, or the reason why not."""
+
+    ON_TIME = 0
+    LATE = 1
+    ERROR = 2
+    INVALID = 3
+    CRASHED = 4
+    HUNG = 5
+    BAD_INPUT = 6
+    STARTING = 7
+
+    @property
+    def word(self) -> str:
+        """The word used on topics and in documents, for example `on_time`."""
+        return self.name.lower()
+
+
+class Fallback(enum.IntEnum):
+    """What was published instead of the frame's own result."""
+
+    BACKUP = 0
+    HOLD_LAST = 1
+    STOP = 2
+    NONE = 3
+
+    @property
+    def word(self) -> str:
+        """The word used in parameters and on topics, for example `hold_last`."""
+        return self.name.lower()
+
+
+class Health(enum.IntEnum):
+    """State of a stage, from loading to sustained failure."""
+
+    STARTING = 0
+    WAITING = 1
+    NOMINAL = 2
+    DEGRADED = 3
+    SAFE_STOP = 4

@@ -1,0 +1,1 @@
+"""The node process: the only place that imports rclpy."""
