@@ -1,0 +1,261 @@
+"""The sabotaging adapter: schedules, the journal, and real signals in child processes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.core.errors import AdapterError, ConfigError
+from torchperf_ros.models.sabotage import Fault, Journal, Luck, Poisonable, Sabotage, SabotagedAdapter, hold_gil
+from torchperf_ros.worker.adapter import Adapter, Received
+
+CPU = torch.device("cpu")
+STAMP_NS = 1_700_000_000_123_456_789
+MESSAGES = {"image": Received(None, STAMP_NS, 1.0), "odom": Received(None, 5, 1.0)}
+
+
+class Doubler(Adapter):
+    """An adapter whose model doubles its input."""
+
+    inputs = {"image": "sensor_msgs/msg/Image", "odom": "nav_msgs/msg/Odometry"}
+    output = "std_msgs/msg/Float64"
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        self.options = options
+        self.observed = 0
+
+    def build(self, tier: str) -> torch.nn.Module:
+        class Double(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> dict[str, Any]:
+                return {"double": x * 2, "index": (x.argmax(), [x])}
+
+        return Double().eval()
+
+    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+        return (torch.ones(3),)
+
+    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
+        return {0: {0: (2, 9)}}
+
+    def observe(self, messages: Mapping[str, Received]) -> None:
+        self.observed += 1
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        return (torch.arange(3.0),)
+
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
+        return outputs
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    """Options around `Doubler` with its journal in a folder."""
+    return {"adapter": f"{__name__}:Doubler", "journal": str(folder / "journal"), **more}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What the journal holds."""
+    path = folder / "journal"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Clock:
+    """A monotonic clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+def luck(folder: Path, clock: Clock, faults: dict[str, Any], seed: int = 0) -> Luck:
+    """One more worker of the stage whose journal is in the folder."""
+    return Luck(
+        {kind: Fault.read(kind, value) for kind, value in faults.items()}, Journal(folder / "journal"), seed, clock
+    )
+
+
+def test_given_a_period_when_it_has_passed_then_one_worker_of_the_stage_gets_the_fault_once(tmp_path: Path) -> None:
+    clock = Clock()
+    one = luck(tmp_path, clock, {"hang": {"every_s": 10}})
+    clock.now_s += 4
+    two = luck(tmp_path, clock, {"hang": {"every_s": 10}})  # starts later, keeps the first one's schedule
+    assert (one.draw(), two.draw()) == (None, None)
+    clock.now_s += 6
+    assert (two.draw(), one.draw(), two.draw()) == ("hang", None, None)
+    clock.now_s += 10
+    assert (one.draw(), two.draw()) == ("hang", None)
+
+
+def test_given_two_kinds_due_at_once_when_drawn_then_each_gets_an_inference_of_its_own(tmp_path: Path) -> None:
+    clock = Clock()
+    worker = luck(tmp_path, clock, {"stall": {"every_s": 10, "after_s": 1}, "raise": {"every_s": 10, "after_s": 1}})
+    clock.now_s += 2
+    assert [worker.draw() for _ in range(3)] == ["stall", "raise", None]
+
+
+def test_given_a_seed_when_two_workers_run_the_same_frames_then_their_luck_differs_and_repeats(tmp_path: Path) -> None:
+    def draws(folder: Path) -> list[list[str | None]]:
+        folder.mkdir()
+        return [[w.draw() for _ in range(200)] for w in (luck(folder, Clock(), {"stall": 0.1}) for _ in range(2))]
+
+    first, again = draws(tmp_path / "a"), draws(tmp_path / "b")
+    assert first == again
+    assert first[0] != first[1]
+    assert 5 < first[0].count("stall") < 50
+
+
+@given(every_s=st.floats(0.1, 1e4), after_s=st.floats(0, 1e4), at_s=st.floats(0, 1e5))
+def test_given_any_schedule_when_asked_at_any_time_then_the_slot_counts_whole_periods(
+    every_s: float, after_s: float, at_s: float
+) -> None:
+    slot = Fault(every_s=every_s, after_s=after_s).slot(at_s)
+    assert (slot is None) == (at_s < after_s)
+    if slot is not None:
+        assert after_s + slot * every_s <= at_s + 1e-6 < after_s + (slot + 1) * every_s + 2e-6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"faults": {"melt": 0.1}}, "melt"),
+        ({"faults": {"stall": 1.5}}, "faults.stall.probability: 1.5"),
+        ({"faults": {"stall": "often"}}, "often"),
+        ({"faults": {"stall": {"each_s": 1}}}, "each_s"),
+        ({"stal_ms": 3}, "stal_ms"),
+    ],
+)
+def test_given_a_wrong_option_when_built_then_the_error_names_it(
+    tmp_path: Path, wrong: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        SabotagedAdapter(options(tmp_path, **wrong), CPU)
+
+
+def test_given_no_journal_or_no_such_adapter_when_built_then_the_error_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="journal"):
+        SabotagedAdapter({"adapter": "a:B"}, CPU)
+    with pytest.raises(AdapterError, match="nowhere"):
+        SabotagedAdapter(options(tmp_path) | {"adapter": "nowhere:Class"}, CPU)
+
+
+def test_given_no_faults_when_a_frame_runs_then_the_inner_adapter_is_all_there_is(tmp_path: Path) -> None:
+    adapter = SabotagedAdapter(options(tmp_path, options={"size": 3}), CPU)
+    adapter.observe(MESSAGES)
+    (x,) = adapter.preprocess(MESSAGES)
+    assert (adapter.inputs, adapter.output) == (Doubler.inputs, Doubler.output)
+    assert adapter.postprocess(adapter.build("full")(x), MESSAGES)["double"].tolist() == [0, 2, 4]
+    assert adapter.dynamic_dims() == {0: {0: (2, 9)}}
+    assert lines(tmp_path) == []
+
+
+def test_given_every_fault_certain_when_warming_up_and_observing_then_nothing_is_injected(tmp_path: Path) -> None:
+    adapter = SabotagedAdapter(options(tmp_path, faults={"sigkill": 1.0, "nan": 1.0}), CPU)
+    adapter.observe(MESSAGES)
+    outputs = adapter.build("full")(*adapter.example_inputs("full"))
+    assert outputs["double"].tolist() == [2, 2, 2]
+    assert lines(tmp_path) == []
+
+
+def test_given_a_raise_when_a_frame_runs_then_it_raises_and_the_journal_has_the_stamp(tmp_path: Path) -> None:
+    adapter = SabotagedAdapter(options(tmp_path, faults={"raise": 1.0}), CPU)
+    with pytest.raises(Sabotage):
+        adapter.preprocess(MESSAGES)
+    (line,) = lines(tmp_path)
+    assert (line["kind"], line["stamp_ns"]) == ("raise", STAMP_NS)
+    assert line["pid"] > 0
+    assert line["monotonic_ns"] > 0
+
+
+def test_given_nan_when_a_frame_runs_then_every_float_output_is_nan_and_the_next_frame_is_well(tmp_path: Path) -> None:
+    adapter = SabotagedAdapter(options(tmp_path, faults={"nan": {"every_s": 1e9, "after_s": 0}}), CPU)
+    model = adapter.build("full")
+    sick, well = (model(*adapter.preprocess(MESSAGES)) for _ in range(2))
+    assert torch.isnan(sick["double"]).all()
+    assert torch.isnan(sick["index"][1][0]).all()
+    assert sick["index"][0].item() == 2
+    assert well["double"].tolist() == [0, 2, 4]
+
+
+def test_given_a_poisonable_model_when_exported_with_a_dynamic_batch_then_nan_still_comes_out() -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + y, (x > y).sum()
+
+    batch = torch.export.Dim("batch", min=2, max=8)
+    x, zero, nan = torch.ones(3, 4), torch.zeros(1), torch.tensor([float("nan")])
+    program = torch.export.export(Poisonable(Sum()), (x, x, zero), dynamic_shapes=({0: batch}, {0: batch}, None))
+    module = program.module()
+    wide = torch.ones(5, 4)
+    assert module(wide, wide, zero)[0].eq(2).all()
+    assert module(wide, wide, nan)[0].isnan().all()
+    assert module(wide, wide, nan)[1].item() == 0
+
+
+def test_given_the_gil_held_when_another_thread_wants_to_run_then_it_cannot() -> None:
+    turns, done = [0], threading.Event()
+
+    def other() -> None:
+        while not done.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    def turns_of_the_other_during(act: Callable[[], object]) -> int:
+        before = turns[0]
+        act()
+        return turns[0] - before
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # so that no switch falls between the readings and the call
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        assert turns_of_the_other_during(lambda: hold_gil(50_000)) == 0
+        assert turns_of_the_other_during(lambda: time.sleep(0.05)) > 0
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval_s)
+
+
+def child(folder: Path, kind: str) -> subprocess.Popen[bytes]:
+    """A process that runs one frame with a fault; it is this file run as a program."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([sys.executable, __file__, str(folder), kind], env=env)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("sigkill", signal.SIGKILL), ("sigsegv", signal.SIGSEGV)])
+def test_given_a_deadly_fault_when_a_frame_runs_then_the_process_dies_by_it_after_writing_it_down(
+    tmp_path: Path, kind: str, number: signal.Signals
+) -> None:
+    process = child(tmp_path, kind)
+    assert process.wait(60) == -number
+    assert [(line["kind"], line["pid"]) for line in lines(tmp_path)] == [(kind, process.pid)]
+
+
+def test_given_a_hang_when_a_frame_runs_then_the_worker_never_returns_and_has_written_it_down(tmp_path: Path) -> None:
+    with child(tmp_path, "hang") as process:
+        try:
+            while not lines(tmp_path):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    assert process.wait(0.05) is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    SabotagedAdapter(options(Path(sys.argv[1]), faults={sys.argv[2]: 1.0}), CPU).preprocess(MESSAGES)

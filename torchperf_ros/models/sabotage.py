@@ -1,0 +1,284 @@
+"""Faults on purpose: an adapter around another one, that stalls, hangs, raises, emits NaN and dies.
+
+For the demo, the benchmarks and the tests of the fallback path. A fault belongs to the run of a worker and not to
+the frame, so that another worker that runs the same frame draws its own luck.
+"""
+
+import ctypes
+import json
+import math
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import nn
+
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.worker.adapter import Adapter, Received, load_adapter
+
+KINDS: Final = ("stall", "gil", "hang", "raise", "nan", "sigkill", "sigsegv")
+_OPTIONS: Final = {"adapter", "options", "journal", "faults", "seed", "stall_ms", "gil_ms"}
+_LONG_S: Final = 3600.0
+
+
+class Sabotage(RuntimeError):
+    """What the fault `raise` raises."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """When a kind of fault happens.
+
+    Attributes:
+        probability: per started inference, 0 to 1.
+        every_s: also once per such a period, in one worker of the stage; 0 for never.
+        after_s: seconds from the stage's first inference to the first scheduled one; NaN means `every_s`.
+    """
+
+    probability: float = 0.0
+    every_s: float = 0.0
+    after_s: float = math.nan
+
+    @classmethod
+    def read(cls, kind: str, value: object) -> "Fault":
+        """Read one entry of the option `faults`: a probability, or a mapping of this class's fields.
+
+        Raises:
+            ConfigError: unknown kind or field, or a value out of range.
+        """
+        if kind not in KINDS:
+            msg = f"option faults: unknown kind {kind!r}; known are {', '.join(KINDS)}"
+            raise ConfigError(msg)
+        entry = value if isinstance(value, Mapping) else {"probability": value}
+        unknown = set(entry) - {field.name for field in fields(cls)}
+        if unknown:
+            msg = f"option faults.{kind}: unknown field {sorted(unknown)[0]!r}; known are probability, every_s, after_s"
+            raise ConfigError(msg)
+        for name, number in entry.items():
+            highest = 1.0 if name == "probability" else math.inf
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= highest:
+                msg = f"option faults.{kind}.{name}: {number!r} is not allowed, must be a number from 0 to {highest}"
+                raise ConfigError(msg)
+        return cls(**entry)
+
+    def slot(self, since_start_s: float) -> int | None:
+        """Number of the scheduled fault that is due, None before the first."""
+        if self.every_s <= 0:
+            return None
+        first_s = self.every_s if math.isnan(self.after_s) else self.after_s
+        return None if since_start_s < first_s else int((since_start_s - first_s) // self.every_s)
+
+
+class Journal:
+    """What was injected: one JSON line per fault, and the claims by which a stage's workers share one schedule.
+
+    The lines go to `path`; the claims are files beside it, whose names start with its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use the file `path`; its folder must exist once the first fault is due."""
+        self.path = path
+
+    def write(self, kind: str, stamp_ns: int) -> None:
+        """Append one line in a single write, so that it is there whole before the fault takes effect."""
+        line = {"stamp_ns": stamp_ns, "kind": kind, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(file, json.dumps(line).encode() + b"\n")
+        finally:
+            os.close(file)
+
+    def claim(self, name: str) -> bool:
+        """True for the first of all workers that asks for this name."""
+        try:
+            os.close(os.open(self._beside(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except FileExistsError:
+            return False
+        return True
+
+    def first(self, name: str, value: int) -> int:
+        """The value that the first of all workers gave for this name."""
+        mine = self._beside(f"{name}.{os.getpid()}")
+        mine.write_text(str(value), encoding="ascii")
+        try:
+            # Unlike a rename, a link does not replace; unlike an open file, it is never seen half written.
+            os.link(mine, self._beside(name))
+        except FileExistsError:
+            return int(self._beside(name).read_text(encoding="ascii"))
+        finally:
+            mine.unlink()
+        return value
+
+    def _beside(self, name: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{name}")
+
+
+class Luck:
+    """Draws the fault, if any, of each inference that this worker starts."""
+
+    def __init__(self, faults: Mapping[str, Fault], journal: Journal, seed: int, clock_ns: Callable[[], int]) -> None:
+        """Join the stage's workers: as the n-th to do so, draw from the n-th sequence of this seed."""
+        self._faults = faults
+        self._journal = journal
+        self._clock_ns = clock_ns
+        self._start_ns = journal.first("start", clock_ns())
+        worker = next(n for n in range(1_000_000) if journal.claim(f"worker-{n}"))
+        self._random = random.Random(f"{seed}/{worker}")
+
+    def draw(self) -> str | None:
+        """The kind of fault for this inference; what is scheduled goes before what is drawn."""
+        since_start_s = (self._clock_ns() - self._start_ns) / 1e9
+        for kind, fault in self._faults.items():
+            slot = fault.slot(since_start_s)
+            if slot is not None and self._journal.claim(f"{kind}-{slot}"):
+                return kind
+        hits = [kind for kind, fault in self._faults.items() if self._random.random() < fault.probability]
+        return hits[0] if hits else None
+
+
+class SabotagedAdapter(Adapter):
+    """Another adapter, with faults.
+
+    Options:
+        adapter: the adapter to sabotage, `module:Class`.
+        options: its options, default none.
+        journal: path of the file that each fault is written to before it takes effect.
+        faults: kind -> probability per started inference, or {"every_s": 10, "after_s": 2, "probability": 0.01}.
+            `stall` sleeps, `gil` keeps every other thread of the process from running, `hang` never returns,
+            `raise` raises `Sabotage`, `nan` makes the model's floating-point outputs NaN, `sigkill` and `sigsegv`
+            end the process.
+        seed: of the probabilities, default 0.
+        stall_ms, gil_ms: how long, defaults 200 and 100.
+
+    Faults happen in `preprocess`; warm-up, calibration and `observe` are left alone. NaN travels as one more model
+    input (0 or NaN, added to the outputs), so that it comes out of the model itself whatever the engine.
+    """
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        """Build the inner adapter; see the class for the options.
+
+        Raises:
+            ConfigError: an option is missing, unknown or out of range.
+            AdapterError: the inner adapter cannot be imported.
+        """
+        unknown = set(options) - _OPTIONS
+        missing = {"adapter", "journal"} - set(options)
+        if unknown or missing:
+            msg = f"options of SabotagedAdapter: unknown {sorted(unknown)}, missing {sorted(missing)}"
+            raise ConfigError(msg)
+        self._faults = {kind: Fault.read(kind, value) for kind, value in options.get("faults", {}).items()}
+        self._journal = Journal(Path(options["journal"]))
+        self._seed = int(options.get("seed", 0))
+        self._stall_s = float(options.get("stall_ms", 200.0)) / 1e3
+        self._gil_us = int(float(options.get("gil_ms", 100.0)) * 1e3)
+        self._inner = load_adapter(options["adapter"])(options.get("options", {}), device)
+        self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
+        self._luck: Luck | None = None
+        self.inputs = self._inner.inputs
+        self.output = self._inner.output
+
+    def build(self, tier: str) -> nn.Module:
+        """The inner model; where `nan` is among the faults it takes one more input, see `Poisonable`."""
+        model = self._inner.build(tier)
+        return Poisonable(model).eval() if "nan" in self._faults else model
+
+    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+        """The inner adapter's, never with a fault."""
+        inputs = self._inner.example_inputs(tier)
+        return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
+
+    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
+        """The inner adapter's; the further input comes last and moves none of them."""
+        return self._inner.dynamic_dims()
+
+    def observe(self, messages: Mapping[str, Received]) -> None:
+        """Pass on: histories stay whole, only inferences are sabotaged."""
+        self._inner.observe(messages)
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        """Draw this inference's luck, write it down, let it happen, and pass on if the process is still there.
+
+        Raises:
+            Sabotage: the fault `raise`.
+        """
+        if self._luck is None:
+            self._luck = Luck(self._faults, self._journal, self._seed, time.monotonic_ns)
+        kind = self._luck.draw()
+        if kind is not None:
+            self._journal.write(kind, messages[next(iter(self.inputs))].stamp_ns)
+            self._inject(kind)
+        inputs = self._inner.preprocess(messages)
+        return (*inputs, self._poison["nan" if kind == "nan" else ""]) if "nan" in self._faults else inputs
+
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
+        """Pass on."""
+        return self._inner.postprocess(outputs, messages)
+
+    def _inject(self, kind: str) -> None:
+        if kind == "stall":
+            time.sleep(self._stall_s)
+        elif kind == "gil":
+            hold_gil(self._gil_us)
+        elif kind == "hang":
+            _hang()
+        elif kind == "raise":
+            msg = "sabotage: this inference was told to raise"
+            raise Sabotage(msg)
+        elif kind == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == "sigsegv":
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file of this process takes seconds and a gigabyte
+            ctypes.string_at(0)
+
+
+class Poisonable(nn.Module):
+    """A model that takes one more input, last and of shape (1,), and adds it to its floating-point outputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Wrap a model of up to 7 inputs."""
+        super().__init__()
+        self.model = model
+
+    def forward(  # named parameters and no *inputs: torch.export maps dynamic dimensions by them
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor | None = None,
+        c: torch.Tensor | None = None,
+        d: torch.Tensor | None = None,
+        e: torch.Tensor | None = None,
+        f: torch.Tensor | None = None,
+        g: torch.Tensor | None = None,
+        h: torch.Tensor | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the model returns
+        """Run the model on all inputs but the last, which is 0 or NaN."""
+        *inputs, poison = (x for x in (a, b, c, d, e, f, g, h) if x is not None)
+        return _add(self.model(*inputs), poison)
+
+
+def _add(outputs: Any, poison: torch.Tensor) -> Any:  # noqa: ANN401
+    if isinstance(outputs, torch.Tensor):
+        return outputs + poison[0].to(outputs.dtype) if outputs.is_floating_point() else outputs
+    if isinstance(outputs, dict):
+        return {key: _add(value, poison) for key, value in outputs.items()}
+    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        return type(outputs)(*(_add(value, poison) for value in outputs))
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)(_add(value, poison) for value in outputs)
+    return outputs
+
+
+def hold_gil(duration_us: int) -> None:
+    """Keep every other Python thread of this process from running, as a long call into C does."""
+    ctypes.PyDLL(None).usleep(duration_us)
+
+
+def _hang() -> NoReturn:
+    while True:
+        time.sleep(_LONG_S)
