@@ -1,0 +1,60 @@
+"""What the package is and needs, for pip and for colcon (ament_python) alike."""
+
+import re
+from glob import glob
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+NAME = "torchperf_ros"
+VERSION = re.search(r'^__version__ = "(.+)"', Path(NAME, "__init__.py").read_text(encoding="utf-8"), re.M)[1]
+
+setup(
+    name=NAME,
+    version=VERSION,
+    description="PyTorch perception and planning in a vehicle: an answer for every frame by its deadline",
+    license="Apache-2.0",
+    maintainer="torchperf_ros maintainers",
+    maintainer_email="maintainers@torchperf-ros.example",
+    python_requires=">=3.10",  # Humble's
+    packages=find_packages(include=[f"{NAME}*"]),
+    package_data={NAME: ["**/*.json", "**/*.html", "py.typed"]},
+    data_files=[
+        ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
+        (f"share/{NAME}", ["package.xml"]),
+        (f"share/{NAME}/launch", glob("launch/*.launch.py")),
+        (f"share/{NAME}/config", glob("config/*.yaml")),
+    ],
+    zip_safe=False,
+    install_requires=[
+        "torch>=2.6",  # the models; from 2.6 on AOTInductor's packages load as they do today
+        "numpy",  # statistics windows and views on message bytes, in the node process too, where torch must not be
+        "rosbags",  # CDR to messages and back, and recorded logs, without rclpy, which no worker loads
+        "pillow",  # decodes sensor_msgs/CompressedImage
+        "psutil",  # memory and CPU time of the worker processes
+        "prometheus-client",  # the /metrics endpoint
+        "rich",  # tables and the live view in a terminal
+        "typer",  # the `torchperf` command
+    ],
+    extras_require={
+        # The real rclpy, Fast DDS and messages as wheels, for machines on which no ROS 2 is installed.
+        "ros": [
+            "ros-rclpy[fastrtps]",
+            "ros-diagnostic-msgs",
+            "ros-geometry-msgs",
+            "ros-lifecycle-msgs",
+            "ros-nav-msgs",
+            "ros-rosgraph-msgs",
+            "ros-sensor-msgs",
+            "ros-std-msgs",
+            "ros-visualization-msgs",
+        ],
+        "test": ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy"],
+    },
+    entry_points={
+        "console_scripts": [
+            "torchperf = torchperf_ros.cli:app",
+            "torchperf_node = torchperf_ros.ros.main:main",
+        ],
+    },
+)
