@@ -1,0 +1,217 @@
+"""The reference networks: real architectures and costs, but weights that are random from a fixed seed.
+
+They stand in for trained models: what they compute is a deterministic function of the input, costs what such
+a network costs and has plausible ranges, and means nothing.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchperf_ros.core.errors import ConfigError
+
+SEED: Final = 20_240_229
+CLASSES: Final = ("car", "truck", "cyclist", "pedestrian")
+
+IMAGE_HEIGHT: Final = 256
+IMAGE_WIDTH: Final = 448
+STRIDE: Final = 16
+GRID_CELLS: Final = (IMAGE_HEIGHT // STRIDE) * (IMAGE_WIDTH // STRIDE)
+BOX_FIELDS: Final = 5  # score, centre x, centre y, width, height; the class logits follow
+
+HISTORY_FRAMES: Final = 10
+EGO_FIELDS: Final = 2  # speed m/s, yaw rate rad/s
+WAYPOINTS: Final = 30
+WAYPOINT_FIELDS: Final = 4  # x m, y m, heading rad, speed m/s
+WAYPOINT_STEP_S: Final = 0.1
+
+# Measured on one thread of a server CPU, eager: about 25, 10 and 3 ms (detector); 3, 1.5 and 0.7 ms (planner).
+DETECTOR_WIDTHS: Final = {"full": 48, "medium": 30, "fast": 12}
+PLANNER_WIDTHS: Final = {"full": 1024, "medium": 704, "fast": 384}
+
+_MAX_ACCELERATION: Final = 1.5  # m/s^2, longitudinal and lateral: what passengers find comfortable
+_MAX_CURVATURE: Final = 0.02  # 1/m, a turn of 50 m radius
+_FULL_ACCELERATION_SPEED: Final = 2.0  # m/s; below it the learned part fades, so that a standing vehicle stays
+
+_Network = TypeVar("_Network", bound=nn.Module)
+
+
+def tier_width(tier: str, widths: dict[str, int]) -> int:
+    """The width of a tier.
+
+    Raises:
+        ConfigError: there is no such tier; the message names it and those that exist.
+    """
+    if tier not in widths:
+        msg = f"tier {tier!r} does not exist; allowed: {', '.join(widths)}"
+        raise ConfigError(msg)
+    return widths[tier]
+
+
+def build_seeded(make: Callable[[], _Network]) -> _Network:
+    """A network in eval mode whose weights depend on `SEED` and its shape only; global random state is untouched.
+
+    Biases are zero and weights He-normal (He et al., "Delving Deep into Rectifiers", 2015), which keeps
+    activations of one size through any number of ReLU layers.
+
+    Args:
+        make: builds the network on the CPU.
+    """
+    with torch.random.fork_rng(devices=[]):  # torch's own initialisers draw from the CPU's global generator
+        network = make()
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim > 1:
+                nn.init.kaiming_normal_(parameter, nonlinearity="relu", generator=generator)
+            else:
+                parameter.zero_()
+    return network.requires_grad_(requires_grad=False).eval()
+
+
+class _Residual(nn.Module):
+    """Two convolutions beside a shortcut (He et al., "Deep Residual Learning", 2016), normalisation folded."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(x + self.second(functional.relu(self.first(x))))
+
+
+class DetectorNet(nn.Module):
+    """Single-stage convolutional detector; its weights are random from a fixed seed (`build_seeded`).
+
+    A residual backbone down to stride 16 and one head per cell. As in CenterNet (Zhou et al., "Objects as
+    Points", 2019) a cell counts only where its score is the highest of its 3x3 neighbourhood, so no
+    other suppression is needed. Objectness is standardised over the grid: an untrained network would otherwise
+    find nothing or everything, depending on the image's brightness.
+    """
+
+    column: Tensor
+    row: Tensor
+
+    def __init__(self, width: int) -> None:
+        """Make the layers.
+
+        Args:
+            width: channels at stride 2; twice as many at 8, four times at 16.
+        """
+        super().__init__()
+        self.backbone = nn.Sequential(
+            nn.Conv2d(3, width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            _Residual(width),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            _Residual(2 * width),
+            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            _Residual(4 * width),
+            _Residual(4 * width),
+        )
+        self.head = nn.Conv2d(4 * width, BOX_FIELDS + len(CLASSES), 1)
+        rows, columns = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
+        self.register_buffer("column", torch.arange(columns, dtype=torch.float32).view(1, 1, columns))
+        self.register_buffer("row", torch.arange(rows, dtype=torch.float32).view(1, rows, 1))
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Detect.
+
+        Args:
+            image: [batch, 3, 256, 448] float in -1..1, RGB.
+
+        Returns:
+            [batch, 448, 9]: one row per cell with score 0..1 (0 unless a local maximum), box centre x, y and
+            width, height as fractions of the image, 4 class logits.
+        """
+        cells = self.head(self.backbone(image.contiguous(memory_format=torch.channels_last)))
+        objectness = cells[:, 0]
+        spread, mean = torch.var_mean(objectness, dim=(1, 2), keepdim=True, correction=0)
+        score = torch.sigmoid(1.5 * (objectness - mean) * torch.rsqrt(spread + 1e-4) - 2.25)
+        # Compared before the sigmoid: a compiler may compute that twice, and not to the same last bit.
+        is_peak = objectness == functional.max_pool2d(objectness, 3, stride=1, padding=1)
+        score = torch.where(is_peak, score, torch.zeros_like(score))
+        offset, size = torch.sigmoid(cells[:, 1:3]), torch.sigmoid(cells[:, 3:5] - 1.0)
+        x = (self.column + offset[:, 0]) * (STRIDE / IMAGE_WIDTH)
+        y = (self.row + offset[:, 1]) * (STRIDE / IMAGE_HEIGHT)
+        box = torch.stack((score, x, y, 0.02 + 0.3 * size[:, 0], 0.03 + 0.4 * size[:, 1]), dim=1)
+        return torch.cat((box, cells[:, BOX_FIELDS:]), dim=1).flatten(2).transpose(1, 2)
+
+
+class PlannerNet(nn.Module):
+    """Temporal network over the last frames; its weights are random from a fixed seed (`build_seeded`).
+
+    Convolutions over time read the history; the output is a bounded correction of acceleration and curvature on top
+    of constant speed and yaw rate. The path therefore stays drivable whatever the weights are: longitudinal
+    and lateral corrections stay within 1.5 m/s^2, speed never changes sign, and a standing vehicle stays.
+    """
+
+    def __init__(self, width: int, features: int) -> None:
+        """Make the layers.
+
+        Args:
+            width: channels over time.
+            features: values per frame of the history.
+        """
+        super().__init__()
+        self.frame = nn.Conv1d(features + 1, width, 1)
+        self.time = nn.ModuleList(nn.Conv1d(width, width, 3, padding=1) for _ in range(2))
+        self.ego = nn.Linear(EGO_FIELDS, width)
+        self.hidden = nn.Linear(2 * width, width)
+        self.head = nn.Linear(width, 2 * WAYPOINTS)
+
+    def forward(self, history: Tensor, mask: Tensor, ego: Tensor) -> Tensor:
+        """Plan.
+
+        Args:
+            history: [batch, 10, features] float, oldest first.
+            mask: [batch, 10] bool, True where a row holds a frame; the others are not read.
+            ego: [batch, 2] float: speed in m/s (negative in reverse), yaw rate in rad/s, left positive.
+
+        Returns:
+            [batch, 30, 4]: x, y in m and heading in rad relative to the vehicle (x forward, y left) and
+            speed in m/s, at 0.1 s to 3.0 s from now.
+        """
+        present = mask.to(history.dtype).unsqueeze(1)
+        x = torch.cat((torch.where(mask.unsqueeze(1), history.transpose(1, 2), 0.0), present), dim=1)
+        x = functional.relu(self.frame(x)) * present
+        for layer in self.time:
+            x = (x + functional.relu(layer(x))) * present
+        mean = x.sum(dim=2) / present.sum(dim=2).clamp(min=1.0)
+        hidden = functional.relu(self.hidden(torch.cat((mean, x[:, :, -1]), dim=1)) + self.ego(ego * 0.1))
+        correction = torch.tanh(self.head(hidden) * 0.1).view(-1, WAYPOINTS, 2)
+        return roll_out(ego, correction)
+
+
+def roll_out(ego: Tensor, correction: Tensor) -> Tensor:
+    """Waypoints of constant speed and yaw rate with a bounded correction, integrated by the midpoint rule.
+
+    Args:
+        ego: [batch, 2] speed in m/s and yaw rate in rad/s.
+        correction: [batch, 30, 2] in -1..1: acceleration, as a fraction of 1.5 m/s^2, and curvature, as a
+            fraction of 0.02/m or of what 1.5 m/s^2 of lateral acceleration allow, whichever is less.
+
+    Returns:
+        [batch, 30, 4], see `PlannerNet.forward`.
+    """
+    start, yaw_rate = ego[:, 0:1], ego[:, 1:2]
+    fade = (start.abs() / _FULL_ACCELERATION_SPEED).clamp(max=1.0)
+    gained = torch.cumsum(correction[:, :, 0] * (_MAX_ACCELERATION * fade * WAYPOINT_STEP_S), dim=1)
+    speed = torch.sign(start) * (start.abs() + gained).clamp(min=0.0)
+    tightest = (_MAX_ACCELERATION / (speed * speed).clamp(min=1.0)).clamp(max=_MAX_CURVATURE)
+    turned = (yaw_rate + correction[:, :, 1] * tightest * speed) * WAYPOINT_STEP_S
+    heading = torch.cumsum(turned, dim=1)
+    middle = heading - 0.5 * turned
+    travelled = 0.5 * (speed + torch.cat((start, speed[:, :-1]), dim=1)) * WAYPOINT_STEP_S
+    x = torch.cumsum(travelled * torch.cos(middle), dim=1)
+    y = torch.cumsum(travelled * torch.sin(middle), dim=1)
+    return torch.stack((x, y, heading, speed), dim=2)
