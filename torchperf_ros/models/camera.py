@@ -1,0 +1,170 @@
+"""The reference perception stage: a camera image in, boxes around objects out."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchperf_ros.models.detection_messages import (
+    DETECTION_2D_ARRAY,
+    MARKER_ARRAY,
+    Detection,
+    Detection2DArrays,
+    DetectionMessages,
+    ImageFrame,
+    MarkerArrays,
+)
+from torchperf_ros.models.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels, raw_size
+from torchperf_ros.models.networks import (
+    BOX_FIELDS,
+    DETECTOR_WIDTHS,
+    IMAGE_HEIGHT,
+    IMAGE_WIDTH,
+    DetectorNet,
+    build_seeded,
+    tier_width,
+)
+from torchperf_ros.models.options import OptionReader
+from torchperf_ros.worker.adapter import Adapter, Received
+
+# Messages are views on memory that may be read-only. torch cannot express that and warns; here it only reads.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+
+_IMAGE: Final = "sensor_msgs/msg/Image"
+_COMPRESSED_IMAGE: Final = "sensor_msgs/msg/CompressedImage"
+_OUTPUTS: Final = {"markers": MARKER_ARRAY, "detection2d": DETECTION_2D_ARRAY}
+
+
+class CameraAdapter(Adapter):
+    """Detects objects in one camera's images; the weights are random from a fixed seed, see `DetectorNet`.
+
+    Options:
+        compressed: the image is a JPEG or PNG (`sensor_msgs/msg/CompressedImage`); default false.
+        output: "markers" (`visualization_msgs/msg/MarkerArray`) or "detection2d"
+            (`vision_msgs/msg/Detection2DArray`, where installed); default "markers".
+        max_detections: 0 to 448; default 20, the strongest.
+        score_threshold: 0 to 1; default 0.5.
+        horizontal_fov_deg: of the camera, 10 to 170; default 70. Distances of markers follow from it.
+        max_pixels: largest image, 1 to 67108864 pixels; default 8388608 (4K).
+    """
+
+    tiers: ClassVar[tuple[str, ...]] = tuple(DETECTOR_WIDTHS)
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        """Read the options.
+
+        Args:
+            options: see the class.
+            device: where the network runs.
+
+        Raises:
+            ConfigError: an option is unknown or its value not allowed.
+            UnknownMessageType: the output's package is not installed.
+        """
+        reader = OptionReader(type(self).__name__, options)
+        self._compressed = reader.flag("compressed", default=False)
+        output = reader.choice("output", default="markers", allowed=tuple(_OUTPUTS))
+        self._max_detections = reader.integer("max_detections", default=20, low=0, high=448)
+        self._score_threshold = reader.number("score_threshold", default=0.5, low=0.0, high=1.0)
+        horizontal_fov_deg = reader.number("horizontal_fov_deg", default=70.0, low=10.0, high=170.0)
+        self._max_pixels = reader.integer("max_pixels", default=8_388_608, low=1, high=67_108_864)
+        reader.finish()
+        self.inputs = {"image": _COMPRESSED_IMAGE if self._compressed else _IMAGE}
+        self.output = _OUTPUTS[output]
+        self._messages: DetectionMessages = (
+            MarkerArrays(horizontal_fov_deg) if output == "markers" else Detection2DArrays()
+        )
+        self._device = device
+        self._upload = _Upload(device)
+
+    def build(self, tier: str) -> torch.nn.Module:
+        """The detector of a tier: `full`, `medium` or `fast`.
+
+        Raises:
+            ConfigError: there is no such tier.
+        """
+        width = tier_width(tier, DETECTOR_WIDTHS)
+        return build_seeded(lambda: DetectorNet(width)).to(self._device)
+
+    def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
+        """A grey ramp as the network sees it: [1, 3, 256, 448] float.
+
+        Raises:
+            ConfigError: there is no such tier.
+        """
+        tier_width(tier, DETECTOR_WIDTHS)
+        ramp = torch.linspace(-1.0, 1.0, IMAGE_WIDTH, device=self._device)
+        return (ramp.expand(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH).contiguous(),)
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
+        """The image at the network's resolution, [1, 3, 256, 448] float in -1..1, RGB, stretched to fit.
+
+        Raises:
+            BadInput: the image cannot be used; the message says which field is wrong, and its value.
+        """
+        message = messages["image"].message
+        read = compressed_pixels if self._compressed else raw_pixels
+        small = _shrink(read(message, self._max_pixels))
+        return (self._upload.to_device(small).mul_(2.0 / 255.0).sub_(1.0),)
+
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
+        """The strongest boxes above the threshold as a message with the image's stamp and frame.
+
+        Args:
+            outputs: [1, 448, 9], see `DetectorNet.forward`.
+            messages: those that were given to `preprocess`.
+        """
+        image = messages["image"]
+        size_of = compressed_size if self._compressed else raw_size
+        width, height = size_of(image.message)
+        cells = outputs[0].float().cpu().numpy()
+        scores = cells[:, 0]
+        found = np.flatnonzero(scores >= self._score_threshold)
+        strongest = found[np.argsort(-scores[found], kind="stable")[: self._max_detections]]
+        cells = cells[strongest]
+        boxes = (cells[:, 1:BOX_FIELDS] * (width, height, width, height)).tolist()
+        classes = cells[:, BOX_FIELDS:].argmax(axis=1).tolist()
+        detections = [
+            Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
+        ]
+        frame = ImageFrame(image.stamp_ns, image.message.header.frame_id, width, height)
+        return self._messages.build(detections, frame)
+
+
+def _shrink(pixels: Pixels) -> Tensor:
+    """[1, 3, 256, 448] uint8 on the CPU, RGB; anti-aliased while still bytes, a quarter of what floats would be.
+
+    Of very large images only every k-th row and column is read, such that at least two remain per network pixel.
+    """
+    rows, columns, _ = pixels.array.shape
+    every_row, every_column = max(1, rows // (2 * IMAGE_HEIGHT)), max(1, columns // (2 * IMAGE_WIDTH))
+    source = torch.from_numpy(pixels.array[::every_row, ::every_column]).permute(2, 0, 1).unsqueeze(0)
+    small = functional.interpolate(source, (IMAGE_HEIGHT, IMAGE_WIDTH), mode="bilinear", antialias=True)
+    if pixels.order == "mono":
+        return small.expand(-1, 3, -1, -1)
+    return small.flip(1) if pixels.order == "bgr" else small
+
+
+class _Upload:
+    """Moves the small image to the device as bytes and makes floats of it there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned: Tensor | None = None
+        if device.type == "cuda":
+            self._pinned = torch.empty((1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), dtype=torch.uint8, pin_memory=True)
+            self._copied = torch.cuda.Event()
+
+    def to_device(self, small: Tensor) -> Tensor:
+        """[1, 3, 256, 448] float, contiguous, 0..255."""
+        if self._pinned is None:
+            return small.to(torch.float32, memory_format=torch.contiguous_format)
+        self._copied.synchronize()  # the copy of the frame before; long done, unless that frame was dropped
+        self._pinned.copy_(small)
+        there = self._pinned.to(self._device, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(self._device))
+        return there.float()

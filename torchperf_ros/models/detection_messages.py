@@ -1,0 +1,201 @@
+"""Detections in an image as ROS messages: 3-D boxes for RViz and the planner, or 2-D boxes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from torchperf_ros.core.message_types import message_class
+from torchperf_ros.models.networks import CLASSES
+from torchperf_ros.models.stamped import header
+
+MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
+DETECTION_2D_ARRAY: Final = "vision_msgs/msg/Detection2DArray"
+
+_LIFETIME_NS: Final = 300_000_000  # boxes vanish from RViz when detections stop; as long as an output is held
+_FARTHEST_M: Final = 150.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is usual for a class of objects.
+
+    Attributes:
+        height_m: usual height.
+        length_m: usual length.
+        colour: red, green, blue, 0..1.
+    """
+
+    height_m: float
+    length_m: float
+    colour: tuple[float, float, float]
+
+
+KINDS: Final = {
+    "car": Kind(1.5, 4.5, (0.1, 0.6, 1.0)),
+    "truck": Kind(3.2, 8.0, (1.0, 0.6, 0.1)),
+    "cyclist": Kind(1.75, 1.8, (0.2, 0.9, 0.3)),
+    "pedestrian": Kind(1.7, 0.5, (1.0, 0.2, 0.4)),
+}
+
+
+class Detection(NamedTuple):
+    """One box in an image.
+
+    Attributes:
+        class_index: index into `CLASSES`.
+        score: 0..1.
+        x: box centre in pixels from the left.
+        y: box centre in pixels from the top.
+        width: pixels, more than 0.
+        height: pixels, more than 0.
+    """
+
+    class_index: int
+    score: float
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class ImageFrame:
+    """What a message about an image needs to know of it.
+
+    Attributes:
+        stamp_ns: the image's stamp.
+        frame_id: the camera's optical frame: x right, y down, z forward (REP 103).
+        width: pixels.
+        height: pixels.
+    """
+
+    stamp_ns: int
+    frame_id: str
+    width: int
+    height: int
+
+
+class DetectionMessages(Protocol):
+    """Builds a message of one type."""
+
+    def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
+        """The message for the detections in one image."""
+
+
+class MarkerArrays:
+    """Builds `visualization_msgs/msg/MarkerArray`: one CUBE per detection after a DELETEALL.
+
+    RViz keeps markers until they are replaced or expire; the DELETEALL makes an array replace the one before, also
+    when it has fewer boxes or none. Namespace is the class, alpha the score.
+
+    A camera alone does not see distance: it follows from the usual height of the class by similar triangles,
+    `z = focal_px * height_m / height_px`, for an ideal pinhole camera with square pixels.
+    """
+
+    def __init__(self, horizontal_fov_deg: float) -> None:
+        """Look up the classes once.
+
+        Args:
+            horizontal_fov_deg: horizontal field of view, more than 0 and less than 180.
+        """
+        self._focal_per_width = 0.5 / math.tan(math.radians(horizontal_fov_deg) / 2.0)
+        self._array: Any = message_class(MARKER_ARRAY)
+        self._marker: Any = message_class("visualization_msgs/msg/Marker")
+        self._pose: Any = message_class("geometry_msgs/msg/Pose")
+        self._point: Any = message_class("geometry_msgs/msg/Point")
+        self._vector: Any = message_class("geometry_msgs/msg/Vector3")
+        self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
+        self._no_rotation = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0)
+        no_bytes = np.empty(0, dtype=np.uint8)
+        self._nowhere = {
+            "pose": self._pose(position=self._point(x=0.0, y=0.0, z=0.0), orientation=self._no_rotation),
+            "scale": self._vector(x=0.0, y=0.0, z=0.0),
+            "color": self._colour(r=0.0, g=0.0, b=0.0, a=0.0),
+        }
+        # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
+        self._shared = {
+            "lifetime": message_class("builtin_interfaces/msg/Duration")(sec=0, nanosec=_LIFETIME_NS),
+            "frame_locked": False,
+            "points": [],
+            "colors": [],
+            "texture_resource": "",
+            "texture": message_class("sensor_msgs/msg/CompressedImage")(header=header(0, ""), format="", data=no_bytes),
+            "uv_coordinates": [],
+            "text": "",
+            "mesh_resource": "",
+            "mesh_file": message_class("visualization_msgs/msg/MeshFile")(filename="", data=no_bytes),
+            "mesh_use_embedded_materials": False,
+        }
+
+    def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
+        """The marker array; its first marker clears the array before."""
+        head = header(frame.stamp_ns, frame.frame_id)
+        cube, add, clear_all = self._marker.CUBE, self._marker.ADD, self._marker.DELETEALL
+        markers = [self._marker(header=head, ns="", id=0, type=cube, action=clear_all, **self._nowhere, **self._shared)]
+        for index, detection in enumerate(detections):
+            name = CLASSES[detection.class_index]
+            placed = self._place(detection, KINDS[name], frame)
+            markers.append(
+                self._marker(header=head, ns=name, id=index, type=cube, action=add, **placed, **self._shared)
+            )
+        return self._array(markers=markers)
+
+    def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
+        """Pose and scale in m, in the optical frame, and the colour."""
+        focal_px = self._focal_per_width * frame.width
+        distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
+        m_per_px = distance_m / focal_px
+        centre = self._point(
+            x=(detection.x - frame.width / 2.0) * m_per_px,
+            y=(detection.y - frame.height / 2.0) * m_per_px,
+            z=distance_m + kind.length_m / 2.0,
+        )
+        red, green, blue = kind.colour
+        return {
+            "pose": self._pose(position=centre, orientation=self._no_rotation),
+            "scale": self._vector(x=detection.width * m_per_px, y=detection.height * m_per_px, z=kind.length_m),
+            "color": self._colour(r=red, g=green, b=blue, a=detection.score),
+        }
+
+
+class Detection2DArrays:
+    """Builds `vision_msgs/msg/Detection2DArray`, sizes and positions in pixels."""
+
+    def __init__(self) -> None:
+        """Look up the classes once.
+
+        Raises:
+            UnknownMessageType: vision_msgs is not installed.
+        """
+        self._array: Any = message_class(DETECTION_2D_ARRAY)
+        self._detection: Any = message_class("vision_msgs/msg/Detection2D")
+        self._result: Any = message_class("vision_msgs/msg/ObjectHypothesisWithPose")
+        self._hypothesis: Any = message_class("vision_msgs/msg/ObjectHypothesis")
+        self._box: Any = message_class("vision_msgs/msg/BoundingBox2D")
+        self._centre: Any = message_class("vision_msgs/msg/Pose2D")
+        self._point: Any = message_class("vision_msgs/msg/Point2D")
+        self._no_pose = message_class("geometry_msgs/msg/PoseWithCovariance")(
+            pose=message_class("geometry_msgs/msg/Pose")(
+                position=message_class("geometry_msgs/msg/Point")(x=0.0, y=0.0, z=0.0),
+                orientation=message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0),
+            ),
+            covariance=np.zeros(36),
+        )
+
+    def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
+        """The detection array."""
+        head = header(frame.stamp_ns, frame.frame_id)
+        return self._array(header=head, detections=[self._build_one(found, head) for found in detections])
+
+    def _build_one(self, found: Detection, head: object) -> object:
+        hypothesis = self._hypothesis(class_id=CLASSES[found.class_index], score=found.score)
+        centre = self._centre(position=self._point(x=found.x, y=found.y), theta=0.0)
+        return self._detection(
+            header=head,
+            results=[self._result(hypothesis=hypothesis, pose=self._no_pose)],
+            bbox=self._box(center=centre, size_x=found.width, size_y=found.height),
+            id="",
+        )
