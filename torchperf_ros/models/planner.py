@@ -1,0 +1,267 @@
+"""The reference planning stage: detections and odometry in, a path of the next three seconds out."""
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchperf_ros.core.errors import BadInput
+from torchperf_ros.core.history import GapRule
+from torchperf_ros.core.message_types import message_class
+from torchperf_ros.models.networks import (
+    EGO_FIELDS,
+    HISTORY_FRAMES,
+    PLANNER_WIDTHS,
+    WAYPOINT_STEP_S,
+    PlannerNet,
+    build_seeded,
+    tier_width,
+)
+from torchperf_ros.models.options import OptionReader
+from torchperf_ros.models.stamped import header, stamp_ns_of
+from torchperf_ros.worker.adapter import Adapter, Received
+from torchperf_ros.worker.history_buffer import HistoryBuffer
+
+NEAREST: Final = 8
+"""Detections per frame that the network sees, nearest first."""
+
+_DETECTION_FIELDS: Final = 6  # forward, left, length, width, height, score; scaled to about 1
+FRAME_FEATURES: Final = NEAREST * _DETECTION_FIELDS + EGO_FIELDS
+"""Values per frame of the history: the nearest detections, then speed and yaw rate."""
+
+_PATH: Final = "nav_msgs/msg/Path"
+_SOLIDS: Final = (1, 2, 3)  # Marker.CUBE, SPHERE, CYLINDER; lines and texts are no objects
+_ADD: Final = 0  # Marker.ADD
+_MS: Final = 1_000_000  # ns
+_MAX_SPEED: Final = 100.0  # m/s; more is a broken odometry, not a road vehicle
+_MAX_YAW_RATE: Final = 10.0  # rad/s
+
+
+class Ego(NamedTuple):
+    """How the vehicle moves, and where it is.
+
+    Attributes:
+        frame_id: frame of the position.
+        position: x, y, z in m.
+        yaw: heading in rad, counterclockwise from x.
+        speed: m/s along the vehicle's x axis, negative in reverse.
+        yaw_rate: rad/s, left positive.
+    """
+
+    frame_id: str
+    position: tuple[float, float, float]
+    yaw: float
+    speed: float
+    yaw_rate: float
+
+
+class PlannerAdapter(Adapter):
+    """Plans over the last 10 frames of detections; the weights are random from a fixed seed, see `PlannerNet`.
+
+    The path starts at the odometry's pose, in its frame; without odometry the vehicle counts as standing at the
+    origin of `base_frame`, and so does the path. It is flat: z stays, roll and pitch are zero.
+
+    Options:
+        base_frame: frame of the path while there is no odometry; default "base_link".
+        detections_frame: axes of the detections' frame: "optical" (x right, y down, z forward) or "body"
+            (x forward, y left, z up), both REP 103; default "optical", as `CameraAdapter` publishes them.
+        max_gap_ms: a longer gap between frames empties the history, 1 to 60000; default 1000.
+        max_odom_lag_ms: odometry whose stamp is further from the detections' stamp is refused, 1 to 60000;
+            default 500. Frames or odometry without a stamp are not checked.
+    """
+
+    tiers: ClassVar[tuple[str, ...]] = tuple(PLANNER_WIDTHS)
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        """Read the options.
+
+        Args:
+            options: see the class.
+            device: where the network runs.
+
+        Raises:
+            ConfigError: an option is unknown or its value not allowed.
+        """
+        reader = OptionReader(type(self).__name__, options)
+        self._base_frame = reader.text("base_frame", default="base_link")
+        self._optical = reader.choice("detections_frame", default="optical", allowed=("optical", "body")) == "optical"
+        max_gap_ms = reader.integer("max_gap_ms", default=1000, low=1, high=60_000)
+        self._max_odom_lag_ms = reader.integer("max_odom_lag_ms", default=500, low=1, high=60_000)
+        reader.finish()
+        self.inputs = {"detections": "visualization_msgs/msg/MarkerArray", "odom": "nav_msgs/msg/Odometry"}
+        self.output = _PATH
+        self._device = device
+        rule = GapRule(max_gap_ns=max_gap_ms * _MS, tolerance_ns=max_gap_ms * _MS)
+        self._history = HistoryBuffer(HISTORY_FRAMES, (FRAME_FEATURES,), rule=rule)
+        self._paths = _Paths()
+
+    @property
+    def history(self) -> HistoryBuffer:
+        """The last frames' features, for statistics: its bytes and its rule's counts."""
+        return self._history
+
+    def build(self, tier: str) -> torch.nn.Module:
+        """The planner of a tier: `full`, `medium` or `fast`.
+
+        Raises:
+            ConfigError: there is no such tier.
+        """
+        width = tier_width(tier, PLANNER_WIDTHS)
+        return build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
+
+    def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
+        """A full history of zeros at 10 m/s straight ahead; shapes as from `preprocess`.
+
+        Raises:
+            ConfigError: there is no such tier.
+        """
+        tier_width(tier, PLANNER_WIDTHS)
+        history = torch.zeros((1, HISTORY_FRAMES, FRAME_FEATURES), device=self._device)
+        mask = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool, device=self._device)
+        return history, mask, torch.tensor([[10.0, 0.0]], device=self._device)
+
+    def observe(self, messages: Mapping[str, Received]) -> None:
+        """Take the frame into the history, unless its stamp is a repeat or out of order.
+
+        Raises:
+            BadInput: a value is NaN or Inf, or the odometry cannot be used; the history is as before.
+        """
+        ego = self._ego(messages)
+        features = [*self._nearest(messages["detections"].message), ego.speed / 10.0, ego.yaw_rate]
+        self._history.append(torch.tensor(features), _frame_stamp_ns(messages["detections"]))
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
+        """The history as `observe` left it, and the vehicle's motion now.
+
+        Returns:
+            history [1, 10, 50] float, mask [1, 10] bool, ego [1, 2] float (m/s, rad/s).
+
+        Raises:
+            BadInput: the odometry cannot be used; the message says which field is wrong, and its value.
+        """
+        ego = self._ego(messages)
+        rows, mask = self._history.window()
+        # Copies, also on the CPU: the window is written again for the next frame.
+        history, present = (part.unsqueeze(0).to(self._device, copy=True) for part in (rows, mask))
+        return history, present, torch.tensor([[ego.speed, ego.yaw_rate]], device=self._device)
+
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
+        """The path: where the vehicle is now, then a pose every 0.1 s up to 3.0 s, each with its own stamp.
+
+        Args:
+            outputs: [1, 30, 4], see `PlannerNet.forward`.
+            messages: those that were given to `preprocess`.
+        """
+        waypoints: list[list[float]] = outputs[0].float().cpu().tolist()
+        return self._paths.build(waypoints, self._ego(messages), _frame_stamp_ns(messages["detections"]))
+
+    def _ego(self, messages: Mapping[str, Received]) -> Ego:
+        odom = messages.get("odom")
+        if odom is None:
+            return Ego(self._base_frame, (0.0, 0.0, 0.0), 0.0, 0.0, 0.0)
+        frame_ns = _frame_stamp_ns(messages["detections"])
+        lag_ms = (frame_ns - odom.stamp_ns) / _MS
+        if frame_ns > 0 and odom.stamp_ns > 0 and abs(lag_ms) > self._max_odom_lag_ms:
+            way = "older" if lag_ms > 0 else "newer"
+            msg = f"odom is {abs(lag_ms):.0f} ms {way} than the detections; max_odom_lag_ms is {self._max_odom_lag_ms}"
+            raise BadInput(msg)
+        return read_ego(odom.message)
+
+    def _nearest(self, markers: Any) -> list[float]:  # noqa: ANN401 - rosbags builds the class at run time
+        """The features of the nearest detections, zeros where there are fewer."""
+        nearest = heapq.nsmallest(NEAREST, self._objects(markers))
+        features = [value for _, *values in nearest for value in values]
+        return features + [0.0] * (NEAREST * _DETECTION_FIELDS - len(features))
+
+    def _objects(self, array: Any) -> Iterator[tuple[float, ...]]:  # noqa: ANN401
+        """Squared distance in m^2 and features of each object."""
+        for index, marker in enumerate(array.markers):
+            if marker.action != _ADD or marker.type not in _SOLIDS:
+                continue
+            at, size = marker.pose.position, marker.scale
+            values = (at.x, at.y, at.z, size.x, size.y, size.z, marker.color.a)
+            if not all(map(math.isfinite, values)):
+                msg = f"detections.markers[{index}] is not finite: position, scale and alpha are {values}"
+                raise BadInput(msg)
+            forward, left = (at.z, -at.x) if self._optical else (at.x, at.y)
+            length, width, height = (size.z, size.x, size.y) if self._optical else (size.x, size.y, size.z)
+            # Far or huge ones look alike: bounded features keep one odd marker from drowning the others.
+            distance = forward * forward + left * left
+            scaled = (forward / 50.0, left / 20.0, length / 5.0, width / 5.0, height / 5.0, marker.color.a)
+            yield (distance, *(min(max(value, -5.0), 5.0) for value in scaled))
+
+
+def read_ego(odom: Any) -> Ego:  # noqa: ANN401
+    """What the planner needs of a `nav_msgs/msg/Odometry`.
+
+    Raises:
+        BadInput: a value is NaN or Inf, the orientation is no rotation, or the vehicle is impossibly fast.
+    """
+    position, turn, linear, angular = (
+        odom.pose.pose.position,
+        odom.pose.pose.orientation,
+        odom.twist.twist.linear,
+        odom.twist.twist.angular,
+    )
+    fields = (
+        *((f"pose.pose.position.{axis}", getattr(position, axis)) for axis in "xyz"),
+        *((f"pose.pose.orientation.{axis}", getattr(turn, axis)) for axis in "xyzw"),
+        ("twist.twist.linear.x", linear.x),
+        ("twist.twist.angular.z", angular.z),
+    )
+    for name, value in fields:
+        if not math.isfinite(value):
+            msg = f"odom.{name} is {value}"
+            raise BadInput(msg)
+    for name, value, limit in (
+        ("twist.twist.linear.x", linear.x, _MAX_SPEED),
+        ("twist.twist.angular.z", angular.z, _MAX_YAW_RATE),
+    ):
+        if abs(value) > limit:
+            msg = f"odom.{name} is {value}; allowed: -{limit:g} to {limit:g}"
+            raise BadInput(msg)
+    if turn.x == turn.y == turn.z == turn.w == 0.0:
+        msg = "odom.pose.pose.orientation is all zeros, which is no rotation; unset orientations have w = 1"
+        raise BadInput(msg)
+    # Yaw of a quaternion of any length: https://en.wikipedia.org/wiki/Conversion_between_quaternions_and_Euler_angles
+    sine = 2.0 * (turn.w * turn.z + turn.x * turn.y)
+    cosine = turn.w**2 + turn.x**2 - turn.y**2 - turn.z**2
+    yaw = math.atan2(sine, cosine)
+    return Ego(odom.header.frame_id, (position.x, position.y, position.z), yaw, linear.x, angular.z)
+
+
+def _frame_stamp_ns(detections: Received) -> int:
+    """The stamp that came with the frame; a `MarkerArray` from elsewhere only has its markers' stamps."""
+    markers = detections.message.markers
+    if detections.stamp_ns > 0 or not markers:
+        return detections.stamp_ns
+    return stamp_ns_of(markers[0].header)
+
+
+class _Paths:
+    """Builds `nav_msgs/msg/Path`."""
+
+    def __init__(self) -> None:
+        self._path: Any = message_class(_PATH)
+        self._stamped: Any = message_class("geometry_msgs/msg/PoseStamped")
+        self._pose: Any = message_class("geometry_msgs/msg/Pose")
+        self._point: Any = message_class("geometry_msgs/msg/Point")
+        self._quaternion: Any = message_class("geometry_msgs/msg/Quaternion")
+
+    def build(self, waypoints: list[list[float]], ego: Ego, stamp_ns: int) -> object:
+        """The path in the frame of the vehicle's position."""
+        x0, y0, z0 = ego.position
+        cosine, sine = math.cos(ego.yaw), math.sin(ego.yaw)
+        poses = []
+        for index, (x, y, heading, _) in enumerate([[0.0] * 4, *waypoints]):
+            half_yaw = 0.5 * (ego.yaw + heading)
+            pose = self._pose(
+                position=self._point(x=x0 + cosine * x - sine * y, y=y0 + sine * x + cosine * y, z=z0),
+                orientation=self._quaternion(x=0.0, y=0.0, z=math.sin(half_yaw), w=math.cos(half_yaw)),
+            )
+            at_ns = stamp_ns + round(index * WAYPOINT_STEP_S * 1e9)
+            poses.append(self._stamped(header=header(at_ns, ego.frame_id), pose=pose))
+        return self._path(header=header(stamp_ns, ego.frame_id), poses=poses)
