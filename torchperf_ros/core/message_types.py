@@ -86,6 +86,19 @@ def _referenced(name: str) -> Iterator[str]:
             yield inner
 
 
+def warm_up(name: str) -> None:
+    """Generate the code that reads and writes a type and all that it contains, which otherwise the first message pays.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    name = full_name(name)
+    _ensure(name)
+    _store().get_msgdef(name)
+    for needed in _referenced(name):
+        warm_up(needed)
+
+
 @functools.cache
 def has_header(name: str) -> bool:
     """Whether the type's first field is a `std_msgs/msg/Header`, so that its stamp can be read from the bytes."""

@@ -1,0 +1,116 @@
+"""A frame: one trigger message on its way through a stage, and what is known of it when it has been answered."""
+
+import math
+import struct
+from dataclasses import dataclass, field
+
+from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.core.outcome import Fallback, Outcome
+
+USABLE_AGE_MS = 10_000.0
+"""A stamp further than this from the ROS clock says nothing about the frame's age (DESIGN: 10 s)."""
+
+_HEADER_END = 12  # CDR encapsulation (4 bytes), sec (4), nanosec (4)
+_LITTLE = struct.Struct("<iI")
+_BIG = struct.Struct(">iI")
+
+
+def header_stamp_ns(data: bytes) -> int:
+    """`header.stamp` of a CDR message whose first field is a `std_msgs/Header`, in ns; 0 if too short to have one."""
+    if len(data) < _HEADER_END:
+        return 0
+    seconds, nanoseconds = (_LITTLE if data[1] & 1 else _BIG).unpack_from(data, 4)
+    return int(seconds * NS_PER_S + nanoseconds)
+
+
+def stamp_age_ms(stamp_ns: int, ros_now_ns: int) -> float:
+    """ROS time since the stamp in ms: negative for a stamp in the future, NaN for a zero stamp."""
+    return (ros_now_ns - stamp_ns) / NS_PER_MS if stamp_ns else math.nan
+
+
+def usable_age_ms(age_ms: float) -> float:
+    """The age if it can be one (0 to 10 s); otherwise 0: such a frame counts from its receipt."""
+    return age_ms if 0.0 <= age_ms <= USABLE_AGE_MS else 0.0
+
+
+@dataclass(slots=True)
+class Origin:
+    """The first stage's trigger that a frame descends from, for the end-to-end latency."""
+
+    received_ns: int
+    age_ms: float
+
+    def latency_ms(self, published_ns: int) -> float:
+        """From the trigger's stamp (from its receipt where the stamp is unusable) to `published_ns`."""
+        return usable_age_ms(self.age_ms) + (published_ns - self.received_ns) / NS_PER_MS
+
+
+@dataclass(slots=True)
+class Frame:
+    """One trigger message.
+
+    Attributes:
+        seq: number of the frame in its stage, counted from 0 over every frame received.
+        data: CDR bytes of the trigger, None where the stage before had nothing to hand over.
+        stamp_ns: `header.stamp`, 0 if none.
+        age_ms: ROS time from stamp to receipt, NaN if unknown.
+        received_ns: monotonic receipt.
+        deadline_ns: monotonic time by which the answer is published.
+        origin: what the end-to-end latency counts from.
+        refusal: why the frame cannot be run at all, empty if it can.
+    """
+
+    seq: int
+    data: bytes | None
+    stamp_ns: int
+    age_ms: float
+    received_ns: int
+    deadline_ns: int
+    origin: Origin
+    refusal: str = ""
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Durations inside the worker in ms; NaN where the step was not reached."""
+
+    decode_ms: float = math.nan
+    preprocess_ms: float = math.nan
+    inference_ms: float = math.nan
+    postprocess_ms: float = math.nan
+
+    @property
+    def total_ms(self) -> float:
+        """Sum of the steps."""
+        return self.decode_ms + self.preprocess_ms + self.inference_ms + self.postprocess_ms
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was published for a frame, and why.
+
+    Attributes:
+        frame: the frame that was answered.
+        outcome: on time, or the reason why not.
+        fallback: what replaced the frame's own result; None for a frame that was on time.
+        reason: one line for people; empty for a frame that was on time.
+        tier: index of the tier whose result was used or waited for; -1 if none was started.
+        steps: times inside the worker that gave the result.
+        wait_ms: from receipt to the start of the frame's turn (time in the mailbox).
+        total_ms: from receipt to the published answer.
+        budget_ms: the stage's budget, counted as `budget_from` says.
+        lateness_ms: published after (positive) or before (negative) the deadline.
+        published_ns: monotonic time at which the answer was out.
+    """
+
+    frame: Frame
+    outcome: Outcome
+    fallback: Fallback | None
+    reason: str
+    tier: int
+    wait_ms: float
+    total_ms: float
+    budget_ms: float
+    lateness_ms: float
+    published_ns: int
+    steps: StepTimes = field(default_factory=StepTimes)

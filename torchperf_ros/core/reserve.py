@@ -1,0 +1,34 @@
+"""How much earlier than the deadline to stop waiting, learned from what waking up and publishing take here."""
+
+from torchperf_ros.core.latency_window import LatencyWindow
+
+
+class Reserve:
+    """A bounded reserve in ms: the worst recent wake-up lateness plus the worst recent publish time.
+
+    The maximum, not a high percentile: 99.9 % of answers by the deadline leaves no room for the worst 1 %.
+    """
+
+    def __init__(self, minimum_ms: float = 0.1, maximum_ms: float = 2.0, window: int = 128) -> None:
+        """Start with `minimum_ms` for each part until the first samples are in."""
+        self._minimum_ms = minimum_ms
+        self._maximum_ms = maximum_ms
+        self._wake = LatencyWindow(window)
+        self._publish = LatencyWindow(window)
+        self._wake.add(minimum_ms)
+        self._publish.add(minimum_ms)
+        self.ms = 2 * minimum_ms
+
+    def woke(self, late_ms: float) -> None:
+        """A timed wait ended `late_ms` after the time that was asked for."""
+        self._wake.add(max(0.0, late_ms))
+        self._update()
+
+    def published(self, took_ms: float) -> None:
+        """Publishing an answer took `took_ms`."""
+        self._publish.add(took_ms)
+        self._update()
+
+    def _update(self) -> None:
+        worst_ms = self._wake.maximum() + self._publish.maximum()
+        self.ms = min(max(worst_ms, self._minimum_ms), self._maximum_ms)

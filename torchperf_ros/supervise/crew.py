@@ -1,0 +1,177 @@
+"""A stage's worker processes: started, watched, killed when they hang, replaced when they die."""
+
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.core.config import StageConfig
+from torchperf_ros.core.errors import ProtocolError
+from torchperf_ros.core.restart_policy import RestartPolicy
+from torchperf_ros.core.tier_ladder import Calibration
+from torchperf_ros.supervise.frame_ring import FrameRing
+from torchperf_ros.supervise.worker_process import Description, WorkerProcess
+
+_TICK_MS = 50
+Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
+
+
+class CrewListener(Protocol):
+    """What a crew tells its stage; called on the crew's thread."""
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """The worker can take frames from now on."""
+
+    def worker_died(self, worker: WorkerProcess, reason: str, *, lasting: bool) -> None:
+        """The worker is gone; `lasting` if its kind keeps dying. Its descriptors close when this returns."""
+
+
+class Crew:
+    """One or two workers of a stage and the thread that looks after them.
+
+    The second one is started when the first is ready: the first answer matters more. The thread spawns the workers
+    and lives as long as they do, because they are made to die with the thread that started them.
+    """
+
+    def __init__(self, config: StageConfig, setup: dict[str, Any], listener: CrewListener, log: Log) -> None:
+        """Take the stage's configuration and what each worker is told at its start; nothing runs before `start`."""
+        self.config = config
+        self.description: Description | None = None
+        self.last_error = ""
+        self.workers: list[WorkerProcess | None] = [None] * config.workers
+        self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
+        self.ring = FrameRing(4 * config.max_frame_bytes)
+        self._result_bytes = config.max_frame_bytes
+        self._setup = setup
+        self._listener = listener
+        self._log = log
+        self._start_at_ns = [0] * config.workers
+        self._start_timeout_s = float(setup["start_timeout_s"])
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"crew-{config.name}", daemon=True)
+
+    @property
+    def restarts(self) -> int:
+        """Workers replaced so far."""
+        return sum(policy.restarts for policy in self.policies)
+
+    @property
+    def gave_up(self) -> bool:
+        """No worker can serve, and the last ones died too often in a row."""
+        return not self.ready and self.policies[0].gave_up
+
+    @property
+    def ready(self) -> bool:
+        """Whether any worker can serve."""
+        return any(worker is not None and worker.usable for worker in self.workers)
+
+    @property
+    def progress(self) -> str:
+        """What the workers are doing, one phrase each."""
+        return "; ".join(
+            f"worker {number} {'waits for its restart' if worker is None else worker.state}"
+            for number, worker in enumerate(self.workers)
+        )
+
+    def start(self) -> None:
+        """Start the watching thread, which starts the workers."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Kill the workers, end the thread, release the memory."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.ring.close()
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            now_ns = time.monotonic_ns()
+            self._spawn_missing(now_ns)
+            self._wait_for_news()
+            for worker in [worker for worker in self.workers if worker is not None]:
+                self._look_after(worker)
+        for worker in [worker for worker in self.workers if worker is not None]:
+            worker.kill("the node stops")
+            worker.close()
+        self.workers = [None] * len(self.workers)
+
+    def _spawn_missing(self, now_ns: int) -> None:
+        for number, worker in enumerate(self.workers):
+            first_is_up = number == 0 or self.ready
+            if worker is None and now_ns >= self._start_at_ns[number] and first_is_up:
+                self.workers[number] = WorkerProcess(number, self._setup, self.ring, self._result_bytes)
+
+    def _wait_for_news(self) -> None:
+        poll = select.poll()
+        for worker in self.workers:
+            if worker is not None:
+                for descriptor in (worker.control.fileno(), worker.stderr_fd, worker.pidfd):
+                    poll.register(descriptor, select.POLLIN)
+        events = poll.poll(_TICK_MS)
+        hung_up_only = events and not any(event & select.POLLIN for _, event in events)
+        if hung_up_only:  # an ended worker's pipe: its pidfd tells in a moment, do not spin until then
+            time.sleep(_TICK_MS / 1000)
+
+    def _look_after(self, worker: WorkerProcess) -> None:
+        """Take in what a worker says; kill it if it hangs; bury it if it is dead."""
+        dead = bool(select.select([worker.pidfd], [], [], 0)[0])
+        self._print_output(worker)
+        try:
+            while (message := worker.receive_control()) is not None:
+                self._take(worker, message)
+        except ProtocolError as error:
+            worker.kill(str(error))
+        if dead:
+            self._bury(worker)
+            return
+        now_ns = time.monotonic_ns()
+        busy_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS if worker.seq is not None else 0.0
+        if busy_ms > self.config.hang_ms:
+            worker.kill(f"hung: {busy_ms:.0f} ms on frame {worker.seq}, hang_ms is {self.config.hang_ms:.0f}")
+        if worker.ready_at_ns is None and now_ns - worker.started_ns > self._start_timeout_s * NS_PER_S:
+            worker.kill(f"not ready after {self._start_timeout_s:.0f} s ({worker.progress})")
+
+    def _print_output(self, worker: WorkerProcess) -> None:
+        for line in worker.drain_stderr().decode(errors="replace").splitlines():
+            if line.strip():
+                self._log("warn", f"{self.config.name} worker {worker.number} (pid {worker.pid}): {line}")
+
+    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "hello":
+            inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
+            found = Description(inputs, message["output"], message["observes"], message["device"])
+            if self.description is not None and found != self.description:
+                worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
+                return
+            worker.description = self.description = found
+        elif kind == "progress":
+            worker.progress = message["text"]
+        elif kind == "ready":
+            worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
+            worker.ready_at_ns = time.monotonic_ns()
+            self._listener.worker_ready(worker)
+        elif kind == "memory":
+            worker.memory_bytes = message["bytes"]
+        elif kind == "error":
+            worker.error = self.last_error = message["text"]
+            if message["permanent"]:
+                self.policies[worker.number].give_up()
+        elif kind == "warn":
+            self._log("warn", f"{self.config.name} worker {worker.number}: {message['text']}")
+        else:
+            worker.kill(f"unknown control message {kind!r}")
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        reason = worker.death_reason()
+        self.last_error = reason
+        policy = self.policies[worker.number]
+        self._start_at_ns[worker.number] = policy.died(worker.ready_at_ns)
+        self.workers[worker.number] = None
+        worker.usable = False
+        self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
+        self._listener.worker_died(worker, reason, lasting=policy.gave_up)
+        worker.close()

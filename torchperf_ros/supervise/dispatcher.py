@@ -1,0 +1,148 @@
+"""Who runs what: writes frames into the ring, hands them to workers, and takes their responses into the turn."""
+
+import math
+import time
+
+from torchperf_ros.core.clock import NS_PER_MS
+from torchperf_ros.core.frame import Frame, StepTimes
+from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.core.stage_statistics import StageStatistics
+from torchperf_ros.core.tier_ladder import TierLadder
+from torchperf_ros.supervise.crew import Crew
+from torchperf_ros.supervise.fallback_outputs import FallbackOutputs
+from torchperf_ros.supervise.frame_ring import InputBytes
+from torchperf_ros.supervise.protocol import Response
+from torchperf_ros.supervise.turn import Result, Turn
+from torchperf_ros.supervise.worker_process import WorkerProcess
+
+
+class Dispatcher:
+    """The stage's view of its workers; every call holds the stage's lock.
+
+    The worker that ran last is preferred (its caches are warm); while it is busy the other takes over and becomes the
+    preferred one, so that a first worker that comes back becomes the standby.
+    """
+
+    def __init__(self, crew: Crew, ladder: TierLadder, outputs: FallbackOutputs, statistics: StageStatistics) -> None:
+        """Take the stage's parts."""
+        self.latest: dict[int, InputBytes] = {}
+        self._crew = crew
+        self._ladder = ladder
+        self._outputs = outputs
+        self._statistics = statistics
+        self._preferred = 0
+        self._running: dict[int, Frame | None] = {}  # worker number -> the frame that it runs, None: a probe
+
+    def begin(self, frame: Frame, now_ns: int) -> Turn:
+        """Write the frame and the latest other inputs into the ring, and let every worker know of it."""
+        wait_ms = (now_ns - frame.received_ns) / NS_PER_MS
+        turn = Turn(frame, 0, 0, wait_ms)
+        if frame.data is not None and not frame.refusal:
+            inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, frame.data), *self.latest.values()]
+            turn.offset, turn.length = self._crew.ring.write(frame.seq, inputs)
+        return turn
+
+    def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
+        """The preferred worker if it is idle, else the other one if that is."""
+        workers = self._crew.workers
+        for number in range(len(workers)):
+            worker = workers[(self._preferred + number) % len(workers)]
+            if worker is not None and worker is not other_than and worker.idle:
+                return worker
+        return None
+
+    @property
+    def any_usable(self) -> bool:
+        """Whether there is a worker at all, idle or busy."""
+        return self._crew.ready
+
+    def start(self, turn: Turn, left_ms: float, fresh_ms: float, now_ns: int) -> bool:
+        """Run the turn's frame on an idle worker, on the tier that fits; False if there is none."""
+        tier = self._ladder.choose(left_ms, fresh_ms) if self._idle_worker() else -1
+        while worker := self._idle_worker():
+            if not self._hand_over(worker, turn, tier, now_ns):
+                continue  # it has just died and is no longer idle
+            turn.runner, turn.tier = worker, tier
+            self._preferred = worker.number
+            if self._crew.config.backup == "active":
+                self.start_backup(turn, now_ns)
+            return True
+        return False
+
+    def start_backup(self, turn: Turn, now_ns: int) -> bool:
+        """Run the turn's frame on another worker as well, on the cheapest tier; False if none is idle."""
+        worker = self._idle_worker(other_than=turn.runner)
+        if worker is None or not self._hand_over(worker, turn, self._ladder.last, now_ns):
+            return False
+        turn.backup = worker
+        return True
+
+    def _hand_over(self, worker: WorkerProcess, turn: Turn, tier: int, now_ns: int) -> bool:
+        observe = worker.number not in turn.observed
+        turn.observed.add(worker.number)
+        handed = worker.run(tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=observe)
+        if handed:
+            self._running[worker.number] = turn.frame
+        return handed
+
+    def observe(self, turn: Turn) -> None:
+        """Let the workers that do not run this frame advance their histories all the same."""
+        if self._crew.description is None or not self._crew.description.observes or not turn.length:
+            return
+        for worker in self._crew.workers:
+            if worker is not None and worker.number not in turn.observed:
+                turn.observed.add(worker.number)
+                worker.observe(turn.frame.seq, turn.offset, turn.length)
+
+    def probe(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
+        """After an answer, with no frame waiting: try the next tier up where that cannot cost a deadline."""
+        first = self._idle_worker()
+        if first is None or not turn.length or None in self._running.values():
+            return
+        spare = self._idle_worker(other_than=first)
+        tier = self._ladder.probe(fresh_ms, spare is not None)
+        if tier is None:
+            return
+        worker = spare or first
+        if worker.run(tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
+            self._running[worker.number] = None
+            self._statistics.probes += 1
+
+    def take(self, worker: WorkerProcess, response: Response, payload: bytes, turn: Turn | None, fresh_ms: float) -> None:
+        """Take a response: learn from its times, and give it to the turn that it belongs to."""
+        took_ms = (time.monotonic_ns() - worker.busy_since_ns) / NS_PER_MS
+        steps = _step_times(response)
+        outcome = Outcome(response.outcome)
+        if not math.isnan(steps.inference_ms):
+            self._ladder.learn(response.tier, steps.inference_ms, took_ms - steps.inference_ms)
+        frame = self._running.pop(worker.number)
+        if frame is None:
+            self._ladder.probed(response.tier, took_ms if outcome is Outcome.ON_TIME else math.inf, fresh_ms)
+            return
+        current = turn is not None and turn.frame is frame
+        if outcome is not Outcome.ON_TIME:
+            if turn is not None and current:
+                turn.lost(worker, outcome, payload.decode(errors="replace"))
+            return
+        if turn is not None and current:
+            result = Result(payload, response.tier, steps)
+            if worker is turn.runner:
+                turn.result = result
+            else:
+                turn.backup_result = result
+            return
+        self._statistics.late_results += 1
+        self._outputs.remember(payload, frame.seq, frame.received_ns)
+
+    def lost(self, worker: WorkerProcess, turn: Turn | None) -> None:
+        """A worker is gone, whatever it was doing."""
+        self._running.pop(worker.number, None)
+        if turn is not None and worker.seq is not None:
+            hung = worker.kill_reason.startswith("hung")
+            reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
+            turn.lost(worker, Outcome.HUNG if hung else Outcome.CRASHED, reason)
+
+
+def _step_times(response: Response) -> StepTimes:
+    values = (response.decode_ns, response.preprocess_ns, response.inference_ns, response.postprocess_ns)
+    return StepTimes(*(value / NS_PER_MS if value >= 0 else math.nan for value in values))

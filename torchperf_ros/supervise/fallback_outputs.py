@@ -1,0 +1,74 @@
+"""What can stand in for a missing result: the last good output, and the stop made from it."""
+
+from dataclasses import dataclass
+
+from torchperf_ros.core.clock import NS_PER_MS
+from torchperf_ros.core.config import StageConfig
+from torchperf_ros.core.errors import BadInput
+from torchperf_ros.core.fallback_policy import choose_fallback
+from torchperf_ros.core.outcome import Fallback
+from torchperf_ros.core.stop_output import can_stop, stop_path
+
+
+@dataclass(slots=True)
+class _Good:
+    payload: bytes
+    seq: int
+    received_ns: int
+
+
+class FallbackOutputs:
+    """Remembers the newest good output and makes, once per failure, the stop output from it."""
+
+    def __init__(self) -> None:
+        """Start with nothing to hold."""
+        self._good: _Good | None = None
+        self._stop: bytes | None = None
+        self._stop_tried = False
+
+    def remember(self, payload: bytes, seq: int, received_ns: int) -> None:
+        """A good output of frame `seq`, on time or late; an older one than the held one is ignored."""
+        if self._good is None or seq > self._good.seq:
+            self._good = _Good(payload, seq, received_ns)
+            self._stop = None
+            self._stop_tried = False
+
+    def prepare(self, config: StageConfig, output_type: str, answer_ns: int, ros_answer_ns: int) -> None:
+        """Make the stop output ahead of the deadline, if the answer may come to need it.
+
+        Made once per failure, so that the vehicle keeps to one braking trajectory instead of starting it anew with
+        every frame.
+
+        Args:
+            config: the stage's configuration.
+            output_type: message type of the output.
+            answer_ns: monotonic time of the deadline.
+            ros_answer_ns: the same in ROS time; braking begins then.
+        """
+        wanted = Fallback.STOP in config.fallback and can_stop(output_type)
+        if not wanted or self._stop_tried or self._good is None:
+            return
+        if self.choose(config, answer_ns, backup=False, stop=True) is Fallback.STOP:
+            self._stop_tried = True
+            # an output that its own stage made and encoded decodes; if not, there is no stop to publish
+            try:
+                self._stop = stop_path(self._good.payload, ros_answer_ns, config.stop_deceleration)
+            except BadInput:
+                self._stop = None
+
+    def choose(self, config: StageConfig, answer_ns: int, *, backup: bool, stop: bool | None = None) -> Fallback:
+        """The first configured fallback that is available for an answer at `answer_ns`."""
+        age_ms = None if self._good is None else (answer_ns - self._good.received_ns) / NS_PER_MS
+        return choose_fallback(
+            config.fallback,
+            backup=backup,
+            last_age_ms=age_ms,
+            hold_last_ms=config.hold_last_ms,
+            stop=self._stop is not None if stop is None else stop,
+        )
+
+    def payload(self, fallback: Fallback) -> bytes | None:
+        """The bytes to publish for `hold_last` and `stop`; None for the others."""
+        if fallback is Fallback.HOLD_LAST and self._good is not None:
+            return self._good.payload
+        return self._stop if fallback is Fallback.STOP else None

@@ -1,0 +1,196 @@
+"""One worker process seen from the node: spawned, spoken to, killed."""
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torchperf_ros.core.errors import ProtocolError
+from torchperf_ros.core.tier_ladder import Calibration
+from torchperf_ros.supervise.frame_ring import FrameRing
+from torchperf_ros.supervise.protocol import (
+    MAX_CONTROL_BYTES,
+    Kind,
+    Request,
+    Response,
+    pack_control,
+    unpack_control,
+    unpack_response,
+)
+
+_STDERR_TAIL = 4_000
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an adapter says of itself: inputs in order (topic, type), output type, whether it keeps histories."""
+
+    inputs: tuple[tuple[str, str], ...]
+    output: str
+    observes: bool
+    device: str
+
+
+class WorkerProcess:
+    """A spawned Python process that runs one stage's model.
+
+    Attributes:
+        number: 0 or 1, its place in the stage's crew.
+        seq: frame that it is running, None if idle.
+        busy_since_ns: when that run began.
+        ready_at_ns: when it reported ready, None before.
+        usable: ready and not known to be dead; cleared by whoever notices first.
+    """
+
+    def __init__(self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int) -> None:
+        """Spawn the process and send it its setup. The spawning thread must outlive it (the worker dies with it)."""
+        self.number = number
+        self.seq: int | None = None
+        self.tier = 0
+        self.busy_since_ns = 0
+        self.ready_at_ns: int | None = None
+        self.usable = False
+        self.progress = "starting"
+        self.error = ""
+        self.kill_reason = ""
+        self.missed_observations = 0
+        self.description: Description | None = None
+        self.calibrations: list[Calibration] = []
+        self.memory_bytes: dict[str, int] = {}
+        self._tail = b""
+        result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
+        os.ftruncate(result_fd, result_bytes)
+        self._result = mmap.mmap(result_fd, result_bytes, prot=mmap.PROT_READ)
+        self.frames, worker_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as given_away:
+            for end in (worker_frames, worker_control):
+                given_away.enter_context(end)
+            given_away.callback(os.close, result_fd)
+            passed = (worker_frames.fileno(), worker_control.fileno(), ring.fd, result_fd)
+            # -X faulthandler: a worker that dies by a signal leaves its stacks on stderr.
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-X", "faulthandler", "-m", "torchperf_ros.worker.main", *map(str, passed)],
+                pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        assert self._process.stdout is not None  # a pipe was asked for
+        self.stderr_fd = self._process.stdout.fileno()
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        for descriptor in (self.frames, self.control):
+            descriptor.setblocking(False)
+        os.set_blocking(self.stderr_fd, False)
+        self.started_ns = time.monotonic_ns()
+        self.control.send(pack_control("setup", **setup))
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can take a frame now."""
+        return self.usable and self.seq is None
+
+    @property
+    def state(self) -> str:
+        """One word or phrase for `/diagnostics`."""
+        if self.ready_at_ns is None:
+            return self.progress
+        if not self.usable:
+            return "dead"
+        return "idle" if self.seq is None else "busy"
+
+    def run(self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool) -> bool:
+        """Hand over a frame; False if the worker turns out to be dead."""
+        kind = Kind.RUN | Kind.OBSERVE if observe else Kind.RUN
+        if not self._send(Request(kind, tier, seq, offset, length)):
+            self.usable = False
+            return False
+        self.seq = seq
+        self.tier = tier
+        self.busy_since_ns = now_ns
+        return True
+
+    def observe(self, seq: int, offset: int, length: int) -> None:
+        """Let it advance its histories; a worker whose queue is full misses the frame, counted."""
+        if self.usable and not self._send(Request(Kind.OBSERVE, 0, seq, offset, length)):
+            self.missed_observations += 1
+
+    def _send(self, request: Request) -> bool:
+        try:
+            self.frames.send(request.pack())
+        except OSError:  # EAGAIN: its queue is full, EPIPE: it died; the caller turns both into an outcome
+            return False
+        return True
+
+    def receive(self) -> tuple[Response, bytes] | None:
+        """The next response and its payload (result, or reason), None if there is none.
+
+        Raises:
+            EOFError: the worker is gone.
+            ProtocolError: it does not speak the protocol.
+        """
+        try:
+            data = self.frames.recv(256)
+        except BlockingIOError:
+            return None
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        response = unpack_response(data)
+        if response.length > len(self._result):
+            msg = f"response of {response.length} bytes in a result area of {len(self._result)}"
+            raise ProtocolError(msg)
+        self.seq = None
+        return response, self._result[: response.length]
+
+    def receive_control(self) -> dict[str, Any] | None:
+        """The next control message, None if there is none (also once the worker is gone).
+
+        Raises:
+            ProtocolError: it does not speak the protocol.
+        """
+        try:
+            data = self.control.recv(MAX_CONTROL_BYTES)
+        except (BlockingIOError, ConnectionError):
+            return None
+        return unpack_control(data) if data else None
+
+    def drain_stderr(self) -> bytes:
+        """What the worker printed since the last call; its end is kept for `death_reason`."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self.stderr_fd, 65_536)
+            self._tail = (self._tail + data)[-_STDERR_TAIL:]
+            return data
+        return b""
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL: nothing that a model does can prevent it."""
+        self.usable = False
+        self.kill_reason = self.kill_reason or reason
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def death_reason(self) -> str:
+        """Why the process ended: by whom, which signal or exit status, and the last it said."""
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        text = f"worker {self.number} (pid {self.pid}) ended by {how}"
+        if self.kill_reason:
+            text += f": {self.kill_reason}"
+        detail = self.error or self._tail.decode(errors="replace").strip()
+        return f"{text}\n{detail}" if detail else text
+
+    def close(self) -> None:
+        """Reap the dead process and release every descriptor."""
+        self._process.wait()
+        os.close(self.pidfd)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self.control.close()
+        self.frames.close()
+        self._result.close()

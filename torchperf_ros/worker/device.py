@@ -1,0 +1,99 @@
+"""Where a model runs: device choice, streams, step timing, memory, and errors that a process cannot survive."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from torchperf_ros.core.errors import ConfigError
+
+_NS_PER_MS = 1e6
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        ConfigError: a CUDA device that this machine does not have.
+    """
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available() or (device.index or 0) >= count:
+            msg = f"parameter device: {wanted!r} is not there; torch {torch.__version__} sees {count} CUDA devices"
+            raise ConfigError(msg)
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+class Device:
+    """The device of a worker with its own stream, so that its copies and kernels wait for nobody else's."""
+
+    def __init__(self, device: torch.device, threads: int) -> None:
+        """Take the device; `threads` CPU threads for a model's operators, 0: all cores but one."""
+        self.device = device
+        cores = torch.get_num_threads() if threads else max(1, torch.get_num_threads() - 1)
+        torch.set_num_threads(threads or cores)
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            self._stream = torch.cuda.Stream(device, priority=-1)
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether this is a CUDA device."""
+        return self._stream is not None
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """Context in which work goes to the worker's own stream."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Move inputs that are not there yet; from pinned memory this does not block."""
+        if not self.is_cuda:
+            return tensors
+        return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
+
+    @contextmanager
+    def timed(self) -> Iterator[list[int]]:
+        """Time a block: on CUDA by events around its kernels, else by the clock; the list then holds one value in ns."""
+        took_ns: list[int] = []
+        if self._stream is None:
+            started = time.perf_counter_ns()
+            yield took_ns
+            took_ns.append(time.perf_counter_ns() - started)
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(self._stream)
+        yield took_ns
+        end.record(self._stream)
+        end.synchronize()
+        took_ns.append(round(begin.elapsed_time(end) * _NS_PER_MS))
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Device memory: allocated, reserved and free; empty on the CPU, where the node reads the process's own."""
+        if not self.is_cuda:
+            return {}
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return {
+            "allocated": torch.cuda.memory_allocated(self.device),
+            "reserved": torch.cuda.memory_reserved(self.device),
+            "free": free,
+        }
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether after this error the CUDA context is gone (a sticky error), so that only a new process helps.
+
+        Sticky errors are returned by every later call (CUDA runtime API, "error handling"); running out of memory is
+        not one of them.
+        """
+        if not self.is_cuda or not isinstance(error, RuntimeError) or isinstance(error, torch.cuda.OutOfMemoryError):
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False

@@ -1,0 +1,53 @@
+"""Entry of the worker process: `python -m torchperf_ros.worker.main FRAMES CONTROL RING RESULT` (descriptors).
+
+Spawned by the node, never by hand. What has to happen before torch is imported happens here.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
+from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
+
+_PR_SET_PDEATHSIG = 1
+_PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
+
+
+def _detach_from_node() -> None:
+    """Normal priority whatever the node has, death with the node, and no descriptor for grandchildren."""
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the node ends its workers itself
+
+
+def main() -> int:
+    """Set up, report, serve until the node is gone. Returns the exit status."""
+    _detach_from_node()
+    frames_fd, control_fd, ring_fd, result_fd = (int(word) for word in sys.argv[1:])
+    for descriptor in (frames_fd, control_fd, ring_fd, result_fd):
+        os.set_inheritable(descriptor, False)
+    control = socket.socket(fileno=control_fd)
+    setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
+    try:
+        from torchperf_ros.worker.session import Session  # noqa: PLC0415 - imports torch, slowly
+
+        session = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
+        session.prepare()
+        session.serve()
+    except BrokenPipeError:
+        return 0  # the node is gone
+    except Exception as error:  # the process's boundary: the node shows this on /diagnostics
+        text = str(error) if isinstance(error, TorchperfError) else traceback.format_exc()
+        with contextlib.suppress(OSError):
+            control.send(pack_control("error", text=text, permanent=isinstance(error, _PERMANENT)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

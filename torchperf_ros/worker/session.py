@@ -1,0 +1,147 @@
+"""A worker's life: hello, load, warm up, calibrate, ready, then one frame after the other."""
+
+import mmap
+import select
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchperf_ros.core.errors import BadInput, TorchperfError
+from torchperf_ros.core.message_types import decode, encode, full_name, warm_up
+from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.supervise.frame_ring import FrameReader
+from torchperf_ros.supervise.protocol import Kind, Request, Response, pack_control, unpack_request
+from torchperf_ros.worker.adapter import Adapter, Received, load_adapter
+from torchperf_ros.worker.device import Device, choose_device
+from torchperf_ros.worker.engine import EagerEngine
+from torchperf_ros.worker.output_check import InvalidOutput, OutputCheck
+
+_MEMORY_EVERY_S = 1.0
+_EXIT_DEVICE_LOST = 70
+
+
+class Session:
+    """Runs an adapter for a node that sits at the other end of two sockets."""
+
+    def __init__(
+        self, setup: Mapping[str, Any], control: socket.socket, frames: socket.socket, ring_fd: int, result_fd: int
+    ) -> None:
+        """Take the node's setup message and the descriptors."""
+        self._setup = setup
+        self._control = control
+        self._frames = frames
+        self._ring = FrameReader(ring_fd)
+        self._result = mmap.mmap(result_fd, 0)
+        self._device = Device(choose_device(setup["device"]), setup["threads"])
+        self._engines: list[EagerEngine] = []
+        self._checks: list[OutputCheck] = []
+        self._memory_at = 0.0
+
+    def prepare(self) -> None:
+        """Import the adapter, build, warm up and calibrate every tier, and report each step."""
+        self._adapter: Adapter = load_adapter(self._setup["adapter"])(self._setup["options"], self._device.device)
+        self._inputs = [(topic, full_name(name)) for topic, name in self._adapter.inputs.items()]
+        self._output = full_name(self._adapter.output)
+        for name in [*(name for _, name in self._inputs), self._output]:
+            warm_up(name)
+        self._observes = type(self._adapter).observe is not Adapter.observe
+        self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes,
+                  device=str(self._device.device))  # fmt: skip
+        tiers = self._setup["tiers"]
+        calibrations = []
+        with torch.inference_mode():
+            for number, tier in enumerate(tiers, start=1):
+                self._say("progress", text=f"loading {tier} ({number} of {len(tiers)})")
+                engine = EagerEngine(self._adapter.build(tier), self._device)
+                example = self._adapter.example_inputs(tier)
+                self._say("progress", text=f"warming up {tier} ({number} of {len(tiers)})")
+                calibrations.append(engine.calibrate(example))
+                self._engines.append(engine)
+                outputs, _ = engine.run(example)
+                self._checks.append(OutputCheck(outputs, fixed_sizes=not self._adapter.dynamic_dims()))
+        self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations])
+
+    def serve(self) -> None:
+        """Answer requests until the node closes the socket."""
+        with torch.inference_mode():
+            while True:
+                readable, _, _ = select.select([self._frames], [], [], _MEMORY_EVERY_S)
+                if readable:
+                    data = self._frames.recv(256)
+                    if not data:
+                        return
+                    self._handle(unpack_request(data))
+                self._report_memory()
+
+    def _handle(self, request: Request) -> None:
+        response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
+        lost = False
+        try:
+            payload = self._run(request, response)
+            response.outcome = Outcome.ON_TIME
+        except BadInput as error:
+            response.outcome, payload = Outcome.BAD_INPUT, str(error).encode()
+        except InvalidOutput as error:
+            response.outcome, payload = Outcome.INVALID, str(error).encode()
+        except TorchperfError as error:
+            payload = str(error).encode()
+        except Exception as error:  # the frame's boundary: whatever the user's model raises is an outcome
+            payload = traceback.format_exc(limit=-4).encode()
+            lost = self._device.is_lost(error)
+        if request.kind & Kind.RUN:
+            payload = self._fitting(payload, response)
+            self._result[: len(payload)] = bytes(payload)
+            response.length = len(payload)
+            self._frames.send(response.pack())
+        elif response.outcome != Outcome.ON_TIME:
+            self._say("warn", text=f"observing frame {request.seq}: {bytes(payload).decode(errors='replace')}")
+        if lost:
+            self._say("error", text=f"the CUDA device is lost: {bytes(payload).decode(errors='replace')}", permanent=False)
+            raise SystemExit(_EXIT_DEVICE_LOST)
+
+    def _run(self, request: Request, response: Response) -> bytes | memoryview:
+        """Bytes in, bytes out: decode, observe, preprocess, infer, check, postprocess, encode; times go into `response`."""
+        started = time.perf_counter_ns()
+        inputs = self._ring.read(request.offset, request.length, request.seq)
+        messages = {}
+        for item in inputs:
+            topic, type_name = self._inputs[item.index]
+            messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
+        decoded = time.perf_counter_ns()
+        response.decode_ns = decoded - started
+        if request.kind & Kind.OBSERVE:
+            self._adapter.observe(messages)
+        if not request.kind & Kind.RUN:
+            return b""
+        with self._device.on_stream():
+            tensors = self._adapter.preprocess(messages)
+        response.preprocess_ns = time.perf_counter_ns() - decoded
+        outputs, response.inference_ns = self._engines[request.tier].run(tensors)
+        inferred = time.perf_counter_ns()
+        self._checks[request.tier].check(outputs)
+        payload = encode(self._adapter.postprocess(outputs, messages), self._output)
+        self._ring.check(request.offset, request.seq)
+        response.postprocess_ns = time.perf_counter_ns() - inferred
+        return payload
+
+    def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
+        """The payload if the result area holds it, else the reason why it cannot be handed over."""
+        if len(payload) <= len(self._result):
+            return payload
+        response.outcome = Outcome.ERROR
+        return f"output of {len(payload)} bytes; at most max_frame_bytes, {len(self._result)}, fit".encode()
+
+    def _report_memory(self) -> None:
+        now = time.monotonic()
+        if self._device.is_cuda and now - self._memory_at >= _MEMORY_EVERY_S:
+            self._memory_at = now
+            self._say("memory", bytes=self._device.memory_bytes())
+
+    def _say(self, kind: str, **fields: object) -> None:
+        self._control.send(pack_control(kind, **fields))
+
+
