@@ -1,0 +1,81 @@
+"""The launch file with the real launch, launch_ros and node: it becomes active, speaks, and ends when asked to."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+launch_pytest = pytest.importorskip(
+    "launch_pytest", reason="launch_pytest is not installed: it comes with a ROS 2 installation, not from PyPI"
+)
+
+import rclpy  # noqa: E402
+from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
+from launch import LaunchDescription  # noqa: E402
+from launch.actions import IncludeLaunchDescription, RegisterEventHandler  # noqa: E402
+from launch.event_handlers import OnProcessExit  # noqa: E402
+from launch.launch_description_sources import PythonLaunchDescriptionSource  # noqa: E402
+from lifecycle_msgs.msg import State  # noqa: E402
+from lifecycle_msgs.srv import GetState  # noqa: E402
+
+pytestmark = pytest.mark.ros
+
+LAUNCH_FILE = Path(__file__).parents[2] / "launch" / "perception.launch.py"
+WITHIN_S = 90.0  # two stages load their models first
+exit_codes = []
+
+
+@pytest.fixture(autouse=True)
+def domain(monkeypatch):
+    """A DDS domain of this test's own: no other node on the machine answers in its place."""
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+
+
+@launch_pytest.fixture
+def perception():
+    node = IncludeLaunchDescription(
+        PythonLaunchDescriptionSource(str(LAUNCH_FILE)),
+        launch_arguments={"image": "/camera/image_raw", "device": "cpu"}.items(),
+    )
+    ended = OnProcessExit(on_exit=lambda event, _: exit_codes.append(event.returncode))
+    return LaunchDescription([RegisterEventHandler(ended), node, launch_pytest.actions.ReadyToTest()])
+
+
+@pytest.fixture
+def listener():
+    rclpy.init()
+    node = rclpy.create_node("listener")
+    yield node
+    node.destroy_node()
+    rclpy.shutdown()
+
+
+def wait_for(condition, what):
+    until = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < until, f"not within {WITHIN_S} s: {what}"
+
+
+def state_of(node, listener):
+    client = listener.create_client(GetState, f"{node}/get_state")
+    answer = client.call_async(GetState.Request())
+    rclpy.spin_until_future_complete(listener, answer, timeout_sec=1.0)
+    listener.destroy_client(client)
+    return answer.result().current_state.id if answer.done() else State.PRIMARY_STATE_UNKNOWN
+
+
+@pytest.mark.launch(fixture=perception)
+def test_node_becomes_active_speaks_and_ends_cleanly_on_sigint(listener):
+    wait_for(lambda: state_of("/perf", listener) == State.PRIMARY_STATE_ACTIVE, "the state active")
+
+    said = []
+    listener.create_subscription(DiagnosticArray, "/diagnostics", said.append, 10)
+    wait_for(lambda: rclpy.spin_once(listener, timeout_sec=0.1) or said, "a message on /diagnostics")
+    topics = dict(listener.get_topic_names_and_types())
+    assert {"/perf/latency", "/perf/latency_stages", "/perf/memory", "/perf/anomaly"} <= topics.keys()
+    assert "/camera/image_raw" in topics
+
+    yield  # launch now interrupts what it started, and waits for it
+
+    assert exit_codes == [0]
