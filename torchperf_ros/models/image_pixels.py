@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from torchperf_ros.core.errors import BadInput
 from torchperf_ros.models.networks import IMAGE_HEIGHT, IMAGE_WIDTH
@@ -82,8 +82,11 @@ def compressed_pixels(message: Any, max_pixels: int) -> Pixels:  # noqa: ANN401
             array = np.asarray(image if image.mode == mode else image.convert(mode))
     except BadInput:
         raise
+    except UnidentifiedImageError as error:
+        msg = f"compressed image of {message.data.size} bytes (format {message.format!r}) is neither JPEG nor PNG"
+        raise BadInput(msg) from error
     except Exception as error:
-        # On damaged bytes Pillow's decoders raise whatever they trip over: OSError, SyntaxError, struct.error, ...
+        # On damaged bytes Pillow's decoders raise whatever they trip over: OSError, SyntaxError, ValueError, ...
         msg = f"compressed image of {message.data.size} bytes (format {message.format!r}) cannot be decoded: {error}"
         raise BadInput(msg) from error
     return Pixels(array.reshape(*array.shape[:2], -1), order)
