@@ -131,7 +131,7 @@ class PlannerAdapter(Adapter):
         """
         ego = self._ego(messages)
         features = [*self._nearest(messages["detections"].message), ego.speed / 10.0, ego.yaw_rate]
-        self._history.append(torch.tensor(features), _frame_stamp_ns(messages["detections"]))
+        self._history.append(torch.tensor(features, dtype=torch.float32), _frame_stamp_ns(messages["detections"]))
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """The history as `observe` left it, and the vehicle's motion now.
