@@ -57,4 +57,4 @@ def _points_at(points: Floats, distance: Floats, wanted: Floats) -> Floats:
         return inside
     end = moving[-1]
     direction = (points[end + 1] - points[end]) / (distance[end + 1] - distance[end])
-    return inside + beyond[:, None] * direction
+    return np.asarray(inside + beyond[:, None] * direction)

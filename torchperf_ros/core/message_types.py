@@ -78,12 +78,12 @@ def _ensure(name: str) -> None:
 
 def _referenced(name: str) -> Iterator[str]:
     """Names of the message types that a registered type has as fields."""
-    for _, (kind, value) in _store().fielddefs[name][1]:
-        inner = value
-        if kind.name in {"ARRAY", "SEQUENCE"}:
-            kind, inner = value[0]
-        if kind.name == "NAME":
-            yield inner
+    for _, field in _store().fielddefs[name][1]:
+        entry: Any = field
+        if entry[0].name in {"ARRAY", "SEQUENCE"}:
+            entry = entry[1][0]
+        if entry[0].name == "NAME":
+            yield str(entry[1])
 
 
 def warm_up(name: str) -> None:

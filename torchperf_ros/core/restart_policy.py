@@ -39,7 +39,7 @@ class RestartPolicy:
             return now_ns
         if self.gave_up:
             return now_ns + self._longest_ns
-        return now_ns + min(self._first_ns * 2 ** (self._early_deaths - 1), self._longest_ns)
+        return now_ns + min(self._first_ns << (self._early_deaths - 1), self._longest_ns)
 
     def give_up(self) -> None:
         """Another try would fail alike, as with an adapter that does not exist: the next death is a lasting failure."""

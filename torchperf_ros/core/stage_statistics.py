@@ -18,7 +18,7 @@ class StageStatistics:
         missed_deadline: answers that left after their deadline.
         late_results: results that came after their frame had been answered; not published as if fresh.
         probes: runs of a higher tier outside any frame's answer.
-        hedges: frames that the second worker ran as well because the first was nearly out of time.
+        backups: frames that the second worker ran as well, on the cheapest tier.
         refused_inputs: messages of other inputs than the trigger that were too large.
         internal_errors: frames lost to an error in the node itself.
         ignored: messages that came while the stage was not active.
@@ -34,7 +34,7 @@ class StageStatistics:
     missed_deadline: int = 0
     late_results: int = 0
     probes: int = 0
-    hedges: int = 0
+    backups: int = 0
     refused_inputs: int = 0
     internal_errors: int = 0
     ignored: int = 0

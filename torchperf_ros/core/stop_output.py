@@ -32,7 +32,8 @@ def stop_path(last_path: bytes, start_ns: int, deceleration: float) -> bytes | N
     poses = path.poses
     if not poses:
         return None
-    stamps_ns = np.array([pose.header.stamp.sec * NS_PER_S + pose.header.stamp.nanosec for pose in poses], dtype=np.int64)
+    stamps = [pose.header.stamp for pose in poses]
+    stamps_ns = np.array([stamp.sec * NS_PER_S + stamp.nanosec for stamp in stamps], dtype=np.int64)
     points = np.array([(p.pose.position.x, p.pose.position.y, p.pose.position.z) for p in poses])
     times_s = (stamps_ns - start_ns) / NS_PER_S
     where, when_s = brake_along(points, times_s, 0.0, deceleration)

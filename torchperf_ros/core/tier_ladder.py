@@ -50,10 +50,10 @@ class TierClock:
 
     @property
     def slowdown(self) -> float:
-        """Recent median over calibrated median, >= 1: how much slower the machine is than when calibrated."""
-        if not len(self._recent) or self.calibration.median_ms <= 0:
+        """Recent median over calibrated median: how much slower (or faster) the machine is than when calibrated."""
+        if len(self._recent) < _FEW or self.calibration.median_ms <= 0:
             return 1.0
-        return max(1.0, float(np.median(self._recent.values)) / self.calibration.median_ms)
+        return float(np.median(self._recent.values)) / self.calibration.median_ms
 
     def p99_ms(self, slowdown: float = 1.0) -> float:
         """Predicted p99 in ms; `slowdown` scales the calibration where there are few recent runs."""

@@ -12,6 +12,7 @@ from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.core.restart_policy import RestartPolicy
 from torchperf_ros.core.tier_ladder import Calibration
 from torchperf_ros.supervise.frame_ring import FrameRing
+from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.worker_process import Description, WorkerProcess
 
 _TICK_MS = 50
@@ -87,6 +88,7 @@ class Crew:
         self.ring.close()
 
     def _watch(self) -> None:
+        step_back()
         while not self._stopping.is_set():
             now_ns = time.monotonic_ns()
             self._spawn_missing(now_ns)

@@ -33,14 +33,11 @@ class Dispatcher:
         self._preferred = 0
         self._running: dict[int, Frame | None] = {}  # worker number -> the frame that it runs, None: a probe
 
-    def begin(self, frame: Frame, now_ns: int) -> Turn:
-        """Write the frame and the latest other inputs into the ring, and let every worker know of it."""
-        wait_ms = (now_ns - frame.received_ns) / NS_PER_MS
-        turn = Turn(frame, 0, 0, wait_ms)
-        if frame.data is not None and not frame.refusal:
-            inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, frame.data), *self.latest.values()]
-            turn.offset, turn.length = self._crew.ring.write(frame.seq, inputs)
-        return turn
+    def write(self, turn: Turn, data: bytes) -> None:
+        """Write the frame and the latest other inputs into the ring."""
+        frame = turn.frame
+        inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, data), *self.latest.values()]
+        turn.offset, turn.length = self._crew.ring.write(frame.seq, inputs)
 
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
         """The preferred worker if it is idle, else the other one if that is."""
@@ -51,31 +48,32 @@ class Dispatcher:
                 return worker
         return None
 
-    @property
-    def any_usable(self) -> bool:
-        """Whether there is a worker at all, idle or busy."""
-        return self._crew.ready
+    def start(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
+        """Run the turn's frame on an idle worker, if there is one, on the tier that fits the time left.
 
-    def start(self, turn: Turn, left_ms: float, fresh_ms: float, now_ns: int) -> bool:
-        """Run the turn's frame on an idle worker, on the tier that fits; False if there is none."""
-        tier = self._ladder.choose(left_ms, fresh_ms) if self._idle_worker() else -1
+        Args:
+            turn: the current turn.
+            fresh_ms: time that a frame has which did not wait; decides the ladder's level.
+            now_ns: monotonic time.
+        """
+        tier = None
         while worker := self._idle_worker():
+            tier = self._ladder.choose(turn.left_ms(now_ns), fresh_ms) if tier is None else tier
             if not self._hand_over(worker, turn, tier, now_ns):
                 continue  # it has just died and is no longer idle
-            turn.runner, turn.tier = worker, tier
+            backup_ms = self._ladder.predicted_ms(self._ladder.last)
+            turn.started(worker, tier, now_ns, self._ladder.predicted_ms(tier), backup_ms)
             self._preferred = worker.number
             if self._crew.config.backup == "active":
                 self.start_backup(turn, now_ns)
-            return True
-        return False
+            return
 
-    def start_backup(self, turn: Turn, now_ns: int) -> bool:
-        """Run the turn's frame on another worker as well, on the cheapest tier; False if none is idle."""
+    def start_backup(self, turn: Turn, now_ns: int) -> None:
+        """Run the turn's frame on another worker as well, on the cheapest tier, if one is idle."""
         worker = self._idle_worker(other_than=turn.runner)
-        if worker is None or not self._hand_over(worker, turn, self._ladder.last, now_ns):
-            return False
-        turn.backup = worker
-        return True
+        if worker is not None and self._hand_over(worker, turn, self._ladder.last, now_ns):
+            turn.backup = worker
+            self._statistics.backups += 1
 
     def _hand_over(self, worker: WorkerProcess, turn: Turn, tier: int, now_ns: int) -> bool:
         observe = worker.number not in turn.observed
@@ -108,7 +106,9 @@ class Dispatcher:
             self._running[worker.number] = None
             self._statistics.probes += 1
 
-    def take(self, worker: WorkerProcess, response: Response, payload: bytes, turn: Turn | None, fresh_ms: float) -> None:
+    def take(
+        self, worker: WorkerProcess, response: Response, payload: bytes, turn: Turn | None, fresh_ms: float
+    ) -> None:
         """Take a response: learn from its times, and give it to the turn that it belongs to."""
         took_ms = (time.monotonic_ns() - worker.busy_since_ns) / NS_PER_MS
         steps = _step_times(response)

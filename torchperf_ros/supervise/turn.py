@@ -1,10 +1,14 @@
-"""A frame's turn in a stage: who runs it, and what has come of it so far."""
+"""A frame's turn in a stage: who runs it, until when, and what has come of it so far."""
 
 from dataclasses import dataclass, field
 
+from torchperf_ros.core.clock import NS_PER_MS
 from torchperf_ros.core.frame import Frame, StepTimes
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.supervise.worker_process import WorkerProcess
+
+_PREPARE_NS = 4 * NS_PER_MS
+_HEDGE_MARGIN_NS = NS_PER_MS
 
 
 @dataclass(slots=True)
@@ -22,8 +26,10 @@ class Turn:
 
     Attributes:
         frame: the frame.
-        offset, length: its record in the ring.
         wait_ms: time that it spent in the mailbox.
+        leave_ns: when waiting ends: the deadline less the reserve.
+        hedge_ns: when the backup is asked as well, 0 before the runner has started.
+        offset, length: its record in the ring; length 0: there is none, the frame cannot be run.
         runner: worker that runs it, None while none is idle.
         backup: worker that runs it on the cheapest tier, None if none does.
         tier: tier of the runner's run, -1 before.
@@ -35,9 +41,11 @@ class Turn:
     """
 
     frame: Frame
-    offset: int
-    length: int
     wait_ms: float
+    leave_ns: int
+    hedge_ns: int = 0
+    offset: int = 0
+    length: int = 0
     runner: WorkerProcess | None = None
     backup: WorkerProcess | None = None
     tier: int = -1
@@ -48,9 +56,36 @@ class Turn:
     reason: str = ""
     observed: set[int] = field(default_factory=set)
 
+    def left_ms(self, now_ns: int) -> float:
+        """Time until the answer has to leave."""
+        return (self.leave_ns - now_ns) / NS_PER_MS
+
+    def started(self, runner: WorkerProcess, tier: int, now_ns: int, expected_ms: float, backup_ms: float) -> None:
+        """The runner has the frame and is expected back within `expected_ms`.
+
+        The backup is asked at the last moment at which it could still answer, in `backup_ms`, but not before the
+        runner is overdue.
+        """
+        self.runner, self.tier = runner, tier
+        last_moment_ns = self.leave_ns - round(backup_ms * NS_PER_MS) - _HEDGE_MARGIN_NS
+        self.hedge_ns = max(last_moment_ns, now_ns + round(expected_ms * NS_PER_MS))
+
     def lost(self, worker: WorkerProcess, outcome: Outcome, reason: str) -> None:
         """A worker failed at this frame: note it if it was the runner; a backup that fails is not tried again."""
         if worker is self.runner:
             self.failure, self.reason = outcome, reason
         if worker is self.backup:
             self.backup_failed = True
+
+    def wants_backup(self, now_ns: int) -> bool:
+        """Whether the frame should be run on the backup as well: the runner failed, or is nearly out of time."""
+        return self.backup is None and (self.failure is not None or 0 < self.hedge_ns <= now_ns)
+
+    @property
+    def prepare_ns(self) -> int:
+        """When fallbacks that take time to make are made."""
+        return self.leave_ns - _PREPARE_NS
+
+    def next_event_ns(self, now_ns: int) -> int:
+        """When to look at this turn again if nothing happens before."""
+        return min((at_ns for at_ns in (self.hedge_ns, self.prepare_ns) if at_ns > now_ns), default=self.leave_ns)

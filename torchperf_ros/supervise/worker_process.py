@@ -75,7 +75,7 @@ class WorkerProcess:
             given_away.callback(os.close, result_fd)
             passed = (worker_frames.fileno(), worker_control.fileno(), ring.fd, result_fd)
             # -X faulthandler: a worker that dies by a signal leaves its stacks on stderr.
-            self._process = subprocess.Popen(  # noqa: S603
+            self._process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-m", "torchperf_ros.worker.main", *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip

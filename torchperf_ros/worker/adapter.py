@@ -77,7 +77,8 @@ def load_adapter(path: str) -> type[Adapter]:
     """
     module_name, _, class_name = path.partition(":")
     if not module_name or not class_name:
-        msg = f"adapter {path!r} does not have the form module:Class, for example torchperf_ros.models.camera:CameraAdapter"
+        example = "torchperf_ros.models.camera:CameraAdapter"
+        msg = f"adapter {path!r} does not have the form module:Class, for example {example}"
         raise AdapterError(msg)
     try:
         module = importlib.import_module(module_name)
@@ -87,7 +88,8 @@ def load_adapter(path: str) -> type[Adapter]:
         raise AdapterError(msg) from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Adapter)):
-        names = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Adapter) and v is not Adapter]
+        classes = [value for value in vars(module).values() if isinstance(value, type) and value is not Adapter]
+        names = [value.__name__ for value in classes if issubclass(value, Adapter)]
         msg = f"adapter {path!r}: {module_name} has no Adapter class {class_name!r}; it has {names or 'none'}"
         raise AdapterError(msg)
     return found

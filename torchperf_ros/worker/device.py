@@ -59,7 +59,7 @@ class Device:
 
     @contextmanager
     def timed(self) -> Iterator[list[int]]:
-        """Time a block: on CUDA by events around its kernels, else by the clock; the list then holds one value in ns."""
+        """Time a block, on CUDA by events, else by the clock; the list then holds one value in ns."""
         took_ns: list[int] = []
         if self._stream is None:
             started = time.perf_counter_ns()

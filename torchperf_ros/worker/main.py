@@ -22,7 +22,8 @@ def _detach_from_node() -> None:
     """Normal priority whatever the node has, death with the node, and no descriptor for grandchildren."""
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the node ends its workers itself
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node ends its workers itself
+        signal.signal(ending, signal.SIG_IGN)
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
     control = socket.socket(fileno=control_fd)
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
     try:
-        from torchperf_ros.worker.session import Session  # noqa: PLC0415 - imports torch, slowly
+        from torchperf_ros.worker.session import Session  # imports torch, which takes seconds
 
         session = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
         session.prepare()

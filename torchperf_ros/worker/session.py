@@ -100,11 +100,11 @@ class Session:
         elif response.outcome != Outcome.ON_TIME:
             self._say("warn", text=f"observing frame {request.seq}: {bytes(payload).decode(errors='replace')}")
         if lost:
-            self._say("error", text=f"the CUDA device is lost: {bytes(payload).decode(errors='replace')}", permanent=False)
+            self._say("error", text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}", permanent=False)
             raise SystemExit(_EXIT_DEVICE_LOST)
 
     def _run(self, request: Request, response: Response) -> bytes | memoryview:
-        """Bytes in, bytes out: decode, observe, preprocess, infer, check, postprocess, encode; times go into `response`."""
+        """Bytes in, bytes out; the times of the steps go into `response`."""
         started = time.perf_counter_ns()
         inputs = self._ring.read(request.offset, request.length, request.seq)
         messages = {}

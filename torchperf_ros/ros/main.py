@@ -1,0 +1,53 @@
+"""Entry of the node process: `torchperf_node`, `ros2 run torchperf_ros torchperf_node`."""
+
+import signal
+import sys
+import threading
+from types import FrameType
+
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.signals import SignalHandlerOptions
+
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.ros.node import PerfNode
+
+_EXIT_BAD_PARAMETER = 2
+_LOOK_FOR_SIGNALS_S = 0.2
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the node until it is told to end. Returns the exit status: 2 for a parameter that is not allowed.
+
+    Signals are handled here and not by rclpy, which takes the context away under the stages while they still answer.
+    """
+    ending = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        ending.set()
+
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    try:
+        node = PerfNode()
+    except ConfigError as error:
+        print(f"torchperf_node: {error}", file=sys.stderr)
+        rclpy.try_shutdown()
+        return _EXIT_BAD_PARAMETER
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    if node.parameters.config.autostart and node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
+        node.trigger_activate()
+    while not ending.is_set() and rclpy.ok():
+        executor.spin_once(timeout_sec=_LOOK_FOR_SIGNALS_S)
+    node.close()
+    executor.shutdown()
+    node.destroy_node()
+    rclpy.try_shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""What the node says once a second: `/diagnostics` and `/perf/memory`, from a thread that no frame waits for."""
+
+import gc
+import threading
+import traceback
+from collections.abc import Callable
+
+import psutil
+from rclpy.node import Node
+
+from torchperf_ros.core.anomaly_rules import Anomaly, Level
+from torchperf_ros.core.clock import monotonic_ns
+from torchperf_ros.core.outcome import Health
+from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, ros_message_class
+from torchperf_ros.supervise.realtime import step_back
+from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
+from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
+from torchperf_ros.telemetry.memory import LABELS, sample_memory
+
+_EVERY_S = 1.0
+_WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
+
+
+class Reporter:
+    """Publishes diagnostics from the node's construction to its end, whatever its lifecycle state.
+
+    Attributes:
+        stages: the stages to report on; empty while the node is not configured.
+        inputs: their inputs from topics, checked for publishers of another type.
+        facts: what else the node's own status says, by key.
+    """
+
+    def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
+        """Create the publishers; nothing is said before `start`."""
+        self.stages: list[StageActor] = []
+        self.inputs: list[Input] = []
+        self.facts: dict[str, str] = {}
+        self._node = node
+        self._lifecycle_state = lifecycle_state
+        diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
+        array = ros_message_class("std_msgs/msg/Float64MultiArray")
+        self._diagnostics = node.create_publisher(diagnostics, "/diagnostics", OUTPUT_QOS)
+        self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
+        self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
+        self._memory_array = LabelledArray(LABELS)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop reporting, before the node's publishers are destroyed."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        step_back()
+        while not self._ending.wait(_EVERY_S):
+            try:
+                self.report()
+            except Exception:  # the thread's boundary: a report that fails must not be the last one
+                self._node.get_logger().error(f"report failed:\n{traceback.format_exc()}")
+
+    def report(self) -> None:
+        """Publish one report and collect what garbage there is."""
+        gc.collect()
+        memory = sample_memory(self.stages)
+        now_ns = monotonic_ns()
+        healths = [(stage, stage.journal.health.state(now_ns)) for stage in self.stages]
+        statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
+        statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
+        statuses.extend(self._wrong_types())
+        ros_now_ns = self._node.get_clock().now().nanoseconds
+        self._diagnostics.publish(diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns))
+        self._memory.publish(float64_bytes(memory.workers_mib))
+        self._memory_stats.publish(self._memory_array.encode(memory.row()))
+
+    def _node_status(self, healths: set[Health], rss_bytes: int) -> Anomaly:
+        state = self._lifecycle_state()
+        values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
+        health = next((health for health in _WORST_FIRST if health in healths), None)
+        if health is None:
+            return Anomaly(Level.WARN, "perf: node", f"not configured ({state})", values | self.facts)
+        warned = any(key.endswith("_warning") for key in self.facts)
+        level = max(LEVELS[health], Level.WARN) if warned else LEVELS[health]
+        message = "; ".join([health.name, *(self.facts[key] for key in self.facts if key.endswith("_warning"))])
+        return Anomaly(level, "perf: node", message, {"health": health.name, **values, **self.facts})
+
+    def _wrong_types(self) -> list[Anomaly]:
+        """Publishers of another message type than a stage expects: DDS never connects them, and says nothing."""
+        found = []
+        for source in self.inputs:
+            for other in self._node.get_publishers_info_by_topic(source.topic):
+                if other.topic_type != source.type_name:
+                    message = f"{source.topic}: {other.node_name} publishes {other.topic_type}, not {source.type_name}"
+                    found.append(Anomaly(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
+        return found

@@ -1,0 +1,53 @@
+"""What a stage remembers of its frames: counters, health, and the anomalies that follow."""
+
+import time
+
+from torchperf_ros.core.anomaly_rules import Anomaly, AnomalyRules
+from torchperf_ros.core.config import StageConfig
+from torchperf_ros.core.frame import Answer, Frame
+from torchperf_ros.core.health import HealthLimits, HealthTracker
+from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.core.stage_statistics import StageStatistics
+
+
+class StageJournal:
+    """Counters and health of one stage; every event passes here once.
+
+    Attributes:
+        statistics: counters and windows.
+        health: the state machine.
+    """
+
+    def __init__(self, config: StageConfig) -> None:
+        """Start empty."""
+        self.statistics = StageStatistics()
+        self.health = HealthTracker(HealthLimits(), time.monotonic_ns())
+        self._rules = AnomalyRules(config.name)
+        self.reconfigure(config)
+
+    def reconfigure(self, config: StageConfig) -> None:
+        """Take changed limits."""
+        self.health.limits = HealthLimits(config.input_timeout_ms, config.sustained_misses, config.recover_frames)
+
+    def received(self, frame: Frame, *, stamped: bool) -> None:
+        """A frame came in; `stamped`: its message type has a stamp."""
+        self.statistics.received(frame.stamp_ns, frame.age_ms, stamped=stamped)
+        self.health.input_at(frame.received_ns)
+
+    def stale(self) -> None:
+        """A frame was dropped because its deadline had passed when its turn came: nothing answered it."""
+        self.health.answered(Outcome.LATE, Fallback.NONE, 0)
+
+    def answered(self, answer: Answer) -> Anomaly | None:
+        """A frame was answered; returns what there is to tell about it."""
+        self.statistics.add(answer)
+        self.health.answered(answer.outcome, answer.fallback, answer.tier)
+        return self._rules.answered(answer, self.health.misses_in_a_row, self.health.limits.sustained_misses)
+
+    def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Anomaly | None:
+        """A worker died; `lasting`: its kind keeps dying, `alone`: no other can serve."""
+        if alone:
+            self.health.lost()
+            if lasting:
+                self.health.gave_up()
+        return self._rules.worker_died(reason, pid, restarts, lasting, time.monotonic_ns())

@@ -1,0 +1,107 @@
+"""What `/diagnostics` and `/perf/anomaly` say, as CDR bytes."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from torchperf_ros.core.anomaly_rules import Anomaly, Level
+from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.message_types import encode, message_class
+from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.supervise.stage_actor import StageActor
+
+_ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
+_MIB = 1 << 20
+
+LEVELS = {
+    Health.STARTING: Level.WARN,
+    Health.WAITING: Level.WARN,
+    Health.NOMINAL: Level.OK,
+    Health.DEGRADED: Level.WARN,
+    Health.SAFE_STOP: Level.ERROR,
+}
+"""Unknown is never OK: a stage that loads or has no input is a warning."""
+
+
+def diagnostic_bytes(statuses: Iterable[Anomaly], hardware_id: str, ros_now_ns: int) -> bytes:
+    """CDR of a `diagnostic_msgs/DiagnosticArray` with one status each."""
+    status_class = message_class("diagnostic_msgs/msg/DiagnosticStatus")
+    pair = message_class("diagnostic_msgs/msg/KeyValue")
+    header = message_class("std_msgs/msg/Header")
+    seconds, nanoseconds = divmod(ros_now_ns, NS_PER_S)
+    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+    built = [
+        status_class(
+            level=int(status.level), name=status.name, message=status.message, hardware_id=hardware_id,
+            values=[pair(key=key, value=value) for key, value in status.values.items()],
+        )
+        for status in statuses
+    ]  # fmt: skip
+    return bytes(encode(message_class(_ARRAY)(header=header(stamp=stamp, frame_id=""), status=built), _ARRAY))
+
+
+def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Anomaly:
+    """Status of a stage: health, tier, latencies, counters, workers.
+
+    Args:
+        stage: the stage.
+        health: its state now.
+        rss_bytes: resident memory by process id.
+    """
+    statistics, config, crew = stage.journal.statistics, stage.config, stage.crew
+    p50, p95, p99, highest = statistics.total_ms.percentiles(50, 95, 99, 100)
+    late_p99, late_most = statistics.lateness_ms.percentiles(99, 100)
+    values = {
+        "health": health.name,
+        "progress": crew.progress,
+        "tier": config.tiers[stage.ladder.level],
+        "tiers": ",".join(config.tiers),
+        "engine": config.engine,
+        "device": crew.description.device if crew.description else "",
+        "p50_ms": _number(p50),
+        "p95_ms": _number(p95),
+        "p99_ms": _number(p99),
+        "max_ms": _number(highest),
+        "lateness_p99_ms": _number(late_p99),
+        "lateness_max_ms": _number(late_most),
+        "budget_ms": _number(config.budget_ms),
+        "reserve_ms": _number(stage.reserve.ms),
+        "miss_ratio": _number(statistics.miss_ratio),
+        "frames": str(statistics.frames),
+        "answered": str(statistics.answered),
+        **{outcome.word: str(statistics.outcomes[outcome]) for outcome in Outcome},
+        **{f"fallback_{fallback.word}": str(statistics.fallbacks[fallback]) for fallback in Fallback},
+        "superseded": str(stage.mailbox.superseded),
+        "stale": str(stage.mailbox.stale),
+        "restarts": str(crew.restarts),
+        **{name: str(getattr(statistics, name)) for name in _COUNTERS},
+    }
+    for number, worker in enumerate(crew.workers):
+        values[f"worker_{number}_pid"] = "" if worker is None else str(worker.pid)
+        values[f"worker_{number}_state"] = "waits for its restart" if worker is None else worker.state
+        rss = None if worker is None else rss_bytes.get(worker.pid)
+        values[f"worker_{number}_rss_mib"] = "" if rss is None else _number(rss / _MIB)
+    values["last_error"] = crew.last_error
+    return Anomaly(LEVELS[health], f"perf: {config.name}", _summary(stage, health), values)
+
+
+_COUNTERS = (
+    "missed_deadline", "late_results", "probes", "backups", "ignored", "refused_inputs", "internal_errors",
+    "zero_stamps", "future_stamps", "backward_stamps", "repeated_stamps",
+)  # fmt: skip
+
+
+def _summary(stage: StageActor, health: Health) -> str:
+    """One line that says why the stage is in this state."""
+    if health is Health.STARTING:
+        return f"STARTING: {stage.crew.progress}"
+    if health is Health.SAFE_STOP:
+        last = stage.crew.last_error.splitlines()
+        why = last[-1] if last and not stage.crew.ready else f"{stage.journal.health.misses_in_a_row} misses in a row"
+        return f"SAFE_STOP: {why}"
+    if health is Health.WAITING:
+        return "WAITING: no input" if stage.journal.statistics.frames == 0 else "WAITING: input stopped"
+    return f"{health.name}: tier {stage.config.tiers[stage.ladder.level]}"
+
+
+def _number(value: float) -> str:
+    return "nan" if math.isnan(value) else f"{value:.3f}"

@@ -1,0 +1,32 @@
+"""The row of `/perf/latency_stages` that a frame leaves behind."""
+
+import math
+
+from torchperf_ros.core.frame import Answer
+from torchperf_ros.telemetry.labelled_array import LabelledArray
+
+LABELS = (
+    "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
+    "budget_ms", "tier", "outcome", "fallback",
+)  # fmt: skip
+
+
+class LatencyRecord:
+    """Encodes answers of one stage."""
+
+    def __init__(self, stage_index: int) -> None:
+        """Take the index of the stage in the parameter `stages`."""
+        self._stage_index = stage_index
+        self._array = LabelledArray(LABELS)
+
+    def encode(self, answer: Answer) -> bytes:
+        """CDR bytes of the row; NaN where unknown, or where no fallback was needed."""
+        steps = answer.steps
+        return self._array.encode(
+            (
+                self._stage_index, answer.frame.seq, answer.frame.age_ms, answer.wait_ms,
+                steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
+                answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else math.nan,
+                answer.outcome, math.nan if answer.fallback is None else answer.fallback,
+            )
+        )  # fmt: skip

@@ -1,0 +1,55 @@
+"""Memory in use by the node and its workers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import psutil  # reads /proc in C and knows other systems too
+
+from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.supervise.worker_process import WorkerProcess
+
+_MIB = 1 << 20
+LABELS = (
+    "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
+    "shared_memory_mib",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """One sample in bytes; `rss_by_pid` has the node's workers."""
+
+    node_rss: int
+    rss_by_pid: dict[int, int]
+    cuda: dict[str, int]
+    shared: int
+
+    @property
+    def workers_mib(self) -> float:
+        """The headline figure: device memory on CUDA, resident memory on the CPU, in MiB."""
+        return (self.cuda["allocated"] if self.cuda else sum(self.rss_by_pid.values())) / _MIB
+
+    def row(self) -> list[float]:
+        """Values for `LABELS`, in MiB; NaN where not measured."""
+        nan = float("nan")
+        cuda = [self.cuda.get(key, nan) for key in ("allocated", "reserved", "free")]
+        values = [self.node_rss, sum(self.rss_by_pid.values()), *cuda, nan, self.shared]
+        return [value / _MIB for value in values]
+
+
+def sample_memory(stages: Iterable[StageActor]) -> MemoryUse:
+    """Read the memory of this process and of every worker that lives."""
+    workers = [worker for stage in stages for worker in stage.crew.workers if worker is not None]
+    cuda: dict[str, int] = {}
+    for worker in workers:
+        for key, value in worker.memory_bytes.items():
+            cuda[key] = min(cuda.get(key, value), value) if key == "free" else cuda.get(key, 0) + value
+    rss = {worker.pid: rss for worker in workers if (rss := _rss_bytes(worker)) is not None}
+    return MemoryUse(psutil.Process().memory_info().rss, rss, cuda, sum(s.crew.ring.used_bytes for s in stages))
+
+
+def _rss_bytes(worker: WorkerProcess) -> int | None:
+    try:
+        return int(psutil.Process(worker.pid).memory_info().rss)
+    except psutil.NoSuchProcess:  # it died between the look and the read; its death is counted elsewhere
+        return None
