@@ -158,7 +158,7 @@ def looped(source: LogSource, say: Callable[[str], None]) -> Iterator[LogMessage
             say(f"played up to the damage: {error}")
         period_ns = (images_ns[-1] - images_ns[0]) // max(len(images_ns) - 1, 1) or 33_000_000
         offset_ns += end_ns - start_ns + period_ns
-        say(f"the log ended after {offset_ns / turn / 1e9:.1f} s and starts again ({turn}. time)")
+        say(f"the log ended after {offset_ns / turn / 1e9:.1f} s and starts again (round {turn + 1})")
 
 
 def restamped(cdr: bytes, stamp_ns: int) -> bytes:

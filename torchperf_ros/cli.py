@@ -1,0 +1,95 @@
+"""The command `torchperf`. Everything is imported by the command that needs it, so that `--help` is quick."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="torchperf",
+    help="PyTorch perception and planning in a vehicle: an answer for every frame by its deadline.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_BAD_INPUT = 2
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def node(context: typer.Context) -> None:
+    """Run the node; takes ROS arguments.
+
+    Example: torchperf node --ros-args -r image:=/camera/image_raw --params-file perception.yaml
+    """
+    _need_rclpy()
+    from torchperf_ros.ros.main import main
+
+    raise typer.Exit(main(context.args) or 0)
+
+
+@app.command()
+def demo(
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Play this rosbag2 (folder, .mcap, .db3) or ROS 1 .bag instead of the drawn road."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=240.0, help="Images per second; default: as recorded, 30 for the drawn road."),
+    ] = None,
+    sabotage: Annotated[
+        bool,
+        typer.Option(
+            "--sabotage",
+            help="Make workers stall, hold the GIL, hang, raise, emit NaN and die by SIGKILL and SIGSEGV meanwhile.",
+        ),
+    ] = False,
+    no_tui: Annotated[bool, typer.Option("--no-tui", help="Plain lines instead of the live view.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    svg_file: Annotated[Path | None, typer.Option("--svg", help="Write the view's last picture to this file.")] = None,
+) -> None:
+    """Drive on this machine: the node, with both reference stages, and a camera.
+
+    A live view shows each stage's health, tier and latency, one column per
+    frame, and what goes wrong. The end is a summary: what was answered, what
+    was sabotaged, and how the frames that it hit were answered.
+
+    Exit status: 0 if every started frame was answered by its deadline + 5 ms,
+    1 if one was not, 2 if the log cannot be played.
+    """
+    _need_rclpy()
+    from rich.console import Console
+
+    from torchperf_ros.core.errors import TorchperfError
+    from torchperf_ros.demo.drive import Drive, DriveError, DriveOptions
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)
+    tui = console.is_terminal and not no_tui
+    try:
+        status = Drive(DriveOptions(log, seconds, rate, sabotage, tui, json_file, svg_file), console).run()
+    except DriveError as error:
+        _fail(str(error), 1)
+    except (TorchperfError, OSError) as error:
+        _fail(str(error), _BAD_INPUT)
+    raise typer.Exit(status)
+
+
+def _need_rclpy() -> None:
+    if importlib.util.find_spec("rclpy") is None:
+        _fail("rclpy is not installed: source a ROS 2 installation, or `pip install torchperf_ros[ros]`", _BAD_INPUT)
+
+
+def _fail(text: str, status: int) -> None:
+    sys.stderr.write(f"torchperf: {text}\n")
+    raise typer.Exit(status)
+
+
+if __name__ == "__main__":
+    app()

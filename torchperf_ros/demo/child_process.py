@@ -1,0 +1,110 @@
+"""A program that a drive starts and that ends with it, whatever happens; and files that are read while they grow."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import torchperf_ros
+
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
+_PATIENCE_S: Final = {signal.SIGINT: 5.0, signal.SIGTERM: 3.0, signal.SIGKILL: 10.0}
+
+
+class GrowingFile:
+    """The lines of a file that another process appends to; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at its start."""
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> Iterator[str]:
+        """The whole lines that were added since the last call."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield line.decode(errors="replace").rstrip("\n")
+
+    def tail(self, count: int) -> str:
+        """Its last lines, whether they were read or not."""
+        with contextlib.suppress(FileNotFoundError):
+            return "\n".join(self._path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
+        return ""
+
+
+class ChildProcess:
+    """A Python module run as a process in a session of its own, so that Ctrl-C in the terminal is the parent's alone.
+
+    Attributes:
+        output: what it wrote to its standard output.
+        errors: what it wrote to its standard error.
+    """
+
+    def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
+        """Start `python -m` with these arguments; its output goes to files in the folder."""
+        self.output = GrowingFile(folder / f"{name}.out")
+        self.errors = GrowingFile(folder / f"{name}.err")
+        path = [str(Path(torchperf_ros.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and no other thread runs yet
+            )
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs, negative if a signal ended it."""
+        return self._process.poll()
+
+    def say(self, line: str) -> None:
+        """Write a line to its standard input; nothing happens if it is gone."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def interrupt(self) -> None:
+        """Ask it to end."""
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        """Ask it to end, then tell it, then kill it and whatever it started and left behind."""
+        for number, patience_s in _PATIENCE_S.items():
+            if self._process.poll() is not None:
+                break
+            self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def __enter__(self) -> "ChildProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,288 @@
+"""What is known about a running drive: the node's messages and the saboteurs' journals, folded into one state.
+
+Nothing here waits, reads a clock or draws; times are handed in. Missing keys and unknown stages are tolerated, so that
+the view can look at any version of the node.
+"""
+
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torchperf_ros.core.outcome import Fallback, Outcome
+
+RECENT_FRAMES: Final = 4096
+_EVENTS: Final = 200
+_MATCH_NS: Final = 8_000_000
+_NODE: Final = "node"
+_PREFIX: Final = "perf: "
+
+
+@dataclass(frozen=True)
+class FrameRecord:
+    """One answered frame, from `/perf/latency_stages`.
+
+    Attributes:
+        stamp_ns: `header.stamp` of its trigger, as far as it can be told from outside; 0 if unknown.
+        outcome: how it ended.
+        fallback: what was published instead of its result, None if nothing had to be.
+        tier: index of the tier, -1 if unknown.
+        total_ms: receipt to publish.
+        budget_ms: its budget.
+    """
+
+    stamp_ns: int
+    outcome: Outcome
+    fallback: Fallback | None
+    tier: int
+    total_ms: float
+    budget_ms: float
+
+    @property
+    def lateness_ms(self) -> float:
+        """How far past its deadline it was answered; negative: before it."""
+        return self.total_ms - self.budget_ms
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One line of a saboteur's journal, and the frame that it hit."""
+
+    stage: str
+    kind: str
+    stamp_ns: int
+    pid: int
+    record: FrameRecord | None = None
+
+    @property
+    def answer(self) -> str:
+        """How the frame was answered, in words."""
+        if self.record is None:
+            return "not seen"
+        outcome, fallback = self.record.outcome, self.record.fallback
+        words = outcome.word if fallback is None else f"{outcome.word} → {fallback.word}"
+        return words.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the list of events.
+
+    Attributes:
+        at_s: seconds since the start of the drive.
+        kind: `ok`, `warn`, `error`, `sabotage` or `note`.
+        source: a stage, `node` or `player`.
+        text: what happened.
+    """
+
+    at_s: float
+    kind: str
+    source: str
+    text: str
+
+
+@dataclass
+class StageState:
+    """What is known about one stage.
+
+    Attributes:
+        name: of the stage.
+        values: keys and values of its newest status on `/diagnostics`.
+        recent: its last answered frames.
+        records: answered frames seen, all of them.
+        worst_ms: largest lateness of all answers but those of a starting stage; negative: before the deadline.
+        far_late: those of them that were answered later than `FAR_LATE_MS` after their deadline.
+    """
+
+    name: str
+    values: dict[str, str] = field(default_factory=dict)
+    recent: deque[FrameRecord] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))
+    records: int = 0
+    worst_ms: float = -math.inf
+    far_late: int = 0
+
+    FAR_LATE_MS = 5.0
+
+    def add(self, record: FrameRecord) -> None:
+        """Take an answered frame."""
+        self.recent.append(record)
+        self.records += 1
+        if record.outcome is not Outcome.STARTING:
+            self.worst_ms = max(self.worst_ms, record.lateness_ms)
+            self.far_late += record.lateness_ms > self.FAR_LATE_MS
+
+    def nearest(self, stamp_ns: int) -> FrameRecord | None:
+        """The recent frame whose stamp is nearest to this one, None if none is within 8 ms."""
+        near = min(self.recent, key=lambda record: abs(record.stamp_ns - stamp_ns), default=None)
+        return near if near is not None and abs(near.stamp_ns - stamp_ns) <= _MATCH_NS else None
+
+    def count(self, key: str) -> int | None:
+        """A counter from the diagnostics, None if it is not told."""
+        try:
+            return int(float(self.values[key]))
+        except (KeyError, ValueError, OverflowError):
+            return None
+
+    @property
+    def health(self) -> str:
+        """`NOMINAL` and so on, empty if not told yet."""
+        return self.values.get("health", "").upper()
+
+    @property
+    def tier(self) -> str:
+        """Name of the tier in use, empty if not told."""
+        names = [name.strip() for name in self.values.get("tiers", "").split(",")]
+        tier = self.values.get("tier", "")
+        return names[int(tier)] if tier.isdigit() and int(tier) < len(names) and names[int(tier)] else tier
+
+    @property
+    def unanswered(self) -> int | None:
+        """Started frames without an answer: received, neither superseded nor stale, not answered; None if not told."""
+        counts = [self.count(key) for key in ("frames", "superseded", "stale", "answered")]
+        if any(count is None for count in counts):
+            return None
+        frames, superseded, stale, answered = (count or 0 for count in counts)
+        return frames - superseded - stale - answered
+
+
+class DriveState:
+    """Everything that the view and the verdict are made of.
+
+    Attributes:
+        title: what is driven.
+        seconds: how long it is to last.
+        phase: `starting`, `driving`, `ending` or `ended`.
+        elapsed_s: of the drive.
+        stages: by name, in the order of the node.
+        node: keys and values of the node's own status.
+        events: the last ones, oldest first.
+        events_told: how many there were.
+        injections: what was sabotaged.
+        player: what the player said at its end, empty before.
+        player_ready: whether the player can start.
+        end_to_end_ms: the last values of `/perf/latency`.
+        memory_mib: the last value of `/perf/memory`, NaN before.
+        diagnostics: how many messages of `/diagnostics` of the node came in.
+    """
+
+    def __init__(self, stages: Iterable[str], title: str, seconds: float) -> None:
+        """Know nothing yet about these stages."""
+        self.title = title
+        self.seconds = seconds
+        self.phase = "starting"
+        self.elapsed_s = 0.0
+        self.stages = {name: StageState(name) for name in stages}
+        self.node: dict[str, str] = {}
+        self.events: deque[Event] = deque(maxlen=_EVENTS)
+        self.events_told = 0
+        self.injections: list[Injection] = []
+        self.player: dict[str, Any] = {}
+        self.player_ready = False
+        self.end_to_end_ms: deque[float] = deque(maxlen=300)
+        self.memory_mib = math.nan
+        self.diagnostics = 0
+
+    def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
+        """Fold in a message of `/perf/latency_stages`.
+
+        Args:
+            message: the message.
+            published_ns: ROS time at which the node published it.
+        """
+        values = {dim.label: value for dim, value in zip(message.layout.dim, message.data, strict=False)}
+        index = _whole(values.get("stage"))
+        names = list(self.stages)
+        if index is None or not 0 <= index < len(names):
+            return
+        outcome, fallback = _whole(values.get("outcome")), _whole(values.get("fallback"))
+        if outcome is None or not 0 <= outcome < len(Outcome):
+            return
+        total_ms, age_ms = values.get("total_ms", math.nan), values.get("age_ms", math.nan)
+        before_ms = total_ms + age_ms
+        record = FrameRecord(
+            stamp_ns=published_ns - round(before_ms * 1e6) if math.isfinite(before_ms) else 0,
+            outcome=Outcome(outcome),
+            fallback=None if fallback is None or not 0 <= fallback < len(Fallback) else Fallback(fallback),
+            tier=-1 if (tier := _whole(values.get("tier"))) is None else tier,
+            total_ms=total_ms,
+            budget_ms=values.get("budget_ms", math.nan),
+        )
+        self.stages[names[index]].add(record)
+
+    def on_diagnostics(self, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
+        """Fold in a message of `/diagnostics`; those of other nodes are passed over."""
+        ours = [status for status in message.status if status.name.startswith(_PREFIX)]
+        self.diagnostics += bool(ours)
+        for status in ours:
+            values = {pair.key: pair.value for pair in status.values}
+            name = status.name.removeprefix(_PREFIX)
+            if name == _NODE:
+                self.node = values
+            elif name in self.stages:
+                self.stages[name].values = values
+
+    def on_anomaly(self, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
+        """Fold in a message of `/perf/anomaly`."""
+        for status in message.status:
+            level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
+            kind = ("ok", "warn", "error", "warn")[min(level, 3)]
+            stage, _, what = status.name.partition(": ")
+            message = status.message.strip()
+            if message.startswith("Traceback"):
+                message = message.splitlines()[-1]  # the error itself; there is one line for it
+            self.event(kind, stage, f"{what}: {message}" if what else message)
+
+    def event(self, kind: str, source: str, text: str) -> None:
+        """Add an event, now."""
+        self.events_told += 1
+        self.events.append(Event(self.elapsed_s, kind, source, " ".join(text.split())))
+
+    def on_player(self, line: str) -> None:
+        """Fold in a line that the player wrote."""
+        try:
+            said = json.loads(line)
+            word = said.pop("event")
+        except (ValueError, KeyError, AttributeError, TypeError):
+            said, word = {"text": line}, "note"
+        if word == "done":
+            self.player = said
+        elif word == "ready":
+            self.player_ready = True
+        else:
+            self.event("note", "player", str(said.get("text", word)))
+
+    def on_journal(self, stage: str, line: str) -> None:
+        """Fold in a line of a saboteur's journal."""
+        entry = json.loads(line)
+        self.injections.append(Injection(stage, entry["kind"], entry["stamp_ns"], entry["pid"]))
+
+    def match(self) -> None:
+        """Find the frames that were hit by injections whose frame is not known yet, and tell how they were answered."""
+        for number, injection in enumerate(self.injections):
+            stage = self.stages.get(injection.stage)
+            if injection.record is not None or stage is None:
+                continue
+            near = stage.nearest(injection.stamp_ns)
+            if near is None:
+                continue
+            found = Injection(injection.stage, injection.kind, injection.stamp_ns, injection.pid, near)
+            self.injections[number] = found
+            self.event(
+                "sabotage",
+                injection.stage,
+                f"{injection.kind} in pid {injection.pid}: {found.answer} after {near.total_ms:.1f} ms"
+                f" of {near.budget_ms:.0f}",
+            )
+
+    def answers(self) -> Mapping[str, Counter[str]]:
+        """Per kind of sabotage, how often it was answered how."""
+        table: dict[str, Counter[str]] = {}
+        for injection in self.injections:
+            table.setdefault(injection.kind, Counter())[injection.answer] += 1
+        return table
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) else round(value)
