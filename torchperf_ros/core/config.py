@@ -107,7 +107,8 @@ STAGE_PARAMETERS = (
     Parameter("hold_last_ms", 300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0,
               live=True),
     Parameter("stop_deceleration", 3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True),
-    Parameter("hang_ms", 1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True),
+    Parameter("hang_ms", 1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0,
+              live=True),
     Parameter("max_frame_bytes", 8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30),
     Parameter(
         "input_reliability", "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")

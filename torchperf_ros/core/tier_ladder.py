@@ -2,26 +2,24 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from torchperf_ros.core.sorted_window import SortedWindow
 
-from torchperf_ros.core.latency_window import LatencyWindow
-
+_WINDOW = 128
 _OUTLIER_RATIO = 4.0
 _OUTLIER_SHARE = 0.05
 _FEW = 16
 _MOST_PATIENT = 32
 
 
-def usual_p99(values: NDArray[np.float64]) -> float:
+def usual_p99(window: SortedWindow) -> float:
     """99th percentile of the samples without isolated stalls.
 
     Stalls (over 4 times the median, at most 5 % of the samples or one) are left out: they are faults that no tier
     avoids and that the backup answers. More of them count, as then the tier itself is slow.
     """
-    usual = values[values <= _OUTLIER_RATIO * np.median(values)]
-    stalls = len(values) - len(usual)
-    return float(np.percentile(usual if stalls <= max(1.0, _OUTLIER_SHARE * len(values)) else values, 99))
+    usual = window.count_up_to(_OUTLIER_RATIO * window.quantile(0.5))
+    stalls = len(window) - usual
+    return window.quantile(0.99, usual if stalls <= max(1.0, _OUTLIER_SHARE * len(window)) else None)
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,9 @@ class Calibration:
 class TierClock:
     """Predicts a tier's p99 inference time: calibrated at first, then from its own recent runs."""
 
-    def __init__(self, window: int = 128) -> None:
-        """Start without any knowledge: nothing is known to fit."""
-        self._recent = LatencyWindow(window)
+    def __init__(self) -> None:
+        """Start without any knowledge: a prediction of 0."""
+        self._recent = SortedWindow(_WINDOW)
         self.calibration = Calibration(0.0, 0.0)
 
     def add(self, inference_ms: float) -> None:
@@ -53,14 +51,14 @@ class TierClock:
         """Recent median over calibrated median: how much slower (or faster) the machine is than when calibrated."""
         if len(self._recent) < _FEW or self.calibration.median_ms <= 0:
             return 1.0
-        return float(np.median(self._recent.values)) / self.calibration.median_ms
+        return self._recent.quantile(0.5) / self.calibration.median_ms
 
     def p99_ms(self, slowdown: float = 1.0) -> float:
         """Predicted p99 in ms; `slowdown` scales the calibration where there are few recent runs."""
         calibrated_ms = self.calibration.p99_ms * slowdown
         if not len(self._recent):
             return calibrated_ms
-        recent_ms = usual_p99(self._recent.values)
+        recent_ms = usual_p99(self._recent)
         return max(recent_ms, calibrated_ms) if len(self._recent) < _FEW else recent_ms
 
 
@@ -78,7 +76,7 @@ class TierLadder:
     def __init__(self, tiers: int, step_up_after: int = 30) -> None:
         """Start on the most accurate of `tiers` >= 1 tiers."""
         self._clocks = [TierClock() for _ in range(tiers)]
-        self._overhead = LatencyWindow(128)
+        self._overhead = SortedWindow(_WINDOW)
         self._step_up_after = step_up_after
         self._patience = step_up_after
         self._fitting = 0
@@ -110,7 +108,7 @@ class TierLadder:
 
     def _predict(self) -> None:
         slowdown = self._clocks[self.level].slowdown
-        overhead_ms = usual_p99(self._overhead.values) if len(self._overhead) else 0.0
+        overhead_ms = usual_p99(self._overhead) if len(self._overhead) else 0.0
         self._predicted = [clock.p99_ms(slowdown) + overhead_ms for clock in self._clocks]
 
     def choose(self, left_ms: float, fresh_ms: float) -> int:

@@ -1,17 +1,19 @@
 """A `std_msgs/Float64MultiArray` of fixed length whose entries are named by its layout, ready as bytes."""
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
 
 from torchperf_ros.core.message_types import encode, message_class
 
+_FLOAT64 = struct.Struct("<d")
 _TYPE = "std_msgs/msg/Float64MultiArray"
 
 
 def float64_bytes(value: float) -> bytes:
-    """CDR of a `std_msgs/Float64`."""
-    return bytes(encode(message_class("std_msgs/msg/Float64")(data=value), "std_msgs/msg/Float64"))
+    """CDR of a `std_msgs/Float64`: little-endian encapsulation, then the number."""
+    return b"\x00\x01\x00\x00" + _FLOAT64.pack(value)
 
 
 class LabelledArray:
@@ -24,8 +26,9 @@ class LabelledArray:
         dims = [dimension(label=label, size=1, stride=1) for label in labels]
         message = message_class(_TYPE)(layout=layout(dim=dims, data_offset=0), data=np.zeros(len(labels)))
         self.labels = tuple(labels)
-        self._prefix = bytes(encode(message, _TYPE))[: -8 * len(labels)]
+        self._numbers = struct.Struct(f"<{len(labels)}d")
+        self._prefix = bytes(encode(message, _TYPE))[: -self._numbers.size]
 
     def encode(self, values: Sequence[float]) -> bytes:
         """CDR bytes with these values, one per label."""
-        return self._prefix + np.array(values, dtype="<f8").tobytes()
+        return self._prefix + self._numbers.pack(*values)
