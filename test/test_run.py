@@ -1,0 +1,109 @@
+"""`./run`: an environment counts as made only when it is, and the lock file covers what the package asks for."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from torchperf_ros import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader = SourceFileLoader("run", str(ROOT / "run"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("run", loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def calls(run, monkeypatch, tmp_path):
+    """A checkout in tmp_path, on a machine without ROS 2 and torch, and the commands that would have been run."""
+    for name in ("pyproject.toml", "setup.py", "setup.cfg", "run", "requirements.lock"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "LOCK", tmp_path / "requirements.lock")
+    monkeypatch.setattr(run, "_kept_from_machine", dict)
+    monkeypatch.setattr(run, "_check_wheels_exist", lambda: None)
+    monkeypatch.setattr(run, "_install_ensurepip", lambda: None)
+    calls = []
+
+    def call(*command):
+        if "venv" in command:
+            Path(command[-1]).mkdir(exist_ok=True)
+        calls.append("venv" if "venv" in command else "packages" if "--requirement" in command else "project")
+
+    monkeypatch.setattr(run, "_call", call)
+    return calls
+
+
+def test_second_start_installs_nothing(run, calls):
+    run.Environment("kilted").make()
+    run.Environment("kilted").make()
+    assert calls == ["venv", "packages", "project"]
+
+
+def test_interrupted_installation_is_begun_anew(run, calls, monkeypatch):
+    installing = run.Environment("kilted")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(installing, "_pip", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        installing.make()
+    run.Environment("kilted").make()
+    assert calls == ["venv", "venv", "packages", "project"]
+
+
+def test_changed_lock_updates_in_place(run, calls):
+    run.Environment("kilted").make()
+    run.LOCK.write_text(run.LOCK.read_text() + "another==1.0\n")
+    run.Environment("kilted").make()
+    assert calls == ["venv", "packages", "project", "packages", "project"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "absent", "present"),
+    [
+        ({}, {"ros-rclpy==7.1.6"}, {"ros-rclpy==9.1.2", "torch==2.13.0"}),
+        ({"torch": "2.8.0", "numpy": "1.26.4"}, {"torch==2.13.0", "numpy==2.4.6"}, {"ros-rclpy==9.1.2"}),
+        ({"rclpy": "/opt/ros", "numpy": "1.26.4"}, {"ros-rclpy==9.1.2", "numpy==2.4.6"}, {"torch==2.13.0"}),
+    ],
+    ids=["bare machine", "own torch", "ROS 2 sourced"],
+)
+def test_what_the_machine_brings_is_not_installed(run, calls, monkeypatch, kept, absent, present):
+    monkeypatch.setattr(run, "_kept_from_machine", lambda: kept)
+    monkeypatch.setattr(run, "_check_rclpy_imports", lambda: None)
+    environment = run.Environment("kilted")
+    environment.make()
+    chosen = {line.partition(" ;")[0] for line in (environment.folder / "requirements.txt").read_text().splitlines()}
+    assert present <= chosen
+    assert not absent & chosen
+
+
+def test_alone_it_says_what_it_can_do():
+    done = subprocess.run([ROOT / "run"], capture_output=True, text=True, check=True)
+    assert all(command in done.stdout for command in ("demo", "test", "bench", "node", "torchperf", "shell"))
+
+
+def test_lock_names_one_exact_version_of_everything_asked_for(run, calls):
+    asked = re.findall(r'^\s+"([a-z-]+)(?:\[\w+\])?(?:[<>=].*)?",', (ROOT / "setup.py").read_text(), re.M)
+    for ros in run.WHEELS:
+        environment = run.Environment(ros)
+        environment.folder.mkdir()
+        locked = environment._requirements().read_text().splitlines()
+        assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+( ; python_version .*)?", line) for line in locked)
+        assert {"torch", "ros-rclpy", "typer"} <= set(asked) <= {line.partition("==")[0] for line in locked}
+
+
+def test_versions_of_package_and_manifest_agree():
+    assert ElementTree.parse(ROOT / "package.xml").findtext("version") == __version__
