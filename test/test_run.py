@@ -52,16 +52,29 @@ def test_second_start_installs_nothing(run, calls):
 
 
 def test_interrupted_installation_is_begun_anew(run, calls, monkeypatch):
-    installing = run.Environment("kilted")
+    interrupt_packages(run, monkeypatch)
+    run.Environment("kilted").make()
+    assert calls == ["venv", "venv", "packages", "project"]
 
+
+def test_interrupted_update_is_begun_anew(run, calls, monkeypatch):
+    run.Environment("kilted").make()
+    before = run.LOCK.read_text()
+    run.LOCK.write_text(before + "another==1.0\n")
+    interrupt_packages(run, monkeypatch)
+    run.LOCK.write_text(before)
+    calls.clear()
+    run.Environment("kilted").make()
+    assert calls == ["venv", "packages", "project"]
+
+
+def interrupt_packages(run, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(installing, "_pip", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        installing.make()
-    run.Environment("kilted").make()
-    assert calls == ["venv", "venv", "packages", "project"]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run.Environment, "_pip", interrupted)
+        run.Environment("kilted").make()
 
 
 def test_changed_lock_updates_in_place(run, calls):
