@@ -32,6 +32,7 @@ class Dispatcher:
         self._statistics = statistics
         self._preferred = 0
         self._running: dict[int, Frame | None] = {}  # worker number -> the frame that it runs, None: a probe
+        self._lessons: list[tuple[int, float, float]] = []
 
     def write(self, turn: Turn, data: bytes) -> None:
         """Write the frame and the latest other inputs into the ring."""
@@ -109,12 +110,12 @@ class Dispatcher:
     def take(
         self, worker: WorkerProcess, response: Response, payload: bytes, turn: Turn | None, fresh_ms: float
     ) -> None:
-        """Take a response: learn from its times, and give it to the turn that it belongs to."""
+        """Take a response: give it to the turn that it belongs to, and note its times for `learn`."""
         took_ms = (time.monotonic_ns() - worker.busy_since_ns) / NS_PER_MS
         steps = _step_times(response)
         outcome = Outcome(response.outcome)
         if not math.isnan(steps.inference_ms):
-            self._ladder.learn(response.tier, steps.inference_ms, took_ms - steps.inference_ms)
+            self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
         frame = self._running.pop(worker.number)
         if frame is None:
             self._ladder.probed(response.tier, took_ms if outcome is Outcome.ON_TIME else math.inf, fresh_ms)
@@ -133,6 +134,12 @@ class Dispatcher:
             return
         self._statistics.late_results += 1
         self._outputs.remember(payload, frame.seq, frame.received_ns)
+
+    def learn(self) -> None:
+        """Let the ladder learn from the responses since the last call; done when the answer is out."""
+        for tier, inference_ms, overhead_ms in self._lessons:
+            self._ladder.learn(tier, inference_ms, overhead_ms)
+        self._lessons.clear()
 
     def lost(self, worker: WorkerProcess, turn: Turn | None) -> None:
         """A worker is gone, whatever it was doing."""

@@ -284,6 +284,7 @@ class StageActor:
     def _next(self, answered: Turn) -> None:
         """Begin the waiting frame if there is one; else there may be time to probe a higher tier."""
         with self._lock:
+            self._dispatcher.learn()
             self._turn = None
             self._waiter.set(0)
             now_ns = time.monotonic_ns()
