@@ -72,9 +72,10 @@ def interrupt_packages(run, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run.Environment, "_pip", interrupted)
-        run.Environment("kilted").make()
+    environment = run.Environment("kilted")
+    monkeypatch.setattr(environment, "_pip", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        environment.make()
 
 
 def test_changed_lock_updates_in_place(run, calls):
