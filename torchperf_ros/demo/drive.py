@@ -16,11 +16,12 @@ from rich.live import Live
 from rich.text import Text
 
 from torchperf_ros.core.config import STAGE_DEFAULTS
-from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.drive_state import DriveState
 from torchperf_ros.demo.log_source import IMAGE_TYPES, LogSource
 from torchperf_ros.demo.player import IMAGE_TOPICS, ODOMETRY_TOPIC
+from torchperf_ros.demo.processor_share import ProcessorShare
 from torchperf_ros.demo.verdict import judge, report, summary
 from torchperf_ros.demo.view import event_line, picture, save_svg, status_line
 from torchperf_ros.demo.watcher import Watcher
@@ -75,7 +76,12 @@ class Drive:
 
         Raises:
             LogError: the log cannot be played.
+            ConfigError: a file that is asked for cannot be written.
         """
+        for file in filter(None, (options.json_file, options.svg_file)):
+            if file.is_dir() or not os.access(file.parent, os.W_OK):
+                msg = f"{file}: cannot be written; it has to be a file in an existing folder"
+                raise ConfigError(msg)
         self._options = options
         self._console = console
         self._image_type, title = _what(options)
@@ -89,6 +95,7 @@ class Drive:
         """
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         _own_graph()
+        processor = ProcessorShare()
         with tempfile.TemporaryDirectory(prefix="torchperf-demo-") as name, contextlib.ExitStack() as stack:
             folder = Path(name)
             parameters = folder / "parameters.yaml"
@@ -102,6 +109,7 @@ class Drive:
             self._drive()
             if self._options.svg_file:
                 save_svg(self._state, self._options.svg_file)
+        self._state.others_share = processor.of_others()
         return self._end()
 
     def _drive(self) -> None:
@@ -220,8 +228,9 @@ def faults_of(stage: str, seconds: float) -> dict[str, dict[str, float]]:
     """The schedule of a stage's faults: each kind at least once in the drive, the deadly ones apart from each other."""
     kinds = _FAULTS[stage]
     gap_s = min(max(seconds / (len(kinds) + 1), 0.5), 5.0)
+    every_s = gap_s * (len(kinds) + 1.5)  # so that the first kind does not come again right at the end
     return {
-        kind: {"every_s": gap_s * len(kinds), "after_s": round(gap_s * (_FIRST_FAULT[stage] + number), 3)}
+        kind: {"every_s": every_s, "after_s": round(gap_s * (_FIRST_FAULT[stage] + number), 3)}
         for number, kind in enumerate(kinds)
     }
 
@@ -237,10 +246,15 @@ def _what(options: DriveOptions) -> tuple[str, str]:
 
 
 def _own_graph() -> None:
-    """Have the environment name a graph in which there is no one else, unless the user named one."""
+    """Have the environment name a graph in which there is no one else, unless the user named one.
+
+    Fast DDS gives up the transport for large messages, and with it most images, where discovery is limited to this
+    host; the drive's own graph is therefore told apart by its domain alone.
+    """
     if "ROS_DOMAIN_ID" not in os.environ:
         os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)
-        os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SUBNET"
+        os.environ.pop("ROS_LOCALHOST_ONLY", None)
     os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
 
 

@@ -16,6 +16,7 @@ from torchperf_ros.core.outcome import Fallback, Outcome
 RECENT_FRAMES: Final = 4096
 _EVENTS: Final = 200
 _MATCH_NS: Final = 8_000_000
+_LONGEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _NODE: Final = "node"
 _PREFIX: Final = "perf: "
 
@@ -45,6 +46,12 @@ class FrameRecord:
         """How far past its deadline it was answered; negative: before it."""
         return self.total_ms - self.budget_ms
 
+    @property
+    def answer(self) -> str:
+        """How it was answered, in words."""
+        words = self.outcome.word if self.fallback is None else f"{self.outcome.word} → {self.fallback.word}"
+        return words.replace("_", " ")
+
 
 @dataclass(frozen=True)
 class Injection:
@@ -59,11 +66,7 @@ class Injection:
     @property
     def answer(self) -> str:
         """How the frame was answered, in words."""
-        if self.record is None:
-            return "not seen"
-        outcome, fallback = self.record.outcome, self.record.fallback
-        words = outcome.word if fallback is None else f"{outcome.word} → {fallback.word}"
-        return words.replace("_", " ")
+        return "not seen" if self.record is None else self.record.answer
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ class DriveState:
         end_to_end_ms: the last values of `/perf/latency`.
         memory_mib: the last value of `/perf/memory`, NaN before.
         diagnostics: how many messages of `/diagnostics` of the node came in.
+        others_share: of the processor, that other programs took, 0 to 1; NaN if unknown.
     """
 
     def __init__(self, stages: Iterable[str], title: str, seconds: float) -> None:
@@ -183,6 +187,7 @@ class DriveState:
         self.end_to_end_ms: deque[float] = deque(maxlen=300)
         self.memory_mib = math.nan
         self.diagnostics = 0
+        self.others_share = math.nan
 
     def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
         """Fold in a message of `/perf/latency_stages`.
@@ -202,14 +207,18 @@ class DriveState:
         total_ms, age_ms = values.get("total_ms", math.nan), values.get("age_ms", math.nan)
         before_ms = total_ms + age_ms
         record = FrameRecord(
-            stamp_ns=published_ns - round(before_ms * 1e6) if math.isfinite(before_ms) else 0,
+            stamp_ns=published_ns - round(before_ms * 1e6) if abs(before_ms) < _LONGEST_MS else 0,
             outcome=Outcome(outcome),
             fallback=None if fallback is None or not 0 <= fallback < len(Fallback) else Fallback(fallback),
             tier=-1 if (tier := _whole(values.get("tier"))) is None else tier,
             total_ms=total_ms,
             budget_ms=values.get("budget_ms", math.nan),
         )
-        self.stages[names[index]].add(record)
+        stage = self.stages[names[index]]
+        far_late = stage.far_late
+        stage.add(record)
+        if stage.far_late > far_late:
+            self.event("error", stage.name, f"{record.answer}, {record.lateness_ms:.1f} ms after its deadline")
 
     def on_diagnostics(self, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         """Fold in a message of `/diagnostics`; those of other nodes are passed over."""
@@ -229,9 +238,8 @@ class DriveState:
             level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
             kind = ("ok", "warn", "error", "warn")[min(level, 3)]
             stage, _, what = status.name.partition(": ")
-            message = status.message.strip()
-            if message.startswith("Traceback"):
-                message = message.splitlines()[-1]  # the error itself; there is one line for it
+            lines = status.message.strip().splitlines() or [""]
+            message = lines[-1 if lines[0].startswith("Traceback") else 0]  # the error itself; there is one line for it
             self.event(kind, stage, f"{what}: {message}" if what else message)
 
     def event(self, kind: str, source: str, text: str) -> None:

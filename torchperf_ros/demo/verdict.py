@@ -13,6 +13,8 @@ from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.demo.drive_state import DriveState, Injection, StageState
 
 _IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
+_OTHERS_SHARE: Final = 0.1
+_RECEIVED_SHARE: Final = 0.95
 _DASH: Final = "-"
 
 
@@ -58,10 +60,19 @@ def judge(state: DriveState) -> Verdict:
             notes.append(f"{stage.name}: {starting} frames came while it was still starting")
     if not state.player:
         failures.append("player: ended before its time")
+    published, received = state.player.get("images", 0), next(iter(state.stages.values())).count("frames")
+    if received is not None and received < published * _RECEIVED_SHARE:
+        notes.append(
+            f"player: of {published} images only {received} reached the node; with Fast DDS, images need"
+            " FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA and no ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
+        )
     if state.player.get("late"):
         notes.append(
             f"player: {state.player['late']} images published late, the worst by {state.player['worst_late_ms']:.1f} ms"
         )
+    notes += [f"node: {text}" for key, text in state.node.items() if key.endswith("_warning")]
+    if state.others_share > _OTHERS_SHARE:
+        notes.append(f"machine: other programs took {state.others_share:.0%} of the processor meanwhile")
     lost = sum(injection.record is None for injection in state.injections)
     if lost:
         notes.append(f"sabotage: the frames of {lost} injections were not seen here")
@@ -97,6 +108,7 @@ def report(state: DriveState, verdict: Verdict) -> dict[str, Any]:
         "failures": list(verdict.failures),
         "notes": list(verdict.notes),
         "player": state.player,
+        "others_share": round(state.others_share, 3) if math.isfinite(state.others_share) else None,
         "stages": {
             stage.name: {
                 "records": stage.records,

@@ -1,0 +1,79 @@
+"""A whole drive: the real node, real workers and the real player, in a ROS graph of their own."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("rclpy")
+
+from torchperf_ros.demo.drive import STAGES, faults_of
+from torchperf_ros.models.sabotage import KINDS, Fault
+
+DEADLY = {"sigkill", "sigsegv", "hang"}
+
+
+@pytest.mark.parametrize("seconds", [8.0, 20.0, 60.0])
+def test_given_a_drive_when_faults_are_planned_then_every_kind_comes_and_deaths_keep_apart(seconds: float) -> None:
+    plans = {stage: faults_of(stage, seconds) for stage in STAGES}
+    assert set(plans["perception"]) == set(KINDS)
+    for plan in plans.values():
+        faults = {kind: Fault.read(kind, entry) for kind, entry in plan.items()}
+        assert all(0 < fault.after_s < seconds for fault in faults.values())
+        times = sorted(f.after_s + n * f.every_s for kind, f in faults.items() for n in range(3) if kind in DEADLY)
+        assert all(later - earlier > seconds / 10 for earlier, later in itertools.pairwise(times) if later < seconds)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command `torchperf demo`."""
+    env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-u", "-m", "torchperf_ros.cli", "demo", "--no-tui", *arguments]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ended(children: list[psutil.Process]) -> bool:
+    """Whether none of these processes runs any more."""
+    _, alive = psutil.wait_procs(children, timeout=10)
+    return not alive
+
+
+@pytest.mark.ros
+def test_given_a_sabotaged_drive_when_it_is_over_then_every_started_frame_was_answered(tmp_path: Path) -> None:
+    process = start(
+        "--seconds", "6", "--sabotage", "--json", str(tmp_path / "report.json"), "--svg", str(tmp_path / "v.svg")
+    )
+    output, _ = process.communicate()
+    assert process.returncode in {0, 1}, output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["exit_status"] == process.returncode
+    for name in STAGES:
+        stage = report["stages"][name]
+        assert stage["records"] > 100, output
+        assert stage["unanswered"] in {0, 1}, output
+    assert {entry["kind"] for entry in report["sabotage"]} >= {"sigkill", "hang", "raise"}
+    assert "sabotage: what was injected" in output
+    assert (tmp_path / "v.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.ros
+def test_given_a_drive_when_ctrl_c_is_pressed_then_it_ends_with_the_summary_and_leaves_no_process(
+    tmp_path: Path,
+) -> None:
+    process = start("--seconds", "300", "--json", str(tmp_path / "report.json"))
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if " p50 " in line and "% on time" in line)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) > 4, line
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode in {0, 1}, output
+    assert "stage" in output
+    assert "Traceback" not in output
+    assert ended(children)
+    assert json.loads((tmp_path / "report.json").read_text())["player"]["images"] > 0
