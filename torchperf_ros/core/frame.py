@@ -69,6 +69,10 @@ class Frame:
     origin: Origin
     refusal: str = ""
 
+    def age_at_ms(self, now_ns: int) -> float:
+        """Age at a later monotonic time; NaN if it was unknown at receipt."""
+        return self.age_ms + (now_ns - self.received_ns) / NS_PER_MS
+
 
 @dataclass(slots=True)
 class StepTimes:

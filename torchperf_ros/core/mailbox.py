@@ -17,6 +17,11 @@ class Mailbox:
         self.superseded = 0
         self.stale = 0
 
+    @property
+    def waiting(self) -> Frame | None:
+        """The frame that waits for its turn."""
+        return self._frame
+
     def put(self, frame: Frame) -> None:
         """Keep `frame`; a frame that was waiting is superseded."""
         if self._frame is not None:

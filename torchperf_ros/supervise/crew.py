@@ -104,7 +104,8 @@ class Crew:
         for number, worker in enumerate(self.workers):
             first_is_up = number == 0 or self.ready
             if worker is None and now_ns >= self._start_at_ns[number] and first_is_up:
-                self.workers[number] = WorkerProcess(number, self._setup, self.ring, self._result_bytes)
+                setup = {**self._setup, "background": self.ready}
+                self.workers[number] = WorkerProcess(number, setup, self.ring, self._result_bytes)
 
     def _wait_for_news(self) -> None:
         poll = select.poll()

@@ -133,7 +133,7 @@ class Dispatcher:
                 turn.backup_result = result
             return
         self._statistics.late_results += 1
-        self._outputs.remember(payload, frame.seq, frame.received_ns)
+        self._outputs.remember(payload, frame)
 
     def learn(self) -> None:
         """Let the ladder learn from the responses since the last call; done when the answer is out."""

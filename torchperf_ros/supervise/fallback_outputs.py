@@ -6,6 +6,7 @@ from torchperf_ros.core.clock import NS_PER_MS
 from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.errors import BadInput
 from torchperf_ros.core.fallback_policy import choose_fallback
+from torchperf_ros.core.frame import Frame
 from torchperf_ros.core.outcome import Fallback
 from torchperf_ros.core.stop_output import can_stop, stop_path
 
@@ -13,8 +14,7 @@ from torchperf_ros.core.stop_output import can_stop, stop_path
 @dataclass(slots=True)
 class _Good:
     payload: bytes
-    seq: int
-    received_ns: int
+    frame: Frame
 
 
 class FallbackOutputs:
@@ -26,10 +26,10 @@ class FallbackOutputs:
         self._stop: bytes | None = None
         self._stop_tried = False
 
-    def remember(self, payload: bytes, seq: int, received_ns: int) -> None:
-        """A good output of frame `seq`, on time or late; an older one than the held one is ignored."""
-        if self._good is None or seq > self._good.seq:
-            self._good = _Good(payload, seq, received_ns)
+    def remember(self, payload: bytes, frame: Frame) -> None:
+        """A good output of a frame, on time or late; an older one than the held one is ignored."""
+        if self._good is None or frame.seq > self._good.frame.seq:
+            self._good = _Good(payload, frame)
             self._stop = None
             self._stop_tried = False
 
@@ -61,7 +61,7 @@ class FallbackOutputs:
         return self._choose(config, answer_ns, stop=self._stop is not None)
 
     def _choose(self, config: StageConfig, answer_ns: int, *, stop: bool) -> Fallback:
-        age_ms = None if self._good is None else (answer_ns - self._good.received_ns) / NS_PER_MS
+        age_ms = None if self._good is None else (answer_ns - self._good.frame.received_ns) / NS_PER_MS
         return choose_fallback(config.fallback, last_age_ms=age_ms, hold_last_ms=config.hold_last_ms, stop=stop)
 
     def payload(self, fallback: Fallback) -> bytes | None:
@@ -69,3 +69,8 @@ class FallbackOutputs:
         if fallback is Fallback.HOLD_LAST and self._good is not None:
             return self._good.payload
         return self._stop if fallback is Fallback.STOP else None
+
+    @property
+    def stamp_ns(self) -> int:
+        """Stamp of the frame that the held output, and the stop made from it, were computed from; 0: there is none."""
+        return 0 if self._good is None else self._good.frame.stamp_ns

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.core.anomaly_rules import Anomaly
@@ -127,7 +127,9 @@ class StageActor:
         config = self.config
         age_ms = stamp_age_ms(stamp_ns, self._ros_now())
         due_ns = received_ns if upstream is None else min(received_ns, upstream.deadline_ns)
-        budget_ms = config.budget_ms - (usable_age_ms(age_ms) if config.budget_from == "stamp" else 0.0)
+        budget_ms = config.budget_ms
+        if config.budget_from == "stamp":
+            budget_ms -= usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
         if data is not None and len(data) > config.max_frame_bytes:
             refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
         origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
@@ -151,11 +153,12 @@ class StageActor:
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame its turn: hand it to an idle worker, and set the timer."""
-        stale = self.mailbox.stale
+        waiting = self.mailbox.waiting
         frame = self.mailbox.take(now_ns)
         if frame is None:
-            if self.mailbox.stale > stale:
+            if waiting is not None:
                 self.journal.stale()
+                self._ports.hand_on(None, waiting)  # the next stage still has to answer
             return
         leave_ns = frame.deadline_ns - round(self.reserve.ms * NS_PER_MS)
         turn = self._turn = Turn(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
@@ -258,10 +261,10 @@ class StageActor:
         if payload is not None:
             self._ports.publish(payload)
         published_ns = time.monotonic_ns()
-        self._ports.hand_on(payload, frame)
+        self._ports.hand_on(payload, frame if result is not None else replace(frame, stamp_ns=self._outputs.stamp_ns))
         self.reserve.published((published_ns - started_ns) / NS_PER_MS)
         if result is not None:
-            self._outputs.remember(result.payload, frame.seq, frame.received_ns)
+            self._outputs.remember(result.payload, frame)
         outcome, reason = decision.outcome, decision.reason
         lateness_ms = (published_ns - frame.deadline_ns) / NS_PER_MS
         if outcome is Outcome.ON_TIME and lateness_ms > 0:

@@ -14,7 +14,8 @@ class StagePorts:
 
     Attributes:
         publish: the output's CDR bytes.
-        hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node.
+        hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node. A held
+            output comes with the stamp of the frame that it was computed from.
         answered: the record of a frame.
         anomaly: an event for `/perf/anomaly`.
         log: severity and text; also called on the crew's thread.

@@ -88,4 +88,5 @@ class Turn:
 
     def next_event_ns(self, now_ns: int) -> int:
         """When to look at this turn again if nothing happens before."""
-        return min((at_ns for at_ns in (self.hedge_ns, self.prepare_ns) if at_ns > now_ns), default=self.leave_ns)
+        events = (self.hedge_ns, self.prepare_ns, self.leave_ns)
+        return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)

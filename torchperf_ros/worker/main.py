@@ -6,15 +6,18 @@ Spawned by the node, never by hand. What has to happen before torch is imported 
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
 from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
 _PR_SET_PDEATHSIG = 1
+_RLIMIT_NICE_0 = 20
 _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 
 
@@ -26,6 +29,22 @@ def _detach_from_node() -> None:
         signal.signal(ending, signal.SIG_IGN)
 
 
+def _load_in_background() -> Callable[[], None]:
+    """Give way to the worker that serves while this one loads; returns what makes it a normal process again.
+
+    Only where the way back is permitted: leaving SCHED_IDLE takes root, or an RLIMIT_NICE that allows nice 0 (20).
+    """
+    if os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < _RLIMIT_NICE_0:
+        return lambda: None
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    def come_forward() -> None:
+        for thread in os.listdir("/proc/self/task"):  # loading may have started threads, which inherited it
+            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+
+    return come_forward
+
+
 def main() -> int:
     """Set up, report, serve until the node is gone. Returns the exit status."""
     _detach_from_node()
@@ -35,10 +54,13 @@ def main() -> int:
     control = socket.socket(fileno=control_fd)
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
     try:
+        come_forward = _load_in_background() if setup["background"] else lambda: None
         from torchperf_ros.worker.session import Session  # imports torch, which takes seconds
 
         session = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
-        session.prepare()
+        session.load()
+        come_forward()
+        session.calibrate()
         session.serve()
     except BrokenPipeError:
         return 0  # the node is gone

@@ -5,7 +5,7 @@ import select
 import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,8 +41,8 @@ class Session:
         self._checks: list[OutputCheck] = []
         self._memory_at = 0.0
 
-    def prepare(self) -> None:
-        """Import the adapter, build, warm up and calibrate every tier, and report each step."""
+    def load(self) -> None:
+        """Import the adapter, say what it takes and gives, and build every tier."""
         self._adapter: Adapter = load_adapter(self._setup["adapter"])(self._setup["options"], self._device.device)
         self._inputs = [(topic, full_name(name)) for topic, name in self._adapter.inputs.items()]
         self._output = full_name(self._adapter.output)
@@ -51,19 +51,26 @@ class Session:
         self._observes = type(self._adapter).observe is not Adapter.observe
         self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes,
                   device=str(self._device.device))  # fmt: skip
-        tiers = self._setup["tiers"]
+        for tier in self._each_tier("loading"):
+            self._engines.append(EagerEngine(self._adapter.build(tier), self._device))
+
+    def calibrate(self) -> None:
+        """Warm up and time every tier, then report ready."""
         calibrations = []
+        fixed_sizes = not self._adapter.dynamic_dims()
         with torch.inference_mode():
-            for number, tier in enumerate(tiers, start=1):
-                self._say("progress", text=f"loading {tier} ({number} of {len(tiers)})")
-                engine = EagerEngine(self._adapter.build(tier), self._device)
+            for tier, engine in zip(self._each_tier("warming up"), self._engines, strict=True):
                 example = self._adapter.example_inputs(tier)
-                self._say("progress", text=f"warming up {tier} ({number} of {len(tiers)})")
                 calibrations.append(engine.calibrate(example))
-                self._engines.append(engine)
                 outputs, _ = engine.run(example)
-                self._checks.append(OutputCheck(outputs, fixed_sizes=not self._adapter.dynamic_dims()))
+                self._checks.append(OutputCheck(outputs, fixed_sizes=fixed_sizes))
         self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations])
+
+    def _each_tier(self, doing: str) -> Iterator[str]:
+        tiers = self._setup["tiers"]
+        for number, tier in enumerate(tiers, start=1):
+            self._say("progress", text=f"{doing} {tier} ({number} of {len(tiers)})")
+            yield tier
 
     def serve(self) -> None:
         """Answer requests until the node closes the socket."""
