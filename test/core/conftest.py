@@ -1,0 +1,27 @@
+import math
+
+import pytest
+
+from torchperf_ros.core.frame import Answer, Frame, Origin
+from torchperf_ros.core.outcome import Outcome
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def make_frame():
+    def make(seq=0, *, deadline_ns=100 * MS, received_ns=0, stamp_ns=0, age_ms=math.nan, data=b""):
+        return Frame(seq, data, stamp_ns, age_ms, received_ns, deadline_ns, Origin(received_ns, age_ms))
+
+    return make
+
+
+@pytest.fixture
+def make_answer(make_frame):
+    def make(outcome=Outcome.ON_TIME, fallback=None, *, seq=0, now_ns=0, total_ms=10.0, lateness_ms=-1.0, reason=""):
+        return Answer(
+            make_frame(seq), outcome, fallback, reason, tier=0, wait_ms=0.5, total_ms=total_ms, budget_ms=50.0,
+            lateness_ms=lateness_ms, published_ns=now_ns,
+        )  # fmt: skip
+
+    return make
