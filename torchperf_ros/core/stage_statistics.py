@@ -17,6 +17,7 @@ class StageStatistics:
         outcomes, fallbacks: answers by index of `Outcome` and `Fallback`.
         missed_deadline: answers that left after their deadline.
         late_results: results that came after their frame had been answered; not published as if fresh.
+        rehearsals: runs of the spare worker that nobody waited for, to keep it warm.
         probes: runs of a higher tier outside any frame's answer.
         backups: frames that the second worker ran as well, on the cheapest tier.
         refused_inputs: messages of other inputs than the trigger that were too large.
@@ -33,6 +34,7 @@ class StageStatistics:
     fallbacks: list[int] = field(default_factory=lambda: [0] * len(Fallback))
     missed_deadline: int = 0
     late_results: int = 0
+    rehearsals: int = 0
     probes: int = 0
     backups: int = 0
     refused_inputs: int = 0

@@ -3,7 +3,7 @@
 import math
 import time
 
-from torchperf_ros.core.clock import NS_PER_MS
+from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.core.frame import Frame, StepTimes
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.core.stage_statistics import StageStatistics
@@ -14,6 +14,8 @@ from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.supervise.protocol import Response
 from torchperf_ros.supervise.turn import Result, Turn
 from torchperf_ros.supervise.worker_process import WorkerProcess
+
+_REHEARSE_AFTER_NS = 5 * NS_PER_S
 
 
 class Dispatcher:
@@ -31,7 +33,7 @@ class Dispatcher:
         self._outputs = outputs
         self._statistics = statistics
         self._preferred = 0
-        self._running: dict[int, Frame | None] = {}  # worker number -> the frame that it runs, None: a probe
+        self._running: dict[int, Frame | None] = {}  # worker number -> the frame that it runs, None: practice
         self._lessons: list[tuple[int, float, float]] = []
 
     def write(self, turn: Turn, data: bytes) -> None:
@@ -93,19 +95,28 @@ class Dispatcher:
                 turn.observed.add(worker.number)
                 worker.observe(turn.frame.seq, turn.offset, turn.length)
 
-    def probe(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
-        """After an answer, with no frame waiting: try the next tier up where that cannot cost a deadline."""
+    def practise(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
+        """After an answer, with no frame waiting: run its frame once more where that helps and costs no deadline.
+
+        A spare worker that has not run for a while rehearses on the cheapest tier: a run that nobody waits for brings
+        its code and memory back (the first run of a process can take ten times as long). Else the ladder may want to
+        know how long the next tier up takes now.
+        """
         first = self._idle_worker()
         if first is None or not turn.length or None in self._running.values():
             return
         spare = self._idle_worker(other_than=first)
-        tier = self._ladder.probe(fresh_ms, spare is not None)
-        if tier is None:
-            return
-        worker = spare or first
+        if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
+            tier, worker = self._ladder.last, spare
+            self._statistics.rehearsals += 1
+        else:
+            wanted = self._ladder.probe(fresh_ms, spare is not None)
+            if wanted is None:
+                return
+            tier, worker = wanted, spare or first
+            self._statistics.probes += 1
         if worker.run(tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
             self._running[worker.number] = None
-            self._statistics.probes += 1
 
     def take(
         self, worker: WorkerProcess, response: Response, payload: bytes, turn: Turn | None, fresh_ms: float
@@ -114,9 +125,10 @@ class Dispatcher:
         took_ms = (time.monotonic_ns() - worker.busy_since_ns) / NS_PER_MS
         steps = _step_times(response)
         outcome = Outcome(response.outcome)
-        if not math.isnan(steps.inference_ms):
-            self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
         frame = self._running.pop(worker.number)
+        rehearsed = frame is None and response.tier == self._ladder.last
+        if not math.isnan(steps.inference_ms) and not rehearsed:  # its times are those of a cold start
+            self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
         if frame is None:
             self._ladder.probed(response.tier, took_ms if outcome is Outcome.ON_TIME else math.inf, fresh_ms)
             return

@@ -285,7 +285,7 @@ class StageActor:
             self._ports.anomaly(anomaly)
 
     def _next(self, answered: Turn) -> None:
-        """Begin the waiting frame if there is one; else there may be time to probe a higher tier."""
+        """Begin the waiting frame if there is one; else there may be time to practise."""
         with self._lock:
             self._dispatcher.learn()
             self._turn = None
@@ -293,7 +293,7 @@ class StageActor:
             now_ns = time.monotonic_ns()
             self._begin(now_ns)
             if self._turn is None:
-                self._dispatcher.probe(answered, self._fresh_ms, now_ns)
+                self._dispatcher.practise(answered, self._fresh_ms, now_ns)
 
     # -- the crew's thread --------------------------------------------------------------------------------------------
 
