@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.demo.drive_state import RECENT_FRAMES, DriveState, StageState
+from torchperf_ros.demo.drive_state import DriveState
+from torchperf_ros.demo.stage_state import RECENT_FRAMES
 
 LABELS = ["stage", "age_ms", "total_ms", "budget_ms", "tier", "outcome", "fallback"]
 STAMP_NS = 1_700_000_000_000_000_000
@@ -120,23 +121,6 @@ def test_given_diagnostics_when_folded_then_ours_are_kept_and_strangers_are_pass
     assert (state.stages["perception"].health, state.stages["perception"].tier) == ("NOMINAL", "medium")
     assert state.node == {"lifecycle": "active"}
     assert state.diagnostics == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "tier"),
-    [({}, ""), ({"tier": "fast"}, "fast"), ({"tier": "5", "tiers": "full"}, "5"), ({"tier": "0", "tiers": ""}, "0")],
-)
-def test_given_tiers_told_in_other_ways_when_asked_then_what_there_is_is_shown(
-    values: dict[str, str], tier: str
-) -> None:
-    assert StageState("s", values).tier == tier
-
-
-def test_given_counters_when_asked_for_the_unanswered_then_dropped_frames_do_not_count() -> None:
-    values = {"frames": "100", "superseded": "3", "stale": "1", "answered": "95"}
-    assert StageState("s", values).unanswered == 1
-    assert StageState("s", values | {"answered": "many"}).unanswered is None
-    assert StageState("s").unanswered is None
 
 
 def test_given_an_anomaly_with_a_traceback_when_folded_then_its_event_is_one_line_with_the_error_itself() -> None:

@@ -32,6 +32,7 @@ _FAULTS: Final = {  # in order of their time; a replacement is ready before the 
     "planning": ("sigkill", "raise", "stall", "nan", "gil"),
 }
 _FIRST_FAULT: Final = {"perception": 0.6, "planning": 1.6}  # in gaps between two faults
+_COMPLETE_S: Final = 60.0
 _START_S: Final = 180.0
 _AFTER_PLAYER_S: Final = 15.0
 _SETTLE_S: Final = 4.0
@@ -107,14 +108,13 @@ class Drive:
             self._watcher = stack.enter_context(Watcher(self._state))
             self._show = stack.enter_context(self._screen())
             self._drive()
-            if self._options.svg_file:
-                save_svg(self._state, self._options.svg_file)
         self._state.others_share = processor.of_others()
         return self._end()
 
     def _drive(self) -> None:
         state = self._state
         try:
+            self._watch(self._complete, _COMPLETE_S)
             if not self._watch(self._ready, _START_S):
                 msg = f"the node was not ready after {_START_S:.0f} s:\n{self._node.errors.tail(_LOG_LINES)}"
                 raise DriveError(msg)
@@ -122,6 +122,8 @@ class Drive:
             state.phase = "driving"
             start_s = time.monotonic()
             self._watch(lambda: self._drove(start_s), state.seconds + _AFTER_PLAYER_S)
+            if self._options.svg_file:
+                save_svg(state, self._options.svg_file)
         except KeyboardInterrupt:
             state.event("note", "demo", "interrupted")
             self._player.interrupt()
@@ -158,6 +160,10 @@ class Drive:
             )
         told = [stage.health for stage in self._state.stages.values()]
         return self._state.player_ready and all(health not in {"", "STARTING"} for health in told)
+
+    def _complete(self) -> bool:
+        """Ready, and the backup workers, too: a drive without them is for those who cannot wait for a slow one."""
+        return self._ready() and all(stage.complete for stage in self._state.stages.values())
 
     def _drove(self, start_s: float) -> bool:
         self._state.elapsed_s = min(time.monotonic() - start_s, self._state.seconds)

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.demo.drive_state import DriveState, Injection, StageState
+from torchperf_ros.demo.drive_state import DriveState, Injection
+from torchperf_ros.demo.stage_state import FAR_LATE_MS, StageState
 
 _IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
 _OTHERS_SHARE: Final = 0.1
@@ -48,7 +49,7 @@ def judge(state: DriveState) -> Verdict:
             failures.append(f"{stage.name}: {unanswered} started frames were not answered")
         if stage.far_late:
             failures.append(
-                f"{stage.name}: {stage.far_late} answers later than {stage.FAR_LATE_MS:.0f} ms after their deadline,"
+                f"{stage.name}: {stage.far_late} answers later than {FAR_LATE_MS:.0f} ms after their deadline,"
                 f" the worst by {stage.worst_ms:.1f} ms"
             )
         if unanswered is None:

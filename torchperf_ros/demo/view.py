@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.demo.drive_state import DriveState, Event, FrameRecord, StageState
+from torchperf_ros.demo.drive_state import DriveState, Event
+from torchperf_ros.demo.stage_state import FrameRecord, StageState
 
 WIDTH: Final = 100
 HEIGHT: Final = 30
