@@ -4,6 +4,7 @@ import io
 import json
 import math
 
+import pytest
 from rich.console import Console
 
 from torchperf_ros.core.outcome import Fallback, Outcome
@@ -31,10 +32,10 @@ def drive(unanswered: int = 0) -> DriveState:
     return state
 
 
-def printed(state: DriveState) -> str:
-    console = Console(width=100, file=io.StringIO(), color_system=None)
+def printed(state: DriveState, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(summary(state, judge(state)))
+        console.print(summary(state, judge(state), width))
     return capture.get()
 
 
@@ -96,6 +97,14 @@ def test_given_images_that_never_reached_the_node_when_judged_then_a_note_says_w
     verdict = judge(state)
     assert "of 150 images only 100 reached the node" in verdict.notes[0]
     assert verdict.exit_status == 0
+
+
+@pytest.mark.parametrize(("width", "restarts"), [(100, True), (80, False)])
+def test_given_a_terminal_when_summed_up_then_no_word_is_cut_off(width: int, restarts: bool) -> None:
+    text = printed(drive(), width)
+    assert "…" not in text
+    assert ("restarts" in text) is restarts
+    assert " perception " in text
 
 
 def test_given_sabotage_when_summed_up_then_each_kind_tells_how_often_and_how_it_was_answered() -> None:

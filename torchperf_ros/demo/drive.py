@@ -171,7 +171,7 @@ class Drive:
 
     def _end(self) -> int:
         verdict = judge(self._state)
-        self._console.print(summary(self._state, verdict))
+        self._console.print(summary(self._state, verdict, self._console.width))
         if self._options.json_file:
             text = json.dumps(report(self._state, verdict), indent=2)
             self._options.json_file.write_text(text + "\n", encoding="utf-8")

@@ -16,6 +16,8 @@ from torchperf_ros.demo.stage_state import FAR_LATE_MS, StageState
 _IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
 _OTHERS_SHARE: Final = 0.1
 _RECEIVED_SHARE: Final = 0.95
+_WIDTH: Final = 100
+_WIDE_ONLY: Final = ("fallbacks", "budget", "restarts")
 _DASH: Final = "-"
 
 
@@ -80,9 +82,9 @@ def judge(state: DriveState) -> Verdict:
     return Verdict(tuple(failures), tuple(notes))
 
 
-def summary(state: DriveState, verdict: Verdict) -> RenderableType:
-    """The end of a drive in words and tables."""
-    parts: list[RenderableType] = [_stage_table(state)]
+def summary(state: DriveState, verdict: Verdict, width: int = _WIDTH) -> RenderableType:
+    """The end of a drive in words and tables; a narrow terminal gets fewer columns."""
+    parts: list[RenderableType] = [_stage_table(state, narrow=width < _WIDTH)]
     if state.injections:
         parts.append(_sabotage_table(state))
     parts += [Text(f"  note  {note}", style="dim") for note in verdict.notes]
@@ -142,30 +144,32 @@ def _answered(stage: StageState) -> int:
     return stage.records if told is None else told
 
 
-def _stage_table(state: DriveState) -> Table:
+def _stage_table(state: DriveState, *, narrow: bool) -> Table:
     table = _table(f"{state.title}, {state.elapsed_s:.1f} s", "stage")
-    for name in ("frames", "dropped", "answered", "on time", "fallbacks", "p50", "p99", "budget", "latest", "restarts"):
+    rows = [_stage_row(stage) for stage in state.stages.values()]
+    shown = [name for name in rows[0] if not (narrow and name in _WIDE_ONLY)]
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
-    table.caption = " in ms: p50, p99, budget, and latest, past the deadline; dropped: a newer frame came first"
-    for stage in state.stages.values():
-        answered, on_time = stage.count("answered"), stage.count("on_time")
-        share = f"{on_time / answered:.1%}" if answered and on_time is not None else _DASH
-        fallbacks = [stage.count(f"fallback_{fallback.word}") for fallback in Fallback]
-        dropped = [stage.count(key) for key in ("superseded", "stale")]
-        table.add_row(
-            stage.name,
-            _number(stage.count("frames")),
-            _number(_sum(dropped)),
-            _number(_answered(stage)),
-            share,
-            _number(_sum(fallbacks)),
-            _rounded(stage.values.get("p50_ms")),
-            _rounded(stage.values.get("p99_ms")),
-            _rounded(stage.values.get("budget_ms")),
-            f"{stage.worst_ms:+.2f}" if math.isfinite(stage.worst_ms) else _DASH,
-            _number(stage.count("restarts")),
-        )
+    for stage, row in zip(state.stages, rows, strict=True):
+        table.add_row(stage, *(row[name] for name in shown))
+    table.caption = " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first"
     return table
+
+
+def _stage_row(stage: StageState) -> dict[str, str]:
+    answered, on_time = stage.count("answered"), stage.count("on_time")
+    return {
+        "frames": _number(stage.count("frames")),
+        "dropped": _number(_sum([stage.count(key) for key in ("superseded", "stale")])),
+        "answered": _number(_answered(stage)),
+        "on time": f"{on_time / answered:.1%}" if answered and on_time is not None else _DASH,
+        "fallbacks": _number(_sum([stage.count(f"fallback_{fallback.word}") for fallback in Fallback])),
+        "p50": _rounded(stage.values.get("p50_ms")),
+        "p99": _rounded(stage.values.get("p99_ms")),
+        "budget": _rounded(stage.values.get("budget_ms")),
+        "latest": f"{stage.worst_ms:+.2f}" if math.isfinite(stage.worst_ms) else _DASH,
+        "restarts": _number(stage.count("restarts")),
+    }
 
 
 def _sabotage_table(state: DriveState) -> Table:
