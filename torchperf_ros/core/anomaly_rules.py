@@ -75,4 +75,7 @@ class AnomalyRules:
             return None
         self._told[what] = (now_ns, level)
         values["held_back"] = str(self._held_back.pop(what, 0))
-        return Anomaly(level, f"{self._stage}: {what}", message, values)
+        first_line, _, detail = message.partition("\n")
+        if detail:
+            values["detail"] = detail
+        return Anomaly(level, f"{self._stage}: {what}", first_line, values)

@@ -91,32 +91,47 @@ STAGE_PARAMETERS = (
     Parameter("output", "", "Topic of the stage's output."),
     Parameter("budget_ms", 50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True),
     Parameter(
-        "budget_from", "receipt", "What the budget counts from: the frame's receipt or its stamp.",
+        "budget_from",
+        "receipt",
+        "What the budget counts from: the frame's receipt or its stamp.",
         choices=("receipt", "stamp"),
     ),
     Parameter("tiers", ["full", "medium", "fast"], "Model variants, from most to least accurate."),
     Parameter("engine", "eager", "How tiers run.", choices=(*ENGINES, *_PLANNED_ENGINES)),
     Parameter(
-        "backup", "standby", "Second worker: none, standby (takes over), active (runs the last tier on every frame).",
+        "backup",
+        "standby",
+        "Second worker: none, standby (takes over), active (runs the last tier on every frame).",
         choices=("none", "standby", "active"),
     ),
     Parameter(
-        "fallback", ["backup", "hold_last", "stop"], "What to publish instead of a missing result, in this order.",
+        "fallback",
+        ["backup", "hold_last", "stop"],
+        "What to publish instead of a missing result, in this order.",
         choices=tuple(kind.word for kind in Fallback),
     ),
-    Parameter("hold_last_ms", 300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0,
-              live=True),
+    Parameter(
+        "hold_last_ms", 300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
+    ),
     Parameter("stop_deceleration", 3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True),
-    Parameter("hang_ms", 1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0,
-              live=True),
+    Parameter(
+        "hang_ms", 1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True
+    ),
     Parameter("max_frame_bytes", 8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30),
     Parameter(
         "input_reliability", "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")
     ),
-    Parameter("input_timeout_ms", 1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0,
-              live=True),
-    Parameter("sustained_misses", 10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000,
-              live=True),
+    Parameter(
+        "input_timeout_ms",
+        1000.0,
+        "Without input for this long, in ms, the stage is WAITING.",
+        10.0,
+        600_000.0,
+        live=True,
+    ),
+    Parameter(
+        "sustained_misses", 10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000, live=True
+    ),
     Parameter("recover_frames", 30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True),
 )
 

@@ -97,7 +97,7 @@ class Answer:
         frame: the frame that was answered.
         outcome: on time, or the reason why not.
         fallback: what replaced the frame's own result; None for a frame that was on time.
-        reason: one line for people; empty for a frame that was on time.
+        reason: for people: one line, then a traceback if there is one; empty for a frame that was on time.
         tier: index of the tier whose result was used or waited for; -1 if none was started.
         steps: times inside the worker that gave the result.
         wait_ms: from receipt to the start of the frame's turn (time in the mailbox).

@@ -181,6 +181,7 @@ class SabotagedAdapter(Adapter):
         self._inner = load_adapter(options["adapter"])(options.get("options", {}), device)
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
+        self.observe = self._inner.observe  # type: ignore[method-assign] # histories stay whole
         self.inputs = self._inner.inputs
         self.output = self._inner.output
 
@@ -197,10 +198,6 @@ class SabotagedAdapter(Adapter):
     def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
         """The inner adapter's; the further input comes last and moves none of them."""
         return self._inner.dynamic_dims()
-
-    def observe(self, messages: Mapping[str, Received]) -> None:
-        """Pass on: histories stay whole, only inferences are sabotaged."""
-        self._inner.observe(messages)
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
         """Draw this inference's luck, write it down, let it happen, and pass on if the process is still there.

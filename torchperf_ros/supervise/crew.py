@@ -71,10 +71,14 @@ class Crew:
     @property
     def progress(self) -> str:
         """What the workers are doing, one phrase each."""
-        return "; ".join(
-            f"worker {number} {'waits for its restart' if worker is None else worker.state}"
-            for number, worker in enumerate(self.workers)
-        )
+        return "; ".join(f"worker {number} {self.state(number)}" for number in range(len(self.workers)))
+
+    def state(self, number: int) -> str:
+        """What one worker is doing: loading, idle, busy, or why there is none."""
+        worker = self.workers[number]
+        if worker is not None:
+            return worker.state
+        return "waits for its restart" if self.policies[number].restarts else "starts when the first is ready"
 
     def start(self) -> None:
         """Start the watching thread, which starts the workers."""

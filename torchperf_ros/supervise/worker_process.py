@@ -182,8 +182,10 @@ class WorkerProcess:
         text = f"worker {self.number} (pid {self.pid}) ended by {how}"
         if self.kill_reason:
             text += f": {self.kill_reason}"
-        detail = self.error or self._tail.decode(errors="replace").strip()
-        return f"{text}\n{detail}" if detail else text
+        if self.error:
+            return f"{text}: {self.error}"
+        said = self._tail.decode(errors="replace").strip()
+        return f"{text}\n{said}" if said else text
 
     def close(self) -> None:
         """Reap the dead process and release every descriptor."""

@@ -77,7 +77,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
     }
     for number, worker in enumerate(crew.workers):
         values[f"worker_{number}_pid"] = "" if worker is None else str(worker.pid)
-        values[f"worker_{number}_state"] = "waits for its restart" if worker is None else worker.state
+        values[f"worker_{number}_state"] = crew.state(number)
         rss = None if worker is None else rss_bytes.get(worker.pid)
         values[f"worker_{number}_rss_mib"] = "" if rss is None else _number(rss / _MIB)
     values["last_error"] = crew.last_error
@@ -96,7 +96,7 @@ def _summary(stage: StageActor, health: Health) -> str:
         return f"STARTING: {stage.crew.progress}"
     if health is Health.SAFE_STOP:
         last = stage.crew.last_error.splitlines()
-        why = last[-1] if last and not stage.crew.ready else f"{stage.journal.health.misses_in_a_row} misses in a row"
+        why = last[0] if last and not stage.crew.ready else f"{stage.journal.health.misses_in_a_row} misses in a row"
         return f"SAFE_STOP: {why}"
     if health is Health.WAITING:
         return "WAITING: no input" if stage.journal.statistics.frames == 0 else "WAITING: input stopped"

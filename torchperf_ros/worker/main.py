@@ -65,7 +65,9 @@ def main() -> int:
     except BrokenPipeError:
         return 0  # the node is gone
     except Exception as error:  # the process's boundary: the node shows this on /diagnostics
-        text = str(error) if isinstance(error, TorchperfError) else traceback.format_exc()
+        text = str(error)
+        if not isinstance(error, TorchperfError):
+            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
             control.send(pack_control("error", text=text, permanent=isinstance(error, _PERMANENT)))
         return 1

@@ -48,7 +48,8 @@ class Session:
         self._output = full_name(self._adapter.output)
         for name in [*(name for _, name in self._inputs), self._output]:
             warm_up(name)
-        self._observes = type(self._adapter).observe is not Adapter.observe
+        # asked of the bound method, so that an adapter that wraps another can pass the other's on
+        self._observes = getattr(self._adapter.observe, "__func__", None) is not Adapter.observe
         self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes,
                   device=str(self._device.device))  # fmt: skip
         for tier in self._each_tier("loading"):
@@ -97,7 +98,7 @@ class Session:
         except TorchperfError as error:
             payload = str(error).encode()
         except Exception as error:  # the frame's boundary: whatever the user's model raises is an outcome
-            payload = traceback.format_exc(limit=-4).encode()
+            payload = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}".encode()
             lost = self._device.is_lost(error)
         if request.kind & Kind.RUN:
             payload = self._fitting(payload, response)
@@ -150,5 +151,3 @@ class Session:
 
     def _say(self, kind: str, **fields: object) -> None:
         self._control.send(pack_control(kind, **fields))
-
-
