@@ -47,8 +47,9 @@ class Parameter:
         if type(value) is not type(self.default):
             msg = f"parameter {name}: {value!r} is a {type(value).__name__}; it has to be {self.allowed}"
             raise ConfigError(msg)
+        one = self.default[0] if isinstance(self.default, list) else self.default
         for item in value if isinstance(value, list) else [value]:
-            if not self._allows(item):
+            if type(item) is not type(one) or not self._allows(item):
                 msg = f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}"
                 raise ConfigError(msg)
         return value
@@ -66,11 +67,9 @@ class Parameter:
         """What is allowed, in words."""
         if self.choices:
             return ("a list of: " if isinstance(self.default, list) else "one of: ") + ", ".join(self.choices)
-        if isinstance(self.default, (int, float)) and not isinstance(self.default, bool):
-            return f"a {type(self.default).__name__} from {self.minimum} to {self.maximum}"
-        if isinstance(self.default, list):
-            return "a list of str" if not self.default or isinstance(self.default[0], str) else "a list of int"
-        return f"a {type(self.default).__name__}"
+        one, a = (self.default[0], "a list of") if isinstance(self.default, list) else (self.default, "a")
+        span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
+        return f"{a} {type(one).__name__}{span}"
 
 
 NODE_PARAMETERS = (
@@ -233,7 +232,7 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
 def _json_object(text: str, prefix: str) -> dict[str, Any]:
     try:
         options = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         msg = f"parameter {prefix}options: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
         raise ConfigError(msg) from error
     if not isinstance(options, dict):

@@ -7,11 +7,12 @@ installed packages (a sourced ROS 2, or message wheels under `sys.prefix`).
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+from rosbags.interfaces.typing import Typesdict
+from rosbags.typesys import Stores, TypesysError, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
 from torchperf_ros.core.errors import BadInput, UnknownMessageType
@@ -60,6 +61,7 @@ def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these data
 
 
 def _ensure(name: str) -> None:
+    """Make sure that the store has the type and every type that it contains."""
     store = _store()
     if name in store.fielddefs:
         return
@@ -67,21 +69,29 @@ def _ensure(name: str) -> None:
     for share in _share_folders():
         path = share / package / "msg" / f"{short}.msg"
         if path.is_file():
-            types = get_types_from_msg(path.read_text(encoding="utf-8"), name)
-            store.register({key: value for key, value in types.items() if key not in store.fielddefs})
-            for needed in _referenced(name):
-                _ensure(needed)
+            types = {key: value for key, value in _parse(path, name).items() if key not in store.fielddefs}
+            for _, fields in types.values():
+                for needed in _referenced(fields):
+                    if needed not in types:
+                        _ensure(needed)
+            store.register(types)
             return
     msg = f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install {package}"
     raise UnknownMessageType(msg)
 
 
-def _referenced(name: str) -> Iterator[str]:
-    """Names of the message types that a registered type has as fields."""
-    for _, field in _store().fielddefs[name][1]:
-        entry: Any = field
-        if entry[0].name in {"ARRAY", "SEQUENCE"}:
-            entry = entry[1][0]
+def _parse(path: Path, name: str) -> Typesdict:
+    try:
+        return get_types_from_msg(path.read_text(encoding="utf-8"), name)
+    except (TypesysError, OSError, UnicodeDecodeError) as error:
+        msg = f"message type {name!r} cannot be read from {path}: {error}"
+        raise UnknownMessageType(msg) from error
+
+
+def _referenced(fields: Iterable[Any]) -> Iterator[str]:
+    """Names of the message types among a type's fields."""
+    for _, field in fields:
+        entry = field[1][0] if field[0].name in {"ARRAY", "SEQUENCE"} else field
         if entry[0].name == "NAME":
             yield str(entry[1])
 
@@ -95,7 +105,7 @@ def warm_up(name: str) -> None:
     name = full_name(name)
     _ensure(name)
     _store().get_msgdef(name)
-    for needed in _referenced(name):
+    for needed in _referenced(_store().fielddefs[name][1]):
         warm_up(needed)
 
 

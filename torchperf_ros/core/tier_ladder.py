@@ -47,10 +47,13 @@ class TierClock:
         self._recent.clear()
 
     @property
-    def slowdown(self) -> float:
-        """Recent median over calibrated median: how much slower (or faster) the machine is than when calibrated."""
+    def slowdown(self) -> float | None:
+        """Recent median over calibrated median: how much slower (or faster) the machine is than when calibrated.
+
+        None where too few recent runs are known to say so.
+        """
         if len(self._recent) < _FEW or self.calibration.median_ms <= 0:
-            return 1.0
+            return None
         return self._recent.quantile(0.5) / self.calibration.median_ms
 
     def p99_ms(self, slowdown: float = 1.0) -> float:
@@ -83,6 +86,7 @@ class TierLadder:
         self._probes = 0
         self._frames_on_level = 0
         self.level = 0
+        self._slowdown = 1.0
         self._predicted = [0.0] * tiers
 
     @property
@@ -107,9 +111,9 @@ class TierLadder:
         self._predict()
 
     def _predict(self) -> None:
-        slowdown = self._clocks[self.level].slowdown
+        self._slowdown = self._clocks[self.level].slowdown or self._slowdown
         overhead_ms = usual_p99(self._overhead) if len(self._overhead) else 0.0
-        self._predicted = [clock.p99_ms(slowdown) + overhead_ms for clock in self._clocks]
+        self._predicted = [clock.p99_ms(self._slowdown) + overhead_ms for clock in self._clocks]
 
     def choose(self, left_ms: float, fresh_ms: float) -> int:
         """The tier for a frame.
