@@ -3,6 +3,7 @@
 import select
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -98,7 +99,12 @@ class Crew:
             self._spawn_missing(now_ns)
             self._wait_for_news()
             for worker in [worker for worker in self.workers if worker is not None]:
-                self._look_after(worker)
+                try:
+                    self._look_after(worker)
+                except Exception:  # the thread's boundary: one worker's nonsense must not leave the others alone
+                    self.last_error = traceback.format_exc()
+                    self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
+                    worker.kill("it could not be looked after")
         for worker in [worker for worker in self.workers if worker is not None]:
             worker.kill("the node stops")
             worker.close()
@@ -109,7 +115,12 @@ class Crew:
             first_is_up = number == 0 or self.ready
             if worker is None and now_ns >= self._start_at_ns[number] and first_is_up:
                 setup = {**self._setup, "background": self.ready}
-                self.workers[number] = WorkerProcess(number, setup, self.ring, self._result_bytes)
+                try:
+                    self.workers[number] = WorkerProcess(number, setup, self.ring, self._result_bytes)
+                except (OSError, ProtocolError) as error:  # no memory to be had, or options too long
+                    self.last_error = f"worker {number} cannot be started: {error}"
+                    self._log("error", f"{self.config.name}: {self.last_error}")
+                    self._start_at_ns[number] = self.policies[number].died(None)
 
     def _wait_for_news(self) -> None:
         poll = select.poll()

@@ -24,6 +24,7 @@ from torchperf_ros.supervise.protocol import (
     unpack_response,
 )
 
+_REAP_S = 5.0
 _STDERR_TAIL = 4_000
 
 
@@ -64,15 +65,15 @@ class WorkerProcess:
         self.calibrations: list[Calibration] = []
         self.memory_bytes: dict[str, int] = {}
         self._tail = b""
-        result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
-        os.ftruncate(result_fd, result_bytes)
-        self._result = mmap.mmap(result_fd, result_bytes, prot=mmap.PROT_READ)
-        self.frames, worker_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as given_away:
-            for end in (worker_frames, worker_control):
-                given_away.enter_context(end)
+            result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
             given_away.callback(os.close, result_fd)
+            os.ftruncate(result_fd, result_bytes)
+            self._result = mmap.mmap(result_fd, result_bytes, prot=mmap.PROT_READ)
+            self.frames, worker_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            given_away.enter_context(worker_frames)
+            self.control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            given_away.enter_context(worker_control)
             passed = (worker_frames.fileno(), worker_control.fileno(), ring.fd, result_fd)
             # -X faulthandler: a worker that dies by a signal leaves its stacks on stderr.
             self._process = subprocess.Popen(
@@ -188,8 +189,12 @@ class WorkerProcess:
         return f"{text}\n{said}" if said else text
 
     def close(self) -> None:
-        """Reap the dead process and release every descriptor."""
-        self._process.wait()
+        """Reap the dead process and release every descriptor.
+
+        A process that the kernel cannot end (one that waits for a driver) is left to it after 5 s.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_REAP_S)
         os.close(self.pidfd)
         assert self._process.stdout is not None
         self._process.stdout.close()

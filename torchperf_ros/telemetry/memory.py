@@ -17,35 +17,43 @@ LABELS = (
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """One sample in bytes; `rss_by_pid` has the node's workers."""
+    """One sample in bytes.
+
+    Attributes:
+        node_rss: resident memory of the node process.
+        rss_by_pid: the same of each worker.
+        told: what the workers report themselves, summed: `history`; on CUDA `allocated`, `reserved`, and the least
+            `free`.
+        shared: shared memory that the stages' rings have touched.
+    """
 
     node_rss: int
     rss_by_pid: dict[int, int]
-    cuda: dict[str, int]
+    told: dict[str, int]
     shared: int
 
     @property
     def workers_mib(self) -> float:
         """The headline figure: device memory on CUDA, resident memory on the CPU, in MiB."""
-        return (self.cuda["allocated"] if self.cuda else sum(self.rss_by_pid.values())) / _MIB
+        return self.told.get("allocated", sum(self.rss_by_pid.values())) / _MIB
 
     def row(self) -> list[float]:
         """Values for `LABELS`, in MiB; NaN where not measured."""
         nan = float("nan")
-        cuda = [self.cuda.get(key, nan) for key in ("allocated", "reserved", "free")]
-        values = [self.node_rss, sum(self.rss_by_pid.values()), *cuda, nan, self.shared]
+        told = [self.told.get(key, nan) for key in ("allocated", "reserved", "free", "history")]
+        values = [self.node_rss, sum(self.rss_by_pid.values()), *told, self.shared]
         return [value / _MIB for value in values]
 
 
 def sample_memory(stages: Iterable[StageActor]) -> MemoryUse:
     """Read the memory of this process and of every worker that lives."""
     workers = [worker for stage in stages for worker in stage.crew.workers if worker is not None]
-    cuda: dict[str, int] = {}
+    told: dict[str, int] = {}
     for worker in workers:
         for key, value in worker.memory_bytes.items():
-            cuda[key] = min(cuda.get(key, value), value) if key == "free" else cuda.get(key, 0) + value
+            told[key] = min(told.get(key, value), value) if key == "free" else told.get(key, 0) + value
     rss = {worker.pid: rss for worker in workers if (rss := _rss_bytes(worker)) is not None}
-    return MemoryUse(psutil.Process().memory_info().rss, rss, cuda, sum(s.crew.ring.used_bytes for s in stages))
+    return MemoryUse(psutil.Process().memory_info().rss, rss, told, sum(s.crew.ring.used_bytes for s in stages))
 
 
 def _rss_bytes(worker: WorkerProcess) -> int | None:

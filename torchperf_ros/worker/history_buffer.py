@@ -1,9 +1,18 @@
 """The last N samples of something as one tensor: fixed bytes, oldest first, with a mask while filling."""
 
+import weakref
+
 import torch
 
 from torchperf_ros.core.errors import AdapterError, ConfigError
 from torchperf_ros.core.history import GapRule, StampVerdict
+
+_LIVE: "weakref.WeakSet[HistoryBuffer]" = weakref.WeakSet()
+
+
+def history_bytes() -> int:
+    """Bytes of every history in this process."""
+    return sum(buffer.nbytes for buffer in _LIVE)
 
 
 class HistoryBuffer:
@@ -52,6 +61,7 @@ class HistoryBuffer:
         self._copied = torch.cuda.Event() if pinned else None
         self._next = 0
         self._filled = 0
+        _LIVE.add(self)
 
     def __len__(self) -> int:
         """Number of rows that hold a sample, 0 to `capacity`."""

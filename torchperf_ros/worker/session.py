@@ -18,6 +18,7 @@ from torchperf_ros.supervise.protocol import Kind, Request, Response, pack_contr
 from torchperf_ros.worker.adapter import Adapter, Received, load_adapter
 from torchperf_ros.worker.device import Device, choose_device
 from torchperf_ros.worker.engine import EagerEngine
+from torchperf_ros.worker.history_buffer import history_bytes
 from torchperf_ros.worker.output_check import InvalidOutput, OutputCheck
 
 _MEMORY_EVERY_S = 1.0
@@ -145,9 +146,9 @@ class Session:
 
     def _report_memory(self) -> None:
         now = time.monotonic()
-        if self._device.is_cuda and now - self._memory_at >= _MEMORY_EVERY_S:
+        if now - self._memory_at >= _MEMORY_EVERY_S:
             self._memory_at = now
-            self._say("memory", bytes=self._device.memory_bytes())
+            self._say("memory", bytes={"history": history_bytes(), **self._device.memory_bytes()})
 
     def _say(self, kind: str, **fields: object) -> None:
         self._control.send(pack_control(kind, **fields))
