@@ -68,14 +68,14 @@ def stage_inputs(node: Node, stage: StageActor) -> list[Input]:
     ]  # fmt: skip
 
 
-def output_publisher(node: Node, stage: StageActor) -> Publisher[Any]:
+def output_publisher(node: Node, stage: StageActor) -> Publisher:
     """The publisher of the stage's output."""
     description = stage.crew.description
     assert description is not None  # stages without one get no endpoints
     return node.create_publisher(ros_message_class(description.output), stage.config.output, OUTPUT_QOS)
 
 
-def subscribe(node: Node, source: Input, receive: Callable[[bytes], None]) -> Subscription[Any]:
+def subscribe(node: Node, source: Input, receive: Callable[[bytes], None]) -> Subscription:
     """A raw subscription: the message stays bytes on its way through the node."""
     best_effort = source.stage.config.input_reliability == "best_effort"
     reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
