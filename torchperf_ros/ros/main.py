@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import traceback
 from types import FrameType
 
 import rclpy
@@ -31,7 +32,7 @@ def main(args: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     try:
-        node = PerfNode()
+        node = PerfNode(ending)
     except ConfigError as error:
         print(f"torchperf_node: {error}", file=sys.stderr)
         rclpy.try_shutdown()
@@ -41,7 +42,11 @@ def main(args: list[str] | None = None) -> int:
     if node.parameters.config.autostart and node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
         node.trigger_activate()
     while not ending.is_set() and rclpy.ok():
-        executor.spin_once(timeout_sec=_LOOK_FOR_SIGNALS_S)
+        try:
+            executor.spin_once(timeout_sec=_LOOK_FOR_SIGNALS_S)
+        except Exception:  # the receiving thread's boundary: one callback that fails must not take the stages with it,
+            # as a transition asked for in the wrong state does, which raises up to here in Humble and Jazzy
+            node.get_logger().error(f"a callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0)
     node.close()
     executor.shutdown()
     node.destroy_node()

@@ -1,6 +1,10 @@
 """The lifecycle node `perf`: ROS on the outside, stages on the inside."""
 
+import functools
+import threading
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -21,19 +25,43 @@ from torchperf_ros.telemetry.latency_record import LatencyRecord
 from torchperf_ros.telemetry.metrics import MetricsExporter
 
 _DESCRIBE_POLL_S = 0.02
-_SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+_SUCCESS, _FAILURE, _ERROR = (
+    TransitionCallbackReturn.SUCCESS,
+    TransitionCallbackReturn.FAILURE,
+    TransitionCallbackReturn.ERROR,
+)
+_Transition = Callable[["PerfNode", LifecycleState], TransitionCallbackReturn]
+
+
+def _transition(callback: _Transition) -> _Transition:
+    """A transition whose unexpected errors are told: rclpy turns them into ERROR and says nothing."""
+
+    @functools.wraps(callback)
+    def told(node: "PerfNode", state: LifecycleState) -> TransitionCallbackReturn:
+        try:
+            return callback(node, state)
+        except Exception:  # a thread's boundary: rclpy calls `on_error` next
+            node.get_logger().error(f"{callback.__name__} failed:\n{traceback.format_exc()}")
+            return _ERROR
+
+    return told
 
 
 class PerfNode(LifecycleNode):
     """Runs stages: `configure` starts their workers, `activate` lets frames in."""
 
-    def __init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - passed through to rclpy
+    def __init__(self, ending: threading.Event | None = None, **kwargs: Any) -> None:  # noqa: ANN401 - rclpy's
         """Declare the parameters and start reporting.
+
+        Args:
+            ending: once set, `configure` gives up waiting for workers.
+            kwargs: passed through to rclpy.
 
         Raises:
             ConfigError: a parameter has a value that is not allowed.
         """
         super().__init__("perf", **kwargs)
+        self._ending = ending or threading.Event()
         self.parameters = NodeParameters(self)
         self.parameters.on_change = self._reconfigure  # type: ignore[method-assign]
         self._stages: list[StageActor] = []
@@ -52,6 +80,7 @@ class PerfNode(LifecycleNode):
 
     # -- transitions --------------------------------------------------------------------------------------------------
 
+    @_transition
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start the workers and wait until their adapters have said what they take and give."""
         try:
@@ -76,6 +105,7 @@ class PerfNode(LifecycleNode):
         realtime.stop_collecting()
         return _SUCCESS
 
+    @_transition
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Let frames in."""
         for stage in self._stages:
@@ -83,6 +113,7 @@ class PerfNode(LifecycleNode):
         self._lifecycle = "active"
         return super().on_activate(state)
 
+    @_transition
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Let no more frames in; the workers stay warm."""
         for stage in self._stages:
@@ -90,11 +121,13 @@ class PerfNode(LifecycleNode):
         self._lifecycle = "inactive"
         return super().on_deactivate(state)
 
+    @_transition
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End the workers and take the endpoints down."""
         self._tear_down()
         return _SUCCESS
 
+    @_transition
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End the workers from whatever state."""
         self._tear_down()
@@ -149,7 +182,8 @@ class PerfNode(LifecycleNode):
         waiting = list(self._stages)
         while waiting and time.monotonic() < give_up_at:
             waiting = [s for s in waiting if s.crew.description is None and not s.crew.gave_up]
-            time.sleep(_DESCRIBE_POLL_S)
+            if self._ending.wait(_DESCRIBE_POLL_S):
+                return False
         missing = [stage for stage in self._stages if stage.crew.description is None]
         for stage in missing:
             why = stage.crew.last_error or f"no answer within {timeout_s:.0f} s ({stage.crew.progress})"
