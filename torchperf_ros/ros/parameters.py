@@ -1,5 +1,6 @@
 """The node's parameters in ROS: declared from the table in `core/config.py`, read once, changed live where allowed."""
 
+import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,7 +8,14 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from torchperf_ros.core.config import NODE_PARAMETERS, NodeConfig, Parameter, node_config, stage_parameters
+from torchperf_ros.core.config import (
+    NODE_PARAMETERS,
+    STAGE_PARAMETERS,
+    NodeConfig,
+    Parameter,
+    node_config,
+    stage_parameters,
+)
 from torchperf_ros.core.errors import ConfigError
 
 
@@ -45,8 +53,9 @@ class NodeParameters:
         self._known: dict[str, Parameter] = {}
         self._declare("", NODE_PARAMETERS)
         self._stages = [str(name) for name in self._value("stages")]
-        for stage in self._stages:
+        for stage in dict.fromkeys(self._stages):  # a name that stands there twice is refused by `_read`
             self._declare(f"{stage}.", stage_parameters(stage))
+        self._refuse_unknown()
         self.config = self._read()
         node.add_on_set_parameters_callback(self._check_change)
 
@@ -60,6 +69,15 @@ class NodeParameters:
                 msg = f"parameter {name}: {error}; it has to be {parameter.allowed}"
                 raise ConfigError(msg) from error
             parameter.check(_plain(declared.value), prefix)
+
+    def _refuse_unknown(self) -> None:
+        """A misspelt name would leave a default in force without a word; names outside the stages may be another's."""
+        for name in self._node._parameter_overrides:
+            stage, dot, rest = name.partition(".")
+            if dot and stage in self._stages and name not in self._known:
+                close = difflib.get_close_matches(rest, [parameter.name for parameter in STAGE_PARAMETERS], cutoff=0.0)
+                msg = f"parameter {name}: is unknown; the closest names are {', '.join(f'{stage}.{n}' for n in close)}"
+                raise ConfigError(msg)
 
     def _value(self, name: str) -> Any:  # noqa: ANN401
         return _plain(self._node.get_parameter(name).value)
