@@ -44,6 +44,7 @@ class Reporter:
         self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
+        self._name_warned = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
@@ -82,12 +83,28 @@ class Reporter:
         state = self._lifecycle_state()
         values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         health = next((health for health in _WORST_FIRST if health in healths), None)
+        facts = self.facts | self._shared_name()
+        warnings = [text for key, text in facts.items() if key.endswith("_warning")]
         if health is None:
-            return Anomaly(Level.WARN, "perf: node", f"not configured ({state})", values | self.facts)
-        warned = any(key.endswith("_warning") for key in self.facts)
-        level = max(LEVELS[health], Level.WARN) if warned else LEVELS[health]
-        message = "; ".join([health.name, *(self.facts[key] for key in self.facts if key.endswith("_warning"))])
-        return Anomaly(level, "perf: node", message, {"health": health.name, **values, **self.facts})
+            message = "; ".join([f"not configured ({state})", *warnings])
+            return Anomaly(Level.WARN, "perf: node", message, values | facts)
+        level = max(LEVELS[health], Level.WARN) if warnings else LEVELS[health]
+        message = "; ".join([health.name, *warnings])
+        return Anomaly(level, "perf: node", message, {"health": health.name, **values, **facts})
+
+    def _shared_name(self) -> dict[str, str]:
+        """A warning if the graph holds this node's name more than once: topics and services of all of them mix."""
+        name = self._node.get_fully_qualified_name()
+        own = (self._node.get_name(), self._node.get_namespace())
+        count = self._node.get_node_names_and_namespaces().count(own)
+        if count <= 1:
+            self._name_warned = False
+            return {}
+        text = f"{count} nodes are called {name}; give each its own name or namespace"
+        if not self._name_warned:
+            self._node.get_logger().warning(text)
+            self._name_warned = True
+        return {"name_warning": text}
 
     def _wrong_types(self) -> list[Anomaly]:
         """Publishers of another message type than a stage expects: DDS never connects them, and says nothing."""
