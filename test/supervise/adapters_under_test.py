@@ -1,0 +1,194 @@
+"""Adapters for workers under test: what a frame's `header.frame_id` says (JSON) is what they do with it.
+
+Imported by worker processes, which find this folder on PYTHONPATH. A frame's orders:
+    do: sleep, hold_gil, spin, raise, raise_unprintable, bad_input, nan, wrong_shape, sigkill, sigsegv, exit, print,
+        large, allocate
+    where: preprocess (default) or observe
+    once: only the first worker that comes to it does it (default), else every one
+    ms, bytes: how long, how much
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from torchperf_ros.core.errors import BadInput, ConfigError
+from torchperf_ros.core.message_types import message_class
+from torchperf_ros.worker.adapter import Adapter
+
+TRIGGER = "geometry_msgs/msg/PointStamped"
+OUTPUT = "nav_msgs/msg/Path"
+POSES = 11
+TIER_OFFSET = 1000.0
+
+
+class Offset(torch.nn.Module):
+    """Adds the tier's number times 1000, so that an output shows which tier made it; a flag makes it misbehave."""
+
+    def __init__(self, tier_number):
+        super().__init__()
+        self.offset = TIER_OFFSET * tier_number
+
+    def forward(self, x, flag):
+        y = x + self.offset
+        if flag[0] == 1:
+            return y * torch.nan
+        if flag[0] == 2:
+            return torch.cat([y, y])
+        return y
+
+
+class Controlled(Adapter):
+    """Does what each frame says. Its folder gets the stamps that each worker observed and preprocessed."""
+
+    inputs = {"point": TRIGGER}
+    output = OUTPUT
+
+    def __init__(self, options, device):
+        self._folder = Path(options["folder"])
+        self._tiers = options.get("tiers", ["full", "fast"])
+        self._slow_tier_ms = options.get("slow_tier_ms", {})
+        self._large_bytes = 0
+        at_start(options, "init")
+
+    def build(self, tier):
+        return Offset(self._tiers.index(tier))
+
+    def example_inputs(self, tier):
+        return torch.zeros(1), torch.zeros(1)
+
+    def observe(self, messages):
+        received = messages["point"]
+        self._note("observed", received.stamp_ns)
+        self._obey(received, "observe")
+
+    def preprocess(self, messages):
+        received = messages["point"]
+        self._note("preprocessed", received.stamp_ns)
+        done = self._obey(received, "preprocess")
+        flag = {"nan": 1.0, "wrong_shape": 2.0}.get(done, 0.0)
+        self._large_bytes = self._orders(received).get("bytes", 0) if done == "large" else 0
+        return torch.tensor([float(received.message.point.x)]), torch.tensor([flag])
+
+    def postprocess(self, outputs, messages):
+        header = messages["point"].message.header
+        x = float(outputs[0])
+        poses = [self._pose(header, number, x) for number in range(POSES)]
+        frame_id = f"{os.getpid()}" + "x" * self._large_bytes
+        return message_class(OUTPUT)(
+            header=message_class("std_msgs/msg/Header")(stamp=header.stamp, frame_id=frame_id), poses=poses
+        )
+
+    def _pose(self, header, number, x):
+        at_ns = header.stamp.sec * 1_000_000_000 + header.stamp.nanosec + number * 500_000_000
+        stamp = message_class("builtin_interfaces/msg/Time")(sec=at_ns // 1_000_000_000, nanosec=at_ns % 1_000_000_000)
+        point = message_class("geometry_msgs/msg/Point")(x=x + number, y=0.0, z=0.0)
+        turn = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0)
+        return message_class("geometry_msgs/msg/PoseStamped")(
+            header=message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="map"),
+            pose=message_class("geometry_msgs/msg/Pose")(position=point, orientation=turn),
+        )
+
+    def _note(self, what, stamp_ns):
+        with (self._folder / f"{what}-{os.getpid()}").open("a", encoding="utf-8") as notes:
+            notes.write(f"{stamp_ns}\n")
+
+    @staticmethod
+    def _orders(received):
+        text = received.message.header.frame_id
+        return json.loads(text) if text else {}
+
+    def _obey(self, received, where):
+        orders = self._orders(received)
+        if not orders or orders.get("where", "preprocess") != where:
+            return ""
+        if orders.get("once", True) and not self._claim(received.stamp_ns):
+            return ""
+        misbehave(orders)
+        return orders["do"]
+
+    def _claim(self, stamp_ns):
+        try:
+            (self._folder / f"claimed-{stamp_ns}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+class Plain(Controlled):
+    """Keeps no history: `observe` is the adapter's own, which does nothing."""
+
+    observe = Adapter.observe
+
+
+class ManyInputs(Plain):
+    """Takes three more inputs than its trigger."""
+
+    inputs = {"point": TRIGGER, **{f"other{number}": "std_msgs/msg/String" for number in range(3)}}
+
+
+class UnknownInput(Plain):
+    """Wants a message type that nobody has installed."""
+
+    inputs = {"point": "nowhere_msgs/msg/Nothing"}
+
+
+class UnknownOutput(Plain):
+    """Gives a message type that nobody has installed."""
+
+    output = "nowhere_msgs/msg/Nothing"
+
+
+class NotAnAdapter:
+    """Has nothing to do with models."""
+
+
+def at_start(options, where):
+    """Misbehave while a worker starts, if the options say so."""
+    what = options.get("at_start", {}).get(where)
+    if what == "config_error":
+        msg = "option speed: -1 is not allowed"
+        raise ConfigError(msg)
+    if what:
+        misbehave({"do": what})
+
+
+def misbehave(orders):
+    """Do what a bad model does."""
+    kind, seconds = orders["do"], orders.get("ms", 0) / 1000
+    if kind == "sleep":
+        time.sleep(seconds)
+    elif kind == "hold_gil":
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    elif kind == "spin":
+        while True:
+            pass
+    elif kind == "raise":
+        msg = "the model has had enough"
+        raise RuntimeError(msg)
+    elif kind == "raise_unprintable":
+        msg = "no such file: \udcff"
+        raise FileNotFoundError(msg)
+    elif kind == "bad_input":
+        msg = "this point is useless"
+        raise BadInput(msg)
+    elif kind == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "sigsegv":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ctypes.string_at(0)
+    elif kind == "exit":
+        sys.exit(3)
+    elif kind == "print":
+        print("said on stdout", flush=True)
+        print("said on stderr", file=sys.stderr, flush=True)
+    elif kind == "allocate":
+        np.ones(orders["bytes"] // 8).sum()

@@ -1,0 +1,225 @@
+import mmap
+import os
+import struct
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from torchperf_ros.core.errors import FrameOverwritten, ProtocolError
+from torchperf_ros.supervise.frame_ring import FrameReader, FrameRing, InputBytes, record_size
+
+inputs_of_a_record = st.lists(
+    st.builds(
+        InputBytes, st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False),
+        st.binary(max_size=40),
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+def plain(inputs):
+    return [(item.index, item.stamp_ns, item.age_ms, bytes(item.data)) for item in inputs]
+
+
+@pytest.fixture
+def ring():
+    made = FrameRing(1024)
+    yield made
+    made.close()
+
+
+@settings(deadline=None)
+@given(seq=st.integers(0, 2**64 - 1), inputs=inputs_of_a_record)
+def test_given_any_inputs_when_written_then_they_are_read_as_they_were(seq, inputs):
+    ring = FrameRing(1024)
+    offset, length = ring.write(seq, inputs)
+    assert length == record_size([len(item.data) for item in inputs])
+    assert plain(FrameReader(ring.fd).read(offset, length, seq)) == plain(inputs)
+    ring.close()
+
+
+def test_given_a_record_when_read_then_its_data_are_views_and_not_copies(ring):
+    offset, length = ring.write(0, [InputBytes(0, 1, 2.0, b"pixels")])
+    (item,) = FrameReader(ring.fd).read(offset, length, 0)
+    assert isinstance(item.data, memoryview)
+    assert item.data.readonly
+
+
+def test_given_a_record_when_newer_ones_reach_it_then_reading_it_and_asking_for_it_say_so(ring):
+    reader = FrameReader(ring.fd)
+    offset, length = ring.write(0, [InputBytes(0, 0, 0.0, bytes(400))])
+    ring.write(1, [InputBytes(0, 0, 0.0, bytes(400))])
+    reader.check(offset, 0)
+    ring.write(2, [InputBytes(0, 0, 0.0, bytes(100))])
+    for ask in (lambda: reader.check(offset, 0), lambda: reader.read(offset, length, 0)):
+        with pytest.raises(FrameOverwritten, match="frame 0 was overwritten"):
+            ask()
+
+
+def test_given_the_record_of_another_frame_when_read_then_it_is_refused(ring):
+    offset, length = ring.write(3, [InputBytes(0, 0, 0.0, b"x")])
+    with pytest.raises(ProtocolError, match="holds frame 3, not 4"):
+        FrameReader(ring.fd).read(offset, length, 4)
+
+
+def test_given_a_length_shorter_than_the_record_when_read_then_it_is_refused(ring):
+    offset, length = ring.write(3, [InputBytes(0, 0, 0.0, bytes(64))])
+    with pytest.raises(ProtocolError, match="lengths beyond"):
+        FrameReader(ring.fd).read(offset, length - 8, 3)
+
+
+def test_given_a_record_larger_than_the_ring_when_written_then_it_is_refused_and_the_others_stay(ring):
+    offset, length = ring.write(0, [InputBytes(0, 0, 0.0, b"kept")])
+    with pytest.raises(ValueError, match="does not fit a ring of 1024"):
+        ring.write(1, [InputBytes(0, 0, 0.0, bytes(1024))])
+    (item,) = FrameReader(ring.fd).read(offset, length, 0)
+    assert bytes(item.data) == b"kept"
+
+
+def test_given_a_record_just_as_large_as_the_ring_when_written_then_it_is_read(ring):
+    data = bytes(1024 - record_size([0]))
+    for seq in range(3):
+        offset, length = ring.write(seq, [InputBytes(0, 0, 0.0, data)])
+        assert len(FrameReader(ring.fd).read(offset, length, seq)[0].data) == len(data)
+
+
+def test_given_a_writer_that_comes_round_while_a_record_is_parsed_then_it_counts_as_overwritten(ring):
+    """The writer passes between the reader's first look and its parsing, which then finds bytes of another frame."""
+    reader = FrameReader(ring.fd)
+    ring.write(0, [InputBytes(0, 0, 0.0, bytes(400))])
+    offset, length = ring.write(1, [InputBytes(0, 0, 0.0, bytes(16))])
+    look = reader.check
+    passes = iter([True])
+
+    def look_and_be_passed(offset, seq):
+        look(offset, seq)
+        if next(passes, False):
+            for newer in (2, 3, 4):
+                ring.write(newer, [InputBytes(0, 0, 0.0, b"\xff" * 600)])
+
+    reader.check = look_and_be_passed
+    with pytest.raises(FrameOverwritten):
+        reader.read(offset, length, 1)
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 0), (4, 2), (16, 4096)])
+def test_given_memory_that_is_no_ring_of_this_version_when_mapped_then_it_is_refused(ring, at, value):
+    os.pwrite(ring.fd, struct.pack("<I", value), at)
+    with pytest.raises(ProtocolError, match="not a frame ring of version 1"):
+        FrameReader(ring.fd)
+
+
+def test_given_a_ring_when_used_then_it_says_how_much_memory_it_touched(ring):
+    assert ring.used_bytes == 0
+    _, length = ring.write(0, [InputBytes(0, 0, 0.0, bytes(100))])
+    assert ring.used_bytes == length
+    for seq in range(1, 20):
+        ring.write(seq, [InputBytes(0, 0, 0.0, bytes(100))])
+    assert ring.used_bytes == 1024
+
+
+def test_given_a_ring_when_closed_then_its_descriptor_is_gone_and_a_reader_keeps_its_memory():
+    ring = FrameRing(1024)
+    offset, length = ring.write(0, [InputBytes(0, 0, 0.0, b"kept")])
+    reader = FrameReader(ring.fd)
+    ring.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(ring.fd)
+    assert bytes(reader.read(offset, length, 0)[0].data) == b"kept"
+
+
+def test_given_a_fast_writer_in_another_thread_when_records_are_read_then_none_is_torn():
+    """Whatever `check` lets pass after the bytes were copied is one frame's bytes and no mixture of two."""
+    ring = FrameRing(8 * mmap.PAGESIZE)
+    reader = FrameReader(ring.fd)
+    newest = []
+    done = threading.Event()
+
+    def write():
+        seq = 0
+        while not done.is_set():
+            data = bytes([seq % 251]) * 5000
+            newest.append((*ring.write(seq, [InputBytes(0, seq, 0.0, data)]), seq))
+            seq += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    whole = 0
+    try:
+        while whole < 2000:
+            if not newest:
+                continue
+            offset, length, seq = newest[-1]
+            try:
+                (item,) = reader.read(offset, length, seq)
+                copy = bytes(item.data)
+                reader.check(offset, seq)
+            except (FrameOverwritten, ProtocolError):
+                continue
+            assert copy == bytes([seq % 251]) * 5000
+            whole += 1
+    finally:
+        done.set()
+        writer.join()
+        ring.close()
+
+
+class RingMachine(RuleBasedStateMachine):
+    """Any sequence of records: each is read as it was written, or known to be gone, and the newest is always there."""
+
+    CAPACITY = 512
+
+    def __init__(self):
+        super().__init__()
+        self.ring = FrameRing(self.CAPACITY)
+        self.reader = FrameReader(self.ring.fd)
+        self.written = []
+        self.views = []
+
+    @rule(lengths=st.lists(st.integers(0, 150), min_size=1, max_size=3), fill=st.integers(0, 255))
+    def write(self, lengths, fill):
+        seq = len(self.written)
+        inputs = [InputBytes(n, seq, 0.5, bytes([fill]) * length) for n, length in enumerate(lengths)]
+        if record_size(lengths) > self.CAPACITY:
+            with pytest.raises(ValueError, match="does not fit"):
+                self.ring.write(seq, inputs)
+            return
+        self.written.append((*self.ring.write(seq, inputs), plain(inputs)))
+
+    @precondition(lambda self: self.written)
+    @rule(back=st.integers(0, 5))
+    def read(self, back):
+        seq = max(0, len(self.written) - 1 - back)
+        offset, length, expected = self.written[seq]
+        try:
+            views = self.reader.read(offset, length, seq)
+        except FrameOverwritten:
+            newer = sum(length for _, length, _ in self.written[seq:])
+            assert seq < len(self.written) - 1
+            assert newer + 2 * self.CAPACITY // 3 > self.CAPACITY  # nothing is given up while there is plenty of room
+        else:
+            assert plain(views) == expected
+            self.views.append((seq, views))
+
+    @precondition(lambda self: self.views)
+    @rule(number=st.integers(0, 10))
+    def look_again(self, number):
+        seq, views = self.views[number % len(self.views)]
+        offset, _, expected = self.written[seq]
+        copy = plain(views)
+        try:
+            self.reader.check(offset, seq)
+        except FrameOverwritten:
+            return
+        assert copy == expected
+
+    def teardown(self):
+        self.views.clear()
+        self.ring.close()
+
+
+TestRingMachine = RingMachine.TestCase
+TestRingMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
