@@ -1,0 +1,1 @@
+"""Measurements of the numbers that the design promises; `./run bench` lists them."""

@@ -1,0 +1,32 @@
+"""Command-line arguments that several benchmarks take, with one meaning."""
+
+import argparse
+from pathlib import Path
+
+
+def arguments_of(description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes."""
+    parser = argparse.ArgumentParser(
+        description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures, parameters and machine to this file")
+    return parser
+
+
+def add_camera(parser: argparse.ArgumentParser, *, size: str = "1280x720", rate: float = 30.0) -> None:
+    """`--size` and `--rate` of the images."""
+    parser.add_argument("--size", default=size, help=f"of the images, rgb8 (default {size})")
+    parser.add_argument("--rate", type=float, default=rate, help=f"images per second (default {rate:g})")
+
+
+def add_stage(parser: argparse.ArgumentParser, *, model_ms: float = 10.0, budget_ms: float = 33.0) -> None:
+    """`--model-ms` and `--budget-ms` of the stage."""
+    parser.add_argument("--model-ms", type=float, default=model_ms,
+                        help=f"inference time of the full tier (default {model_ms:g}; 0: the smallest)")  # fmt: skip
+    parser.add_argument("--budget-ms", type=float, default=budget_ms,
+                        help=f"budget of each frame (default {budget_ms:g})")  # fmt: skip
+
+
+def add_backup(parser: argparse.ArgumentParser) -> None:
+    """`--backup` of the stage."""
+    parser.add_argument("--backup", default="standby", choices=("none", "standby", "active"), help="default standby")

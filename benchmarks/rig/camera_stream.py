@@ -1,0 +1,104 @@
+"""A camera: publishes images of one size at a fixed rate, in a process of its own, so that nothing else sets its pace.
+
+Reads one JSON object per line from standard input, `{"topic": "/x/image", "seconds": 10, "rate": 30, "size": "64x48"}`,
+streams accordingly, and answers each with one line: the stamps of the images that it published (ROS time, ns), and how
+late the latest of them went out.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import rclpy
+from rclpy.node import Node
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
+
+from torchperf_ros.core.message_types import encode, message_class
+from torchperf_ros.models.stamped import header
+
+_IMAGE = "sensor_msgs/msg/Image"
+_STAMP = slice(4, 12)  # after the 4 bytes of the encapsulation
+_PRIORITY = 1
+_MATCH_S = 10.0
+_LEAD_NS = 20_000_000
+
+
+def image_cdr(width: int, height: int) -> bytearray:
+    """CDR bytes of an rgb8 image of noise, with a zero stamp."""
+    pixels = np.random.default_rng(0).integers(0, 256, height * width * 3, dtype=np.uint8)
+    image = message_class(_IMAGE)(
+        header=header(0, "camera"), height=height, width=width, encoding="rgb8", is_bigendian=0, step=width * 3,
+        data=pixels,
+    )  # fmt: skip
+    return bytearray(encode(image, _IMAGE))
+
+
+def stamped(cdr: bytearray, stamp_ns: int) -> bytes:
+    """A copy with this stamp."""
+    seconds, nanoseconds = divmod(stamp_ns, 1_000_000_000)
+    cdr[_STAMP] = seconds.to_bytes(4, "little") + nanoseconds.to_bytes(4, "little")
+    return bytes(cdr)
+
+
+class Camera:
+    """Streams on demand."""
+
+    def __init__(self) -> None:
+        """Join the graph that the environment names."""
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        self._node = Node("camera", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        self._publishers: dict[str, Any] = {}
+        self._images: dict[str, bytearray] = {}
+
+    def stream(self, topic: str, seconds: float, rate: float, size: str) -> dict[str, Any]:
+        """Publish for so long; returns what the module's description says."""
+        publisher = self._publisher(topic)
+        cdr = self._image(size)
+        start_ns = time.monotonic_ns() + _LEAD_NS
+        to_ros_ns = time.time_ns() - time.monotonic_ns()
+        stamps, worst_ns = [], 0
+        for number in range(round(seconds * rate)):
+            due_ns = start_ns + round(number * 1e9 / rate)
+            image = stamped(cdr, due_ns + to_ros_ns)
+            while (ahead_ns := due_ns - time.monotonic_ns()) > 0:
+                time.sleep(ahead_ns / 1e9)
+            publisher.publish(image)
+            stamps.append(due_ns + to_ros_ns)
+            worst_ns = max(worst_ns, -ahead_ns)
+        return {"stamps": stamps, "worst_late_ms": worst_ns / 1e6}
+
+    def _publisher(self, topic: str) -> Any:
+        from sensor_msgs.msg import Image
+
+        if topic not in self._publishers:
+            qos = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
+            self._publishers[topic] = self._node.create_publisher(Image, topic, qos)
+        matched_by = time.monotonic() + _MATCH_S
+        while not self._publishers[topic].get_subscription_count() and time.monotonic() < matched_by:
+            time.sleep(0.02)
+        return self._publishers[topic]
+
+    def _image(self, size: str) -> bytearray:
+        if size not in self._images:
+            self._images[size] = image_cdr(*(int(word) for word in size.split("x")))
+        return self._images[size]
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    # A camera does not wait for a free processor core. Before DDS starts its threads, so that they have it as well.
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+    camera = Camera()
+    print(json.dumps({"event": "ready"}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"event": "done", **camera.stream(**json.loads(line))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

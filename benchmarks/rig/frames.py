@@ -1,0 +1,95 @@
+"""What became of each image that the camera sent: the record and the output that answered it, if any."""
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.rig.figures import distribution, share
+from benchmarks.rig.observer import Output, Row
+from torchperf_ros.core.outcome import Fallback, Outcome
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredFrame:
+    """A frame with the record of its answer, and the output that was published for it, None if nothing was."""
+
+    stamp_ns: int
+    row: Row
+    output: Output | None
+
+    @property
+    def arrival_after_ms(self) -> float:
+        """From the stamp to the arrival of the output at the onlooker; NaN if there was none."""
+        return math.nan if self.output is None else (self.output.received_ns - self.stamp_ns) / _NS_PER_MS
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the answer was computed from this very frame, by the runner or the backup."""
+        return math.isnan(self.row["fallback"]) or self.row["fallback"] == Fallback.BACKUP
+
+
+def match(stamps_ns: Sequence[int], rows: Sequence[Row], outputs: Sequence[Output]) -> list[AnsweredFrame]:
+    """Records with the images and outputs that they belong to.
+
+    A record says how long ago its frame was stamped, and is written right after the frame's output: so the image is
+    the one whose stamp is nearest to that time, and the output the last one written before the record.
+    """
+    written = [output.written_ns for output in outputs]
+    answered = []
+    for row in rows:
+        since_stamp_ms = row["age_ms"] + row["total_ms"]
+        stamp_ns = _nearest(stamps_ns, row.written_ns - round(since_stamp_ms * _NS_PER_MS))
+        place = bisect.bisect_right(written, row.written_ns) - 1
+        published = row["fallback"] != Fallback.NONE and place >= 0
+        answered.append(AnsweredFrame(stamp_ns, row, outputs[place] if published else None))
+    return answered
+
+
+def _nearest(stamps_ns: Sequence[int], at_ns: int) -> int:
+    place = bisect.bisect_left(stamps_ns, at_ns)
+    return min(stamps_ns[max(0, place - 1) : place + 1], key=lambda stamp_ns: abs(stamp_ns - at_ns))
+
+
+def frame_figures(frames: Sequence[AnsweredFrame], sent: int, received: int, started: int) -> dict[str, Any]:
+    """Figures of frames that were sent, received by the node, started, and answered; see `benchmarks/deadline.py`."""
+    own_ms = [frame.row["total_ms"] - frame.row["budget_ms"] for frame in frames]
+    from_stamp_ms = [frame.arrival_after_ms - frame.row["budget_ms"] for frame in frames]
+    from_receipt_ms = [
+        late_ms - frame.row["age_ms"] for late_ms, frame in zip(from_stamp_ms, frames, strict=True)
+    ]  # fmt: skip
+    fallbacks = Counter(_word(Fallback, frame.row["fallback"]) for frame in frames)
+    fallbacks.pop("", None)
+    return {
+        "sent": sent,
+        "received": received,
+        "started": started,
+        "answered": len(frames),
+        "answered_share_of_started": share(len(frames), started),
+        "answered_share_of_sent": share(len(frames), sent),
+        "by_deadline_share": share(sum(late_ms <= 0 for late_ms in own_ms), started),
+        "by_deadline_plus_1_ms_share": share(sum(late_ms <= 1 for late_ms in own_ms), started),
+        "seen_by_deadline_plus_1_ms_share": share(sum(late_ms <= 1 for late_ms in from_receipt_ms), started),
+        "seen_within_budget_of_stamp_share_of_sent": share(sum(late_ms <= 0 for late_ms in from_stamp_ms), sent),
+        "fresh_share_of_sent": share(sum(frame.fresh for frame in frames), sent),
+        "not_finite_published": sum(frame.output is not None and not frame.output.finite for frame in frames),
+        "lateness_ms": distribution(own_ms),
+        "seen_lateness_ms": distribution(from_receipt_ms),
+        "seen_lateness_from_stamp_ms": distribution(from_stamp_ms),
+        "age_at_receipt_ms": distribution([frame.row["age_ms"] for frame in frames]),
+        "outcomes": dict(Counter(_word(Outcome, frame.row["outcome"]) for frame in frames)),
+        "fallbacks": dict(fallbacks),
+        "tiers": {str(int(tier)): count for tier, count in sorted(_tiers(frames).items())},
+    }
+
+
+def _tiers(frames: Sequence[AnsweredFrame]) -> Counter[float]:
+    return Counter(frame.row["tier"] for frame in frames if not math.isnan(frame.row["tier"]))
+
+
+def _word(kind: Any, value: float) -> str:
+    return "" if math.isnan(value) else kind(int(value)).word

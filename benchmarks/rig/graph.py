@@ -1,0 +1,238 @@
+"""The processes of a benchmark's ROS graph: the node, the naive node, the camera, busy neighbours."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
+from benchmarks.rig.observer import Observer
+from benchmarks.rig.report import say
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.demo.child_process import ChildProcess
+
+_START_S = 120.0
+_ON_THE_WAY_S = 0.4
+_STATUS, _NODE_STATUS = f"perf: {STAGE}", "perf: node"
+
+
+class GraphError(TorchperfError):
+    """A process of the benchmark ended or did not start; the message says which, and its last words."""
+
+
+def own_graph() -> None:
+    """Have the environment name a graph in which there is no one else, unless the user named one."""
+    if "ROS_DOMAIN_ID" not in os.environ:
+        os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)
+        os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
+
+
+def model_options(model_ms: float) -> dict[str, Any]:
+    """Options of the bench adapter for a model of this cost here, measured in a process of its own; 0: the smallest."""
+    if not model_ms:
+        return {"layers": dict.fromkeys(TIERS, 1)}
+    say(f"sizing the model for {model_ms:g} ms on one thread")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.rig.bench_adapter", str(model_ms)], capture_output=True, text=True,
+        check=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    return dict(json.loads(done.stdout))
+
+
+class Graph:
+    """Starts processes, ends them with itself."""
+
+    def __init__(self, namespaces: tuple[str, ...], *, outputs: bool = True) -> None:
+        """Join as an onlooker of these namespaces."""
+        own_graph()
+        self._stack = contextlib.ExitStack()
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf-bench-")))
+        self.observer = Observer(namespaces, outputs=outputs)
+        self._stack.callback(self.observer.close)
+
+    def __enter__(self) -> "Graph":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def process(self, name: str, arguments: list[str]) -> ChildProcess:
+        """Start `python -m` with these arguments."""
+        return self._stack.enter_context(ChildProcess(name, arguments, self.folder))
+
+    def busy(self, count: int) -> None:
+        """Start so many processes that each keep a core busy."""
+        for number in range(count):
+            self.process(f"busy-{number}", ["benchmarks.rig.busy"])
+
+    def wait(self, until: Callable[[], bool], what: str, process: ChildProcess, seconds: float = _START_S) -> None:
+        """Listen until a condition holds.
+
+        Raises:
+            GraphError: it does not hold in time, or the process has ended.
+        """
+
+        def holds_or_ended() -> bool:
+            return until() or process.exit_status is not None
+
+        if not self.observer.listen(seconds, holds_or_ended) or not until():
+            msg = f"not within {seconds:.0f} s: {what}; status {process.exit_status}\n{process.errors.tail(12)}"
+            raise GraphError(msg)
+
+
+class PerfNodeProcess:
+    """This project's node with one stage, `bench`."""
+
+    def __init__(
+        self, graph: Graph, adapter: str, options: dict[str, Any], instrumented: Path | None = None, **stage: Any
+    ) -> None:
+        """Start it.
+
+        Args:
+            graph: where.
+            adapter: `module:Class`.
+            options: of the adapter.
+            instrumented: file that it writes what its stopwatch measured to, see `instrumented_node`.
+            stage: parameters of the stage.
+        """
+        stage = {"adapter": adapter, "options": json.dumps(options), "output": "answer", "tiers": list(TIERS), **stage}
+        parameters = {"stages": [STAGE], "metrics_port": 0, "worker_threads": 1, "device": "cpu", STAGE: stage}
+        file = graph.folder / "parameters.yaml"
+        file.write_text(json.dumps({"/**": {"ros__parameters": parameters}}), encoding="utf-8")
+        self._graph = graph
+        self._workers = 1 if stage.get("backup") == "none" else 2
+        module = ["benchmarks.rig.instrumented_node", str(instrumented)] if instrumented else ["torchperf_ros.ros.main"]
+        ros_arguments = ["--ros-args", "-r", f"__ns:={OURS}", "--params-file", str(file)]
+        self.process = graph.process("node", [*module, *ros_arguments])
+
+    @property
+    def counters(self) -> dict[str, str]:
+        """What the stage says on `/diagnostics`."""
+        return self._graph.observer.values(_STATUS)
+
+    @property
+    def pid(self) -> int:
+        """Of the node."""
+        return int(self._graph.observer.values(_NODE_STATUS)["pid"])
+
+    def worker_pids(self) -> list[int]:
+        """Of the workers that live."""
+        pids = [self.counters.get(f"worker_{number}_pid", "") for number in range(self._workers)]
+        return [int(pid) for pid in pids if pid]
+
+    def all_ready(self) -> bool:
+        """Whether every worker can serve."""
+        states = [self.counters.get(f"worker_{number}_state") for number in range(self._workers)]
+        return all(state in {"idle", "busy"} for state in states)
+
+    def wait_ready(self, seconds: float = _START_S) -> None:
+        """Wait until every worker can serve, as a fresh report says."""
+        reports = self._graph.observer.reports
+        self._graph.wait(
+            lambda: self._graph.observer.reports >= reports + 2 and self.all_ready(),
+            f"every worker ready ({self.counters.get('progress', 'nothing heard')})", self.process, seconds,
+        )  # fmt: skip
+
+    def settled_counters(self) -> dict[str, float]:
+        """Counters after what has happened so far: of a report that was not yet on its way."""
+        reports = self._graph.observer.reports
+        self._graph.wait(lambda: self._graph.observer.reports >= reports + 2, "diagnostics", self.process)
+        return {key: float(value) for key, value in self.counters.items() if value.isdecimal()}
+
+
+class NaiveProcess:
+    """The naive node, started anew at once whenever it ends, as `respawn=True` of ROS's launch does."""
+
+    def __init__(self, graph: Graph, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float) -> None:
+        """Start it."""
+        self._graph = graph
+        self._config = {"adapter": adapter, "options": options, "budget_ms": budget_ms, "margin_ms": margin_ms}
+        self.starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.starts += 1
+        arguments = ["benchmarks.rig.naive_node", "--namespace", NAIVE, "--config", json.dumps(self._config)]
+        self.process = self._graph.process(f"naive-{self.starts}", arguments)
+        self._ready = False
+
+    def respawn(self) -> None:
+        """Start it again if it has ended; to be called while listening."""
+        if self.process.exit_status is not None:
+            self._start()
+
+    def ready(self) -> bool:
+        """Whether it takes images."""
+        self.respawn()
+        self._ready = self._ready or "ready" in list(self.process.output.lines())
+        return self._ready
+
+    def wait_ready(self) -> None:
+        """Wait until it takes images.
+
+        Raises:
+            GraphError: it does not within two minutes.
+        """
+        if not self._graph.observer.listen(_START_S, self.ready):
+            msg = f"the naive node is not ready after {_START_S:.0f} s:\n{self.process.errors.tail(12)}"
+            raise GraphError(msg)
+
+
+class CameraProcess:
+    """The camera; one stream at a time."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Start it."""
+        self._graph = graph
+        self._replies: list[dict[str, Any]] = []
+        self.process = graph.process("camera", ["benchmarks.rig.camera_stream"])
+        graph.wait(lambda: bool(self._read()), "the camera", self.process)
+        self._replies.clear()
+
+    def _read(self) -> list[dict[str, Any]]:
+        self._replies.extend(json.loads(line) for line in self.process.output.lines())
+        return self._replies
+
+    def begin(self, namespace: str, *, seconds: float, rate: float, size: str) -> None:
+        """Begin to stream, as soon as someone subscribes."""
+        request = {"topic": f"{namespace}/image", "seconds": seconds, "rate": rate, "size": size}
+        self.process.say(json.dumps(request))
+
+    def stream(
+        self, namespace: str, *, seconds: float, rate: float, size: str, meanwhile: Callable[[], object] = bool
+    ) -> dict[str, Any]:
+        """Stream to `image` in a namespace, listening and calling `meanwhile` until it is over.
+
+        Returns:
+            What the camera says: `stamps` of the images, `worst_late_ms` of their publication.
+        """
+        self.begin(namespace, seconds=seconds, rate=rate, size=size)
+
+        def over() -> bool:
+            meanwhile()
+            return bool(self._read())
+
+        self._graph.wait(over, "the stream's end", self.process, seconds + 60)
+        self._graph.observer.listen(_ON_THE_WAY_S)
+        return self._replies.pop()
+
+
+def sabotaged(graph: Graph, name: str, options: dict[str, Any], faults: dict[str, Any], seed: int) -> tuple[str, dict]:
+    """Adapter and options for the bench model with faults; the journal is `NAME.jsonl` in the graph's folder."""
+    return "torchperf_ros.models.sabotage:SabotagedAdapter", {
+        "adapter": ADAPTER, "options": options, "journal": str(graph.folder / f"{name}.jsonl"), "faults": faults,
+        "seed": seed,
+    }  # fmt: skip
+
+
+def injected(graph: Graph, name: str) -> Iterator[dict[str, Any]]:
+    """What was injected, from the journal."""
+    file = graph.folder / f"{name}.jsonl"
+    if file.exists():
+        yield from (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())

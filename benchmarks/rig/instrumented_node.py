@@ -1,0 +1,149 @@
+"""The node with a stopwatch at its joints: `python -m benchmarks.rig.instrumented_node FILE --ros-args ...`.
+
+Runs the node as its own entry does, and writes to FILE as it ends: `events`, monotonic times in s of what happens once
+(of each worker: once per worker), and `samples`, for each joint the wall and processor time of its calls in us.
+
+A stopwatch takes some us itself. So the parts of a joint are timed in every fourth call only, and such a call does not
+count for the whole.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_PARTS_EVERY = 4
+_EVENTS: dict[str, float] = {"interpreter": time.monotonic()}
+_SAMPLES: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+
+
+def _happened(event: str) -> None:
+    _EVENTS.setdefault(event, time.monotonic())
+
+
+class Stopwatch:
+    """Times the calls of a method; `parts` are stopwatches of what it calls."""
+
+    def __init__(self, owner: type, method: str, name: Callable[..., str | None], parts: Sequence["Stopwatch"] = ()):
+        """Wrap the method. `name` makes the samples' name from the arguments; None: do not time this call."""
+        self.on = True
+        self._inner, self._name, self._parts, self._calls = getattr(owner, method), name, parts, 0
+        stopwatch = self
+
+        @functools.wraps(self._inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return stopwatch.call(*args, **kwargs)
+
+        setattr(owner, method, call)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method and time it."""
+        name = self._name(*args) if self.on else None
+        if name is None:
+            return self._inner(*args, **kwargs)
+        self._calls += 1
+        whole = not self._parts or self._calls % _PARTS_EVERY != 0
+        for part in self._parts:
+            part.on = not whole
+        cpu_ns, wall_ns = time.thread_time_ns(), time.perf_counter_ns()
+        result = self._inner(*args, **kwargs)
+        took_us = (time.perf_counter_ns() - wall_ns) / 1e3
+        if whole:
+            _SAMPLES[name].append((took_us, (time.thread_time_ns() - cpu_ns) / 1e3))
+        return result
+
+
+def _noted(owner: type, method: str, before: str, after: str) -> None:
+    """Note when a method begins and when it has returned."""
+    inner = getattr(owner, method)
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _happened(before)
+        result = inner(*args, **kwargs)
+        _happened(after)
+        return result
+
+    setattr(owner, method, call)
+
+
+def _watch_workers(worker_process: type) -> None:
+    """Note when each worker says what."""
+    inner = worker_process.receive_control
+
+    @functools.wraps(inner)
+    def receive(worker: Any) -> Any:
+        message = inner(worker)
+        if message is not None:
+            what = message.get("text", "") if message["kind"] == "progress" else message["kind"]
+            _happened(f"worker {worker.number}: {what}")
+        return message
+
+    worker_process.receive_control = receive
+
+
+def _topic_of(publisher: Any, *_: Any) -> str:
+    return f"publish {publisher.topic_name.rpartition('/')[2]}"
+
+
+def _watch_frames(journal: type) -> None:
+    """Note the first frame that comes in, and the first that is answered from itself."""
+    received, answered = journal.received, journal.answered
+
+    @functools.wraps(received)
+    def receive(self: Any, frame: Any, **kwargs: Any) -> Any:
+        _happened("first frame received")
+        return received(self, frame, **kwargs)
+
+    @functools.wraps(answered)
+    def answer(self: Any, answer: Any) -> Any:
+        if answer.fallback is None:
+            _happened("first fresh answer")
+        return answered(self, answer)
+
+    journal.received, journal.answered = receive, answer
+
+
+def _instrument() -> Callable[[list[str]], int]:
+    from rclpy.publisher import Publisher
+
+    from torchperf_ros.ros.main import main
+    from torchperf_ros.ros.node import PerfNode
+    from torchperf_ros.ros.reporter import Reporter
+    from torchperf_ros.supervise.stage_journal import StageJournal
+    from torchperf_ros.supervise.worker_process import WorkerProcess
+    from torchperf_ros.telemetry.latency_record import LatencyRecord
+
+    _happened("imported")
+    _noted(PerfNode, "__init__", "node begins", "node constructed")
+    _noted(PerfNode, "on_configure", "configure", "configured")
+    _noted(PerfNode, "on_activate", "activate", "active")
+    _watch_workers(WorkerProcess)
+    parts = [
+        Stopwatch(Publisher, "publish", _topic_of),
+        Stopwatch(LatencyRecord, "encode", lambda *_: "encode the record"),
+    ]
+    for part in parts:
+        part.on = False
+    Stopwatch(PerfNode, "_publish_record", lambda *_: "record and publish", parts)
+    Stopwatch(StageJournal, "answered", lambda *_: "count and judge health")
+    Stopwatch(Reporter, "report", lambda *_: "report")
+    _watch_frames(StageJournal)
+    return main
+
+
+def main() -> int:
+    """Run the node until it is told to end."""
+    file, *ros_arguments = sys.argv[1:]
+    try:
+        return _instrument()([sys.argv[0], *ros_arguments])
+    finally:
+        Path(file).write_text(json.dumps({"events": _EVENTS, "samples": _SAMPLES}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

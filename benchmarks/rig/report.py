@@ -1,0 +1,114 @@
+"""How a benchmark shows its figures: a table with the targets beside them, and JSON."""
+
+import argparse
+import json
+import math
+import operator
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rig.machine import machine
+
+_STARTED = time.monotonic()
+_HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "==": operator.eq}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure has to be.
+
+    Attributes:
+        what: the figure in words.
+        value: measured.
+        relation: `<=`, `>=`, `<` or `==`.
+        limit: what it is compared with.
+        unit: of both.
+    """
+
+    what: str
+    value: float
+    relation: str
+    limit: float
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it holds; a figure that was not measured does not."""
+        return not math.isnan(self.value) and bool(_HOLDS[self.relation](self.value, self.limit))
+
+
+class Report:
+    """Figures of one run of one benchmark."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        """Look at the machine before anything is started; takes a second."""
+        parameters = {key: value for key, value in vars(arguments).items() if key != "json"}
+        self._content: dict[str, Any] = {"benchmark": name, "machine": machine(), "parameters": parameters}
+        self._file: Path | None = arguments.json
+        self._console = Console(width=None if sys.stdout.isatty() else 140)
+        found = self._content["machine"]
+        say(f"{name}: {found['cpu']}, {found['cores']} cores; load {found['load_average'][0]}, "
+            f"others use {found['others_cpu_percent']:.0f} % of the machine")  # fmt: skip
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a table; numbers are shown with the digits that matter."""
+        table = Table(title=title, title_justify="left", title_style="bold")
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*(shown(value) for value in row))
+        self._console.print(table)
+
+    def text(self, text: str) -> None:
+        """Print a line as it is."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def finish(self, figures: Mapping[str, Any], targets: Sequence[Target]) -> None:
+        """Print how the figures compare with the targets and write the JSON file, if one is wanted."""
+        if targets:
+            table = Table(title="Targets", title_justify="left", title_style="bold")
+            for column in ("figure", "measured", "target", ""):
+                table.add_column(column, justify="left" if column in {"figure", ""} else "right")
+            for target in targets:
+                verdict = "[green]met[/]" if target.met else "[red]missed[/]"
+                limit = f"{target.relation} {shown(target.limit)} {target.unit}"
+                table.add_row(target.what, f"{shown(target.value)} {target.unit}", limit, verdict)
+            self._console.print(table)
+        self._content["figures"] = figures
+        self._content["targets"] = [{**asdict(target), "met": target.met} for target in targets]
+        if self._file:
+            text = json.dumps(plain(self._content), indent=1, allow_nan=False)
+            self._file.write_text(text + "\n", encoding="utf-8")
+            say(f"written to {self._file}")
+
+
+def shown(value: object) -> str:
+    """A value for people: four significant digits, a dash for what is not known."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "-"
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1 else f"{value:.3f}"
+    return "-" if value is None else str(value)
+
+
+def plain(value: Any) -> Any:
+    """The same as JSON allows it: NaN and infinities as null, paths as text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if isinstance(value, (str, int, bool, type(None))) else str(value)
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    print(f"[{time.monotonic() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
