@@ -1,0 +1,122 @@
+"""What a node adds to the model's own time, receipt to publish, beside the naive node.
+
+Both nodes run at once; one stream of images feeds them in turns, so that only one works at a time and both see the
+same machine. Overhead is the time from the subscription's callback to the published output, less decode, preprocess,
+inference and postprocess. For the naive node the same adapter calls are timed in the callback's thread pool; its
+decoding happens in rclpy before the callback and, like the cost of taking the message, shows in the age at receipt
+(from the stamp, which the camera sets as it publishes).
+"""
+
+import argparse
+import sys
+from typing import Any
+
+from benchmarks.rig.arguments import add_backup, add_stage, arguments_of
+from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS
+from benchmarks.rig.figures import distribution
+from benchmarks.rig.graph import CameraProcess, Graph, NaiveProcess, PerfNodeProcess, model_options
+from benchmarks.rig.observer import Row
+from benchmarks.rig.report import Report, Target, say
+
+SIZES = ("640x480", "1280x720", "1920x1080")
+_NAMES = {OURS: "torchperf_ros", NAIVE: "naive"}
+_STEPS = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
+_FIRST_FRAMES = 10  # of each slice: after the pause, caches are cold
+_P50_MS, _P99_MS = 0.35, 1.0
+_EPILOG = """\
+targets at 1280x720: p50 <= 0.35 ms, p99 <= 1 ms, p50 no worse than the naive node's
+
+examples:
+  ./run bench overhead
+  ./run bench overhead --sizes 1280x720 --seconds 60 --json overhead.json"""
+
+
+def main() -> int:
+    """Measure, show, write."""
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of stream for each node and size (default 30)")
+    parser.add_argument("--slice", type=float, default=5.0, help="seconds of each node's turn (default 5)")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="image sizes, default " + ",".join(SIZES))
+    parser.add_argument("--rate", type=float, default=30.0, help="images per second (default 30)")
+    add_stage(parser)
+    add_backup(parser)
+    arguments = parser.parse_args()
+    report = Report("overhead", arguments)
+    figures = _measure(arguments)
+    for size, nodes in figures.items():
+        _show(report, size, nodes)
+    report.finish(figures, _targets(figures.get("1280x720")))
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    options = model_options(arguments.model_ms)
+    figures: dict[str, Any] = {}
+    with Graph((OURS, NAIVE)) as graph:
+        say("starting both nodes")
+        stage = {"budget_ms": arguments.budget_ms, "backup": arguments.backup, "tiers": ["full"]}
+        node = PerfNodeProcess(graph, ADAPTER, options, **stage)
+        naive = NaiveProcess(graph, ADAPTER, options, arguments.budget_ms, margin_ms=1.0)
+        camera = CameraProcess(graph)
+        node.wait_ready()
+        naive.wait_ready()
+        for size in arguments.sizes.split(","):
+            rows = _rows(arguments, size, graph, camera)
+            figures[size] = {_NAMES[namespace]: _figures(found) for namespace, found in rows.items()}
+    return figures
+
+
+def _rows(arguments: argparse.Namespace, size: str, graph: Graph, camera: CameraProcess) -> dict[str, list[Row]]:
+    """Records of frames that went as they should, by node, without the first of each slice."""
+    rows: dict[str, list[Row]] = {OURS: [], NAIVE: []}
+    seconds = min(arguments.slice, arguments.seconds)
+    for turn in range(max(1, round(arguments.seconds / seconds))):
+        for namespace in (OURS, NAIVE):
+            say(f"{size}, turn {turn + 1}: {_NAMES[namespace]}, {seconds:g} s")
+            seen = graph.observer.seen[namespace]
+            seen.clear()
+            camera.stream(namespace, seconds=seconds, rate=arguments.rate, size=size)
+            rows[namespace] += seen.rows[_FIRST_FRAMES:]
+    return rows
+
+
+def _figures(rows: list[Row]) -> dict[str, Any]:
+    fresh = [row for row in rows if row["outcome"] == 0]
+    return {
+        "overhead_ms": distribution([row["total_ms"] - sum(row[step] for step in _STEPS) for row in fresh]),
+        "age_at_receipt_ms": distribution([row["age_ms"] for row in fresh]),
+        "model_ms": distribution([sum(row[step] for step in _STEPS) for row in fresh]),
+        "stamp_to_publish_ms": distribution([row["age_ms"] + row["total_ms"] for row in fresh]),
+        "on_time": len(fresh),
+        "not_on_time": len(rows) - len(fresh),
+    }
+
+
+def _show(report: Report, size: str, nodes: dict[str, Any]) -> None:
+    lines = [
+        [f"{what}, {name}", found["count"], *(found[key] for key in ("p50", "p90", "p99", "max"))]
+        for what, key in (
+            ("overhead", "overhead_ms"), ("age at receipt", "age_at_receipt_ms"), ("model's steps", "model_ms"),
+            ("stamp to publish", "stamp_to_publish_ms"),
+        )
+        for name, node in nodes.items()
+        for found in (node[key],)
+    ]  # fmt: skip
+    missed = ", ".join(f"{name} {node['not_on_time']}" for name, node in nodes.items())
+    report.table(f"{size} rgb8, in ms (not on time, left out: {missed})",
+                 ("", "frames", "p50", "p90", "p99", "max"), lines)  # fmt: skip
+
+
+def _targets(nodes: dict[str, Any] | None) -> list[Target]:
+    if nodes is None:
+        return []
+    ours, naive = nodes["torchperf_ros"]["overhead_ms"], nodes["naive"]["overhead_ms"]
+    return [
+        Target("overhead p50, 1280x720", ours["p50"], "<=", _P50_MS, "ms"),
+        Target("overhead p99, 1280x720", ours["p99"], "<=", _P99_MS, "ms"),
+        Target("overhead p50, 1280x720, naive node as limit", ours["p50"], "<=", naive["p50"], "ms"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
