@@ -1,0 +1,107 @@
+"""Every benchmark, for a moment: it ends well and writes what it should. The figures themselves mean nothing here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ros
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--size", "64x48", "--model-ms", "0"]
+ALONE = ["--backup", "none"]  # one worker to wait for
+ARGUMENTS = {
+    "overhead": ["--sizes", "64x48", "--seconds", "1.5", "--model-ms", "0", *ALONE],
+    "deadline": ["--seconds", "3", *SMALL],
+    "failover": ["--times", "1", "--backups", "standby", "--settle", "0.5", *SMALL],
+    "soak": ["--frames", "400", "--rate", "100", "--model-ms", "0", *ALONE],
+    "telemetry": ["--seconds", "1.5", *SMALL, *ALONE],
+    "startup": ["--times", "1", "--model-ms", "0", *ALONE],
+}
+MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
+WITHIN_S = 100
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """All of them at once, each in a ROS graph of its own: most of their time is waiting for workers."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    running = {}
+    for number, (name, arguments) in enumerate(ARGUMENTS.items()):
+        domain = {"ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * number) % 100)}
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--json", str(folder / f"{name}.json")]
+        running[name] = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | domain, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    try:
+        said = {name: process.communicate(timeout=WITHIN_S)[0] for name, process in running.items()}
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    return folder, said, {name: process.returncode for name, process in running.items()}
+
+
+@pytest.fixture
+def report(finished):
+    """Reads the report of a benchmark that ended well."""
+    folder, said, status = finished
+
+    def read(name):
+        assert status[name] == 0, said[name]
+        content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        assert content["benchmark"] == name
+        assert content["machine"].keys() >= MACHINE
+        assert content["parameters"]
+        return content["figures"]
+
+    return read
+
+
+def test_overhead_compares_both_nodes(report):
+    nodes = report("overhead")["64x48"]
+
+    assert nodes.keys() == {"torchperf_ros", "naive"}
+    for node in nodes.values():
+        assert node["overhead_ms"]["count"] > 0
+        assert node["overhead_ms"]["p50"] > 0
+        assert node["age_at_receipt_ms"]["p50"] > 0
+
+
+def test_deadline_answers_what_was_started_and_counts_the_faults(report):
+    ours, naive = report("deadline")["torchperf_ros"], report("deadline")["naive"]
+
+    assert ours["sent"] == naive["sent"] == 90
+    assert ours["answered_share_of_started"] == 1.0
+    assert ours["lateness_ms"]["count"] == ours["answered"]
+    assert ours["faults"]["hang"] == naive["faults"]["hang"] == 1
+
+
+def test_failover_comes_back(report):
+    (failover,) = report("failover")["standby"]["each"]
+
+    assert failover["outage_ms"] > 0
+
+
+def test_soak_has_series_for_every_process(report):
+    figures = report("soak")
+
+    assert figures["processes"].keys() == {"node", "worker 0"}
+    assert all(len(process["rss_kib"]) == len(figures["frames"]) > 0 for process in figures["processes"].values())
+
+
+def test_telemetry_times_the_record_and_its_parts(report):
+    figures = report("telemetry")
+
+    for part in ("record and publish", "encode the record", "publish latency_stages", "publish latency", "report"):
+        assert figures[part]["wall_us"]["p50"] > 0
+
+
+def test_startup_has_its_phases_in_order(report):
+    (start,) = report("startup")["starts"]
+
+    order = ["process started", "configure", "worker 0: hello", "active", "worker 0: ready", "first fresh answer"]
+    assert [start[phase] for phase in order] == sorted(start[phase] for phase in order)
