@@ -21,7 +21,7 @@ from torchperf_ros.worker.engine import EagerEngine
 from torchperf_ros.worker.history_buffer import history_bytes
 from torchperf_ros.worker.output_check import InvalidOutput, OutputCheck
 
-_MEMORY_EVERY_S = 1.0
+_REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
 
 
@@ -40,7 +40,9 @@ class Session:
         self._device = Device(choose_device(setup["device"]), setup["threads"])
         self._engines: list[EagerEngine] = []
         self._checks: list[OutputCheck] = []
-        self._memory_at = 0.0
+        self._reported_at = 0.0
+        self._unobserved = 0
+        self._why_unobserved = ""
 
     def load(self) -> None:
         """Import the adapter, say what it takes and gives, and build every tier."""
@@ -78,13 +80,13 @@ class Session:
         """Answer requests until the node closes the socket."""
         with torch.inference_mode():
             while True:
-                readable, _, _ = select.select([self._frames], [], [], _MEMORY_EVERY_S)
+                readable, _, _ = select.select([self._frames], [], [], _REPORT_EVERY_S)
                 if readable:
                     data = self._frames.recv(256)
                     if not data:
                         return
                     self._handle(unpack_request(data))
-                self._report_memory()
+                self._report()
 
     def _handle(self, request: Request) -> None:
         response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
@@ -107,7 +109,8 @@ class Session:
             response.length = len(payload)
             self._frames.send(response.pack())
         elif response.outcome != Outcome.ON_TIME:
-            self._say("warn", text=f"observing frame {request.seq}: {bytes(payload).decode(errors='replace')}")
+            self._unobserved += 1
+            self._why_unobserved = f"frame {request.seq}: {bytes(payload).decode(errors='replace')}"
         if lost:
             self._say("error", text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}", permanent=False)
             raise SystemExit(_EXIT_DEVICE_LOST)
@@ -144,11 +147,16 @@ class Session:
         response.outcome = Outcome.ERROR
         return f"output of {len(payload)} bytes; at most max_frame_bytes, {len(self._result)}, fit".encode()
 
-    def _report_memory(self) -> None:
+    def _report(self) -> None:
+        """Once a second, after an answer: memory, and frames that the adapter could not observe."""
         now = time.monotonic()
-        if now - self._memory_at >= _MEMORY_EVERY_S:
-            self._memory_at = now
-            self._say("memory", bytes={"history": history_bytes(), **self._device.memory_bytes()})
+        if now - self._reported_at < _REPORT_EVERY_S:
+            return
+        self._reported_at = now
+        if self._unobserved:
+            self._say("warn", text=f"{self._unobserved} frames not observed, the last one {self._why_unobserved}")
+            self._unobserved = 0
+        self._say("memory", bytes={"history": history_bytes(), **self._device.memory_bytes()})
 
     def _say(self, kind: str, **fields: object) -> None:
         self._control.send(pack_control(kind, **fields))
