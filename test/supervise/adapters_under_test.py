@@ -5,6 +5,7 @@ Imported by worker processes, which find this folder on PYTHONPATH. A frame's or
         large, allocate
     where: preprocess (default) or observe
     once: only the first worker that comes to it does it (default), else every one
+    only: the process that does it, default any
     ms, bytes: how long, how much
 """
 
@@ -110,6 +111,8 @@ class Controlled(Adapter):
         orders = self._orders(received)
         if not orders or orders.get("where", "preprocess") != where:
             return ""
+        if orders.get("only", os.getpid()) != os.getpid():
+            return ""
         if orders.get("once", True) and not self._claim(received.stamp_ns):
             return ""
         misbehave(orders)
@@ -135,20 +138,10 @@ class ManyInputs(Plain):
     inputs = {"point": TRIGGER, **{f"other{number}": "std_msgs/msg/String" for number in range(3)}}
 
 
-class UnknownInput(Plain):
-    """Wants a message type that nobody has installed."""
-
-    inputs = {"point": "nowhere_msgs/msg/Nothing"}
-
-
 class UnknownOutput(Plain):
     """Gives a message type that nobody has installed."""
 
     output = "nowhere_msgs/msg/Nothing"
-
-
-class NotAnAdapter:
-    """Has nothing to do with models."""
 
 
 def at_start(options, where):

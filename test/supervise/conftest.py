@@ -31,7 +31,7 @@ def wait_until(condition, what, timeout_s=PATIENCE_S):
     """Look every 10 ms, for events that nobody notifies of."""
     give_up_at = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what()}"
         time.sleep(0.01)
 
 
@@ -105,12 +105,14 @@ class StageUnderTest:
 
     def wait_for_workers(self):
         """Wait until every worker of the crew is usable and idle; fail at once if nobody looks after them."""
+        crew = self.actor.crew
 
-        def up():
-            assert any(thread.name == "crew-tested" for thread in threading.enumerate()), "the crew's thread is gone"
-            return all(worker is not None and worker.idle for worker in self.actor.crew.workers)
+        def settled():
+            assert crew._thread.is_alive(), "the crew's thread is gone"
+            with self.actor._lock:
+                return self.actor._turn is None and all(worker is not None and worker.idle for worker in crew.workers)
 
-        wait_until(up, f"workers up: {self.actor.crew.progress} {self.actor.crew.last_error}")
+        wait_until(settled, lambda: f"every worker idle: {crew.progress}; {crew.last_error}")
 
     def wait_for(self, condition, what, timeout_s=PATIENCE_S):
         """Wait until something that leaves the stage makes the condition true."""
@@ -158,6 +160,16 @@ class StageUnderTest:
 @pytest.fixture(scope="module")
 def start_stage(tmp_path_factory):
     """Start stages; all of them are stopped when the module is done."""
+    yield from _starter(tmp_path_factory)
+
+
+@pytest.fixture
+def start_own_stage(tmp_path_factory):
+    """Start stages; all of them are stopped when the test is done."""
+    yield from _starter(tmp_path_factory)
+
+
+def _starter(tmp_path_factory):
     stages = []
 
     def start(*, wait=True, **values):

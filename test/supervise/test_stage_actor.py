@@ -9,6 +9,7 @@ import pytest
 
 from torchperf_ros.core.frame import Frame, Origin
 from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.supervise import dispatcher
 
 TIER_OFFSET = 1000.0
 
@@ -28,6 +29,7 @@ def stage(running):
     running.reconfigure()
     running.wait_for_workers()
     assert running.ask().outcome is Outcome.ON_TIME
+    running.wait_for_workers()  # a rehearsal may have followed
     yield running
     frames, became = running.accounts()
     assert frames == became
@@ -171,11 +173,33 @@ def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_la
 def test_given_a_late_model_when_the_standby_is_in_time_then_the_answer_is_the_backups_on_the_last_tier(stage):
     for _ in range(150):  # the ladder forgets the stalls of earlier tests
         stage.ask()
+    stage.wait_for_workers()
     stage.reconfigure(budget_ms=1000.0)
     seq, stamp_ns = stage.offer({"do": "sleep", "ms": 2000})
     answer = stage.answer(seq)
     assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.LATE, Fallback.BACKUP, 1)
     assert path_stamp_ns(stage.payload(answer)) == stamp_ns
+
+
+def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_the_answer_is_its_result(stage):
+    """The other one is still busy with an earlier frame that came too late."""
+    stage.reconfigure(budget_ms=300.0)
+    assert stage.ask({"do": "sleep", "ms": 1200}).outcome is Outcome.LATE
+    stage.reconfigure()
+    answer = stage.ask({"do": "raise"})
+    assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.BACKUP)
+
+
+def test_given_a_frame_that_failed_when_the_spare_worker_rehearses_then_it_is_not_on_that(stage, monkeypatch):
+    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 0)
+    seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
+    assert stage.answer(seq).outcome is Outcome.BAD_INPUT
+    stage.wait_for_workers()
+    assert sum(stage.notes("preprocessed", pid).count(stamp_ns) for pid in stage.pids) == 1
+    rehearsals = stage.statistics.rehearsals
+    stage.ask()
+    stage.wait_for_workers()
+    assert stage.statistics.rehearsals == rehearsals + 1
 
 
 def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_answers_all_the_same(stage):

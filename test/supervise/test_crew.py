@@ -1,0 +1,160 @@
+"""Workers that cannot start, cannot be started, or keep dying."""
+
+import errno
+import functools
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.core.restart_policy import RestartPolicy
+from torchperf_ros.supervise import crew as crew_module
+from torchperf_ros.supervise import dispatcher
+
+
+def wait_until(condition, what, timeout_s):
+    """Look every 10 ms, for events that nobody notifies of."""
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what()}"
+        time.sleep(0.01)
+
+
+HOPELESS = {
+    "no_such_module": ({"adapter": "nowhere:Nothing"}, "importing nowhere failed: ModuleNotFoundError"),
+    "unknown_type": ({"adapter": "UnknownOutput"}, "install nowhere_msgs"),
+    "bad_option": ({"options": {"at_start": {"init": "config_error"}}}, "option speed: -1 is not allowed"),
+}
+"""What no restart can mend: stage parameters, and what the stage then says."""
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_given_an_error_that_no_restart_mends_when_started_then_the_stage_gives_up_at_once_and_says_why(
+    start_own_stage, name
+):
+    values, said = HOPELESS[name]
+    stage = start_own_stage(wait=False, forgiving=False, backup="none", budget_ms=50.0, **values)
+    stage.wait_for(lambda: any(a.name == "tested: worker died" for a in stage.anomalies), "the death is told")
+    crew = stage.actor.crew
+    assert crew.gave_up
+    assert crew.restarts == 1
+    assert said in crew.last_error
+    assert "exit status 1" in crew.last_error
+    assert stage.health is Health.SAFE_STOP
+    assert crew.progress == "worker 0 waits for its restart"
+    assert ("error", True) in [(severity, said in text) for severity, text in stage.logs]
+    answer = stage.ask()
+    assert (answer.outcome, answer.fallback) == (Outcome.STARTING, Fallback.NONE)
+
+
+def test_given_a_worker_that_keeps_dying_when_given_up_then_restarts_were_few_and_the_traceback_is_there(
+    start_own_stage, monkeypatch
+):
+    patient = functools.partial(RestartPolicy, first_delay_s=0.01, longest_delay_s=600.0, give_up_after=2)
+    monkeypatch.setattr(crew_module, "RestartPolicy", patient)
+    stage = start_own_stage(wait=False, forgiving=False, backup="none", options={"at_start": {"init": "raise"}})
+
+    def told():
+        return [anomaly.level.name for anomaly in stage.anomalies if anomaly.name == "tested: worker died"]
+
+    stage.wait_for(lambda: "ERROR" in told(), "the lasting failure is told")
+    crew = stage.actor.crew
+    assert told() == ["WARN", "ERROR"]
+    assert stage.health is Health.SAFE_STOP
+    assert crew.gave_up
+    assert crew.restarts == 2
+    assert "RuntimeError: the model has had enough" in crew.last_error
+    assert "Traceback (most recent call last)" in crew.last_error
+    assert stage.pids == []
+
+
+def test_given_a_worker_that_is_not_ready_in_time_when_started_then_it_is_killed_and_says_how_far_it_was(
+    start_own_stage,
+):
+    stage = start_own_stage(wait=False, backup="none", start_timeout_s=0.2)
+    stage.wait_for(lambda: any("not ready after 0 s (" in text for _, text in stage.logs), "it is killed")
+
+
+def test_given_options_that_no_message_holds_when_started_then_the_stage_says_so(start_own_stage):
+    before = {child.pid for child in psutil.Process().children()}
+    stage = start_own_stage(wait=False, forgiving=False, backup="none", options={"labels": ["x" * 70_000]})
+    stage.wait_for(lambda: any("at most 65536" in text for _, text in stage.logs), "the log says so", 10.0)
+    assert "at most 65536" in stage.actor.crew.last_error
+    wait_until(
+        lambda: {child.pid for child in psutil.Process().children()} <= before, lambda: "no process is left over", 10.0
+    )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_given_a_machine_that_cannot_start_a_process_now_when_it_can_again_then_the_worker_is_started(
+    start_own_stage, monkeypatch
+):
+    spawn = subprocess.Popen
+    refusals = iter([True])
+
+    def refuse_once(*words, **values):
+        if next(refusals, False):
+            raise OSError(errno.EAGAIN, "no more processes")
+        return spawn(*words, **values)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse_once)
+    stage = start_own_stage(backup="none")
+    assert stage.ask().outcome is Outcome.ON_TIME
+    assert next(refusals, None) is None
+
+
+def test_given_a_process_with_more_than_a_thousand_descriptors_when_started_then_its_worker_is_looked_after(
+    start_own_stage,
+):
+    many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        stage = start_own_stage(backup="none")
+        assert stage.ask().outcome is Outcome.ON_TIME
+        assert stage.actor.crew.restarts == 0
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+
+
+def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_needed_then_it_is_replaced(
+    start_own_stage, monkeypatch
+):
+    """Observations pile up in its socket; when it has to take over, it cannot even be handed the frame."""
+    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)  # a rehearsal would find out, and a kill follow
+    stage = start_own_stage(backup="standby", hang_ms=5000.0)
+    runner, standby = stage.actor.crew.workers
+    os.kill(standby.pid, signal.SIGSTOP)
+    for _ in range(2000):
+        stage.ask()
+        if standby.missed_observations:
+            break
+    assert standby.missed_observations
+    runner.kill("the test needs the standby")
+    stage.wait_for(lambda: any(f"(pid {runner.pid}) ended" in text for _, text in stage.logs), "the runner is dead")
+    stage.ask()
+    wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced", 15.0)
+
+
+def test_given_workers_that_never_return_from_observe_when_past_hang_ms_then_they_are_replaced(
+    start_own_stage, monkeypatch
+):
+    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)
+    stage = start_own_stage(backup="standby", hang_ms=1000.0, budget_ms=900.0)
+    before = stage.pids
+    stage.ask({"do": "spin", "where": "observe", "once": False})
+    wait_until(lambda: not set(before) & set(stage.pids), lambda: f"both of {before} are killed: {stage.pids}", 15.0)
+
+
+def test_given_a_standby_that_never_returns_from_observe_when_past_hang_ms_then_it_is_replaced(
+    start_own_stage, monkeypatch
+):
+    """Nobody waits for it yet, but it could not take over."""
+    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)
+    stage = start_own_stage(backup="standby", hang_ms=1000.0, budget_ms=900.0)
+    _, standby = stage.actor.crew.workers
+    stage.ask({"do": "spin", "where": "observe", "only": standby.pid})
+    wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced", 15.0)

@@ -1,0 +1,89 @@
+"""A stage without a second worker: what it says while there is none, and how it comes back."""
+
+import pytest
+
+from torchperf_ros.core.outcome import Fallback, Health, Outcome
+
+
+@pytest.fixture(scope="module")
+def running(start_stage):
+    return start_stage(backup="none", adapter="Plain", sustained_misses=5, recover_frames=4)
+
+
+@pytest.fixture
+def stage(running):
+    running.reconfigure()
+    running.wait_for_workers()
+    running.ask()
+    yield running
+    frames, became = running.accounts()
+    assert frames == became
+
+
+def test_given_an_adapter_without_histories_when_described_then_it_is_not_asked_to_observe(stage):
+    description = stage.actor.crew.description
+    assert description.observes is False
+    assert description.inputs == (("point", "geometry_msgs/msg/PointStamped"),)
+    assert (description.output, description.device) == ("nav_msgs/msg/Path", "cpu")
+    (pid,) = stage.pids
+    assert stage.notes("observed", pid) == []
+
+
+def test_given_a_crash_when_nobody_takes_over_then_frames_are_held_until_the_worker_is_back(stage):
+    stage.reconfigure(budget_ms=500.0)
+    good = stage.ask()
+    crashed = stage.ask({"do": "sigkill"})
+    assert (crashed.outcome, crashed.fallback) == (Outcome.CRASHED, Fallback.HOLD_LAST)
+    starting = stage.ask()
+    assert (starting.outcome, starting.fallback, starting.tier) == (Outcome.STARTING, Fallback.HOLD_LAST, -1)
+    assert starting.reason.startswith("worker 0 ")
+    assert stage.payload(starting).header.stamp == stage.payload(good).header.stamp
+    stage.wait_for_workers()
+    back = stage.ask()
+    assert (back.outcome, back.fallback) == (Outcome.ON_TIME, None)
+
+
+def test_given_a_hang_when_its_frame_is_due_later_then_the_frame_is_answered_as_hung(stage):
+    seq, _ = stage.offer({"do": "spin"})
+    stage.reconfigure(budget_ms=400.0, hang_ms=500.0)  # both shorter while the frame runs, which keeps its deadline
+    answer = stage.answer(seq)
+    assert (answer.outcome, answer.fallback) == (Outcome.HUNG, Fallback.HOLD_LAST)
+    assert answer.reason.startswith("hung: ")
+    assert "hang_ms is 500" in answer.reason
+    assert answer.lateness_ms < 0
+
+
+def test_given_a_hang_when_frames_go_on_coming_then_each_has_its_answer_and_the_worker_is_replaced(stage):
+    stage.reconfigure(budget_ms=200.0, hang_ms=700.0)
+    (before,) = stage.pids
+    first = stage.ask({"do": "spin"})
+    assert first.outcome is Outcome.LATE
+    second = stage.ask()
+    assert (second.outcome, second.reason) == (Outcome.LATE, "every worker is busy with an earlier frame")
+    death = f"(pid {before}) ended by signal SIGKILL: hung"
+    stage.wait_for(lambda: any(death in text for _, text in stage.logs), "it is killed")
+    stage.wait_for_workers()
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_frame_that_waits_for_its_worker_when_that_is_ready_in_time_then_it_is_on_time(stage):
+    stage.reconfigure(budget_ms=30_000.0, hang_ms=30_000.0)
+    stage.ask({"do": "sigkill"})
+    answer = stage.ask()
+    assert (answer.outcome, answer.fallback) == (Outcome.ON_TIME, None)
+
+
+def test_given_sustained_misses_when_frames_are_good_again_then_the_stage_stops_safely_and_recovers_by_steps(stage):
+    for _ in range(5):
+        stage.ask({"do": "raise", "once": False})
+    assert stage.health is Health.SAFE_STOP
+    assert any(anomaly.level == 2 and anomaly.name == "tested: model error" for anomaly in stage.anomalies)
+    healths = [stage.health for _ in range(200) if stage.ask()]
+    assert healths[2] is Health.SAFE_STOP
+    order = list(dict.fromkeys(healths))
+    assert order == [Health.SAFE_STOP, Health.DEGRADED, Health.NOMINAL]
+
+
+def test_given_a_worker_that_grows_when_asked_then_its_frame_is_good_and_its_memory_is_its_own(stage):
+    answer = stage.ask({"do": "allocate", "bytes": 80_000_000})
+    assert answer.outcome is Outcome.ON_TIME
