@@ -1,0 +1,329 @@
+"""A place in a real ROS graph for the tests, and the node beside it as a process of its own."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHIN_S = 60.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
+DOMAIN_ID = 1 + os.getpid() % 100
+FAST = {"tiers": ["fast"], "backup": "none", "budget_ms": 1000.0, "hang_ms": 5000.0}
+"""A stage that starts quickly and is never late on a busy machine."""
+
+
+class Graph:
+    """The tests' own ROS node: publishes, subscribes and calls services; everything is taken in while it waits."""
+
+    def __init__(self):
+        import rclpy
+        from rclpy.context import Context
+        from rclpy.executors import SingleThreadedExecutor
+        from rclpy.node import Node
+
+        self.context = Context()
+        rclpy.init(context=self.context, args=[], domain_id=DOMAIN_ID)
+        self.node = Node("tests", context=self.context, use_global_arguments=False)
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.executor.add_node(self.node)
+
+    def close(self):
+        self.executor.shutdown()
+        self.node.destroy_node()
+        self.context.try_shutdown()
+
+    def listen(self, topic, message_type, qos=200):
+        """A list that grows with the messages of a topic."""
+        messages = []
+        self.node.create_subscription(message_type, topic, messages.append, qos)
+        return messages
+
+    def wait_for(self, condition, what, within_s=WITHIN_S):
+        """What the condition says as soon as it is true; `what`, or what that returns, says what was waited for."""
+        until = time.monotonic() + within_s
+        while not (said := condition()):
+            if time.monotonic() > until:
+                pytest.fail(f"not within {within_s:.0f} s: {what() if callable(what) else what}")
+            self.executor.spin_once(timeout_sec=0.02)
+        return said
+
+    def call(self, service_type, name, request):
+        """The answer of a service."""
+        client = self.node.create_client(service_type, name)
+        try:
+            self.wait_for(client.service_is_ready, f"service {name}")
+            future = client.call_async(request)
+            self.wait_for(future.done, f"an answer of {name}")
+            return future.result()
+        finally:
+            self.node.destroy_client(client)
+
+
+class PerfProcess:
+    """The node as a process; what it publishes is kept from its start on.
+
+    Attributes:
+        name: its fully qualified name.
+        rows: what it says on `~/latency_stages`, as dicts by label.
+        statuses: the last status of each name on `/diagnostics`, as (level, message, values).
+    """
+
+    def __init__(self, graph, folder, parameters, *, namespace="", arguments=()):
+        """Start it; without parameters (None) the file has to be among the arguments."""
+        from diagnostic_msgs.msg import DiagnosticArray
+        from std_msgs.msg import Float64MultiArray
+
+        self.graph = graph
+        self.namespace = namespace
+        self.name = f"{namespace}/perf"
+        self.statuses = {}
+        self.reports = 0
+        self._records = graph.listen(f"{self.name}/latency_stages", Float64MultiArray)
+        self._subscription = graph.node.create_subscription(DiagnosticArray, "/diagnostics", self._take, 50)
+        folder.mkdir(exist_ok=True)
+        if parameters is not None:
+            file = folder / "parameters.yaml"
+            given = {"metrics_port": 0, "worker_threads": 1, **parameters}
+            file.write_text(json.dumps({"/**": {"ros__parameters": given}}))  # JSON is YAML too
+            arguments = ("--params-file", str(file), *arguments)
+        self._err = folder / "stderr"
+        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        with self._err.open("wb") as err:
+            self.process = psutil.Popen(
+                [
+                    *(sys.executable, "-m", "torchperf_ros.ros.main", "--ros-args"),
+                    *(["-r", f"__ns:={namespace}"] if namespace else []),
+                    *arguments,
+                ],
+                env=os.environ | {"PYTHONPATH": path, "ROS_DOMAIN_ID": str(DOMAIN_ID)},
+                stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True,
+            )  # fmt: skip
+
+    # -- what it says -------------------------------------------------------------------------------------------------
+
+    @property
+    def errors(self):
+        """What it has printed so far."""
+        return self._err.read_text(errors="replace")
+
+    @property
+    def rows(self):
+        return [
+            dict(zip((dim.label for dim in record.layout.dim), record.data, strict=True)) for record in self._records
+        ]
+
+    def rows_of(self, stage):
+        """The rows of one stage, by its index."""
+        return [row for row in self.rows if row["stage"] == stage]
+
+    def _take(self, message):
+        own = [status for status in message.status if status.hardware_id == self.name]
+        if own:
+            self.reports += 1
+            self.statuses = {
+                status.name: (ord(status.level), status.message, {pair.key: pair.value for pair in status.values})
+                for status in own
+            }
+
+    def values(self, stage):
+        """Key -> value of the stage's last status; empty before the first."""
+        return self.statuses.get(f"perf: {stage}", (3, "", {}))[2]
+
+    def counted(self, stage, **at_least):
+        """The stage's values as soon as each of these counters has reached its number."""
+        return self.wait_for(
+            lambda: (now := self.values(stage)) and all(int(now[key]) >= n for key, n in at_least.items()) and now,
+            f"{stage} with {at_least}",
+        )
+
+    def next_report(self):
+        """Wait for a whole report that began after now."""
+        seen = self.reports
+        self.wait_for(lambda: self.reports > seen + 1, "two more reports on /diagnostics")
+
+    def wait_for(self, condition, what, within_s=WITHIN_S):
+        """As the graph's; fails at once when the process ends, and shows what it printed."""
+
+        def alive_or_done():
+            said = condition()
+            if not said and self.process.poll() is not None:
+                pytest.fail(f"the node ended with {self.process.poll()} before {what}; it printed:\n{self.errors}")
+            return said
+
+        detail = lambda: f"{what}; last statuses {self.statuses}; it printed:\n{self.errors[-4000:]}"  # noqa: E731
+        return self.graph.wait_for(alive_or_done, detail, within_s)
+
+    def wait_for_health(self, stage, *healths):
+        """The stage's values once it is in one of these states."""
+        return self.wait_for(
+            lambda: (now := self.values(stage)) and now["health"] in healths and now, f"{stage} to be {healths}"
+        )
+
+    def wait_until_ready(self, *stages):
+        """Wait until each of the stages could answer."""
+        for stage in stages:
+            self.wait_for_health(stage, "WAITING", "NOMINAL", "DEGRADED")
+
+    # -- what is done to it -------------------------------------------------------------------------------------------
+
+    def workers(self):
+        """Its living child processes."""
+        return [child for child in self.process.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+
+    def publisher(self, topic, message_type):
+        """A publisher that one of the node's subscriptions is connected to."""
+        publisher = self.graph.node.create_publisher(message_type, f"{self.namespace}/{topic}", 10)
+        self.wait_for(publisher.get_subscription_count, f"a subscription of {topic}")
+        return publisher
+
+    def state(self):
+        """The label of its lifecycle state."""
+        from lifecycle_msgs.srv import GetState
+
+        return self.graph.call(GetState, f"{self.name}/get_state", GetState.Request()).current_state.label
+
+    def change_state(self, label):
+        """Ask for a transition, for example `configure`; returns whether it succeeded."""
+        from lifecycle_msgs.msg import Transition
+        from lifecycle_msgs.srv import ChangeState
+
+        request = ChangeState.Request(transition=Transition(label=label))
+        return self.graph.call(ChangeState, f"{self.name}/change_state", request).success
+
+    def answer(self, publisher, message, stage=0):
+        """Publish a message and wait for the stage's row that answers it; one at a time."""
+        seen = len(self.rows_of(stage))
+        publisher.publish(message)
+        self.wait_for(lambda: len(self.rows_of(stage)) > seen, f"an answer of stage {stage}")
+        return self.rows_of(stage)[seen]
+
+    def end(self, number=signal.SIGTERM):
+        """End it by a signal; returns its exit status once neither it nor any worker is left."""
+        tree = [self.process, *self.workers()]
+        self.process.send_signal(number)
+        status = self.process.wait(WITHIN_S)
+        self.graph.wait_for(lambda: not any(map(is_alive, tree)), lambda: f"the end of {list(filter(is_alive, tree))}")
+        return status
+
+    def clear_away(self):
+        """Kill what a failed test has left running."""
+        if self.process.poll() is None:
+            for process in [*self.workers(), self.process]:
+                process.kill()
+            self.process.wait()
+        self.graph.node.destroy_subscription(self._subscription)
+
+
+def is_alive(process):
+    """Whether the process runs; one that has ended and waits for its parent does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def shared_memory_names():
+    """Names in /dev/shm, without those of the middleware, whose killed processes leave some behind."""
+    return {name for name in os.listdir("/dev/shm") if "fastrtps" not in name and "fastdds" not in name}
+
+
+@pytest.fixture(scope="session")
+def graph():
+    """A ROS graph of these tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
+        graph = Graph()
+        yield graph
+        graph.close()
+
+
+@pytest.fixture
+def stranger():
+    """A node of a participant of its own, as in another process: one participant has one type for a topic."""
+    import rclpy
+    from rclpy.context import Context
+    from rclpy.node import Node
+
+    context = Context()
+    rclpy.init(context=context, args=[], domain_id=DOMAIN_ID)
+    node = Node("stranger", context=context, use_global_arguments=False)
+    yield node
+    node.destroy_node()
+    context.try_shutdown()
+
+
+@pytest.fixture(scope="module")
+def start_node(graph, tmp_path_factory):
+    """Start nodes with given parameters; at the end each is told to end and has to have left nothing behind."""
+    started = []
+    numbers = itertools.count()
+    shared_memory = shared_memory_names()
+
+    def start(parameters, *, namespace=None, arguments=()):
+        # Names of their own: a killed node stays in the graph for a while.
+        number = next(numbers)
+        folder = tmp_path_factory.mktemp("node", numbered=True)
+        own = f"/run{os.getpid()}_{folder.name}_{number}" if namespace is None else namespace
+        node = PerfProcess(graph, folder, parameters, namespace=own, arguments=arguments)
+        started.append(node)
+        return node
+
+    try:
+        yield start
+        statuses = {node.name: node.end() for node in started if node.process.poll() is None}
+        assert set(statuses.values()) <= {0}, statuses
+        assert shared_memory_names() <= shared_memory
+    finally:
+        for node in started:
+            node.clear_away()
+
+
+@pytest.fixture(scope="session")
+def image():
+    """Makes small camera images."""
+    from sensor_msgs.msg import Image
+
+    def make(stamp_ns=None, *, width=64, height=48, encoding="rgb8", size=None):
+        stamp_ns = time.time_ns() if stamp_ns is None else stamp_ns
+        message = Image(width=width, height=height, encoding=encoding, step=3 * width)
+        message.header.frame_id = "camera"
+        message.header.stamp.sec, message.header.stamp.nanosec = divmod(stamp_ns, 1_000_000_000)
+        message.data = bytes(3 * width * height if size is None else size)
+        return message
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fast():
+    """Parameters of a stage that starts quickly and is never late on a busy machine."""
+
+    def make(**changed):
+        return {**FAST, **changed}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory):
+    """A folder for orders to the adapter `Obedient`."""
+    return tmp_path_factory.mktemp("orders")
+
+
+@pytest.fixture(scope="session")
+def obedient():
+    """Parameters of a stage with the adapter `Obedient`."""
+
+    def make(orders=None, *, trigger="image", adapter="Obedient", output="point", **changed):
+        options = {"trigger": trigger} | ({} if orders is None else {"orders": str(orders)})
+        given = {"adapter": f"adapters_for_graph:{adapter}", "options": json.dumps(options), "output": output}
+        return {**FAST, "input_reliability": "reliable", **given, **changed}
+
+    return make
