@@ -23,7 +23,7 @@ setup(
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),
         (f"share/{NAME}/launch", glob("launch/*.launch.py")),
-        (f"share/{NAME}/config", glob("config/*.yaml")),
+        (f"share/{NAME}/config", glob("config/*.yaml") + glob("config/*.xml")),
     ],
     zip_safe=False,
     install_requires=[
