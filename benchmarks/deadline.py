@@ -110,24 +110,27 @@ def _take_turn(
         if namespace == OURS:
             node = PerfNodeProcess(graph, adapter, sabotage, budget_ms=arguments.budget_ms, backup=arguments.backup)
             node.wait_ready()
+            camera.connect(namespace, size=arguments.size, rate=arguments.rate)
+            before = node.settled_counters()
             graph.busy(arguments.load)
             sent = camera.stream(namespace, **stream)
-            counters = node.settled_counters()
-            total.received += int(counters["frames"])
-            total.started += int(counters["frames"] - counters["superseded"] - counters["stale"])
-            total.restarts += int(counters["restarts"])
-            total.counters.update({key: int(value) for key, value in counters.items()})
-            faults = Counter(fault["kind"] for fault in injected(graph, "faults"))
+            counters = {key: int(value - before.get(key, 0)) for key, value in node.settled_counters().items()}
+            total.received += counters["frames"]
+            total.started += counters["frames"] - counters["superseded"] - counters["stale"]
+            total.restarts += counters["restarts"]
+            total.counters.update(counters)
         else:
             naive = NaiveProcess(graph, adapter, sabotage, arguments.budget_ms, arguments.margin_ms)
             naive.wait_ready()
+            camera.connect(namespace, size=arguments.size, rate=arguments.rate)
             graph.busy(arguments.load)
             sent = camera.stream(namespace, **stream, meanwhile=naive.respawn)
-            faults = Counter(fault["kind"] for fault in injected(graph, "faults"))
-            total.received += len(seen.rows) + faults["sigkill"]  # a killed node cannot tell of the frame it died of
-            total.started += len(seen.rows) + faults["sigkill"]
+            # a killed node cannot tell of the frame that it died of
+            deaths = sum(fault["kind"] == "sigkill" for fault in injected(graph, "faults"))
+            total.received += len(seen.rows) + deaths
+            total.started += len(seen.rows) + deaths
             total.restarts += naive.starts - 1
-        total.faults += faults
+        total.faults.update(fault["kind"] for fault in injected(graph, "faults"))
         total.sent += len(sent["stamps"])
         total.worst_camera_ms = max(total.worst_camera_ms, sent["worst_late_ms"])
         total.frames += match(sent["stamps"], seen.rows, seen.outputs)

@@ -105,6 +105,8 @@ def _failovers(backup: str, arguments: argparse.Namespace, options: dict[str, An
     with Graph((OURS,)) as graph:
         node = PerfNodeProcess(graph, ADAPTER, options, backup=backup, budget_ms=arguments.budget_ms)
         camera = CameraProcess(graph)
+        node.wait_ready()
+        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
         return [_failover(graph, node, camera, arguments, backup, number, luck) for number in range(arguments.times)]
 
 

@@ -60,6 +60,8 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
         camera = CameraProcess(graph)
         node.wait_ready()
         naive.wait_ready()
+        for namespace in (OURS, NAIVE):
+            camera.connect(namespace, size="64x48", rate=arguments.rate)
         for size in arguments.sizes.split(","):
             rows = _rows(arguments, size, graph, camera)
             figures[size] = {_NAMES[namespace]: _figures(found) for namespace, found in rows.items()}

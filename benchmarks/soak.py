@@ -75,6 +75,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
         node = PerfNodeProcess(graph, ADAPTER, options, budget_ms=arguments.budget_ms, backup=arguments.backup)
         camera = CameraProcess(graph)
         node.wait_ready()
+        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
         workers = {f"worker {number}": pid for number, pid in enumerate(node.worker_pids())}
         sampler = Sampler({"node": node.pid, **workers})
         seen = graph.observer.seen[OURS]

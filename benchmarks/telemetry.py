@@ -56,6 +56,7 @@ def _samples(arguments: argparse.Namespace) -> dict[str, list[tuple[float, float
         node = PerfNodeProcess(graph, ADAPTER, options, file, backup=arguments.backup, budget_ms=arguments.budget_ms)
         camera = CameraProcess(graph)
         node.wait_ready()
+        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
         say(f"{arguments.seconds:g} s of images")
         camera.stream(OURS, seconds=arguments.seconds, rate=arguments.rate, size=arguments.size)
         node.process.end()

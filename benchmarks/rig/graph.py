@@ -18,6 +18,7 @@ from torchperf_ros.demo.child_process import ChildProcess
 
 _START_S = 120.0
 _ON_THE_WAY_S = 0.4
+_CONNECT_S, _MOMENT_S = 60.0, 0.5
 _STATUS, _NODE_STATUS = f"perf: {STAGE}", "perf: node"
 
 
@@ -203,6 +204,21 @@ class CameraProcess:
         """Begin to stream, as soon as someone subscribes."""
         request = {"topic": f"{namespace}/image", "seconds": seconds, "rate": rate, "size": size}
         self.process.say(json.dumps(request))
+
+    def connect(self, namespace: str, *, size: str, rate: float) -> None:
+        """Stream for a moment until the onlooker hears of an answer: from then on all three have found each other.
+
+        Raises:
+            GraphError: no answer within a minute.
+        """
+        seen = self._graph.observer.seen[namespace]
+        for _ in range(round(_CONNECT_S / _MOMENT_S)):
+            self.stream(namespace, seconds=_MOMENT_S, rate=rate, size=size)
+            if seen.rows:
+                seen.clear()
+                return
+        msg = f"no image is answered in {namespace}"
+        raise GraphError(msg)
 
     def stream(
         self, namespace: str, *, seconds: float, rate: float, size: str, meanwhile: Callable[[], object] = bool

@@ -27,6 +27,33 @@ def machine() -> dict[str, object]:
     }
 
 
+class Others:
+    """How much of the machine other processes used since this object was made, by processor time."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self._busy_s, self._all_s = _processor_s()
+        self._own_s = _own_s()
+
+    def percent(self) -> float:
+        """Of the whole machine, 0 to 100. Own processes count once they have ended and were waited for."""
+        busy_s, all_s = _processor_s()
+        others_s = busy_s - self._busy_s - (_own_s() - self._own_s)
+        return max(0.0, 100.0 * others_s / max(all_s - self._all_s, 1e-9))
+
+
+def _processor_s() -> tuple[float, float]:
+    """Seconds in which processors were busy, and all seconds."""
+    times = psutil.cpu_times()
+    idle_s = times.idle + times.iowait
+    return sum(times[:7]) - idle_s + times.steal, sum(times[:7]) + times.steal
+
+
+def _own_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

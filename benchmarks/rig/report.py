@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rig.machine import machine
+from benchmarks.rig.machine import Others, machine
 
 _STARTED = time.monotonic()
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "==": operator.eq}
@@ -53,6 +53,7 @@ class Report:
         self._content: dict[str, Any] = {"benchmark": name, "machine": machine(), "parameters": parameters}
         self._file: Path | None = arguments.json
         self._console = Console(width=None if sys.stdout.isatty() else 140)
+        self._others = Others()
         found = self._content["machine"]
         say(f"{name}: {found['cpu']}, {found['cores']} cores; load {found['load_average'][0]}, "
             f"others use {found['others_cpu_percent']:.0f} % of the machine")  # fmt: skip
@@ -72,6 +73,8 @@ class Report:
 
     def finish(self, figures: Mapping[str, Any], targets: Sequence[Target]) -> None:
         """Print how the figures compare with the targets and write the JSON file, if one is wanted."""
+        others = self._content["machine"]["others_cpu_percent_meanwhile"] = self._others.percent()
+        self.text(f"Meanwhile, other processes used {others:.1f} % of the machine.")
         if targets:
             table = Table(title="Targets", title_justify="left", title_style="bold")
             for column in ("figure", "measured", "target", ""):
