@@ -1,0 +1,161 @@
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.worker.device import Device, choose_device
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available")
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cuda():
+    return Device(torch.device("cuda", 0), threads=1)
+
+
+def test_given_cpu_when_chosen_then_it_is_the_cpu():
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_given_auto_when_chosen_then_it_is_cuda_just_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert choose_device("auto") == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_given_a_cuda_device_that_is_not_there_when_chosen_then_the_error_says_how_many_there_are(
+    monkeypatch, wanted, count
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError, match=f"parameter device: '{wanted}' is not there; .* sees {count} CUDA devices"):
+        choose_device(wanted)
+
+
+def test_given_the_cpu_when_used_then_nothing_is_copied_and_time_is_the_clocks():
+    device = Device(torch.device("cpu"), threads=1)
+    inputs = (torch.zeros(2),)
+    assert device.to_device(inputs) is inputs
+    with device.on_stream(), device.timed() as took_ns:
+        sum(range(1000))
+    assert len(took_ns) == 1
+    assert took_ns[0] > 0
+    assert device.memory_bytes() == {}
+    assert not device.is_cuda
+    assert not device.is_lost(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_given_a_block_that_raises_when_timed_then_the_error_is_the_blocks():
+    device = Device(torch.device("cpu"), threads=1)
+    with pytest.raises(ValueError, match="mine"), device.timed():
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_given_a_number_of_threads_when_made_then_the_models_operators_use_them(threads):
+    Device(torch.device("cpu"), threads)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(8, 7), (2, 1), (1, 1)])
+def test_given_no_number_of_threads_when_made_then_one_core_is_left_to_the_node(monkeypatch, cores, threads):
+    chosen = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    Device(torch.device("cpu"), 0)
+    assert chosen == [threads]
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_given_cuda_when_work_is_done_then_it_goes_to_the_workers_own_stream(cuda):
+    with cuda.on_stream():
+        assert torch.cuda.current_stream() != torch.cuda.default_stream()
+        assert torch.cuda.current_stream() == cuda._stream
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_given_inputs_on_the_host_when_moved_then_they_are_on_the_device_and_those_there_are_not_copied(cuda):
+    there = torch.ones(3, device="cuda")
+    with cuda.on_stream():
+        moved, same = cuda.to_device((torch.arange(3.0).pin_memory(), there))
+    torch.cuda.synchronize()
+    assert moved.is_cuda
+    assert moved.tolist() == [0.0, 1.0, 2.0]
+    assert same is there
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_given_kernels_when_timed_then_the_time_is_theirs_and_not_that_of_launching_them(cuda):
+    a = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    times_ns = []
+    for repeats in (1, 50):
+        with cuda.on_stream(), cuda.timed() as took_ns:
+            for _ in range(repeats):
+                a @ a
+        times_ns.append(took_ns[0])
+    assert times_ns[1] > 5 * times_ns[0] > 0
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_given_a_tensor_when_allocated_then_the_memory_shows_it(cuda):
+    before = cuda.memory_bytes()
+    kept = torch.ones(1 << 24, device="cuda")
+    after = cuda.memory_bytes()
+    assert after["allocated"] - before["allocated"] >= kept.numel() * 4
+    assert after["reserved"] >= after["allocated"]
+    assert 0 < after["free"] < torch.cuda.get_device_properties(0).total_memory
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("error", [ValueError("no"), RuntimeError("shapes do not match")])
+def test_given_an_error_that_a_process_survives_when_asked_then_the_device_is_not_lost(cuda, error):
+    assert not cuda.is_lost(error)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_given_more_memory_than_there_is_when_asked_for_then_the_device_is_not_lost(cuda):
+    with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    assert not cuda.is_lost(caught.value)
+    assert torch.ones(1, device="cuda").item() == 1.0
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_given_a_device_side_assert_when_asked_then_the_device_is_lost():
+    """In a process of its own: nothing on the device works afterwards."""
+    code = """
+        import torch
+        from torchperf_ros.worker.device import Device
+        device = Device(torch.device("cuda", 0), 1)
+        try:
+            with device.on_stream(), device.timed():
+                torch.zeros(2, device="cuda")[torch.tensor([7], device="cuda")]
+        except RuntimeError as error:
+            print("lost" if device.is_lost(error) else "not lost")
+        else:
+            print("no error")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "lost"
