@@ -1,0 +1,69 @@
+import math
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from torchperf_ros.core.config import stage_config
+from torchperf_ros.core.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.core.mailbox import Mailbox
+from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.core.reserve import Reserve
+from torchperf_ros.core.tier_ladder import TierLadder
+from torchperf_ros.supervise.stage_journal import StageJournal
+
+
+class CrewAtRest:
+    """A crew as telemetry sees it, without processes."""
+
+    def __init__(self, workers):
+        self.workers = workers
+        self.description = SimpleNamespace(device="cpu")
+        self.ready = any(worker is not None for worker in workers)
+        self.progress = "; ".join(f"worker {n} {self.state(n)}" for n in range(len(workers)))
+        self.restarts = 3
+        self.last_error = ""
+        self.ring = SimpleNamespace(used_bytes=3 << 20)
+
+    def state(self, number):
+        worker = self.workers[number]
+        return "waits for its restart" if worker is None else worker.state
+
+
+@pytest.fixture
+def make_stage():
+    """A stage as telemetry sees it: real statistics, health and rules, no processes."""
+
+    def make(name="perception", *, workers=(None, None), ready=True, **values):
+        config = stage_config(name, {"adapter": "a:B", "output": f"{name}_output", **values})
+        journal = StageJournal(config)
+        if ready:
+            journal.health.ready()
+        return SimpleNamespace(
+            config=config, journal=journal, ladder=TierLadder(len(config.tiers)), reserve=Reserve(), mailbox=Mailbox(),
+            crew=CrewAtRest(list(workers)),
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def make_answer():
+    def make(outcome=Outcome.ON_TIME, fallback=None, *, seq=0, total_ms=10.0, tier=0, steps=None, age_ms=4.0):
+        now_ns = time.monotonic_ns()
+        frame = Frame(seq, b"", 5, age_ms, now_ns, now_ns, Origin(now_ns, math.nan))
+        steps = steps or StepTimes(1.0, 2.0, 3.0, 4.0)
+        return Answer(frame, outcome, fallback, "", tier, 0.5, total_ms, 50.0, -1.0, now_ns, steps)
+
+    return make
+
+
+@pytest.fixture
+def answered():
+    """Let a stage receive and answer a frame."""
+
+    def let(stage, answer):
+        stage.journal.received(answer.frame, stamped=True)
+        return stage.journal.answered(answer)
+
+    return let

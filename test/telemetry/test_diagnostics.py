@@ -1,0 +1,100 @@
+import time
+from types import SimpleNamespace
+
+import pytest
+from rosbags.typesys import Stores, get_typestore
+
+from torchperf_ros.core.anomaly_rules import Anomaly, Level
+from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+NOW_NS = 1_700_000_000_500_000_000
+
+
+def read(data):
+    return STORE.deserialize_cdr(data, "diagnostic_msgs/msg/DiagnosticArray")
+
+
+def test_given_statuses_when_encoded_then_another_reader_finds_levels_names_and_values():
+    statuses = [
+        Anomaly(Level.OK, "perf: perception", "NOMINAL", {"tier": "full", "empty": ""}),
+        Anomaly(Level.ERROR, "perf: planning", "SAFE_STOP: why", {}),
+    ]
+    message = read(diagnostic_bytes(statuses, "/perf", NOW_NS))
+    assert (message.header.stamp.sec, message.header.stamp.nanosec) == (1_700_000_000, 500_000_000)
+    first, second = message.status
+    assert (first.level, first.name, first.message, first.hardware_id) == (0, "perf: perception", "NOMINAL", "/perf")
+    assert [(pair.key, pair.value) for pair in first.values] == [("tier", "full"), ("empty", "")]
+    assert (second.level, second.message, len(second.values)) == (2, "SAFE_STOP: why", 0)
+
+
+def test_given_no_status_when_encoded_then_the_array_is_empty():
+    assert len(read(diagnostic_bytes([], "", 0)).status) == 0
+
+
+@pytest.mark.parametrize("text", ["no such file: \udcff", "nul \0 inside", "\N{GRINNING FACE}"])
+def test_given_a_text_of_any_characters_when_encoded_then_reporting_goes_on(text):
+    (status,) = read(diagnostic_bytes([Anomaly(Level.ERROR, "perf: x", text, {"last_error": text})], "", 0)).status
+    assert status.level == 2
+    assert status.message[:3] == text[:3]
+
+
+def test_given_every_health_when_reported_then_unknown_is_never_ok():
+    assert {health for health, level in LEVELS.items() if level is Level.OK} == {Health.NOMINAL}
+    assert {health for health, level in LEVELS.items() if level is Level.ERROR} == {Health.SAFE_STOP}
+    assert set(LEVELS) == set(Health)
+
+
+def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_are_there(
+    make_stage, make_answer, answered
+):
+    worker = SimpleNamespace(pid=77, state="idle")
+    stage = make_stage(workers=(worker, None))
+    for seq in range(3):
+        answered(stage, make_answer(seq=seq, total_ms=10.0 * (seq + 1)))
+    answered(stage, make_answer(Outcome.LATE, Fallback.HOLD_LAST, seq=3, total_ms=50.0))
+    stage.mailbox.superseded = 5
+    stage.mailbox.stale = 2
+    status = stage_status(stage, Health.DEGRADED, {77: 3 << 20})
+    assert (status.level, status.name, status.message) == (Level.WARN, "perf: perception", "DEGRADED: tier full")
+    wanted = {
+        "health": "DEGRADED", "tier": "full", "tiers": "full,medium,fast", "engine": "eager", "device": "cpu",
+        "p50_ms": "25.000", "max_ms": "50.000", "budget_ms": "50.000", "miss_ratio": "0.250", "frames": "4",
+        "answered": "4", "on_time": "3", "late": "1", "hung": "0", "fallback_hold_last": "1", "fallback_stop": "0",
+        "superseded": "5", "stale": "2", "restarts": "3", "worker_0_pid": "77", "worker_0_state": "idle",
+        "worker_0_rss_mib": "3.000", "worker_1_pid": "", "worker_1_state": "waits for its restart",
+        "worker_1_rss_mib": "",
+    }  # fmt: skip
+    assert {key: status.values.get(key) for key in wanted} == wanted
+    assert {outcome.word for outcome in Outcome} <= set(status.values)
+    assert all(isinstance(value, str) for value in status.values.values())
+    read(diagnostic_bytes([status], "/perf", NOW_NS))
+
+
+def test_given_a_stage_without_answers_when_reported_then_latencies_are_nan_and_nothing_fails(make_stage):
+    stage = make_stage(ready=False)
+    stage.crew.description = None
+    status = stage_status(stage, stage.journal.health.state(time.monotonic_ns()), {})
+    assert status.level is Level.WARN
+    assert status.message.startswith("STARTING: worker 0 ")
+    assert {status.values[key] for key in ("p50_ms", "p99_ms", "lateness_p99_ms")} == {"nan"}
+    assert (status.values["device"], status.values["miss_ratio"]) == ("", "0.000")
+
+
+def test_given_a_stage_that_waits_when_reported_then_it_says_whether_input_ever_came(make_stage, make_answer, answered):
+    stage = make_stage()
+    assert stage_status(stage, Health.WAITING, {}).message == "WAITING: no input"
+    answered(stage, make_answer())
+    assert stage_status(stage, Health.WAITING, {}).message == "WAITING: input stopped"
+
+
+def test_given_a_safe_stop_when_reported_then_it_says_why(make_stage, make_answer, answered):
+    stage = make_stage()
+    stage.crew.last_error = "worker 0 (pid 7) ended by exit status 1: RuntimeError: why\nTraceback ..."
+    status = stage_status(stage, Health.SAFE_STOP, {})
+    assert status.message == "SAFE_STOP: worker 0 (pid 7) ended by exit status 1: RuntimeError: why"
+    assert status.values["last_error"] == stage.crew.last_error
+    serving = make_stage(workers=(SimpleNamespace(pid=7, state="idle"),))
+    answered(serving, make_answer(Outcome.LATE, Fallback.HOLD_LAST))
+    assert stage_status(serving, Health.SAFE_STOP, {}).message == "SAFE_STOP: 1 misses in a row"

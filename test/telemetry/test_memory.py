@@ -1,0 +1,51 @@
+import math
+import os
+import subprocess
+from types import SimpleNamespace
+
+import psutil
+
+from torchperf_ros.telemetry.memory import LABELS, MemoryUse, sample_memory
+
+MIB = 1 << 20
+
+
+def worker(pid, **told):
+    return SimpleNamespace(pid=pid, memory_bytes=told, state="idle")
+
+
+def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_nan():
+    row = dict(zip(LABELS, MemoryUse(10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, {}, 3 * MIB).row(), strict=True))
+    assert (row["node_rss_mib"], row["workers_rss_mib"], row["shared_memory_mib"]) == (10.0, 25.0, 3.0)
+    unknown = ("cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib")
+    assert all(math.isnan(row[label]) for label in unknown)
+
+
+def test_given_a_sample_when_asked_for_the_headline_then_it_is_device_memory_on_cuda_and_resident_memory_else():
+    assert MemoryUse(0, {1: 20 * MIB}, {"history": MIB}, 0).workers_mib == 20.0
+    assert MemoryUse(0, {1: 20 * MIB}, {"allocated": 7 * MIB, "history": MIB}, 0).workers_mib == 7.0
+
+
+def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free_memory_that_they_share(make_stage):
+    first = worker(os.getpid(), allocated=MIB, reserved=2 * MIB, free=100 * MIB, history=5)
+    second = worker(os.getpid(), allocated=3 * MIB, reserved=4 * MIB, free=90 * MIB, history=6)
+    use = sample_memory([make_stage(workers=(first, None)), make_stage("planning", workers=(second,))])
+    assert use.told == {"allocated": 4 * MIB, "reserved": 6 * MIB, "free": 90 * MIB, "history": 11}
+    assert use.shared == 2 * (3 << 20)
+    assert use.rss_by_pid.keys() == {os.getpid()}
+    assert 0.5 < use.node_rss / psutil.Process().memory_info().rss < 2.0
+
+
+def test_given_a_worker_that_is_gone_when_sampled_then_the_others_are_told(make_stage):
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    use = sample_memory([make_stage(workers=(worker(gone.pid), worker(os.getpid())))])
+    assert use.rss_by_pid.keys() == {os.getpid()}
+
+
+def test_given_a_worker_that_has_died_and_is_not_yet_reaped_when_sampled_then_nothing_fails(make_stage):
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    use = sample_memory([make_stage(workers=(worker(zombie.pid),))])
+    zombie.wait()
+    assert sum(use.rss_by_pid.values()) == 0

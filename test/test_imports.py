@@ -1,0 +1,121 @@
+"""The layers of the package: who may import whom, by reading the files and by asking fresh interpreters."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "torchperf_ros"
+FILES = sorted(PACKAGE.rglob("*.py"))
+LAYERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
+ALLOWED = {
+    "core": {"core"},
+    "supervise": {"core", "supervise"},
+    "worker": {"core", "worker", "supervise.protocol", "supervise.frame_ring"},
+    "telemetry": {"core", "supervise", "telemetry"},
+    "ros": set(LAYERS) - {"worker", "models", "demo"},
+}
+"""What a layer may import of this package; a layer that is not named is free."""
+MAY_IMPORT_TORCH = {"worker", "models"}
+MAY_IMPORT_RCLPY = {"ros", "demo"}
+
+
+def layer(path):
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imported(path):
+    """Every module that a file imports, wherever in it, with line numbers; relative ones made absolute."""
+    package = ["torchperf_ros", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            yield module, node.lineno
+            for alias in node.names:  # `from torchperf_ros import worker` imports a layer, too
+                yield f"{module}.{alias.name}", node.lineno
+
+
+def within(module, allowed):
+    return any(f"{module}.".startswith(f"torchperf_ros.{prefix}.") for prefix in allowed)
+
+
+def test_given_the_package_when_searched_then_the_layers_of_the_design_are_there():
+    assert set(ALLOWED) <= set(LAYERS)
+    assert len(FILES) > 40
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_given_a_layer_when_its_imports_are_read_then_it_imports_only_what_it_may(name):
+    forbidden = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in FILES if layer(path) == name
+        for module, line in imported(path)
+        if module.startswith("torchperf_ros.") and not within(module, ALLOWED[name])
+    ]  # fmt: skip
+    assert forbidden == []
+
+
+@pytest.mark.parametrize(
+    ("library", "may"), [("torch", MAY_IMPORT_TORCH), ("torchvision", MAY_IMPORT_TORCH), ("rclpy", MAY_IMPORT_RCLPY)]
+)
+def test_given_a_heavy_library_when_imports_are_read_then_only_its_layers_import_it(library, may):
+    forbidden = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in FILES if layer(path) not in may
+        for module, line in imported(path)
+        if module.partition(".")[0] == library
+    ]  # fmt: skip
+    assert forbidden == []
+
+
+def test_given_relative_and_nested_imports_when_read_then_none_is_missed():
+    sources = {module for path in FILES for module, _ in imported(path)}
+    assert "torchperf_ros.worker.session" in sources  # inside a function
+    assert "torchperf_ros.core.errors.ConfigError" in sources
+
+
+def loaded_by(*modules):
+    """Names of all modules in a fresh interpreter that has imported these."""
+    code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def modules_of(*layers):
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in FILES if layer(path) in layers
+    ]  # fmt: skip
+
+
+def test_given_a_fresh_interpreter_when_core_is_imported_then_neither_torch_nor_rclpy_is_loaded():
+    loaded = loaded_by(*modules_of("core"))
+    assert "torchperf_ros.core.config" in loaded
+    assert loaded & {"torch", "rclpy"} == set()
+
+
+def test_given_a_fresh_interpreter_when_the_node_side_without_ros_is_imported_then_neither_is_loaded():
+    assert loaded_by(*modules_of("supervise", "telemetry")) & {"torch", "rclpy"} == set()
+
+
+def test_given_a_fresh_interpreter_when_the_worker_is_imported_then_rclpy_is_not_loaded():
+    loaded = loaded_by(*modules_of("worker"))
+    assert "torch" in loaded
+    assert "rclpy" not in loaded
+
+
+@pytest.mark.ros
+def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_loaded():
+    pytest.importorskip("rclpy", reason="rclpy is not installed")
+    loaded = loaded_by("torchperf_ros.ros.node")
+    assert "rclpy" in loaded
+    assert "torch" not in loaded
