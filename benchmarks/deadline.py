@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
 from benchmarks.rig.bench_stage import NAIVE, OURS
-from benchmarks.rig.frames import AnsweredFrame, frame_figures, match
+from benchmarks.rig.frames import AnsweredFrame, frame_figures, latest, match
 from benchmarks.rig.graph import (
     CameraProcess,
     Graph,
@@ -52,6 +52,7 @@ class Total:
     faults: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
     counters: Counter[str] = field(default_factory=Counter)
+    latest: list[dict[str, Any]] = field(default_factory=list)
     worst_camera_ms: float = 0.0
 
 
@@ -130,10 +131,13 @@ def _take_turn(
             total.received += len(seen.rows) + deaths
             total.started += len(seen.rows) + deaths
             total.restarts += naive.starts - 1
-        total.faults.update(fault["kind"] for fault in injected(graph, "faults"))
+        faults = list(injected(graph, "faults"))
+        total.faults.update(fault["kind"] for fault in faults)
         total.sent += len(sent["stamps"])
         total.worst_camera_ms = max(total.worst_camera_ms, sent["worst_late_ms"])
-        total.frames += match(sent["stamps"], seen.rows, seen.outputs)
+        frames = match(sent["stamps"], seen.rows, seen.outputs)
+        total.frames += frames
+        total.latest += latest(frames, faults)
 
 
 def _figures(total: Total) -> dict[str, Any]:
@@ -141,6 +145,7 @@ def _figures(total: Total) -> dict[str, Any]:
         **frame_figures(total.frames, total.sent, total.received, total.started),
         "faults": dict(total.faults),
         "restarts": total.restarts,
+        "latest_frames": total.latest,
         "camera_worst_late_ms": total.worst_camera_ms,
         "counters": dict(total.counters),
     }

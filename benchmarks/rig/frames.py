@@ -12,6 +12,7 @@ from benchmarks.rig.observer import Output, Row
 from torchperf_ros.core.outcome import Fallback, Outcome
 
 _NS_PER_MS = 1e6
+_RECENT_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,36 @@ def frame_figures(frames: Sequence[AnsweredFrame], sent: int, received: int, sta
         "fallbacks": dict(fallbacks),
         "tiers": {str(int(tier)): count for tier, count in sorted(_tiers(frames).items())},
     }
+
+
+def latest(frames: Sequence[AnsweredFrame], faults: Sequence[dict[str, Any]], count: int = 10) -> list[dict[str, Any]]:
+    """The frames that were answered last after their deadline, at most `count`, worst first: what there is to explain.
+
+    Args:
+        frames: of one stream.
+        faults: what was injected meanwhile, as in the journal.
+        count: how many.
+    """
+    late = sorted((frame for frame in frames if _late_ms(frame) > 0), key=_late_ms, reverse=True)
+    return [
+        {
+            "at_s": (frame.stamp_ns - frames[0].stamp_ns) / 1e9,
+            "late_ms": _late_ms(frame),
+            **{label: frame.row[label] for label in ("age_ms", "wait_ms", "tier", "inference_ms")},
+            "outcome": _word(Outcome, frame.row["outcome"]),
+            "fallback": _word(Fallback, frame.row["fallback"]),
+            "faults_ms_before": [
+                f"{fault['kind']} {(frame.stamp_ns - fault['stamp_ns']) / _NS_PER_MS:.0f}"
+                for fault in faults
+                if 0 <= frame.stamp_ns - fault["stamp_ns"] < _RECENT_NS
+            ],
+        }
+        for frame in late[:count]
+    ]
+
+
+def _late_ms(frame: AnsweredFrame) -> float:
+    return frame.row["total_ms"] - frame.row["budget_ms"]
 
 
 def _tiers(frames: Sequence[AnsweredFrame]) -> Counter[float]:
