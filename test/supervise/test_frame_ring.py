@@ -1,6 +1,7 @@
 import mmap
 import os
 import struct
+import sys
 import threading
 
 import pytest
@@ -131,6 +132,38 @@ def test_given_a_ring_when_closed_then_its_descriptor_is_gone_and_a_reader_keeps
     assert bytes(reader.read(offset, length, 0)[0].data) == b"kept"
 
 
+def test_given_a_writer_at_any_moment_of_its_writing_when_a_record_has_changed_then_asking_for_it_says_so(ring):
+    reader = FrameReader(ring.fd)
+    offset, length = ring.write(0, [InputBytes(0, 0, 0.0, b"\x55" * 400)])
+    views = reader.read(offset, length, 0)
+    before = plain(views)
+    looks = []
+
+    class Peeking(InputBytes):
+        """Looks at the old record whenever the writer asks for the new one's bytes."""
+
+        @property
+        def data(self):
+            changed = plain(views) != before or os.pread(ring.fd, 16, mmap.PAGESIZE + offset) != header
+            try:
+                reader.check(offset, 0)
+            except FrameOverwritten:
+                looks.append((changed, "gone"))
+            else:
+                looks.append((changed, "there"))
+            return b"\xaa" * 400
+
+        @data.setter
+        def data(self, value):
+            pass
+
+    header = os.pread(ring.fd, 16, mmap.PAGESIZE + offset)
+    ring.write(1, [InputBytes(0, 0, 0.0, bytes(400))])
+    ring.write(2, [Peeking(n, 0, 0.0, b"") for n in range(2)])
+    assert (True, "gone") in looks
+    assert (True, "there") not in looks
+
+
 def test_given_a_fast_writer_in_another_thread_when_records_are_read_then_none_is_torn():
     """Whatever `check` lets pass after the bytes were copied is one frame's bytes and no mixture of two."""
     ring = FrameRing(8 * mmap.PAGESIZE)
@@ -146,13 +179,15 @@ def test_given_a_fast_writer_in_another_thread_when_records_are_read_then_none_i
             seq += 1
 
     writer = threading.Thread(target=write)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     writer.start()
     whole = 0
     try:
         while whole < 2000:
             if not newest:
                 continue
-            offset, length, seq = newest[-1]
+            offset, length, seq = newest[-min(len(newest), 6)]  # the one that the writer is about to come round to
             try:
                 (item,) = reader.read(offset, length, seq)
                 copy = bytes(item.data)
@@ -164,6 +199,7 @@ def test_given_a_fast_writer_in_another_thread_when_records_are_read_then_none_i
     finally:
         done.set()
         writer.join()
+        sys.setswitchinterval(interval_s)
         ring.close()
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from torchperf_ros.core.errors import ProtocolError
-from torchperf_ros.supervise.protocol import Response, pack_control, unpack_request
+from torchperf_ros.supervise.protocol import RESULT_OFFSET, Response, pack_control, unpack_request
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
 MS = 1_000_000
@@ -15,13 +15,15 @@ MS = 1_000_000
 def worker(kind=WorkerProcess):
     """A worker whose process the test plays itself."""
     made = kind.__new__(kind)
-    made.number, made.seq, made.tier, made.busy_since_ns, made.ready_at_ns, made.usable = 0, None, 0, 0, 1, True
+    made.number, made.seq, made.busy_since_ns, made.ready_at_ns, made.usable = 0, None, 0, 1, True
+    made._sent, made._handled, made._handled_at_last_look = 0, [0], 0
+    made.kill = lambda reason: setattr(made, "usable", False)
     made.missed_observations, made.kill_reason = 0, ""
     made.frames, far_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.control, far_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.frames.setblocking(False)
     made.control.setblocking(False)
-    made._result = b"result and more"
+    made._result = bytes(RESULT_OFFSET) + b"result and more"
     return made, SimpleNamespace(frames=far_frames, control=far_control)
 
 
@@ -33,7 +35,7 @@ def test_given_a_frame_when_handed_over_then_the_worker_is_busy_until_it_answers
     near, far = worker()
     assert (near.idle, near.state) == (True, "idle")
     assert near.run(1, 7, 64, 32, now_ns=5 * MS, observe=True)
-    assert (near.idle, near.state, near.seq, near.tier, near.busy_since_ns) == (False, "busy", 7, 1, 5 * MS)
+    assert (near.idle, near.state, near.seq, near.busy_since_ns) == (False, "busy", 7, 5 * MS)
     request = unpack_request(far.frames.recv(256))
     assert (request.tier, request.seq, request.offset, request.length) == (1, 7, 64, 32)
     assert near.receive() is None
@@ -69,7 +71,7 @@ def test_given_a_worker_that_is_gone_when_a_frame_is_handed_over_then_it_says_so
 def test_given_a_full_queue_when_told_to_observe_then_it_is_counted_and_nobody_waits():
     near, _far = worker()
     for seq in range(5000):
-        near.observe(seq, 0, 8)
+        near.observe(seq, 0, 8, now_ns=0)
     assert 0 < near.missed_observations < 5000
     assert near.usable
 
