@@ -6,16 +6,16 @@ from torchperf_ros.core.outcome import Fallback
 
 
 def choose_fallback(
-    order: Sequence[Fallback], *, last_age_ms: float | None, hold_last_ms: float, stop: bool, backup: bool = False
+    order: Sequence[Fallback], *, backup: bool, last_age_ms: float | None, hold_last_ms: float, stop: bool
 ) -> Fallback:
     """The first fallback in `order` that can be published.
 
     Args:
         order: as configured.
+        backup: the backup worker has a fresh result for this frame.
         last_age_ms: age of the last good output in ms, counted from the receipt of its frame; None if there is none.
         hold_last_ms: how old it may be.
         stop: a stop output can be made.
-        backup: the backup worker has a fresh result for this frame.
     """
     available = {
         Fallback.BACKUP: backup,

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.core.restart_policy import RestartPolicy
@@ -17,6 +17,8 @@ from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.worker_process import Description, WorkerProcess
 
 _TICK_MS = 50
+_RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
+_RING_HEADERS = 65_536
 Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
@@ -44,7 +46,7 @@ class Crew:
         self.last_error = ""
         self.workers: list[WorkerProcess | None] = [None] * config.workers
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
-        self.ring = FrameRing(4 * config.max_frame_bytes)
+        self.ring = FrameRing(_RING_FRAMES * config.max_frame_bytes + _RING_HEADERS)
         self._result_bytes = config.max_frame_bytes
         self._setup = setup
         self._listener = listener
@@ -135,7 +137,7 @@ class Crew:
 
     def _look_after(self, worker: WorkerProcess) -> None:
         """Take in what a worker says; kill it if it hangs; bury it if it is dead."""
-        dead = bool(select.select([worker.pidfd], [], [], 0)[0])
+        dead = worker.is_dead()
         self._print_output(worker)
         try:
             while (message := worker.receive_control()) is not None:
@@ -146,9 +148,9 @@ class Crew:
             self._bury(worker)
             return
         now_ns = time.monotonic_ns()
-        busy_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS if worker.seq is not None else 0.0
-        if busy_ms > self.config.hang_ms:
-            worker.kill(f"hung: {busy_ms:.0f} ms on frame {worker.seq}, hang_ms is {self.config.hang_ms:.0f}")
+        stuck_ms = worker.stuck_ms(now_ns)
+        if stuck_ms > self.config.hang_ms:
+            worker.kill(f"hung: {stuck_ms:.0f} ms on one frame, hang_ms is {self.config.hang_ms:.0f}")
         if worker.ready_at_ns is None and now_ns - worker.started_ns > self._start_timeout_s * NS_PER_S:
             worker.kill(f"not ready after {self._start_timeout_s:.0f} s ({worker.progress})")
 

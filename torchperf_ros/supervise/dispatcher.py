@@ -40,7 +40,10 @@ class Dispatcher:
         """Write the frame and the latest other inputs into the ring."""
         frame = turn.frame
         inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, data), *self.latest.values()]
-        turn.offset, turn.length = self._crew.ring.write(frame.seq, inputs)
+        try:
+            turn.offset, turn.length = self._crew.ring.write(frame.seq, inputs)
+        except ValueError as error:
+            turn.failure, turn.reason = Outcome.BAD_INPUT, f"the inputs together are too large: {error}"
 
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
         """The preferred worker if it is idle, else the other one if that is."""
@@ -50,6 +53,10 @@ class Dispatcher:
             if worker is not None and worker is not other_than and worker.idle:
                 return worker
         return None
+
+    def other_usable(self, worker: WorkerProcess | None) -> bool:
+        """Whether another worker is there, idle or busy."""
+        return any(other is not None and other is not worker and other.usable for other in self._crew.workers)
 
     def start(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
         """Run the turn's frame on an idle worker, if there is one, on the tier that fits the time left.
@@ -86,14 +93,14 @@ class Dispatcher:
             self._running[worker.number] = turn.frame
         return handed
 
-    def observe(self, turn: Turn) -> None:
+    def observe(self, turn: Turn, now_ns: int) -> None:
         """Let the workers that do not run this frame advance their histories all the same."""
         if self._crew.description is None or not self._crew.description.observes or not turn.length:
             return
         for worker in self._crew.workers:
             if worker is not None and worker.number not in turn.observed:
                 turn.observed.add(worker.number)
-                worker.observe(turn.frame.seq, turn.offset, turn.length)
+                worker.observe(turn.frame.seq, turn.offset, turn.length, now_ns)
 
     def practise(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
         """After an answer, with no frame waiting: run its frame once more where that helps and costs no deadline.

@@ -48,7 +48,7 @@ class FallbackOutputs:
         wanted = Fallback.STOP in config.fallback and can_stop(output_type)
         if not wanted or self._stop_tried or self._good is None:
             return
-        if self._choose(config, answer_ns, stop=True) is Fallback.STOP:
+        if self._choose(config, answer_ns, backup=False, stop=True) is Fallback.STOP:
             self._stop_tried = True
             # an output that its own stage made and encoded decodes; if not, there is no stop to publish
             try:
@@ -56,15 +56,23 @@ class FallbackOutputs:
             except BadInput:
                 self._stop = None
 
-    def choose(self, config: StageConfig, answer_ns: int) -> Fallback:
-        """The first configured fallback other than the backup that is available for an answer at `answer_ns`."""
-        return self._choose(config, answer_ns, stop=self._stop is not None)
+    def choose(self, config: StageConfig, answer_ns: int, *, backup: bool = False) -> Fallback:
+        """The first configured fallback that is available for an answer at `answer_ns`.
 
-    def _choose(self, config: StageConfig, answer_ns: int, *, stop: bool) -> Fallback:
+        Args:
+            config: the stage's configuration.
+            answer_ns: monotonic time of the answer.
+            backup: whether the backup has a result of this frame.
+        """
+        return self._choose(config, answer_ns, backup=backup, stop=self._stop is not None)
+
+    def _choose(self, config: StageConfig, answer_ns: int, *, backup: bool, stop: bool) -> Fallback:
         age_ms = None if self._good is None else (answer_ns - self._good.frame.received_ns) / NS_PER_MS
-        return choose_fallback(config.fallback, last_age_ms=age_ms, hold_last_ms=config.hold_last_ms, stop=stop)
+        return choose_fallback(
+            config.fallback, backup=backup, last_age_ms=age_ms, hold_last_ms=config.hold_last_ms, stop=stop
+        )
 
-    def payload(self, fallback: Fallback) -> bytes | None:
+    def payload(self, fallback: Fallback | None) -> bytes | None:
         """The bytes to publish for `hold_last` and `stop`; None for the others."""
         if fallback is Fallback.HOLD_LAST and self._good is not None:
             return self._good.payload

@@ -131,6 +131,8 @@ class FrameReader:
         start = _DATA + offset % self._capacity
         record = self._view[start : start + length]
         found, count, _ = _RECORD.unpack_from(record, 0)
+        # a record that is overwritten meanwhile holds anything: look only as far as it reaches, then ask again
+        count = min(count, (length - _RECORD.size) // _INPUT.size)
         entries = [_INPUT.unpack_from(record, _RECORD.size + n * _INPUT.size) for n in range(count)]
         self.check(offset, seq)
         if found != seq or any(place + size > length for *_, place, size in entries):

@@ -15,6 +15,8 @@ from torchperf_ros.core.errors import ProtocolError
 
 VERSION = 1
 MAX_CONTROL_BYTES = 65_536
+RESULT_OFFSET = 8
+"""The worker's area begins with a u64: how many requests it has handled; the result follows."""
 _MAX_TEXT = 8_000
 
 
@@ -101,7 +103,8 @@ def unpack_response(data: bytes) -> Response:
 def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
     """A control message as bytes; long texts keep their end, where a traceback says what happened."""
     short = {key: value[-_MAX_TEXT:] if isinstance(value, str) else value for key, value in fields.items()}
-    data = json.dumps({"version": VERSION, "kind": kind, **short}).encode()
+    text = json.dumps({"version": VERSION, "kind": kind, **short}, ensure_ascii=False)
+    data = text.encode(errors="replace")
     if len(data) > MAX_CONTROL_BYTES:
         msg = f"control message {kind!r} of {len(data)} bytes; at most {MAX_CONTROL_BYTES}"
         raise ProtocolError(msg)
@@ -116,7 +119,7 @@ def unpack_control(data: bytes) -> dict[str, Any]:
     """
     try:
         message = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         msg = f"control message of {len(data)} bytes is not JSON: {error}"
         raise ProtocolError(msg) from error
     if not isinstance(message, dict) or message.get("version") != VERSION or "kind" not in message:

@@ -29,17 +29,16 @@ from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.supervise.stage_journal import StageJournal
 from torchperf_ros.supervise.stage_ports import StagePorts
 from torchperf_ros.supervise.stage_waiter import StageWaiter
-from torchperf_ros.supervise.turn import Result, Turn
+from torchperf_ros.supervise.turn import Turn
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
 
 @dataclass(slots=True)
 class _Decision:
-    """How to answer the current frame: with a result (its own, or the backup's), or with a fallback."""
+    """It is time to answer the current frame, because of this."""
 
     outcome: Outcome
-    result: Result | None = None
-    reason: str = ""
+    reason: str
 
 
 class StageActor:
@@ -164,11 +163,13 @@ class StageActor:
         turn = self._turn = Turn(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
         if frame.data is None or frame.refusal:
             turn.failure, turn.reason = Outcome.BAD_INPUT, frame.refusal
+        else:
+            self._dispatcher.write(turn, frame.data)
+        if turn.failure is not None:
             self._waiter.wake()
             return
-        self._dispatcher.write(turn, frame.data)
         self._dispatcher.start(turn, self._fresh_ms, now_ns)
-        self._dispatcher.observe(turn)
+        self._dispatcher.observe(turn, now_ns)
         self._waiter.set(turn.next_event_ns(now_ns))
 
     # -- the stage's thread: results, deadline, answer ----------------------------------------------------------------
@@ -214,50 +215,50 @@ class StageActor:
     def _decide(self, turn: Turn, now_ns: int) -> _Decision | None:
         """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
         if turn.result is not None:
-            return _Decision(Outcome.ON_TIME, turn.result)
-        if turn.failure is Outcome.BAD_INPUT:
-            return _Decision(turn.failure, None, turn.reason)
-        if turn.failure is not None and turn.backup_result is not None:
-            return _Decision(turn.failure, turn.backup_result, turn.reason)
+            return _Decision(Outcome.ON_TIME, "")
+        if turn.failure is not None and not self._may_have_backup(turn):
+            return _Decision(turn.failure, turn.reason)
         if now_ns >= turn.leave_ns:
             self.reserve.woke(-turn.left_ms(now_ns))
-            outcome, reason = self._why_late(turn, now_ns)
-            return _Decision(outcome, turn.backup_result, reason)
+            return self._why_late(turn, now_ns)
         if turn.runner is None:
             self._dispatcher.start(turn, self._fresh_ms, now_ns)
-        elif turn.wants_backup(now_ns):
+        elif Fallback.BACKUP in self.config.fallback and turn.wants_backup(now_ns):
             self._dispatcher.start_backup(turn, now_ns)
-        if turn.failure is not None and (turn.backup is None or turn.backup_failed):
-            return _Decision(turn.failure, None, turn.reason)
         if now_ns >= turn.prepare_ns:
             ros_leave_ns = self._ros_now() + turn.leave_ns - now_ns
             self._outputs.prepare(self.config, self._output_type, turn.leave_ns, ros_leave_ns)
         self._waiter.set(turn.next_event_ns(now_ns))
         return None
 
-    def _why_late(self, turn: Turn, now_ns: int) -> tuple[Outcome, str]:
+    def _may_have_backup(self, turn: Turn) -> bool:
+        """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
+        if turn.failure is Outcome.BAD_INPUT or turn.backup_result is not None or turn.backup_failed:
+            return False
+        return Fallback.BACKUP in self.config.fallback and self._dispatcher.other_usable(turn.runner)
+
+    def _why_late(self, turn: Turn, now_ns: int) -> _Decision:
         if turn.failure is not None:
-            return turn.failure, turn.reason
+            return _Decision(turn.failure, turn.reason)
         if turn.runner is not None:
             busy_ms = (now_ns - turn.runner.busy_since_ns) / NS_PER_MS
             tier = self.config.tiers[turn.tier]
-            return Outcome.LATE, f"tier {tier} on worker {turn.runner.number} was not done after {busy_ms:.1f} ms"
+            reason = f"tier {tier} on worker {turn.runner.number} was not done after {busy_ms:.1f} ms"
+            return _Decision(Outcome.LATE, reason)
         if self.crew.ready:
-            return Outcome.LATE, "every worker is busy with an earlier frame"
-        return Outcome.STARTING, self.crew.progress
+            return _Decision(Outcome.LATE, "every worker is busy with an earlier frame")
+        return _Decision(Outcome.STARTING, self.crew.progress)
 
     def _answer(self, turn: Turn, decision: _Decision) -> None:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
-        frame, result = turn.frame, decision.result
+        frame, result, fallback = turn.frame, turn.result, None
         started_ns = time.monotonic_ns()
-        fallback: Fallback | None
-        payload: bytes | None
-        if result is not None:
-            payload, fallback = result.payload, None if result is turn.result else Fallback.BACKUP
-        else:
-            self._outputs.prepare(self.config, self._output_type, started_ns, self._ros_now())
-            fallback = self._outputs.choose(self.config, started_ns)
-            payload = self._outputs.payload(fallback)
+        if result is None:
+            if turn.backup_result is None:
+                self._outputs.prepare(self.config, self._output_type, started_ns, self._ros_now())
+            fallback = self._outputs.choose(self.config, started_ns, backup=turn.backup_result is not None)
+            result = turn.backup_result if fallback is Fallback.BACKUP else None
+        payload = self._outputs.payload(fallback) if result is None else result.payload
         if payload is not None:
             self._ports.publish(payload)
         published_ns = time.monotonic_ns()
@@ -292,7 +293,7 @@ class StageActor:
             self._waiter.set(0)
             now_ns = time.monotonic_ns()
             self._begin(now_ns)
-            if self._turn is None:
+            if self._turn is None and answered.result is not None:
                 self._dispatcher.practise(answered, self._fresh_ms, now_ns)
 
     # -- the crew's thread --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,11 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from torchperf_ros.core.clock import NS_PER_MS
 from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.core.tier_ladder import Calibration
 from torchperf_ros.supervise.frame_ring import FrameRing
 from torchperf_ros.supervise.protocol import (
     MAX_CONTROL_BYTES,
+    RESULT_OFFSET,
     Kind,
     Request,
     Response,
@@ -53,8 +56,10 @@ class WorkerProcess:
         """Spawn the process and send it its setup. The spawning thread must outlive it (the worker dies with it)."""
         self.number = number
         self.seq: int | None = None
-        self.tier = 0
         self.busy_since_ns = 0
+        self._sent = 0
+        self._handled_at_last_look = 0
+        self._waiting_since_ns = 0
         self.ready_at_ns: int | None = None
         self.usable = False
         self.progress = "starting"
@@ -65,15 +70,18 @@ class WorkerProcess:
         self.calibrations: list[Calibration] = []
         self.memory_bytes: dict[str, int] = {}
         self._tail = b""
+        first_message = pack_control("setup", **setup)
         with contextlib.ExitStack() as given_away:
             result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
             given_away.callback(os.close, result_fd)
-            os.ftruncate(result_fd, result_bytes)
-            self._result = mmap.mmap(result_fd, result_bytes, prot=mmap.PROT_READ)
+            os.ftruncate(result_fd, RESULT_OFFSET + result_bytes)
+            self._result = mmap.mmap(result_fd, RESULT_OFFSET + result_bytes, prot=mmap.PROT_READ)
+            self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
             self.frames, worker_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             given_away.enter_context(worker_frames)
             self.control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             given_away.enter_context(worker_control)
+            self.control.send(first_message)  # it waits in the socket until the worker is up
             passed = (worker_frames.fileno(), worker_control.fileno(), ring.fd, result_fd)
             # -X faulthandler: a worker that dies by a signal leaves its stacks on stderr.
             self._process = subprocess.Popen(
@@ -88,7 +96,6 @@ class WorkerProcess:
             descriptor.setblocking(False)
         os.set_blocking(self.stderr_fd, False)
         self.started_ns = time.monotonic_ns()
-        self.control.send(pack_control("setup", **setup))
 
     @property
     def idle(self) -> bool:
@@ -107,25 +114,39 @@ class WorkerProcess:
     def run(self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool) -> bool:
         """Hand over a frame; False if the worker turns out to be dead."""
         kind = Kind.RUN | Kind.OBSERVE if observe else Kind.RUN
-        if not self._send(Request(kind, tier, seq, offset, length)):
-            self.usable = False
+        if not self._send(Request(kind, tier, seq, offset, length), now_ns):
+            self.kill("it takes no more frames")
             return False
-        self.seq = seq
-        self.tier = tier
         self.busy_since_ns = now_ns
+        self.seq = seq
         return True
 
-    def observe(self, seq: int, offset: int, length: int) -> None:
+    def observe(self, seq: int, offset: int, length: int, now_ns: int) -> None:
         """Let it advance its histories; a worker whose queue is full misses the frame, counted."""
-        if self.usable and not self._send(Request(Kind.OBSERVE, 0, seq, offset, length)):
+        if self.usable and not self._send(Request(Kind.OBSERVE, 0, seq, offset, length), now_ns):
             self.missed_observations += 1
 
-    def _send(self, request: Request) -> bool:
+    def _send(self, request: Request, now_ns: int) -> bool:
+        if self._handled[0] == self._sent:
+            self._waiting_since_ns = now_ns
         try:
             self.frames.send(request.pack())
         except OSError:  # EAGAIN: its queue is full, EPIPE: it died; the caller turns both into an outcome
             return False
+        self._sent += 1
         return True
+
+    def stuck_ms(self, now_ns: int) -> float:
+        """For how long it has not finished what it has been given; the crew asks now and then.
+
+        The worker counts what it has handled in shared memory, so that nobody has to be woken for a frame that was
+        only observed.
+        """
+        handled = self._handled[0]
+        if handled != self._handled_at_last_look:
+            self._handled_at_last_look = handled
+            self._waiting_since_ns = now_ns
+        return 0.0 if handled == self._sent else (now_ns - self._waiting_since_ns) / NS_PER_MS
 
     def receive(self) -> tuple[Response, bytes] | None:
         """The next response and its payload (result, or reason), None if there is none.
@@ -143,11 +164,11 @@ class WorkerProcess:
         if not data:
             raise EOFError
         response = unpack_response(data)
-        if response.length > len(self._result):
-            msg = f"response of {response.length} bytes in a result area of {len(self._result)}"
+        if RESULT_OFFSET + response.length > len(self._result):
+            msg = f"response of {response.length} bytes in a result area of {len(self._result) - RESULT_OFFSET}"
             raise ProtocolError(msg)
         self.seq = None
-        return response, self._result[: response.length]
+        return response, self._result[RESULT_OFFSET : RESULT_OFFSET + response.length]
 
     def receive_control(self) -> dict[str, Any] | None:
         """The next control message, None if there is none (also once the worker is gone).
@@ -168,6 +189,12 @@ class WorkerProcess:
             self._tail = (self._tail + data)[-_STDERR_TAIL:]
             return data
         return b""
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended; not yet reaped."""
+        poll = select.poll()  # not `select`, which takes no descriptor above 1023
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def kill(self, reason: str) -> None:
         """SIGKILL: nothing that a model does can prevent it."""
@@ -200,4 +227,5 @@ class WorkerProcess:
         self._process.stdout.close()
         self.control.close()
         self.frames.close()
+        self._handled.release()
         self._result.close()

@@ -22,8 +22,11 @@ _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 
 
 def _detach_from_node() -> None:
-    """Normal priority whatever the node has, death with the node, and no descriptor for grandchildren."""
+    """Normal priority and any CPU, whatever the node has for itself; death with the node."""
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node ends its workers itself
         signal.signal(ending, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """A worker's life: hello, load, warm up, calibrate, ready, then one frame after the other."""
 
+import contextlib
 import mmap
-import select
 import socket
 import time
 import traceback
@@ -14,7 +14,7 @@ from torchperf_ros.core.errors import BadInput, TorchperfError
 from torchperf_ros.core.message_types import decode, encode, full_name, warm_up
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.supervise.frame_ring import FrameReader
-from torchperf_ros.supervise.protocol import Kind, Request, Response, pack_control, unpack_request
+from torchperf_ros.supervise.protocol import RESULT_OFFSET, Kind, Request, Response, pack_control, unpack_request
 from torchperf_ros.worker.adapter import Adapter, Received, load_adapter
 from torchperf_ros.worker.device import Device, choose_device
 from torchperf_ros.worker.engine import EagerEngine
@@ -37,6 +37,7 @@ class Session:
         self._frames = frames
         self._ring = FrameReader(ring_fd)
         self._result = mmap.mmap(result_fd, 0)
+        self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
         self._device = Device(choose_device(setup["device"]), setup["threads"])
         self._engines: list[EagerEngine] = []
         self._checks: list[OutputCheck] = []
@@ -79,9 +80,9 @@ class Session:
     def serve(self) -> None:
         """Answer requests until the node closes the socket."""
         with torch.inference_mode():
+            self._frames.settimeout(_REPORT_EVERY_S)
             while True:
-                readable, _, _ = select.select([self._frames], [], [], _REPORT_EVERY_S)
-                if readable:
+                with contextlib.suppress(TimeoutError):  # nothing came: a moment to report
                     data = self._frames.recv(256)
                     if not data:
                         return
@@ -95,17 +96,18 @@ class Session:
             payload = self._run(request, response)
             response.outcome = Outcome.ON_TIME
         except BadInput as error:
-            response.outcome, payload = Outcome.BAD_INPUT, str(error).encode()
+            response.outcome, payload = Outcome.BAD_INPUT, _readable(str(error))
         except InvalidOutput as error:
-            response.outcome, payload = Outcome.INVALID, str(error).encode()
+            response.outcome, payload = Outcome.INVALID, _readable(str(error))
         except TorchperfError as error:
-            payload = str(error).encode()
+            payload = _readable(str(error))
         except Exception as error:  # the frame's boundary: whatever the user's model raises is an outcome
-            payload = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}".encode()
+            payload = _readable(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}")
             lost = self._device.is_lost(error)
+        self._handled[0] += 1
         if request.kind & Kind.RUN:
             payload = self._fitting(payload, response)
-            self._result[: len(payload)] = bytes(payload)
+            self._result[RESULT_OFFSET : RESULT_OFFSET + len(payload)] = bytes(payload)
             response.length = len(payload)
             self._frames.send(response.pack())
         elif response.outcome != Outcome.ON_TIME:
@@ -142,10 +144,11 @@ class Session:
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
         """The payload if the result area holds it, else the reason why it cannot be handed over."""
-        if len(payload) <= len(self._result):
+        room = len(self._result) - RESULT_OFFSET
+        if len(payload) <= room:
             return payload
         response.outcome = Outcome.ERROR
-        return f"output of {len(payload)} bytes; at most max_frame_bytes, {len(self._result)}, fit".encode()
+        return f"output of {len(payload)} bytes; at most max_frame_bytes, {room}, fit".encode()
 
     def _report(self) -> None:
         """Once a second, after an answer: memory, and frames that the adapter could not observe."""
@@ -160,3 +163,8 @@ class Session:
 
     def _say(self, kind: str, **fields: object) -> None:
         self._control.send(pack_control(kind, **fields))
+
+
+def _readable(text: str) -> bytes:
+    """As UTF-8; file names and messages may hold characters that have none."""
+    return text.encode(errors="replace")
