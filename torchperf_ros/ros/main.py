@@ -12,10 +12,12 @@ from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.signals import SignalHandlerOptions
 
 from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.ros.bounded_end import end_within
 from torchperf_ros.ros.node import PerfNode
 
 _EXIT_BAD_PARAMETER = 2
 _LOOK_FOR_SIGNALS_S = 0.2
+_MIDDLEWARE_ENDS_WITHIN_S = 3  # less than the 5 s after which launch sends the next signal
 
 
 def main(args: list[str] | None = None) -> int:
@@ -34,7 +36,8 @@ def main(args: list[str] | None = None) -> int:
     try:
         node = PerfNode(ending)
     except ConfigError as error:
-        print(f"torchperf_node: {error}", file=sys.stderr)
+        print(f"torchperf_node: {error}", file=sys.stderr, flush=True)
+        end_within(_MIDDLEWARE_ENDS_WITHIN_S, _EXIT_BAD_PARAMETER)
         rclpy.try_shutdown()
         return _EXIT_BAD_PARAMETER
     executor = SingleThreadedExecutor()
@@ -48,6 +51,7 @@ def main(args: list[str] | None = None) -> int:
             # as a transition asked for in the wrong state does, which raises up to here in Humble and Jazzy
             node.get_logger().error(f"a callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0)
     node.close()
+    end_within(_MIDDLEWARE_ENDS_WITHIN_S, 0)
     executor.shutdown()
     node.destroy_node()
     rclpy.try_shutdown()

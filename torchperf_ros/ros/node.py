@@ -62,11 +62,7 @@ class PerfNode(LifecycleNode):
         """
         super().__init__("perf", **kwargs)
         self._ending = ending or threading.Event()
-        try:
-            self.parameters = NodeParameters(self)
-        except ConfigError:
-            self.destroy_node()  # left to the interpreter's end, the middleware may not come to its own
-            raise
+        self.parameters = NodeParameters(self)
         self.parameters.on_change = self._reconfigure  # type: ignore[method-assign]
         self._stages: list[StageActor] = []
         self._followers: list[list[Input]] = []

@@ -10,14 +10,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from torchperf_ros.core.admission import admit
 from torchperf_ros.core.anomaly_rules import Anomaly
 from torchperf_ros.core.clock import NS_PER_MS
 from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.errors import ProtocolError
-from torchperf_ros.core.frame import Answer, Frame, Origin, StepTimes, stamp_age_ms, usable_age_ms
+from torchperf_ros.core.frame import Frame, stamp_age_ms
 from torchperf_ros.core.mailbox import Mailbox
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.reserve import Reserve
@@ -32,13 +33,8 @@ from torchperf_ros.supervise.stage_waiter import StageWaiter
 from torchperf_ros.supervise.turn import Turn
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
-
-@dataclass(slots=True)
-class _Decision:
-    """It is time to answer the current frame, because of this."""
-
-    outcome: Outcome
-    reason: str
+_Verdict = tuple[Outcome, str]
+"""It is time to answer the current frame, with this outcome and for this reason."""
 
 
 class StageActor:
@@ -115,27 +111,18 @@ class StageActor:
             data: CDR bytes; None where the stage before has nothing to hand over.
             stamp_ns: `header.stamp`, 0 if none.
             stamped: whether the message type has a stamp.
-            upstream: the frame of the stage before that this is the output of; the budget then counts from when
-                this frame was due, its deadline there, at the latest, so that end to end no more than the sum is taken.
+            upstream: the frame of the stage before that this is the output of.
             refusal: why the message cannot be used, if that is known already.
         """
         received_ns = time.monotonic_ns()
         if not self._accepting:
             self.journal.statistics.ignored += 1
             return
-        config = self.config
-        age_ms = stamp_age_ms(stamp_ns, self._ros_now())
-        due_ns = received_ns if upstream is None else min(received_ns, upstream.deadline_ns)
-        budget_ms = config.budget_ms
-        if config.budget_from == "stamp":
-            budget_ms -= usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
-        if data is not None and len(data) > config.max_frame_bytes:
-            refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
-        origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
-        deadline_ns = due_ns + round(budget_ms * NS_PER_MS)
+        frame = admit(
+            self.config, data, stamp_ns,
+            received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal,
+        )  # fmt: skip
         with self._lock:
-            seq = self.journal.statistics.frames
-            frame = Frame(seq, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal)
             self.journal.received(frame, stamped=stamped)
             self.mailbox.put(frame)
             if self._turn is None:
@@ -192,10 +179,10 @@ class StageActor:
                 if worker is not None:
                     self._receive(worker)
             turn = self._turn
-            decision = None if turn is None else self._decide(turn, time.monotonic_ns())
+            verdict = None if turn is None else self._decide(turn, time.monotonic_ns())
             untold, self._untold = self._untold, []
-        if turn is not None and decision is not None:
-            self._answer(turn, decision)
+        if turn is not None and verdict is not None:
+            self._answer(turn, verdict)
             self._next(turn)
         for anomaly in untold:
             self._ports.anomaly(anomaly)
@@ -212,12 +199,12 @@ class StageActor:
             if received is not None:
                 self._dispatcher.take(worker, *received, self._turn, self._fresh_ms)
 
-    def _decide(self, turn: Turn, now_ns: int) -> _Decision | None:
+    def _decide(self, turn: Turn, now_ns: int) -> _Verdict | None:
         """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
         if turn.result is not None:
-            return _Decision(Outcome.ON_TIME, "")
+            return Outcome.ON_TIME, ""
         if turn.failure is not None and not self._may_have_backup(turn):
-            return _Decision(turn.failure, turn.reason)
+            return turn.failure, turn.reason
         if now_ns >= turn.leave_ns:
             self.reserve.woke(-turn.left_ms(now_ns))
             return self._why_late(turn, now_ns)
@@ -237,19 +224,19 @@ class StageActor:
             return False
         return Fallback.BACKUP in self.config.fallback and self._dispatcher.other_usable(turn.runner)
 
-    def _why_late(self, turn: Turn, now_ns: int) -> _Decision:
+    def _why_late(self, turn: Turn, now_ns: int) -> _Verdict:
         if turn.failure is not None:
-            return _Decision(turn.failure, turn.reason)
+            return turn.failure, turn.reason
         if turn.runner is not None:
             busy_ms = (now_ns - turn.runner.busy_since_ns) / NS_PER_MS
             tier = self.config.tiers[turn.tier]
             reason = f"tier {tier} on worker {turn.runner.number} was not done after {busy_ms:.1f} ms"
-            return _Decision(Outcome.LATE, reason)
+            return Outcome.LATE, reason
         if self.crew.ready:
-            return _Decision(Outcome.LATE, "every worker is busy with an earlier frame")
-        return _Decision(Outcome.STARTING, self.crew.progress)
+            return Outcome.LATE, "every worker is busy with an earlier frame"
+        return Outcome.STARTING, self.crew.progress
 
-    def _answer(self, turn: Turn, decision: _Decision) -> None:
+    def _answer(self, turn: Turn, verdict: _Verdict) -> None:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         frame, result, fallback = turn.frame, turn.result, None
         started_ns = time.monotonic_ns()
@@ -266,20 +253,7 @@ class StageActor:
         self.reserve.published((published_ns - started_ns) / NS_PER_MS)
         if result is not None:
             self._outputs.remember(result.payload, frame)
-        outcome, reason = decision.outcome, decision.reason
-        lateness_ms = (published_ns - frame.deadline_ns) / NS_PER_MS
-        if outcome is Outcome.ON_TIME and lateness_ms > 0:
-            outcome, reason = Outcome.LATE, f"its own result was out {lateness_ms:.2f} ms after the deadline"
-        answer = Answer(
-            frame, outcome, fallback, reason,
-            tier=turn.tier if result is None else result.tier,
-            wait_ms=turn.wait_ms,
-            total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
-            budget_ms=self.config.budget_ms,
-            lateness_ms=lateness_ms,
-            published_ns=published_ns,
-            steps=StepTimes() if result is None else result.steps,
-        )  # fmt: skip
+        answer = turn.answer(verdict, fallback, result, self.config.budget_ms, published_ns)
         self._ports.answered(answer)
         anomaly = self.journal.answered(answer)
         if anomaly is not None:

@@ -30,7 +30,8 @@ class StageJournal:
         self.health.limits = HealthLimits(config.input_timeout_ms, config.sustained_misses, config.recover_frames)
 
     def received(self, frame: Frame, *, stamped: bool) -> None:
-        """A frame came in; `stamped`: its message type has a stamp."""
+        """A frame came in and gets its number; `stamped`: its message type has a stamp."""
+        frame.seq = self.statistics.frames
         self.statistics.received(frame.stamp_ns, frame.age_ms, stamped=stamped)
         self.health.input_at(frame.received_ns)
 

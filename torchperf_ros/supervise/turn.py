@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from torchperf_ros.core.clock import NS_PER_MS
-from torchperf_ros.core.frame import Frame, StepTimes
-from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.core.frame import Answer, Frame, StepTimes
+from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
 _PREPARE_NS = 4 * NS_PER_MS
@@ -90,3 +90,28 @@ class Turn:
         """When to look at this turn again if nothing happens before."""
         events = (self.hedge_ns, self.prepare_ns, self.leave_ns)
         return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)
+
+    def answer(
+        self,
+        verdict: tuple[Outcome, str],
+        fallback: Fallback | None,
+        result: Result | None,
+        budget_ms: float,
+        published_ns: int,
+    ) -> Answer:
+        """The record of how the frame was answered; its own result that was out too late is `late` all the same."""
+        outcome, reason = verdict
+        frame = self.frame
+        lateness_ms = (published_ns - frame.deadline_ns) / NS_PER_MS
+        if outcome is Outcome.ON_TIME and lateness_ms > 0:
+            outcome, reason = Outcome.LATE, f"its own result was out {lateness_ms:.2f} ms after the deadline"
+        return Answer(
+            frame, outcome, fallback, reason,
+            tier=self.tier if result is None else result.tier,
+            wait_ms=self.wait_ms,
+            total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
+            budget_ms=budget_ms,
+            lateness_ms=lateness_ms,
+            published_ns=published_ns,
+            steps=StepTimes() if result is None else result.steps,
+        )  # fmt: skip
