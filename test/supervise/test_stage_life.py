@@ -23,8 +23,11 @@ NODE = """
     from conftest import StageUnderTest
     from pathlib import Path
     stage = StageUnderTest(Path({notes!r}), backup="none").start()
-    stage.ask()
-    print(stage.pids[0], flush=True)
+    (pid,) = stage.pids
+    _, stamp_ns = stage.offer({{"do": "spin"}})
+    while stamp_ns not in stage.notes("preprocessed", pid):
+        time.sleep(0.01)
+    print(pid, flush=True)
     time.sleep(600)
 """
 FIFO = "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))"
@@ -39,7 +42,10 @@ def permitted(step):
 
 @pytest.fixture(scope="module")
 def orphan(tmp_path_factory):
-    """A node with priorities and a CPU of its own is killed; what its worker was, and whether it still is."""
+    """A node with priorities and a CPU of its own is killed while its worker is deep in a model that never returns.
+
+    What the worker was, and whether it still is.
+    """
     steps = [step for step in (NICE, FIFO, PINNED) if permitted(step)]
     notes = tmp_path_factory.mktemp("orphan")
     code = textwrap.dedent(NODE).format(folder=str(Path(__file__).parent), steps=steps, notes=str(notes))
@@ -55,7 +61,9 @@ def orphan(tmp_path_factory):
             )  # fmt: skip
         finally:
             node.kill()
-    found.gone = bool(select.select([pidfd], [], [], 20.0)[0])
+    found.gone = bool(select.select([pidfd], [], [], 10.0)[0])
+    if not found.gone:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)
     return found
 
