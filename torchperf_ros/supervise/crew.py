@@ -150,7 +150,8 @@ class Crew:
         now_ns = time.monotonic_ns()
         stuck_ms = worker.stuck_ms(now_ns)
         if stuck_ms > self.config.hang_ms:
-            worker.kill(f"hung: {stuck_ms:.0f} ms on one frame, hang_ms is {self.config.hang_ms:.0f}")
+            doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
+            worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
         if worker.ready_at_ns is None and now_ns - worker.started_ns > self._start_timeout_s * NS_PER_S:
             worker.kill(f"not ready after {self._start_timeout_s:.0f} s ({worker.progress})")
 
