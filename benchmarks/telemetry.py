@@ -36,8 +36,9 @@ def main() -> int:
     arguments = parser.parse_args()
     report = Report("telemetry", arguments)
     samples = _samples(arguments)
-    figures = {name: _figures(found) for name, found in samples.items()}
-    reports = samples.get("report", [])
+    reports = samples.pop("report", [])
+    figures = {name: _figures(found[_FIRST_FRAMES:] or found) for name, found in samples.items()}
+    figures["report"] = _figures(reports)
     cpu_percent = 100 * sum(cpu_us for _, cpu_us in reports) / 1e6 / max(1, len(reports)) * _REPORTS_PER_S
     figures["reporter_cpu_percent"] = cpu_percent
     _show(report, figures)
@@ -64,8 +65,7 @@ def _samples(arguments: argparse.Namespace) -> dict[str, list[tuple[float, float
 
 
 def _figures(found: list[tuple[float, float]]) -> dict[str, Any]:
-    steady = found[_FIRST_FRAMES:] or found
-    wall_us, cpu_us = zip(*steady, strict=True)
+    wall_us, cpu_us = [wall_us for wall_us, _ in found], [cpu_us for _, cpu_us in found]
     return {"wall_us": distribution(wall_us), "cpu_us": distribution(cpu_us)}
 
 
@@ -77,7 +77,7 @@ def _show(report: Report, figures: dict[str, Any]) -> None:
     columns = ("us", "calls", "wall p50", "p99", "max", "processor p50", "p99")
     report.table("Per frame, on the stage's thread; lines two to four are parts of the first, timed apart", columns,
                  [row(name) for name in _PER_FRAME if name in figures])  # fmt: skip
-    report.table("Once a second, on the reporter's thread", columns, [row("report")])
+    report.table("Once a second, on the reporter's thread, from the node's start on", columns, [row("report")])
 
 
 if __name__ == "__main__":
