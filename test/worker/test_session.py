@@ -13,7 +13,7 @@ from torchperf_ros.core.errors import BadInput, UnknownMessageType
 from torchperf_ros.core.message_types import decode, encode, message_class
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.supervise.frame_ring import FrameRing, InputBytes
-from torchperf_ros.supervise.protocol import Kind, Request, unpack_control, unpack_response
+from torchperf_ros.supervise.protocol import RESULT_OFFSET, Kind, Request, unpack_control, unpack_response
 from torchperf_ros.worker.adapter import Adapter
 from torchperf_ros.worker.session import Session
 
@@ -90,8 +90,8 @@ class Node:
     def __init__(self, adapter="Doubling", **setup):
         self.ring = FrameRing(8192)
         self.result_fd = os.memfd_create("result")
-        os.ftruncate(self.result_fd, RESULT_BYTES)
-        self.result = mmap.mmap(self.result_fd, RESULT_BYTES)
+        os.ftruncate(self.result_fd, RESULT_OFFSET + RESULT_BYTES)
+        self.result = mmap.mmap(self.result_fd, RESULT_OFFSET + RESULT_BYTES)
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
         (self.frames, far_frames), (self.control, far_control) = pairs
         for end in (self.frames, self.control):
@@ -132,7 +132,7 @@ class Node:
         if not kind & Kind.RUN:
             return None
         response = unpack_response(self.frames.recv(256))
-        return response, self.result[: response.length]
+        return response, self.result[RESULT_OFFSET : RESULT_OFFSET + response.length]
 
     def close(self):
         self.frames.close()
