@@ -127,13 +127,9 @@ class Crew:
     def _wait_for_news(self) -> None:
         poll = select.poll()
         for worker in self.workers:
-            if worker is not None:
-                for descriptor in (worker.control.fileno(), worker.stderr_fd, worker.pidfd):
-                    poll.register(descriptor, select.POLLIN)
-        events = poll.poll(_TICK_MS)
-        hung_up_only = events and not any(event & select.POLLIN for _, event in events)
-        if hung_up_only:  # an ended worker's pipe: its pidfd tells in a moment, do not spin until then
-            time.sleep(_TICK_MS / 1000)
+            for descriptor in () if worker is None else worker.speaking:
+                poll.register(descriptor, select.POLLIN)
+        poll.poll(_TICK_MS)
 
     def _look_after(self, worker: WorkerProcess) -> None:
         """Take in what a worker says; kill it if it hangs; bury it if it is dead."""
@@ -156,7 +152,7 @@ class Crew:
             worker.kill(f"not ready after {self._start_timeout_s:.0f} s ({worker.progress})")
 
     def _print_output(self, worker: WorkerProcess) -> None:
-        for line in worker.drain_stderr().decode(errors="replace").splitlines():
+        for line in worker.read_output().decode(errors="replace").splitlines():
             if line.strip():
                 self._log("warn", f"{self.config.name} worker {worker.number} (pid {worker.pid}): {line}")
 

@@ -28,7 +28,7 @@ from torchperf_ros.supervise.protocol import (
 )
 
 _REAP_S = 5.0
-_STDERR_TAIL = 4_000
+_OUTPUT_TAIL = 4_000
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,15 @@ class WorkerProcess:
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         assert self._process.stdout is not None  # a pipe was asked for
-        self.stderr_fd = self._process.stdout.fileno()
+        self._stdout_fd = self._process.stdout.fileno()
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
+        # An end that the worker has closed is always readable: it is taken out, or whoever waits for it would spin,
+        # at real-time priority, until the kernel has taken the process down.
+        self.speaking = {self.pidfd, self.control.fileno(), self._stdout_fd}
         for descriptor in (self.frames, self.control):
             descriptor.setblocking(False)
-        os.set_blocking(self.stderr_fd, False)
+        os.set_blocking(self._stdout_fd, False)
         self.started_ns = time.monotonic_ns()
 
     @property
@@ -178,17 +181,25 @@ class WorkerProcess:
         """
         try:
             data = self.control.recv(MAX_CONTROL_BYTES)
-        except (BlockingIOError, ConnectionError):
+        except BlockingIOError:
             return None
-        return unpack_control(data) if data else None
+        except ConnectionError:
+            data = b""
+        if data:
+            return unpack_control(data)
+        self.speaking.discard(self.control.fileno())
+        return None
 
-    def drain_stderr(self) -> bytes:
+    def read_output(self) -> bytes:
         """What the worker printed since the last call; its end is kept for `death_reason`."""
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self.stderr_fd, 65_536)
-            self._tail = (self._tail + data)[-_STDERR_TAIL:]
-            return data
-        return b""
+        try:
+            data = os.read(self._stdout_fd, 65_536)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self.speaking.discard(self._stdout_fd)
+        self._tail = (self._tail + data)[-_OUTPUT_TAIL:]
+        return data
 
     def is_dead(self) -> bool:
         """Whether the process has ended; not yet reaped."""
