@@ -23,6 +23,7 @@ def worker(kind=WorkerProcess):
     made.control, far_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.frames.setblocking(False)
     made.control.setblocking(False)
+    made.speaking = {made.control.fileno()}
     made._result = bytes(RESULT_OFFSET) + b"result and more"
     return made, SimpleNamespace(frames=far_frames, control=far_control)
 
@@ -89,5 +90,7 @@ def test_given_control_messages_when_received_then_they_come_in_order_and_the_en
     far.control.send(pack_control("hello"))
     far.control.send(pack_control("ready"))
     assert [near.receive_control()["kind"] for _ in range(2)] == ["hello", "ready"]
+    assert near.speaking == {near.control.fileno()}
     far.control.close()
     assert near.receive_control() is None
+    assert not near.speaking  # or whoever waits for it would spin until the process is gone
