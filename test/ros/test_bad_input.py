@@ -249,14 +249,15 @@ def test_given_two_nodes_with_one_name_then_both_warn_on_diagnostics_and_once_in
 
 
 def test_given_inputs_that_together_are_too_large_then_frames_are_refused_until_they_fit(start_node, obedient, image):
-    node = start_node({"stages": ["camera"], "camera": obedient(adapter="FiveInputs", max_frame_bytes=10_000)})
+    node = start_node({"stages": ["camera"], "camera": obedient(adapter="FiveInputs", max_frame_bytes=100_000)})
     node.wait_until_ready("camera")
+    large = {"width": 184, "height": 180}  # alone it fits
     camera = node.publisher("image", Image)
     others = [node.publisher(f"image_{number}", Image) for number in range(1, 5)]
-    assert node.answer(camera, image())["outcome"] == Outcome.ON_TIME
+    assert node.answer(camera, image(**large))["outcome"] == Outcome.ON_TIME
+    for other in others:
+        other.publish(image(**large))
+    node.wait_for(lambda: node.answer(camera, image(**large))["outcome"] == Outcome.BAD_INPUT, "a refusal")
     for other in others:
         other.publish(image())
-    node.wait_for(lambda: node.answer(camera, image())["outcome"] == Outcome.BAD_INPUT, "a refusal")
-    for other in others:
-        other.publish(image(width=8, height=8))
-    node.wait_for(lambda: node.answer(camera, image())["outcome"] == Outcome.ON_TIME, "an answer")
+    node.wait_for(lambda: node.answer(camera, image(**large))["outcome"] == Outcome.ON_TIME, "an answer")
