@@ -9,7 +9,7 @@ class Reserve:
     The maximum, not a high percentile: 99.9 % of answers by the deadline leaves no room for the worst 1 %.
     """
 
-    def __init__(self, minimum_ms: float = 0.1, maximum_ms: float = 2.0, window: int = 128) -> None:
+    def __init__(self, minimum_ms: float = 0.1, maximum_ms: float = 4.0, window: int = 128) -> None:
         """Start with `minimum_ms` for each part until the first samples are in."""
         self._minimum_ms = minimum_ms
         self._maximum_ms = maximum_ms

@@ -1,5 +1,7 @@
 """The fallback `stop`: an output that brings the vehicle to a halt, made from the last good one."""
 
+import functools
+
 import numpy as np
 
 from torchperf_ros.core.brake_path import brake_along
@@ -12,6 +14,19 @@ PATH = "nav_msgs/msg/Path"
 def can_stop(output_type: str) -> bool:
     """Whether there is a stop output for this message type; for now only for `nav_msgs/msg/Path`."""
     return output_type == PATH
+
+
+@functools.cache
+def warm_up_stop(output_type: str) -> None:
+    """Make a stop output once, where there is one: the first takes ten times as long as those that follow."""
+    if not can_stop(output_type):
+        return
+    pose = message_class("geometry_msgs/msg/PoseStamped")
+    header = message_class("std_msgs/msg/Header")(stamp=message_class("builtin_interfaces/msg/Time")(0, 0), frame_id="")
+    point = message_class("geometry_msgs/msg/Point")(0.0, 0.0, 0.0)
+    upright = message_class("geometry_msgs/msg/Quaternion")(0.0, 0.0, 0.0, 1.0)
+    place = message_class("geometry_msgs/msg/Pose")(point, upright)
+    stop_path(bytes(encode(message_class(PATH)(header, [pose(header, place)] * 2), PATH)), 0, 1.0)
 
 
 def stop_path(last_path: bytes, start_ns: int, deceleration: float) -> bytes | None:

@@ -6,7 +6,7 @@ from torchperf_ros.core.sorted_window import SortedWindow
 
 _WINDOW = 128
 _OUTLIER_RATIO = 4.0
-_OUTLIER_SHARE = 0.05
+_OUTLIER_SHARE = 0.10
 _FEW = 16
 _MOST_PATIENT = 32
 
@@ -14,7 +14,7 @@ _MOST_PATIENT = 32
 def usual_p99(window: SortedWindow) -> float:
     """99th percentile of the samples without isolated stalls.
 
-    Stalls (over 4 times the median, at most 5 % of the samples or one) are left out: they are faults that no tier
+    Stalls (over 4 times the median, at most 10 % of the samples or one) are left out: they are faults that no tier
     avoids and that the backup answers. More of them count, as then the tier itself is slow.
     """
     usual = window.count_up_to(_OUTLIER_RATIO * window.quantile(0.5))

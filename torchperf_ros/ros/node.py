@@ -100,6 +100,7 @@ class PerfNode(LifecycleNode):
             self._tear_down()
             return _FAILURE
         self._export_metrics(config.metrics_port)
+        self._log("info", f"configured: {', '.join(stage.name for stage in config.stages)}; workers are loading")
         self.parameters.configured = True
         self._lifecycle = "inactive"
         realtime.stop_collecting()

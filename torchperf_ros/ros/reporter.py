@@ -67,7 +67,8 @@ class Reporter:
 
     def report(self) -> None:
         """Publish one report and collect what garbage there is."""
-        gc.collect()
+        if not gc.isenabled():  # before that, at start, there is much to look through, and Python does it itself
+            gc.collect()
         memory = sample_memory(self.stages)
         now_ns = monotonic_ns()
         healths = [(stage, stage.journal.health.state(now_ns)) for stage in self.stages]

@@ -144,10 +144,14 @@ class Crew:
             self._bury(worker)
             return
         now_ns = time.monotonic_ns()
+        if worker.kill_reason:
+            return  # it is on its way out
         stuck_ms = worker.stuck_ms(now_ns)
         if stuck_ms > self.config.hang_ms:
             doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
             worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
+        if worker.ready_at_ns is None and not self.ready:
+            worker.hurry()
         if worker.ready_at_ns is None and now_ns - worker.started_ns > self._start_timeout_s * NS_PER_S:
             worker.kill(f"not ready after {self._start_timeout_s:.0f} s ({worker.progress})")
 

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from torchperf_ros.core.thread_nice import set_nice
+
 SWITCH_INTERVAL_S = 1e-4
 _NICE = -10
 _MCL_CURRENT_AND_FUTURE = 3
@@ -44,7 +46,7 @@ def prefer_this_process(priority: int) -> str:
             os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(priority))
     except PermissionError:
         try:
-            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+            set_nice(os.getpid(), _NICE)
         except PermissionError:
             return "normal: SCHED_FIFO and nice are not permitted; give the user an rtprio limit, or CAP_SYS_NICE"
         return f"nice {_NICE}"

@@ -22,6 +22,7 @@ from torchperf_ros.core.frame import Frame, stamp_age_ms
 from torchperf_ros.core.mailbox import Mailbox
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.reserve import Reserve
+from torchperf_ros.core.stop_output import warm_up_stop
 from torchperf_ros.core.tier_ladder import TierLadder
 from torchperf_ros.supervise.crew import Crew
 from torchperf_ros.supervise.dispatcher import Dispatcher
@@ -274,6 +275,7 @@ class StageActor:
 
     def worker_ready(self, worker: WorkerProcess) -> None:
         """A worker can take frames: calibrate the ladder by the first one, and wake the stage if a frame waits."""
+        warm_up_stop(self._output_type)
         with self._lock:
             if not self.crew.ready:
                 self.ladder.calibrate(worker.calibrations)

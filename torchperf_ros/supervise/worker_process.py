@@ -14,6 +14,7 @@ from typing import Any
 
 from torchperf_ros.core.clock import NS_PER_MS
 from torchperf_ros.core.errors import ProtocolError
+from torchperf_ros.core.thread_nice import set_nice
 from torchperf_ros.core.tier_ladder import Calibration
 from torchperf_ros.supervise.frame_ring import FrameRing
 from torchperf_ros.supervise.protocol import (
@@ -57,6 +58,7 @@ class WorkerProcess:
         self.number = number
         self.seq: int | None = None
         self.busy_since_ns = 0
+        self._hurried = not setup["background"]
         self._sent = 0
         self._handled_at_last_look = 0
         self._waiting_since_ns = 0
@@ -200,6 +202,13 @@ class WorkerProcess:
             self.speaking.discard(self._stdout_fd)
         self._tail = (self._tail + data)[-_OUTPUT_TAIL:]
         return data
+
+    def hurry(self) -> None:
+        """Load at normal priority: nobody else serves any more. Where that is not permitted it never stepped back."""
+        if not self._hurried:
+            self._hurried = True
+            with contextlib.suppress(PermissionError):
+                set_nice(self.pid, 0)
 
     def is_dead(self) -> bool:
         """Whether the process has ended; not yet reaped."""

@@ -31,12 +31,17 @@ def diagnostic_bytes(statuses: Iterable[Anomaly], hardware_id: str, ros_now_ns: 
     stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
     built = [
         status_class(
-            level=int(status.level), name=status.name, message=status.message, hardware_id=hardware_id,
-            values=[pair(key=key, value=value) for key, value in status.values.items()],
+            level=int(status.level), name=status.name, message=_encodable(status.message), hardware_id=hardware_id,
+            values=[pair(key=key, value=_encodable(value)) for key, value in status.values.items()],
         )
         for status in statuses
     ]  # fmt: skip
     return bytes(encode(message_class(_ARRAY)(header=header(stamp=stamp, frame_id=""), status=built), _ARRAY))
+
+
+def _encodable(text: str) -> str:
+    """Without the lone surrogates that file names in error messages can hold and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()
 
 
 def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Anomaly:

@@ -14,10 +14,12 @@ import traceback
 from collections.abc import Callable
 
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
+from torchperf_ros.core.thread_nice import set_nice
 from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
 _PR_SET_PDEATHSIG = 1
 _RLIMIT_NICE_0 = 20
+_BACKGROUND_NICE = 5
 _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 
 
@@ -35,17 +37,12 @@ def _detach_from_node() -> None:
 def _load_in_background() -> Callable[[], None]:
     """Give way to the worker that serves while this one loads; returns what makes it a normal process again.
 
-    Only where the way back is permitted: leaving SCHED_IDLE takes root, or an RLIMIT_NICE that allows nice 0 (20).
+    Only where the way back is permitted: to root, or with an RLIMIT_NICE that allows nice 0 (20).
     """
     if os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < _RLIMIT_NICE_0:
         return lambda: None
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-    def come_forward() -> None:
-        for thread in os.listdir("/proc/self/task"):  # loading may have started threads, which inherited it
-            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
-
-    return come_forward
+    os.setpriority(os.PRIO_PROCESS, 0, _BACKGROUND_NICE)
+    return lambda: set_nice(os.getpid(), 0)
 
 
 def main() -> int:
@@ -65,8 +62,6 @@ def main() -> int:
         come_forward()
         session.calibrate()
         session.serve()
-    except BrokenPipeError:
-        return 0  # the node is gone
     except Exception as error:  # the process's boundary: the node shows this on /diagnostics
         text = str(error)
         if not isinstance(error, TorchperfError):

@@ -143,10 +143,10 @@ class Session:
         return payload
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
-        """The payload if the result area holds it, else the reason why it cannot be handed over."""
+        """The payload if the result area holds it, else the reason why it cannot be handed over; reasons are cut."""
         room = len(self._result) - RESULT_OFFSET
-        if len(payload) <= room:
-            return payload
+        if len(payload) <= room or response.outcome != Outcome.ON_TIME:
+            return payload[:room]
         response.outcome = Outcome.ERROR
         return f"output of {len(payload)} bytes; at most max_frame_bytes, {room}, fit".encode()
 
