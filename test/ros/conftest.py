@@ -33,6 +33,7 @@ class Graph:
         self.node = Node("tests", context=self.context, use_global_arguments=False)
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
+        self.clients = {}
 
     def close(self):
         self.executor.shutdown()
@@ -54,16 +55,26 @@ class Graph:
             self.executor.spin_once(timeout_sec=0.02)
         return said
 
-    def call(self, service_type, name, request):
-        """The answer of a service."""
-        client = self.node.create_client(service_type, name)
-        try:
+    def call(self, service_type, name, request, harmless=None):
+        """The answer of a service.
+
+        A server may answer before it has discovered its client, and that answer is lost. So the first thing that a new
+        client sends is `harmless` (by default the request itself), again and again until it is answered.
+        """
+        if name not in self.clients:
+            client = self.clients[name] = self.node.create_client(service_type, name)
             self.wait_for(client.service_is_ready, f"service {name}")
-            future = client.call_async(request)
-            self.wait_for(future.done, f"an answer of {name}")
-            return future.result()
-        finally:
-            self.node.destroy_client(client)
+            self.wait_for(lambda: self._answer(client, harmless or request, 2.0), f"an answer of {name}")
+        return self._answer(self.clients[name], request, WITHIN_S) or pytest.fail(f"no answer of {name}")
+
+    def _answer(self, client, request, within_s):
+        """The answer to one request, None if there is none in time."""
+        future = client.call_async(request)
+        self.executor.spin_until_future_complete(future, timeout_sec=within_s)
+        if not future.done():
+            client.remove_pending_request(future)
+            return None
+        return future.result()
 
 
 class PerfProcess:
@@ -194,8 +205,8 @@ class PerfProcess:
         from lifecycle_msgs.msg import Transition
         from lifecycle_msgs.srv import ChangeState
 
-        request = ChangeState.Request(transition=Transition(label=label))
-        return self.graph.call(ChangeState, f"{self.name}/change_state", request).success
+        request, harmless = (ChangeState.Request(transition=Transition(label=text)) for text in (label, "nothing"))
+        return self.graph.call(ChangeState, f"{self.name}/change_state", request, harmless).success
 
     def answer(self, publisher, message, stage=0):
         """Publish a message and wait for the stage's row that answers it; one at a time."""
@@ -219,6 +230,8 @@ class PerfProcess:
                 process.kill()
             self.process.wait()
         self.graph.node.destroy_subscription(self._subscription)
+        for name in [name for name in self.graph.clients if name.startswith(f"{self.name}/")]:
+            self.graph.node.destroy_client(self.graph.clients.pop(name))
 
 
 def is_alive(process):

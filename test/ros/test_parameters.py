@@ -150,7 +150,8 @@ def change(node, name, value):
 
 def ask_for(node, message):
     request = SetParameters.Request(parameters=[message])
-    (result,) = node.graph.call(SetParameters, f"{node.name}/set_parameters", request).results
+    answer = node.graph.call(SetParameters, f"{node.name}/set_parameters", request, SetParameters.Request())
+    (result,) = answer.results
     assert result.successful != bool(result.reason)
     return result.reason
 
