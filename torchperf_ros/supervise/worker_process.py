@@ -58,7 +58,7 @@ class WorkerProcess:
         self.number = number
         self.seq: int | None = None
         self.busy_since_ns = 0
-        self._hurried = not setup["background"]
+        self._hurried = not setup.get("background", False)
         self._sent = 0
         self._handled_at_last_look = 0
         self._waiting_since_ns = 0
