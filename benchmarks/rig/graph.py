@@ -14,6 +14,7 @@ from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import say
 from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.demo.image_transport import carry_images
 from torchperf_ros.demo.child_process import ChildProcess
 
 _START_S = 120.0
@@ -30,8 +31,9 @@ def own_graph() -> None:
     """Have the environment name a graph in which there is no one else, unless the user named one."""
     if "ROS_DOMAIN_ID" not in os.environ:
         os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)
-        os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
+        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SUBNET"  # with LOCALHOST Fast DDS may change the transports
+        os.environ.pop("ROS_LOCALHOST_ONLY", None)
+    carry_images()
 
 
 def model_options(model_ms: float) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class StageStatistics:
         internal_errors: frames lost to an error in the node itself.
         ignored: messages that came while the stage was not active.
         zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
+        last_reason: why the last frame that was not on time was not.
         total_ms: receipt to publish over the last answers.
         lateness_ms: how far past the deadline, over the last answers; negative: before it.
     """
@@ -46,6 +47,7 @@ class StageStatistics:
     repeated_stamps: int = 0
     total_ms: LatencyWindow = field(default_factory=lambda: LatencyWindow(1024))
     lateness_ms: LatencyWindow = field(default_factory=lambda: LatencyWindow(1024))
+    last_reason: str = ""
     _last_stamp_ns: int = 0
 
     def received(self, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:
@@ -64,6 +66,8 @@ class StageStatistics:
     def add(self, answer: Answer) -> None:
         """Count an answer."""
         self.answered += 1
+        if answer.reason:
+            self.last_reason = f"frame {answer.frame.seq}: {answer.reason}"
         self.outcomes[answer.outcome] += 1
         if answer.fallback is not None:
             self.fallbacks[answer.fallback] += 1

@@ -19,6 +19,7 @@ from torchperf_ros.core.config import STAGE_DEFAULTS
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.drive_state import DriveState
+from torchperf_ros.demo.image_transport import carry_images
 from torchperf_ros.demo.log_source import IMAGE_TYPES, LogSource
 from torchperf_ros.demo.player import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.processor_share import ProcessorShare
@@ -254,14 +255,14 @@ def _what(options: DriveOptions) -> tuple[str, str]:
 def _own_graph() -> None:
     """Have the environment name a graph in which there is no one else, unless the user named one.
 
-    Fast DDS gives up the transport for large messages, and with it most images, where discovery is limited to this
-    host; the drive's own graph is therefore told apart by its domain alone.
+    Fast DDS may change the transports, and with them lose most images, where discovery is limited to this host; the
+    drive's own graph is therefore told apart by its domain alone.
     """
     if "ROS_DOMAIN_ID" not in os.environ:
         os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SUBNET"
         os.environ.pop("ROS_LOCALHOST_ONLY", None)
-    os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
+    carry_images()
 
 
 def _journal(folder: Path, stage: str) -> Path:

@@ -67,7 +67,7 @@ def judge(state: DriveState) -> Verdict:
     if received is not None and received < published * _RECEIVED_SHARE:
         notes.append(
             f"player: of {published} images only {received} reached the node; with Fast DDS, images need"
-            " FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA and no ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
+            " a transport for large messages (see README) and no ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
         )
     if state.player.get("late"):
         notes.append(

@@ -1,9 +1,11 @@
 """Set the node's process up for deadlines: scheduling, memory, garbage collection. Each step says what it came to."""
 
+import contextlib
 import ctypes
 import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from torchperf_ros.core.thread_nice import set_nice
@@ -42,8 +44,7 @@ def prefer_this_process(priority: int) -> str:
     if not priority:
         return "normal"
     try:
-        for thread in Path("/proc/self/task").iterdir():
-            os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(priority))
+        _for_each_thread(lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority)))
     except PermissionError:
         try:
             set_nice(os.getpid(), _NICE)
@@ -83,5 +84,11 @@ def pin_this_process(cpus: tuple[int, ...]) -> None:
     Raises:
         OSError: a CPU that is not there.
     """
+    _for_each_thread(lambda thread: os.sched_setaffinity(thread, cpus))
+
+
+def _for_each_thread(act: Callable[[int], None]) -> None:
+    """Do this to every thread of the process; one that ends meanwhile does not matter."""
     for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cpus)
+        with contextlib.suppress(ProcessLookupError):
+            act(int(thread.name))
