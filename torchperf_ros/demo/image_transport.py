@@ -9,7 +9,7 @@ _PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILE
 
 
 def carry_images() -> None:
-    """Give this process and its children a shared-memory segment that images fit into, unless the user chose a transport.
+    """Give this process and its children a shared-memory segment that images fit into, unless a transport was chosen.
 
     With Fast DDS' defaults most messages of 1 MB and more are lost.
     """
