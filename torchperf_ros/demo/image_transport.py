@@ -1,11 +1,13 @@
 """Fast DDS settings that carry camera images, for processes that the package starts itself."""
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
 
 _PROFILE = "fastdds_shared_memory.xml"
 _PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")  # Kilted and later; before
+_KILTED_RCLPY = 9
 
 
 def carry_images() -> None:
@@ -20,6 +22,7 @@ def carry_images() -> None:
     for folder in folders:
         profile = folder / "config" / _PROFILE
         if profile.is_file():
-            os.environ.update(dict.fromkeys(_PROFILE_VARIABLES, str(profile)))
+            older = int(importlib.metadata.version("rclpy").partition(".")[0]) < _KILTED_RCLPY
+            os.environ[_PROFILE_VARIABLES[older]] = str(profile)
             return
     os.environ["FASTDDS_BUILTIN_TRANSPORTS"] = "LARGE_DATA"  # an installation without the package's data files

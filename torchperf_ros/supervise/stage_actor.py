@@ -34,6 +34,9 @@ from torchperf_ros.supervise.stage_waiter import StageWaiter
 from torchperf_ros.supervise.turn import Turn
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
+_FIRST_WAKE_MS = 2.0
+_FIRST_WAKE_SHARE = 0.06  # of the budget
+
 _Verdict = tuple[Outcome, str]
 """It is time to answer the current frame, with this outcome and for this reason."""
 
@@ -53,7 +56,7 @@ class StageActor:
         self.config = config
         self.journal = StageJournal(config)
         self.ladder = TierLadder(len(config.tiers))
-        self.reserve = Reserve()
+        self.reserve = Reserve(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.mailbox = Mailbox()
         self.crew = Crew(config, setup, self, ports.log)
         self._ports = ports
