@@ -173,12 +173,21 @@ def test_given_a_running_node_then_outputs_are_reliable_and_inputs_are_best_effo
     own = drive.graph.node
     outputs = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")
     for topic in (*(f"/perf/{name}" for name in outputs), "/detections", "/trajectory", "/diagnostics"):
-        infos = own.get_publishers_info_by_topic(topic)
-        (info,) = [info for info in infos if (info.node_name, info.node_namespace) == ("perf", "/")]
+        # an endpoint may be discovered before the name of its node
+        (info,) = drive.graph.wait_for(
+            lambda topic=topic: [
+                info
+                for info in own.get_publishers_info_by_topic(topic)
+                if (info.node_name, info.node_namespace) == ("perf", "/")
+            ],
+            f"the node's publisher of {topic}",
+        )
         assert info.qos_profile.reliability == ReliabilityPolicy.RELIABLE, topic
         assert info.qos_profile.durability == DurabilityPolicy.VOLATILE, topic
     for topic in ("/image", "/odom"):
-        (info,) = own.get_subscriptions_info_by_topic(topic)
+        (info,) = drive.graph.wait_for(
+            lambda topic=topic: own.get_subscriptions_info_by_topic(topic), f"the node's subscription of {topic}"
+        )
         assert info.qos_profile.reliability == ReliabilityPolicy.BEST_EFFORT, topic
         assert info.qos_profile.durability == DurabilityPolicy.VOLATILE, topic
 

@@ -29,12 +29,18 @@ class EagerEngine:
             outputs = self._model(*self._device.to_device(inputs))
         return outputs, took_ns[0]
 
-    def calibrate(self, inputs: tuple[torch.Tensor, ...]) -> Calibration:
-        """Warm up, then measure median and p99 of at most 20 runs or 1.5 s, but at least 5 runs."""
+    def calibrate(self, inputs: tuple[torch.Tensor, ...], *, briefly: bool = False) -> Calibration:
+        """Warm up, then measure median and p99 of at most 20 runs or 1.5 s, but at least 5 runs.
+
+        Args:
+            inputs: what to run on.
+            briefly: only 5 runs, where another worker serves meanwhile and has been calibrated.
+        """
         for _ in range(_WARM_UP_RUNS):
             self.run(inputs)
         times_ms: list[float] = []
         stop_at = time.monotonic() + _CALIBRATION_SECONDS
-        while len(times_ms) < _CALIBRATION_RUNS and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at):
+        most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
+        while len(times_ms) < most and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at):
             times_ms.append(self.run(inputs)[1] / 1e6)
         return Calibration(float(np.median(times_ms)), float(np.percentile(times_ms, 99)))

@@ -59,8 +59,8 @@ def main() -> int:
 
         session = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
         session.load()
-        come_forward()
         session.calibrate()
+        come_forward()
         session.serve()
     except Exception as error:  # the process's boundary: the node shows this on /diagnostics
         text = str(error)

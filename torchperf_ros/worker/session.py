@@ -66,7 +66,7 @@ class Session:
         with torch.inference_mode():
             for tier, engine in zip(self._each_tier("warming up"), self._engines, strict=True):
                 example = self._adapter.example_inputs(tier)
-                calibrations.append(engine.calibrate(example))
+                calibrations.append(engine.calibrate(example, briefly=self._setup.get("background", False)))
                 outputs, _ = engine.run(example)
                 self._checks.append(OutputCheck(outputs, fixed_sizes=fixed_sizes))
         self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations])
