@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from pathlib import Path
 from typing import Final
 
@@ -72,6 +73,9 @@ def picture(state: DriveState, width: int = WIDTH, height: int = HEIGHT) -> Rend
     )
 
 
+_WEB_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
+
+
 def save_svg(state: DriveState, path: Path) -> None:
     """Write the view as a picture for a document.
 
@@ -82,7 +86,8 @@ def save_svg(state: DriveState, path: Path) -> None:
         record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
     console.print(picture(state))
-    path.write_text(console.export_svg(title="torchperf demo"), encoding="utf-8")
+    drawn = console.export_svg(title="torchperf demo")
+    path.write_text(_WEB_FONT.sub("", drawn), encoding="utf-8")
 
 
 def status_line(state: DriveState) -> str:
