@@ -20,6 +20,7 @@ class StageStatistics:
         rehearsals: runs of the spare worker that nobody waited for, to keep it warm.
         probes: runs of a higher tier outside any frame's answer.
         backups: frames that the second worker ran as well, on the cheapest tier.
+        missed_observations: frames that a worker with a full queue could not be told of, for its histories.
         refused_inputs: messages of other inputs than the trigger that were too large.
         internal_errors: frames lost to an error in the node itself.
         ignored: messages that came while the stage was not active.
@@ -38,6 +39,7 @@ class StageStatistics:
     rehearsals: int = 0
     probes: int = 0
     backups: int = 0
+    missed_observations: int = 0
     refused_inputs: int = 0
     internal_errors: int = 0
     ignored: int = 0

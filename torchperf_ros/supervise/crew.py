@@ -149,6 +149,7 @@ class Crew:
         stuck_ms = worker.stuck_ms(now_ns)
         if stuck_ms > self.config.hang_ms:
             doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
+            worker.hung = True
             worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
         if worker.ready_at_ns is None and not self.ready:
             worker.hurry()

@@ -100,7 +100,8 @@ class Dispatcher:
         for worker in self._crew.workers:
             if worker is not None and worker.number not in turn.observed:
                 turn.observed.add(worker.number)
-                worker.observe(turn.frame.seq, turn.offset, turn.length, now_ns)
+                observed = worker.observe(turn.frame.seq, turn.offset, turn.length, now_ns)
+                self._statistics.missed_observations += not observed
 
     def practise(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
         """After an answer, with no frame waiting: run its frame once more where that helps and costs no deadline.
@@ -164,9 +165,8 @@ class Dispatcher:
         """A worker is gone, whatever it was doing."""
         self._running.pop(worker.number, None)
         if turn is not None and worker.seq is not None:
-            hung = worker.kill_reason.startswith("hung")
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
-            turn.lost(worker, Outcome.HUNG if hung else Outcome.CRASHED, reason)
+            turn.lost(worker, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
 
 
 def _step_times(response: Response) -> StepTimes:

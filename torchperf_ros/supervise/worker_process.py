@@ -67,7 +67,7 @@ class WorkerProcess:
         self.progress = "starting"
         self.error = ""
         self.kill_reason = ""
-        self.missed_observations = 0
+        self.hung = False
         self.description: Description | None = None
         self.calibrations: list[Calibration] = []
         self.memory_bytes: dict[str, int] = {}
@@ -126,10 +126,9 @@ class WorkerProcess:
         self.seq = seq
         return True
 
-    def observe(self, seq: int, offset: int, length: int, now_ns: int) -> None:
-        """Let it advance its histories; a worker whose queue is full misses the frame, counted."""
-        if self.usable and not self._send(Request(Kind.OBSERVE, 0, seq, offset, length), now_ns):
-            self.missed_observations += 1
+    def observe(self, seq: int, offset: int, length: int, now_ns: int) -> bool:
+        """Let it advance its histories; False if its queue is full, and it misses the frame."""
+        return not self.usable or self._send(Request(Kind.OBSERVE, 0, seq, offset, length), now_ns)
 
     def _send(self, request: Request, now_ns: int) -> bool:
         if self._handled[0] == self._sent:
@@ -171,6 +170,9 @@ class WorkerProcess:
         response = unpack_response(data)
         if RESULT_OFFSET + response.length > len(self._result):
             msg = f"response of {response.length} bytes in a result area of {len(self._result) - RESULT_OFFSET}"
+            raise ProtocolError(msg)
+        if response.seq != self.seq:
+            msg = f"response to frame {response.seq}; it was given {'none' if self.seq is None else self.seq}"
             raise ProtocolError(msg)
         self.seq = None
         return response, self._result[RESULT_OFFSET : RESULT_OFFSET + response.length]

@@ -91,8 +91,8 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
 
 
 _COUNTERS = (
-    "missed_deadline", "late_results", "rehearsals", "probes", "backups", "ignored", "refused_inputs",
-    "internal_errors", "zero_stamps", "future_stamps", "backward_stamps", "repeated_stamps",
+    "missed_deadline", "late_results", "rehearsals", "probes", "backups", "ignored", "missed_observations",
+    "refused_inputs", "internal_errors", "zero_stamps", "future_stamps", "backward_stamps", "repeated_stamps",
 )  # fmt: skip
 
 
