@@ -66,6 +66,8 @@ class NodeParameters:
             try:
                 declared = self._node.declare_parameter(name, parameter.default, _descriptor(parameter))
             except Exception as error:  # rclpy has several types for "this override does not fit the descriptor"
+                if name in self._node._parameter_overrides:  # our own check says it in fewer words
+                    parameter.check(_plain(self._node._parameter_overrides[name].value), prefix)
                 msg = f"parameter {name}: {error}; it has to be {parameter.allowed}"
                 raise ConfigError(msg) from error
             parameter.check(_plain(declared.value), prefix)
