@@ -1,0 +1,141 @@
+"""Whether two ways to run a model give the same answer: relative L2, cosine and largest error against thresholds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.worker.output_check import tensors_in
+
+DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
+
+
+class ParityError(TorchperfError):
+    """An engine's outputs are not those of the eager model; the message holds the figures."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far outputs are from the reference.
+
+    Attributes:
+        relative_l2: ||found - expected|| / ||expected||, over all output tensors.
+        cosine: of the angle between the two, 1 where they agree.
+        max_error: largest absolute difference over the largest absolute expected value of that tensor.
+    """
+
+    relative_l2: float
+    cosine: float
+    max_error: float
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """In one line, as messages and tables show it."""
+        return f"relative L2 {self.relative_l2:.2g}, cosine {self.cosine:.6f}, max error {self.max_error:.2g}"
+
+
+LIMITS = {
+    "fp32": Parity(1e-3, 0.9999, 1e-2),
+    "tf32": Parity(1e-2, 0.999, 5e-2),
+    "fp16": Parity(2e-2, 0.999, 1e-1),
+    "bf16": Parity(5e-2, 0.995, 2e-1),
+    "int8_weight": Parity(5e-2, 0.995, 2e-1),
+    "int8_dynamic": Parity(1e-1, 0.99, 3e-1),
+}
+"""By precision: the most that relative L2 and max error, and the least that cosine, may be."""
+
+
+def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a model returns
+    """Compare two nests of tensors, in float64 on the CPU.
+
+    Integer and boolean outputs count like numbers; NaN and Inf count as wrong unless both have the same one there.
+
+    Raises:
+        ParityError: another number of tensors, or another shape.
+    """
+    pairs = list(zip(_flat(expected), _flat(found), strict=False))
+    if [tuple(t.shape) for t in _flat(expected)] != [tuple(t.shape) for t in _flat(found)]:
+        shapes = [[tuple(t.shape) for t in _flat(outputs)] for outputs in (found, expected)]
+        msg = f"outputs have the shapes {shapes[0]}; eager gives {shapes[1]}"
+        raise ParityError(msg)
+    square_error = square_expected = square_found = dot = worst = 0.0
+    for reference, other in pairs:
+        if not reference.numel():
+            continue
+        if not torch.equal(torch.isfinite(reference), torch.isfinite(other)):
+            return Parity(math.inf, 0.0, math.inf)
+        a, b = (torch.nan_to_num(t, posinf=0.0, neginf=0.0) for t in (reference, other))
+        error = (a - b).abs()
+        square_error += float((error * error).sum())
+        square_expected += float((a * a).sum())
+        square_found += float((b * b).sum())
+        dot += float((a * b).sum())
+        worst = max(worst, float(error.max()) / (float(a.abs().max()) or 1.0))
+    if square_error == 0.0:
+        return Parity(0.0, 1.0, 0.0)
+    norms = math.sqrt(square_expected * square_found)
+    return Parity(math.sqrt(square_error / (square_expected or 1.0)), dot / norms if norms else 0.0, worst)
+
+
+def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
+    """Measure, and compare with the limits of a precision.
+
+    Raises:
+        ParityError: beyond a limit; says by how much.
+    """
+    parity, limit = measure(expected, found), LIMITS[precision]
+    good = (
+        parity.relative_l2 <= limit.relative_l2
+        and parity.cosine >= limit.cosine
+        and parity.max_error <= limit.max_error
+    )
+    if not good:
+        msg = f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}"
+        raise ParityError(msg)
+    return parity
+
+
+def random_inputs(
+    example: tuple[torch.Tensor, ...], seed: int, dynamic_dims: DynamicDims | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Inputs like the example, drawn from its range: floats normal around its mean, integers within its values.
+
+    Args:
+        example: the adapter's example inputs.
+        seed: another seed gives other inputs.
+        dynamic_dims: where given, the sizes of these dimensions are drawn, too, within their ranges.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sizes: dict[tuple[int, int], int] = {}
+    drawn = []
+    for index, tensor in enumerate(example):
+        shape = list(tensor.shape)
+        for dim, (low, high) in (dynamic_dims or {}).get(index, {}).items():
+            # the same range of the same dimension is the same size in every input, as for batches
+            shape[dim] = sizes.setdefault((low, high), int(torch.randint(low, high + 1, (1,), generator=generator)))
+        drawn.append(_like(tensor, tuple(shape), generator))
+    return tuple(drawn)
+
+
+def _like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if tensor.dtype is torch.bool:
+        return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004 - mostly set, as masks are
+    if tensor.is_floating_point():
+        values = tensor.detach().float().cpu()
+        spread = float(values.std(correction=0)) if values.numel() else 1.0
+        mean = float(values.mean()) if values.numel() else 0.0
+        drawn = torch.randn(shape, generator=generator) * (spread or 1.0) + mean
+        return drawn.to(tensor.device, tensor.dtype)
+    low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
+    drawn = torch.randint(low, high + 1, shape, generator=generator)
+    return drawn.to(tensor.device, tensor.dtype)
+
+
+def _flat(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
+    return [tensor.detach().to("cpu", torch.float64) for tensor in tensors_in(outputs)]
