@@ -112,13 +112,13 @@ def random_inputs(
         dynamic_dims: where given, the sizes of these dimensions are drawn, too, within their ranges.
     """
     generator = torch.Generator().manual_seed(seed)
-    sizes: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int, int], int] = {}
     drawn = []
     for index, tensor in enumerate(example):
         shape = list(tensor.shape)
         for dim, (low, high) in (dynamic_dims or {}).get(index, {}).items():
-            # the same range of the same dimension is the same size in every input, as for batches
-            shape[dim] = sizes.setdefault((low, high), int(torch.randint(low, high + 1, (1,), generator=generator)))
+            # the same dimension with the same range is one size in every input, as for batches
+            shape[dim] = sizes.setdefault((dim, low, high), int(torch.randint(low, high + 1, (1,), generator=generator)))
         drawn.append(_like(tensor, tuple(shape), generator))
     return tuple(drawn)
 
