@@ -4,19 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.core.config import (
-    NODE_PARAMETERS,
-    STAGE_DEFAULTS,
-    STAGE_PARAMETERS,
-    NodeConfig,
-    Parameter,
-    StageConfig,
-    node_config,
-    stage_config,
-    stage_parameters,
-)
+from torchperf_ros.core.config import NodeConfig, StageConfig, node_config, stage_config
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.outcome import Fallback
+from torchperf_ros.core.parameter import Parameter
+from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_DEFAULTS, STAGE_PARAMETERS, stage_parameters
 
 MINE = {"adapter": "mine:Mine", "output": "mine"}
 EVERY = [*NODE_PARAMETERS, *STAGE_PARAMETERS]

@@ -14,7 +14,8 @@ from rclpy.parameter import parameter_value_to_python
 from ruamel.yaml import YAML
 from sensor_msgs.msg import Image
 
-from torchperf_ros.core.config import ENGINES, NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
+from torchperf_ros.core.build_options import ENGINES
+from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
 from torchperf_ros.core.outcome import Outcome
 
 pytestmark = pytest.mark.ros

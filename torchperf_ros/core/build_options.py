@@ -6,7 +6,7 @@ from typing import Any
 ENGINES = ("eager", "compile", "aoti")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8_weight", "int8_dynamic")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-DYNAMIC = ("auto", "yes", "no")
+DYNAMIC = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BuildOptions:
         """A short name for tables: only what is not the default."""
         words = [self.engine]
         words += [self.mode] if self.engine == "compile" and self.mode != "default" else []
-        words += [{"yes": "dynamic", "no": "static"}[self.dynamic]] if self.dynamic != "auto" else []
+        words += [{"always": "dynamic", "never": "static"}[self.dynamic]] if self.dynamic != "auto" else []
         words += [self.precision] if self.precision != "fp32" else []
         words += [name for name in ("channels_last", "fold_batch_norm", "cuda_graphs") if getattr(self, name)]
         return " ".join(words)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from torchperf_ros.core.config import STAGE_DEFAULTS
+from torchperf_ros.core.parameter_tables import STAGE_DEFAULTS
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.drive_state import DriveState

@@ -1,4 +1,4 @@
-"""The node's parameters in ROS: declared from the table in `core/config.py`, read once, changed live where allowed."""
+"""The node's parameters in ROS: declared from `core/parameter_tables.py`, read once, changed live where allowed."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,15 +8,10 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from torchperf_ros.core.config import (
-    NODE_PARAMETERS,
-    STAGE_PARAMETERS,
-    NodeConfig,
-    Parameter,
-    node_config,
-    stage_parameters,
-)
+from torchperf_ros.core.config import NodeConfig, node_config
 from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.parameter import Parameter
+from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS, stage_parameters
 
 
 def _descriptor(parameter: Parameter) -> ParameterDescriptor:
@@ -126,5 +121,3 @@ class NodeParameters:
 def _plain(value: Any) -> Any:  # noqa: ANN401
     """Arrays as lists: rclpy gives `array.array` for numbers."""
     return list(value) if not isinstance(value, (str, bytes)) and hasattr(value, "__iter__") else value
-
-

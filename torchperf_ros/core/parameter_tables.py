@@ -1,0 +1,107 @@
+"""The node's parameters, one table for the node and one for each stage."""
+
+from typing import Any
+
+from torchperf_ros.core.build_options import COMPILE_MODES, DYNAMIC, ENGINES, PRECISIONS
+from torchperf_ros.core.outcome import Fallback
+from torchperf_ros.core.parameter import Parameter
+
+NODE_PARAMETERS = (
+    Parameter("stages", ["perception", "planning"], "Stages in the order that a frame passes them."),
+    Parameter("device", "auto", "Where models run: auto, cpu, cuda or cuda:N."),
+    Parameter("autostart", True, "Configure and activate at start; false where a launch file does it."),
+    Parameter("metrics_port", 9464, "Port of the Prometheus exporter on 127.0.0.1; 0: off.", 0, 65535),
+    Parameter("realtime_priority", 10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98),
+    Parameter("lock_memory", False, "Lock the node process in memory (mlockall)."),
+    Parameter("cpu_affinity", [-1], "CPUs of the node process; [-1]: any.", -1, 4095),
+    Parameter("worker_threads", 0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024),
+    Parameter("compile_missing", True, "Compile in the background what is missing; false: such tiers stay eager."),
+    Parameter("cache_dir", "", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache."),
+    Parameter("cache_mib", 4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20),
+    Parameter("memory_limit_mib", 0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24),
+    Parameter(
+        "memory_share", 0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
+    ),
+    Parameter("start_timeout_s", 120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0),
+)
+
+STAGE_PARAMETERS = (
+    Parameter("adapter", "", "module:Class of the adapter, imported in the worker only."),
+    Parameter("options", "{}", "JSON object handed to the adapter."),
+    Parameter("output", "", "Topic of the stage's output."),
+    Parameter("budget_ms", 50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True),
+    Parameter(
+        "budget_from",
+        "receipt",
+        "What the budget counts from: the frame's receipt or its stamp.",
+        choices=("receipt", "stamp"),
+    ),
+    Parameter("tiers", ["full", "medium", "fast"], "Model variants, from most to least accurate."),
+    Parameter("engine", "aoti", "How tiers run: aoti takes packages, eager until they are built.", choices=ENGINES),
+    Parameter("compile_mode", "default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES),
+    Parameter("dynamic", "auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC),
+    Parameter("precision", ["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS),
+    Parameter("channels_last", False, "Images in memory with channels last."),
+    Parameter("fold_batch_norm", False, "Batch normalisation folded into the convolution before it."),
+    Parameter("cuda_graphs", False, "Replay CUDA graphs; for sizes that do not vary."),
+    Parameter("packages", [""], "A .pt2 file of each tier to run instead of what the adapter builds; '': none."),
+    Parameter(
+        "shapes",
+        "dynamic",
+        "Sizes: exact, bucket (rounded up and padded), dynamic.",
+        choices=("exact", "bucket", "dynamic"),
+    ),
+    Parameter("bucket_width", 32, "Step of the buckets' sizes.", 1, 65_536),
+    Parameter("common_shapes", [""], "Shapes to prepare for, as 1x3x256x448, of several inputs with spaces; '': none."),
+    Parameter("max_batch", 0, "Larger batches are run in chunks of this size; 0: never.", 0, 65_536),
+    Parameter(
+        "backup",
+        "standby",
+        "Second worker: none, standby (takes over), active (runs the last tier on every frame).",
+        choices=("none", "standby", "active"),
+    ),
+    Parameter(
+        "fallback",
+        ["backup", "hold_last", "stop"],
+        "What to publish instead of a missing result, in this order.",
+        choices=tuple(kind.word for kind in Fallback),
+    ),
+    Parameter(
+        "hold_last_ms", 300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
+    ),
+    Parameter("stop_deceleration", 3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True),
+    Parameter(
+        "hang_ms", 1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True
+    ),
+    Parameter("max_frame_bytes", 8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30),
+    Parameter(
+        "input_reliability", "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")
+    ),
+    Parameter(
+        "input_timeout_ms",
+        1000.0,
+        "Without input for this long, in ms, the stage is WAITING.",
+        10.0,
+        600_000.0,
+        live=True,
+    ),
+    Parameter(
+        "sustained_misses", 10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000, live=True
+    ),
+    Parameter("recover_frames", 30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True),
+)
+
+STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "perception": {"adapter": "torchperf_ros.models.camera:CameraAdapter", "output": "detections"},
+    "planning": {"adapter": "torchperf_ros.models.planner:PlannerAdapter", "output": "trajectory", "budget_ms": 30.0},
+}
+"""Defaults of the stages that the package brings; a user's own stage has to name its adapter and output."""
+
+
+def stage_parameters(stage: str) -> tuple[Parameter, ...]:
+    """The parameters of a stage with its own defaults."""
+    own = STAGE_DEFAULTS.get(stage, {})
+    return tuple(
+        Parameter(**{**vars(parameter), "default": own.get(parameter.name, parameter.default)})
+        for parameter in STAGE_PARAMETERS
+    )
