@@ -1,0 +1,165 @@
+"""How long calls take: the one place that times candidates against each other."""
+
+import gc
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S, Clock
+from torchperf_ros.core.sorted_window import SortedWindow
+from torchperf_ros.core.tier_ladder import Calibration, usual_p99
+
+_SHORTEST_SAMPLE_NS = 200_000  # below, the clock and the processor's state after another candidate would show
+_MOST_INNER = 1 << 16
+_LOOKS = 3  # at each number of inner calls; the quickest counts, as a stall would make it look long enough
+_SEED = 0
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One candidate's samples.
+
+    Attributes:
+        times_ms: ms per call, in the order taken, at least one. A sample of a short call is a mean over `inner` calls.
+        inner: calls per sample; above 1, a p99 is that of such means.
+    """
+
+    times_ms: tuple[float, ...]
+    inner: int = 1
+
+    @property
+    def median_ms(self) -> float:
+        """Half of the samples are shorter."""
+        return float(np.median(self.times_ms))
+
+    @property
+    def p95_ms(self) -> float:
+        """95th percentile, linear between ranks."""
+        return float(np.percentile(self.times_ms, 95))
+
+    @property
+    def p99_ms(self) -> float:
+        """99th percentile, linear between ranks."""
+        return float(np.percentile(self.times_ms, 99))
+
+    @property
+    def max_ms(self) -> float:
+        """The longest sample."""
+        return max(self.times_ms)
+
+    @property
+    def calibration(self) -> Calibration:
+        """What tiers and engines are chosen by: the median, and the p99 without isolated stalls of the machine."""
+        window = SortedWindow(len(self.times_ms))
+        for time_ms in self.times_ms:
+            window.add(time_ms)
+        return Calibration(self.median_ms, usual_p99(window))
+
+
+def time_interleaved(
+    candidates: Mapping[str, Call],
+    device: torch.device,
+    *,
+    seconds: float = 1.0,
+    rounds: tuple[int, int] = (5, 1000),
+    warm_up: int = 3,
+    inner: int | None = None,
+    clock: Clock = perf_counter_ns,
+    synchronise: Call | None = None,
+) -> dict[str, Timing]:
+    """Time candidates in turns, one sample of each per round, so that the machine's moods meet all of them alike.
+
+    A sample is the time of `inner` calls in a row and one synchronisation, divided by `inner`: what a caller waits
+    for, launching included. Each round takes the candidates in another order (shuffled, the same in every run).
+    Before a sample of several calls comes one that is not timed, so that no candidate pays for what the one before
+    it left in the caches. Garbage is collected before and after, not meanwhile. Callers who want
+    `torch.inference_mode()` enter it around this.
+
+    Args:
+        candidates: name -> a call without arguments; what it returns is dropped.
+        device: what the calls run on; CUDA is synchronised before and after each sample.
+        seconds: how long to go on, on average for each candidate, after warming up.
+        rounds: the fewest and most samples of each, whatever `seconds` says.
+        warm_up: calls of each candidate before the first sample.
+        inner: calls per sample; None: for each candidate the power of two with which a sample takes 200 us or more.
+        clock: in ns.
+        synchronise: waits for the device; None: as its type asks for.
+
+    Returns:
+        Name -> timing, in the order of `candidates`; each with the same number of samples.
+
+    Raises:
+        ValueError: no candidates, or an argument that is out of range.
+    """
+    fewest, most = rounds
+    if not candidates or seconds < 0 or not 1 <= fewest <= most or warm_up < 0 or (inner is not None and inner < 1):
+        msg = (
+            f"{len(candidates)} candidates, seconds {seconds}, rounds {rounds}, warm_up {warm_up}, inner {inner}: "
+            "at least one candidate, seconds and warm_up >= 0, 1 <= fewest rounds <= most rounds, inner >= 1"
+        )
+        raise ValueError(msg)
+    sample = _Sample(clock, synchronise or _synchronise(device))
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    order, shuffle = list(candidates), random.Random(_SEED).shuffle
+    with _no_garbage_collection():
+        for call in candidates.values():
+            for _ in range(warm_up):
+                call()
+        calls = {name: inner or _enough_calls(sample, call) for name, call in candidates.items()}
+        stop_at = clock() + seconds * len(candidates) * NS_PER_S
+        done = 0
+        while done < fewest or (done < most and clock() < stop_at):
+            shuffle(order)
+            for name in order:
+                samples[name].append(sample.take_ns(candidates[name], calls[name]) / calls[name] / NS_PER_MS)
+            done += 1
+    return {name: Timing(tuple(times_ms), calls[name]) for name, times_ms in samples.items()}
+
+
+@dataclass(frozen=True)
+class _Sample:
+    clock: Clock
+    synchronise: Call
+
+    def take_ns(self, call: Call, inner: int) -> int:
+        if inner > 1:
+            call()
+        self.synchronise()
+        turns = range(inner)
+        started = self.clock()
+        for _ in turns:
+            call()
+        self.synchronise()
+        return self.clock() - started
+
+
+def _enough_calls(sample: _Sample, call: Call) -> int:
+    inner = 1
+    while inner < _MOST_INNER and min(sample.take_ns(call, inner) for _ in range(_LOOKS)) < _SHORTEST_SAMPLE_NS:
+        inner *= 2
+    return inner
+
+
+def _synchronise(device: torch.device) -> Call:
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
