@@ -49,6 +49,7 @@ setup(
             "ros-std-msgs",
             "ros-visualization-msgs",
         ],
+        "quantization": ["torchao>=0.18"],  # int8 weights of linear layers, the precisions int8_weight and int8_dynamic
         "test": ["pytest<8.4", "pytest-timeout", "hypothesis", "ruff", "mypy"],  # 8.4: launch_pytest does not work
     },
     entry_points={
