@@ -49,6 +49,7 @@ def test_given_the_cpu_when_used_then_nothing_is_copied_and_time_is_the_clocks()
     device = Device(torch.device("cpu"), threads=1)
     inputs = (torch.zeros(2),)
     assert device.to_device(inputs) is inputs
+    assert device.to_host(inputs) is inputs
     with device.on_stream(), device.timed() as took_ns:
         sum(range(1000))
     assert len(took_ns) == 1

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.worker.pinned_copy import PinnedCopy
 
 _NS_PER_MS = 1e6
 
@@ -41,6 +43,7 @@ class Device:
         if device.type == "cuda":
             torch.cuda.set_device(device)
             self._stream = torch.cuda.Stream(device, priority=-1)
+            self._copies = PinnedCopy(device, self._stream)
 
     @property
     def is_cuda(self) -> bool:
@@ -52,10 +55,12 @@ class Device:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Move inputs that are not there yet; from pinned memory this does not block."""
-        if not self.is_cuda:
-            return tensors
-        return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
+        """Move inputs that are not there yet, on the worker's own stream and without waiting; see `PinnedCopy`."""
+        return self._copies.to_device(tensors) if self.is_cuda else tensors
+
+    def to_host(self, outputs: Any) -> Any:  # noqa: ANN401 - whatever a model returns
+        """Outputs in host memory, complete; from CUDA valid until the next call. On the CPU, the very same."""
+        return self._copies.to_host(outputs) if self.is_cuda else outputs
 
     @contextmanager
     def timed(self) -> Iterator[list[int]]:
@@ -72,6 +77,11 @@ class Device:
         end.record(self._stream)
         end.synchronize()
         took_ns.append(round(begin.elapsed_time(end) * _NS_PER_MS))
+
+    def empty_cache(self) -> None:
+        """Give the allocator's unused blocks back to the device."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
 
     def memory_bytes(self) -> dict[str, int]:
         """Device memory: allocated, reserved and free; empty on the CPU, where the node reads the process's own."""
