@@ -29,6 +29,7 @@ setup(
     install_requires=[
         "torch>=2.6",  # the models; from 2.6 on AOTInductor's packages load as they do today
         "numpy",  # statistics windows and views on message bytes, in the node process too, where torch must not be
+        "ruamel-yaml",  # parameter files, where no ROS reads them
         "rosbags",  # CDR to messages and back, and recorded logs, without rclpy, which no worker loads
         "pillow",  # decodes sensor_msgs/CompressedImage
         "psutil",  # memory and CPU time of the worker processes

@@ -1,0 +1,70 @@
+"""The node's parameters out of a ROS 2 parameter file, for tools that run without a node."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.core.config import NodeConfig, node_config
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.parameter_tables import NODE_PARAMETERS
+
+_NODE = "perf"
+_VALUES = "ros__parameters"
+_EXAMPLE = f"/**/{_NODE}: {{{_VALUES}: {{stages: [perception]}}}}"
+
+
+def read_params_file(path: Path) -> NodeConfig:
+    """Read what concerns the node `perf` in any namespace; what the file leaves out has its default.
+
+    Later entries win, as in ROS; parameters of stages may be nested or dotted.
+
+    Raises:
+        ConfigError: the file cannot be read, is no parameter file, or a value is not allowed.
+    """
+    from ruamel.yaml import YAML  # only this needs it
+    from ruamel.yaml.error import YAMLError
+
+    reader = YAML(typ="safe", pure=True)
+    reader.version = (1, 1)  # what ROS reads: `yes` and `on` are true
+    try:
+        content = reader.load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"parameter file {path}: cannot be read ({error}); it has to be a YAML file like config/perception.yaml"
+        raise ConfigError(msg) from error
+    except YAMLError as error:
+        msg = f"parameter file {path}: is not YAML: {' '.join(str(error).split())}"
+        raise ConfigError(msg) from error
+    values: dict[str, Any] = {}
+    found = False
+    for own in _of_node(content, _NODE, ""):
+        values.update(_flat(own, ""))
+        found = True
+    if not found:
+        msg = f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}"
+        raise ConfigError(msg)
+    node = {p.name: values[p.name] for p in NODE_PARAMETERS if p.name in values}
+    names = node.get("stages", NODE_PARAMETERS[0].default)
+    stages = {
+        str(name): {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{name}.")}
+        for name in (names if isinstance(names, list) else [])
+    }
+    return node_config(node, stages)
+
+
+def _of_node(content: object, node: str, path: str) -> Iterator[Mapping[str, Any]]:
+    """The values under every name that stands for the node: `perf`, `/perf`, `/**`, `/**/perf`, `/robot/perf`."""
+    if not isinstance(content, Mapping):
+        return
+    for key, value in content.items():
+        if key == _VALUES and isinstance(value, Mapping) and path.rpartition("/")[2] in (node, "**"):
+            yield value
+        elif key != _VALUES:
+            yield from _of_node(value, node, f"{path}/{key}")
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
