@@ -16,10 +16,11 @@ ALLOWED = {
     "supervise": {"core", "supervise"},
     "worker": {"core", "worker", "supervise.protocol", "supervise.frame_ring"},
     "telemetry": {"core", "supervise", "telemetry"},
+    "analysis": {"core", "worker", "supervise", "telemetry", "analysis"},
     "ros": set(LAYERS) - {"worker", "models", "demo"},
 }
 """What a layer may import of this package; a layer that is not named is free."""
-MAY_IMPORT_TORCH = {"worker", "models"}
+MAY_IMPORT_TORCH = {"worker", "models", "analysis"}
 MAY_IMPORT_RCLPY = {"ros", "demo"}
 
 

@@ -1,0 +1,33 @@
+import linecache
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchperf_ros.analysis.inspected_model import load_model
+from torchperf_ros.analysis.inspection import Inspector
+
+SAMPLES = Path(__file__).with_name("graph_samples.py")
+
+
+@pytest.fixture
+def inspect_sample(monkeypatch):
+    """Inspect a sample with 8x8 floats, or the sizes given, without taking long to measure."""
+    monkeypatch.setattr("torchperf_ros.analysis.graph_capture._SECONDS", 0.0)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def inspect(name, *sizes, backend="eager"):
+        first, *others = sizes or ("8x8",)
+        cpu = torch.device("cpu")
+        model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], list(others), cpu)
+        return Inspector(model, backend, cpu, progress=lambda text: None).run()
+
+    return inspect
+
+
+def breaking_line(name):
+    """The number of the line in the sample that is marked as breaking."""
+    lines = linecache.getlines(str(SAMPLES))
+    start = next(n for n, line in enumerate(lines) if line.startswith((f"def {name}(", f"class {name}(")))
+    return next(n for n, line in enumerate(lines[start:], start + 1) if "# breaks" in line)
