@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from torchperf_ros.analysis.inspect_command import inspect_command
+
 app = typer.Typer(
     name="torchperf",
     help="PyTorch perception and planning in a vehicle: an answer for every frame by its deadline.",
@@ -15,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command("inspect")(inspect_command)
 
 _BAD_INPUT = 2
 
