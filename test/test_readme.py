@@ -15,6 +15,7 @@ from torchperf_ros.core.message_types import decode, encode, message_class
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.supervise.stage_ports import StagePorts
+from torchperf_ros.supervise.worker_setup import worker_setup
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SECONDS = 90
@@ -41,7 +42,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_with_its_stamp_are_published() -> None:
     values = yaml.safe_load(block("yaml"))["/**/perf"]["ros__parameters"]
     stages = {"segmentation": values["segmentation"] | {"budget_ms": 5_000.0, "hang_ms": 10_000.0, "backup": "none"}}
-    (config,) = node_config({"stages": values["stages"]}, stages).stages
+    stages["segmentation"]["engine"] = "eager"
+    node = node_config({"stages": values["stages"], "device": "cpu", "worker_threads": 1}, stages)
+    (config,) = node.stages
     published: list[bytes] = []
     answers = []
     done = threading.Event()
@@ -52,15 +55,11 @@ def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_
         anomaly=print,
         log=print,
     )
-    setup = {
-        "stage": config.name, "adapter": config.adapter, "options": config.options, "tiers": list(config.tiers),
-        "engine": config.engine, "device": "cpu", "threads": 1, "start_timeout_s": 60.0,
-    }  # fmt: skip
     stamp = message_class("builtin_interfaces/msg/Time")(sec=12, nanosec=34)
     header = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
     pixels = np.zeros(120 * 480, dtype=np.uint8)
     image = encode(message_class(IMAGE)(header, 120, 160, "rgb8", 0, 480, pixels), IMAGE)
-    stage = StageActor(config, setup, ports, lambda: 13 * 10**9)
+    stage = StageActor(config, worker_setup(config, node), ports, lambda: 13 * 10**9)
     stage.start()
     stage.activate()
     try:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.core.config import stage_config
+from torchperf_ros.core.config import node_config, stage_config
 from torchperf_ros.core.restart_policy import RestartPolicy
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.supervise.stage_ports import StagePorts
+from torchperf_ros.supervise.worker_setup import worker_setup
 
 # others use this machine as well: how long an example takes says nothing
 settings.register_profile("shared_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -53,7 +54,7 @@ class StageUnderTest:
     """A stage with real workers; what leaves it is kept, and can be waited for."""
 
     def __init__(
-        self, folder, *, adapter="Controlled", options=None, forgiving=True, start_timeout_s=60.0, **parameters
+        self, folder, *, adapter="Controlled", options=None, forgiving=True, start_timeout_s=60.0, node=None, **parameters
     ):
         self.folder = folder
         self.news = threading.Condition()
@@ -61,14 +62,12 @@ class StageUnderTest:
         values = {
             "adapter": adapter if ":" in adapter else f"adapters_under_test:{adapter}", "output": "path",
             "tiers": ["full", "fast"], "budget_ms": 5000.0, "hang_ms": 20_000.0, "hold_last_ms": 60_000.0,
-            "max_frame_bytes": 65_536, **parameters,
+            "max_frame_bytes": 65_536, "engine": "eager", **parameters,
         }  # fmt: skip
         self.options = {"folder": str(folder), **(options or {})}
         config = stage_config("tested", values)
-        setup = {
-            "stage": "tested", "adapter": config.adapter, "options": self.options, "tiers": list(config.tiers),
-            "engine": config.engine, "device": "cpu", "threads": 1, "start_timeout_s": start_timeout_s,
-        }  # fmt: skip
+        node = node_config({"device": "cpu", "worker_threads": 1, **(node or {})}, {})
+        setup = {**worker_setup(config, node), "options": self.options, "start_timeout_s": start_timeout_s}
         ports = StagePorts(
             publish=lambda payload: self._keep(self.published, payload),
             hand_on=lambda payload, frame: self._keep(self.handed_on, (payload, frame)),

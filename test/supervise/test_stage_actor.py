@@ -336,7 +336,7 @@ def test_given_a_model_that_ends_its_process_when_offered_then_the_standby_answe
 
 
 def test_given_a_killed_standby_when_frames_come_then_none_is_lost_and_it_is_replaced(stage):
-    standby = next(worker for worker in stage.actor.crew.workers if worker.number != stage.actor._dispatcher._preferred)
+    standby = next(worker for worker in stage.actor.crew.workers if worker is not stage.actor._dispatcher._preferred)
     os.kill(standby.pid, signal.SIGKILL)
     for _ in range(5):
         assert stage.ask().outcome is Outcome.ON_TIME

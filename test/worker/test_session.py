@@ -97,7 +97,7 @@ class Node:
         for end in (self.frames, self.control):
             end.settimeout(20.0)
         values = {"adapter": f"{__name__}:{adapter}", "options": {}, "tiers": ["full", "fast"], "device": "cpu",
-                  "threads": 1, **setup}  # fmt: skip
+                  "threads": 1, "build": [{"engine": "eager"}] * 2, "packages": [""] * 2, **setup}  # fmt: skip
         self.session = Session(values, far_control, far_frames, self.ring.fd, self.result_fd)
         self.far_ends = (far_frames, far_control)
         self.thread = None
@@ -267,14 +267,14 @@ def test_given_a_record_that_was_overwritten_when_run_then_it_is_an_error_that_s
 def test_given_a_record_that_is_overwritten_while_it_runs_when_answered_then_its_result_does_not_count(
     node, monkeypatch
 ):
-    run = node.session._engines[0].run
+    run = node.session._tiers[0].run
 
-    def run_slowly(inputs):
+    def run_slowly(inputs, leave_ns):
         for seq in range(1, 200):
             node.write(seq, 1.0, word="x" * 100)
-        return run(inputs)
+        return run(inputs, leave_ns)
 
-    monkeypatch.setattr(node.session._engines[0], "run", run_slowly)
+    monkeypatch.setattr(node.session._tiers[0], "run", run_slowly)
     response, payload = node.ask(0, 1.0)
     assert response.outcome == Outcome.ERROR
     assert b"frame 0 was overwritten" in payload

@@ -68,6 +68,11 @@ class AnomalyRules:
         level = Level.ERROR if lasting else Level.WARN
         return self._tell(level, "worker died", reason, {"pid": str(pid), "restarts": str(restarts)}, now_ns)
 
+    def worker_told(self, text: str) -> Anomaly:
+        """A warning about a model: each is another one, so none is held back."""
+        first_line, _, detail = text.partition("\n")
+        return Anomaly(Level.WARN, f"{self._stage}: model", first_line, {"detail": detail} if detail else {})
+
     def _tell(self, level: Level, what: str, message: str, values: dict[str, str], now_ns: int) -> Anomaly | None:
         told_ns, told_level = self._told.get(what, (now_ns - self._cooldown_ns, Level.OK))
         if now_ns - told_ns < self._cooldown_ns and level <= told_level:

@@ -19,6 +19,7 @@ from torchperf_ros.ros.reporter import Reporter
 from torchperf_ros.supervise import realtime
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.supervise.stage_ports import StagePorts
+from torchperf_ros.supervise.worker_setup import worker_setup
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.labelled_array import float64_bytes
 from torchperf_ros.telemetry.latency_record import LatencyRecord
@@ -161,11 +162,6 @@ class PerfNode(LifecycleNode):
         self._reporter.facts = facts
 
     def _make_stage(self, index: int, stage: StageConfig, config: NodeConfig) -> StageActor:
-        setup = {
-            "stage": stage.name, "adapter": stage.adapter, "options": stage.options, "tiers": list(stage.tiers),
-            "engine": stage.engine, "device": config.device, "threads": config.worker_threads,
-            "start_timeout_s": config.start_timeout_s,
-        }  # fmt: skip
         record = LatencyRecord(index)
         last = stage is config.stages[-1]
         ports = StagePorts(
@@ -175,7 +171,7 @@ class PerfNode(LifecycleNode):
             anomaly=self._publish_anomaly,
             log=self._log,
         )
-        return StageActor(stage, setup, ports, lambda: self.get_clock().now().nanoseconds)
+        return StageActor(stage, worker_setup(stage, config), ports, lambda: self.get_clock().now().nanoseconds)
 
     def _wait_for_descriptions(self, timeout_s: float) -> bool:
         """Wait for every adapter's description; a stage without one stops safely and disturbs no other."""

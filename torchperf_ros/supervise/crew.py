@@ -13,12 +13,15 @@ from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.core.restart_policy import RestartPolicy
 from torchperf_ros.core.tier_ladder import Calibration
 from torchperf_ros.supervise.frame_ring import FrameRing
+from torchperf_ros.supervise.package_builder import PackageBuilder
 from torchperf_ros.supervise.realtime import step_back
+from torchperf_ros.supervise.renewal import Renewal
 from torchperf_ros.supervise.worker_process import Description, WorkerProcess
 
 _TICK_MS = 50
 _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
 _RING_HEADERS = 65_536
+_COMPILING_TAKES = 10  # times as long as loading
 Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
@@ -31,9 +34,15 @@ class CrewListener(Protocol):
     def worker_died(self, worker: WorkerProcess, reason: str, *, lasting: bool) -> None:
         """The worker is gone; `lasting` if its kind keeps dying. Its descriptors close when this returns."""
 
+    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Give a worker no more frames, as another takes its place; False if it is busy with one."""
+
+    def worker_told(self, text: str) -> None:
+        """Something about a worker's models that people should know, and that is no failure of the worker."""
+
 
 class Crew:
-    """One or two workers of a stage and the thread that looks after them.
+    """One or two workers of a stage, for a while one more that is to replace one, and the thread that looks after them.
 
     The second one is started when the first is ready: the first answer matters more. The thread spawns the workers
     and lives as long as they do, because they are made to die with the thread that started them.
@@ -45,16 +54,24 @@ class Crew:
         self.description: Description | None = None
         self.last_error = ""
         self.workers: list[WorkerProcess | None] = [None] * config.workers
+        self.candidate: WorkerProcess | None = None
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
+        self.renewal = Renewal(setup)
+        self.may_compile = True
         self.ring = FrameRing(_RING_FRAMES * config.max_frame_bytes + _RING_HEADERS)
         self._result_bytes = config.max_frame_bytes
-        self._setup = setup
         self._listener = listener
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
+        self._builder = PackageBuilder(setup, self._package_built, self._tell)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"crew-{config.name}", daemon=True)
+
+    @property
+    def everyone(self) -> list[WorkerProcess]:
+        """The workers that there are, the one that is to replace another included."""
+        return [worker for worker in (*self.workers, self.candidate) if worker is not None]
 
     @property
     def restarts(self) -> int:
@@ -69,12 +86,23 @@ class Crew:
     @property
     def ready(self) -> bool:
         """Whether any worker can serve."""
-        return any(worker is not None and worker.usable for worker in self.workers)
+        return any(worker.usable for worker in self.everyone)
 
     @property
     def progress(self) -> str:
         """What the workers are doing, one phrase each."""
-        return "; ".join(f"worker {number} {self.state(number)}" for number in range(len(self.workers)))
+        words = [f"worker {number} {self.state(number)}" for number in range(len(self.workers))]
+        if (candidate := self.candidate) is not None:
+            words.append(f"new worker {candidate.state}")
+        return "; ".join([self.compiling, *words] if self.compiling else words)
+
+    @property
+    def compiling(self) -> str:
+        """What is compiled in the background, for example `compiling 2 of 3`; "" if nothing is."""
+        candidate = self.candidate
+        if candidate is not None and candidate.progress.startswith("compiling"):
+            return candidate.progress
+        return self._builder.progress
 
     def state(self, number: int) -> str:
         """What one worker is doing: loading, idle, busy, or why there is none."""
@@ -100,34 +128,85 @@ class Crew:
             now_ns = time.monotonic_ns()
             self._spawn_missing(now_ns)
             self._wait_for_news()
-            for worker in [worker for worker in self.workers if worker is not None]:
+            for worker in self.everyone:
                 try:
                     self._look_after(worker)
                 except Exception:  # the thread's boundary: one worker's nonsense must not leave the others alone
                     self.last_error = traceback.format_exc()
                     self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
                     worker.kill("it could not be looked after")
-        for worker in [worker for worker in self.workers if worker is not None]:
+            self._builder.listen()
+            self._renew(time.monotonic_ns())
+        self._builder.stop()
+        for worker in self.everyone:
             worker.kill("the node stops")
             worker.close()
-        self.workers = [None] * len(self.workers)
+        self.workers, self.candidate = [None] * len(self.workers), None
 
     def _spawn_missing(self, now_ns: int) -> None:
         for number, worker in enumerate(self.workers):
             first_is_up = number == 0 or self.ready
             if worker is None and now_ns >= self._start_at_ns[number] and first_is_up:
-                setup = {**self._setup, "background": self.ready}
                 try:
-                    self.workers[number] = WorkerProcess(number, setup, self.ring, self._result_bytes)
+                    self.workers[number] = self._spawn(number)
                 except (OSError, ProtocolError) as error:  # no memory to be had, or options too long
                     self.last_error = f"worker {number} cannot be started: {error}"
                     self._log("error", f"{self.config.name}: {self.last_error}")
                     self._start_at_ns[number] = self.policies[number].died(None)
 
+    def _spawn(self, number: int) -> WorkerProcess:
+        generation = self.renewal.generation
+        # the first one has to serve at once; what takes long to compile is left to those that come beside it
+        setup = {**self.renewal.setup, "background": self.ready, "compile": self.ready and self.may_compile}
+        worker = WorkerProcess(number, setup, self.ring, self._result_bytes)
+        worker.generation = generation
+        return worker
+
+    # -- renewal ------------------------------------------------------------------------------------------------------
+
+    def _package_built(self, tier: str) -> None:
+        self._log("info", f"{self.config.name}: tier {tier} is compiled; the workers take it over one by one")
+        self.renewal.ask()
+
+    def _renew(self, now_ns: int) -> None:
+        """One step of a renewal, if there is one to take."""
+        candidate = self.candidate
+        if candidate is None:
+            if self.renewal.wants_candidate(self.workers):
+                try:
+                    self.candidate = self._spawn(len(self.workers))
+                except (OSError, ProtocolError) as error:
+                    self._tell(f"no new worker can be started: {error}")
+                    self.renewal.give_up(str(error))
+            else:
+                self.renewal.settled(self.workers)
+        elif self.renewal.has_settled(candidate, now_ns):
+            outdated = self.renewal.outdated(self.workers)
+            if outdated is None:
+                self.candidate = None
+                self._dismiss(candidate, "nobody is left whom it would replace")
+            elif self._listener.worker_replaced(outdated, candidate):
+                candidate.number = outdated.number
+                self.workers[candidate.number], self.candidate = candidate, None
+                self._dismiss(outdated, f"replaced by pid {candidate.pid}")
+
+    def _dismiss(self, worker: WorkerProcess, why: str) -> None:
+        worker.kill(why)
+        self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
+        worker.close()
+
+    def _tell(self, text: str) -> None:
+        self._log("warn", f"{self.config.name}: {text}")
+        self._listener.worker_told(text)
+
+    # -- news ---------------------------------------------------------------------------------------------------------
+
     def _wait_for_news(self) -> None:
         poll = select.poll()
-        for worker in self.workers:
-            for descriptor in () if worker is None else worker.speaking:
+        if self._builder.news is not None:
+            poll.register(self._builder.news, select.POLLIN)
+        for worker in self.everyone:
+            for descriptor in worker.speaking:
                 poll.register(descriptor, select.POLLIN)
         poll.poll(_TICK_MS)
 
@@ -153,8 +232,9 @@ class Crew:
             worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
         if worker.ready_at_ns is None and not self.ready:
             worker.hurry()
-        if worker.ready_at_ns is None and now_ns - worker.started_ns > self._start_timeout_s * NS_PER_S:
-            worker.kill(f"not ready after {self._start_timeout_s:.0f} s ({worker.progress})")
+        timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
+        if worker.ready_at_ns is None and now_ns - worker.started_ns > timeout_s * NS_PER_S:
+            worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
 
     def _print_output(self, worker: WorkerProcess) -> None:
         for line in worker.read_output().decode(errors="replace").splitlines():
@@ -174,8 +254,15 @@ class Crew:
             worker.progress = message["text"]
         elif kind == "ready":
             worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
+            worker.tiers, worker.missing = message["tiers"], message["missing"]
             worker.ready_at_ns = time.monotonic_ns()
             self._listener.worker_ready(worker)
+            if worker.missing and self.may_compile:
+                self._complete(worker)
+        elif kind == "tiers":
+            worker.tiers, worker.out_of_memory = message["tiers"], message["out_of_memory"]
+        elif kind == "anomaly":
+            self._tell(message["text"])
         elif kind == "memory":
             worker.memory_bytes = message["bytes"]
         elif kind == "error":
@@ -187,13 +274,32 @@ class Crew:
         else:
             worker.kill(f"unknown control message {kind!r}")
 
+    def _complete(self, worker: WorkerProcess) -> None:
+        """A worker is ready, but not everything is compiled: have that done, where it does not disturb."""
+        if self.config.engine == "aoti":
+            self._builder.want(worker.missing)
+        elif not worker.compiles:
+            self.renewal.ask()
+
     def _bury(self, worker: WorkerProcess) -> None:
         reason = worker.death_reason()
         self.last_error = reason
+        if worker is self.candidate:
+            self._bury_candidate(worker, reason)
+            return
         policy = self.policies[worker.number]
         self._start_at_ns[worker.number] = policy.died(worker.ready_at_ns)
         self.workers[worker.number] = None
         worker.usable = False
         self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
         self._listener.worker_died(worker, reason, lasting=policy.gave_up)
+        worker.close()
+
+    def _bury_candidate(self, worker: WorkerProcess, reason: str) -> None:
+        """A new worker has died before it took a place: the others serve on."""
+        self.candidate = None
+        worker.usable = False
+        ended = self.renewal.failed(worker, reason)
+        self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
+        self._listener.worker_died(worker, reason, lasting=False)
         worker.close()

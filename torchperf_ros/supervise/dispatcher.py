@@ -32,8 +32,8 @@ class Dispatcher:
         self._ladder = ladder
         self._outputs = outputs
         self._statistics = statistics
-        self._preferred = 0
-        self._running: dict[int, Frame | None] = {}  # worker number -> the frame that it runs, None: practice
+        self._preferred: WorkerProcess | None = None
+        self._running: dict[WorkerProcess, Frame | None] = {}  # the frame that it runs, None: practice
         self._lessons: list[tuple[int, float, float]] = []
 
     def write(self, turn: Turn, data: bytes) -> None:
@@ -46,17 +46,16 @@ class Dispatcher:
             turn.failure, turn.reason = Outcome.BAD_INPUT, f"the inputs together are too large: {error}"
 
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
-        """The preferred worker if it is idle, else the other one if that is."""
-        workers = self._crew.workers
-        for number in range(len(workers)):
-            worker = workers[(self._preferred + number) % len(workers)]
-            if worker is not None and worker is not other_than and worker.idle:
-                return worker
-        return None
+        """The preferred worker if it is idle, else another one that is."""
+        preferred = self._preferred
+        if preferred is not None and preferred is not other_than and preferred.idle:
+            return preferred
+        idle = (worker for worker in self._crew.everyone if worker is not other_than and worker.idle)
+        return next(idle, None)
 
     def other_usable(self, worker: WorkerProcess | None) -> bool:
         """Whether another worker is there, idle or busy."""
-        return any(other is not None and other is not worker and other.usable for other in self._crew.workers)
+        return any(other is not worker and other.usable for other in self._crew.everyone)
 
     def start(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
         """Run the turn's frame on an idle worker, if there is one, on the tier that fits the time left.
@@ -73,7 +72,7 @@ class Dispatcher:
                 continue  # it has just died and is no longer idle
             backup_ms = self._ladder.predicted_ms(self._ladder.last)
             turn.started(worker, tier, now_ns, self._ladder.predicted_ms(tier), backup_ms)
-            self._preferred = worker.number
+            self._preferred = worker
             if self._crew.config.backup == "active":
                 self.start_backup(turn, now_ns)
             return
@@ -86,20 +85,22 @@ class Dispatcher:
             self._statistics.backups += 1
 
     def _hand_over(self, worker: WorkerProcess, turn: Turn, tier: int, now_ns: int) -> bool:
-        observe = worker.number not in turn.observed
-        turn.observed.add(worker.number)
-        handed = worker.run(tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=observe)
+        observe = worker not in turn.observed
+        turn.observed.add(worker)
+        handed = worker.run(
+            tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=observe, leave_ns=turn.leave_ns
+        )
         if handed:
-            self._running[worker.number] = turn.frame
+            self._running[worker] = turn.frame
         return handed
 
     def observe(self, turn: Turn, now_ns: int) -> None:
         """Let the workers that do not run this frame advance their histories all the same."""
         if self._crew.description is None or not self._crew.description.observes or not turn.length:
             return
-        for worker in self._crew.workers:
-            if worker is not None and worker.number not in turn.observed:
-                turn.observed.add(worker.number)
+        for worker in self._crew.everyone:
+            if worker not in turn.observed:
+                turn.observed.add(worker)
                 observed = worker.observe(turn.frame.seq, turn.offset, turn.length, now_ns)
                 self._statistics.missed_observations += not observed
 
@@ -124,7 +125,7 @@ class Dispatcher:
             tier, worker = wanted, spare or first
             self._statistics.probes += 1
         if worker.run(tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
-            self._running[worker.number] = None
+            self._running[worker] = None
 
     def take(
         self, worker: WorkerProcess, response: Response, payload: bytes, turn: Turn | None, fresh_ms: float
@@ -133,7 +134,7 @@ class Dispatcher:
         took_ms = (time.monotonic_ns() - worker.busy_since_ns) / NS_PER_MS
         steps = _step_times(response)
         outcome = Outcome(response.outcome)
-        frame = self._running.pop(worker.number)
+        frame = self._running.pop(worker)
         rehearsed = frame is None and response.tier == self._ladder.last
         if not math.isnan(steps.inference_ms) and not rehearsed:  # its times are those of a cold start
             self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
@@ -163,7 +164,7 @@ class Dispatcher:
 
     def lost(self, worker: WorkerProcess, turn: Turn | None) -> None:
         """A worker is gone, whatever it was doing."""
-        self._running.pop(worker.number, None)
+        self._running.pop(worker, None)
         if turn is not None and worker.seq is not None:
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
             turn.lost(worker, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)

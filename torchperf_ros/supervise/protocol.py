@@ -13,7 +13,7 @@ from typing import Any
 
 from torchperf_ros.core.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 MAX_CONTROL_BYTES = 65_536
 RESULT_OFFSET = 8
 """The worker's area begins with a u64: how many requests it has handled; the result follows."""
@@ -27,23 +27,27 @@ class Kind(enum.IntFlag):
     RUN = 2
 
 
-_REQUEST = struct.Struct("<HHIQQQ")
+_REQUEST = struct.Struct("<HHIQQQQ")
 _RESPONSE = struct.Struct("<HHIQQ4q")
 
 
 @dataclass(slots=True)
 class Request:
-    """Node to worker: the frame at `offset` of the ring, `length` bytes; `tier` counts for RUN only."""
+    """Node to worker: the frame at `offset` of the ring, `length` bytes.
+
+    For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for it.
+    """
 
     kind: Kind
     tier: int
     seq: int
     offset: int
     length: int
+    leave_ns: int = 0
 
     def pack(self) -> bytes:
         """As bytes."""
-        return _REQUEST.pack(VERSION, self.kind, self.tier, self.seq, self.offset, self.length)
+        return _REQUEST.pack(VERSION, self.kind, self.tier, self.seq, self.offset, self.length, self.leave_ns)
 
 
 @dataclass(slots=True)

@@ -298,6 +298,22 @@ class StageActor:
                 self._untold.append(told)
             self._waiter.wake()
 
+    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Have nothing more to do with an idle worker; predict from what its successor measured."""
+        with self._lock:
+            if not worker.idle:
+                return False
+            worker.usable = False
+            self._waiter.drop(worker)
+            self.ladder.calibrate(successor.calibrations)
+            return True
+
+    def worker_told(self, text: str) -> None:
+        """Something about a worker's models: for `/perf/anomaly`."""
+        with self._lock:
+            self._untold.append(self.journal.worker_told(text))
+            self._waiter.wake()
+
     def _drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone."""
         worker.usable = False

@@ -45,6 +45,10 @@ class StageJournal:
         self.health.answered(answer.outcome, answer.fallback, answer.tier)
         return self._rules.answered(answer, self.health.misses_in_a_row, self.health.limits.sustained_misses)
 
+    def worker_told(self, text: str) -> Anomaly:
+        """Something about a worker's models that is no failure of the worker."""
+        return self._rules.worker_told(text)
+
     def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Anomaly | None:
         """A worker died; `lasting`: its kind keeps dying, `alone`: no other can serve."""
         if alone:

@@ -37,7 +37,7 @@ class Turn:
         backup_result: the backup's good result.
         backup_failed: the backup ran and gave nothing; it is not tried twice.
         failure, reason: what the runner came to, other than a good result.
-        observed: numbers of the workers that were told of the frame.
+        observed: the workers that were told of the frame.
     """
 
     frame: Frame
@@ -54,7 +54,7 @@ class Turn:
     backup_failed: bool = False
     failure: Outcome | None = None
     reason: str = ""
-    observed: set[int] = field(default_factory=set)
+    observed: set[WorkerProcess] = field(default_factory=set)
 
     def left_ms(self, now_ns: int) -> float:
         """Time until the answer has to leave."""

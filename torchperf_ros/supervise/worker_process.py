@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -46,11 +47,16 @@ class WorkerProcess:
     """A spawned Python process that runs one stage's model.
 
     Attributes:
-        number: 0 or 1, its place in the stage's crew.
+        number: 0 or 1, its place in the stage's crew; 2 while it is to take another's place.
         seq: frame that it is running, None if idle.
         busy_since_ns: when that run began.
         ready_at_ns: when it reported ready, None before.
         usable: ready and not known to be dead; cleared by whoever notices first.
+        generation: of the crew's renewal in which it was started.
+        compiles: whether it compiles while it loads, which takes its time.
+        tiers: what it last said of each tier, see `TierFacts`.
+        missing: tiers that run in eager because they are not compiled yet.
+        out_of_memory: frames for which the device's memory did not suffice.
     """
 
     def __init__(self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int) -> None:
@@ -58,6 +64,10 @@ class WorkerProcess:
         self.number = number
         self.seq: int | None = None
         self.busy_since_ns = 0
+        self.generation = 0
+        self.compiles = bool(setup.get("compile", False)) and any(
+            build["engine"] == "compile" for build in setup.get("build", ())
+        )
         self._hurried = not setup.get("background", False)
         self._sent = 0
         self._handled_at_last_look = 0
@@ -70,8 +80,12 @@ class WorkerProcess:
         self.hung = False
         self.description: Description | None = None
         self.calibrations: list[Calibration] = []
+        self.tiers: list[dict[str, Any]] = []
+        self.missing: list[str] = []
+        self.out_of_memory = 0
         self.memory_bytes: dict[str, int] = {}
         self._tail = b""
+        self._own_folder = tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True)
         first_message = pack_control("setup", **setup)
         with contextlib.ExitStack() as given_away:
             result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
@@ -89,6 +103,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-m", "torchperf_ros.worker.main", *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": self._own_folder.name},  # packages unpack there, and it may be killed
             )  # fmt: skip
         assert self._process.stdout is not None  # a pipe was asked for
         self._stdout_fd = self._process.stdout.fileno()
@@ -116,10 +131,12 @@ class WorkerProcess:
             return "dead"
         return "idle" if self.seq is None else "busy"
 
-    def run(self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool) -> bool:
-        """Hand over a frame; False if the worker turns out to be dead."""
+    def run(
+        self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0
+    ) -> bool:
+        """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead."""
         kind = Kind.RUN | Kind.OBSERVE if observe else Kind.RUN
-        if not self._send(Request(kind, tier, seq, offset, length), now_ns):
+        if not self._send(Request(kind, tier, seq, offset, length, leave_ns), now_ns):
             self.kill("it takes no more frames")
             return False
         self.busy_since_ns = now_ns
@@ -251,3 +268,4 @@ class WorkerProcess:
         self.frames.close()
         self._handled.release()
         self._result.close()
+        self._own_folder.cleanup()

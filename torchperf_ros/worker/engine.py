@@ -1,46 +1,134 @@
-"""How a tier runs. One engine for now: eager."""
+"""The engines: ways to run a model. Each takes the adapter's model and gives a callable with the same inputs."""
 
+import tempfile
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from torchperf_ros.core.tier_ladder import Calibration
-from torchperf_ros.worker.device import Device
+from torchperf_ros.core.build_options import BuildOptions
+from torchperf_ros.worker.model_transforms import transform
+from torchperf_ros.worker.package import build_package, load_package
+from torchperf_ros.worker.parity import DynamicDims, random_inputs
 
-_WARM_UP_RUNS = 3
-_CALIBRATION_RUNS = 20
-_CALIBRATION_SECONDS = 1.5
-_FEWEST_RUNS = 5
+Call = Callable[..., Any]
 
 
-class EagerEngine:
-    """A tier's model, run operator by operator."""
+@dataclass(frozen=True)
+class Runner:
+    """A model that is ready to run.
 
-    def __init__(self, model: torch.nn.Module, device: Device) -> None:
-        """Take a built model and move it to the device in eval mode."""
-        self._model = model.eval().to(device.device)
-        self._device = device
+    Attributes:
+        call: takes the model's inputs and gives its outputs.
+        graphs, breaks: graphs that were compiled and the breaks between them; 0 and 0 for eager.
+        cache_hits: graphs that came out of the compiler's own cache on disk.
+        compile_s: seconds that this took.
+        package: hash of the package, "" where there is none.
+    """
 
-    def run(self, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, int]:
-        """Outputs and inference time in ns, copies to the device included."""
-        with self._device.on_stream(), self._device.timed() as took_ns:
-            outputs = self._model(*self._device.to_device(inputs))
-        return outputs, took_ns[0]
+    call: Call
+    graphs: int = 0
+    breaks: int = 0
+    cache_hits: int = 0
+    compile_s: float = 0.0
+    package: str = ""
 
-    def calibrate(self, inputs: tuple[torch.Tensor, ...], *, briefly: bool = False) -> Calibration:
-        """Warm up, then measure median and p99 of at most 20 runs or 1.5 s, but at least 5 runs.
 
-        Args:
-            inputs: what to run on.
-            briefly: only 5 runs, where another worker serves meanwhile and has been calibrated.
-        """
-        for _ in range(_WARM_UP_RUNS):
-            self.run(inputs)
-        times_ms: list[float] = []
-        stop_at = time.monotonic() + _CALIBRATION_SECONDS
-        most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
-        while len(times_ms) < most and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at):
-            times_ms.append(self.run(inputs)[1] / 1e6)
-        return Calibration(float(np.median(times_ms)), float(np.percentile(times_ms, 99)))
+def varying_dims(options: BuildOptions, declared: DynamicDims) -> DynamicDims:
+    """The dimensions that an engine with these options has to let vary."""
+    return {} if options.dynamic == "never" else declared
+
+
+def make_runner(
+    model: torch.nn.Module,
+    options: BuildOptions,
+    example: tuple[torch.Tensor, ...],
+    dynamic_dims: DynamicDims,
+    device: torch.device,
+) -> Runner:
+    """Make a model ready to run; compiled engines take 10 s and more.
+
+    Args:
+        model: as the adapter built it, on the device, in eval mode; it is not changed.
+        options: which engine, and what is done to the model before.
+        example: inputs of the usual shape, on the device.
+        dynamic_dims: input index -> {dimension: (smallest, largest)}.
+        device: where it runs.
+
+    Engine compile has to be made and called under the same mode (`torch.inference_mode`), with inputs made under it:
+    the mode is one of its guards.
+
+    Raises:
+        ConfigError: an option that cannot be used here.
+        Exception: whatever torch raises where it cannot compile the model.
+    """
+    with torch.inference_mode(mode=False):
+        prepared = transform(model, options, device)
+    dims = varying_dims(options, dynamic_dims)
+    if options.engine == "compile":
+        return _compile(prepared, options, example, dims)
+    if options.engine == "aoti":
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+            path = Path(folder) / "model.pt2"
+            with torch.inference_mode(mode=False):
+                build_package(prepared, tuple(tensor.clone() for tensor in example), dims, path)
+            call = load_package(path, device)
+        runner = Runner(call, graphs=1, compile_s=time.perf_counter() - started)
+    else:
+        runner = Runner(prepared)
+    if options.cuda_graphs:
+        from torchperf_ros.worker.graph_replay import GraphReplay
+
+        return Runner(GraphReplay(runner.call, example), runner.graphs, compile_s=runner.compile_s)
+    return runner
+
+
+def _compile(
+    model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...], dims: DynamicDims
+) -> Runner:
+    """torch.compile, and a first call of every kind of size, so that nothing is left to compile."""
+    started, before = time.perf_counter(), _counters()
+    mode = None if options.mode == "default" else options.mode
+    if options.cuda_graphs and mode is None:
+        mode = "reduce-overhead"
+    dynamic = bool(dims) or options.dynamic == "always"
+    compiled = torch.compile(model, mode=mode, dynamic=None if dims else dynamic)
+    for inputs in warm_up_inputs(example, dims):
+        for index, spans in dims.items():
+            for dim, (low, high) in spans.items():
+                if inputs[index].shape[dim] > 1:  # sizes 0 and 1 have a graph of their own
+                    torch._dynamo.mark_dynamic(inputs[index], dim, min=max(low, 2), max=high)
+        compiled(*inputs)
+    after = _counters()
+    made = {key: after[key] - before[key] for key in after}
+    return Runner(compiled, made["graphs"], made["breaks"], made["cache_hits"], time.perf_counter() - started)
+
+
+def warm_up_inputs(example: tuple[torch.Tensor, ...], dims: DynamicDims) -> list[tuple[torch.Tensor, ...]]:
+    """The example, and where sizes vary, inputs of the middle, smallest and largest sizes."""
+    if not dims:
+        return [example]
+    spans = [(0.5, 0.5), (0.0, 0.0), (1.0, 1.0)]
+    return [*(random_inputs(example, 0, _at(dims, *span)) for span in spans), example]
+
+
+def _at(dims: DynamicDims, low: float, high: float) -> Mapping[int, Mapping[int, tuple[int, int]]]:
+    """The ranges, narrowed to this part of them."""
+    return {
+        index: {dim: (round(a + low * (b - a)), round(a + high * (b - a))) for dim, (a, b) in spans.items()}
+        for index, spans in dims.items()
+    }
+
+
+def _counters() -> dict[str, int]:
+    from torch._dynamo.utils import counters  # imports the compiler, which an eager worker does not need
+
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "cache_hits": counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"],
+    }

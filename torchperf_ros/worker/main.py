@@ -4,7 +4,6 @@ Spawned by the node, never by hand. What has to happen before torch is imported 
 """
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -16,22 +15,11 @@ from collections.abc import Callable
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
 from torchperf_ros.core.thread_nice import set_nice
 from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
+from torchperf_ros.worker.detachment import detach_from_node
 
-_PR_SET_PDEATHSIG = 1
 _RLIMIT_NICE_0 = 20
 _BACKGROUND_NICE = 5
 _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
-
-
-def _detach_from_node() -> None:
-    """Normal priority and any CPU, whatever the node has for itself; death with the node."""
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node ends its workers itself
-        signal.signal(ending, signal.SIG_IGN)
 
 
 def _load_in_background() -> Callable[[], None]:
@@ -47,7 +35,9 @@ def _load_in_background() -> Callable[[], None]:
 
 def main() -> int:
     """Set up, report, serve until the node is gone. Returns the exit status."""
-    _detach_from_node()
+    detach_from_node()
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node ends its workers itself
+        signal.signal(ending, signal.SIG_IGN)
     frames_fd, control_fd, ring_fd, result_fd = (int(word) for word in sys.argv[1:])
     for descriptor in (frames_fd, control_fd, ring_fd, result_fd):
         os.set_inheritable(descriptor, False)

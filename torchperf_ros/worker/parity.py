@@ -1,8 +1,8 @@
 """Whether two ways to run a model give the same answer: relative L2, cosine and largest error against thresholds."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
@@ -101,6 +101,47 @@ def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
     return parity
 
 
+def check_engine(
+    reference: Callable[..., Any],
+    candidate: Callable[..., Any],
+    example: tuple[torch.Tensor, ...],
+    dynamic_dims: DynamicDims,
+    precision: str,
+    seeds: int = 3,
+) -> Parity:
+    """Compare a way to run a model with eager on random inputs; returns the worst figures.
+
+    Args:
+        reference: the eager model.
+        candidate: takes the same inputs.
+        example: what the random inputs look like; on CUDA, on the device.
+        dynamic_dims: sizes are drawn from these ranges, where given.
+        precision: decides the limits.
+        seeds: how many inputs; at least 2, as another input has to give another output, where eager's does.
+
+    Raises:
+        ParityError: beyond a limit, or the same outputs whatever the inputs.
+    """
+    found, worst = [], Parity(0.0, 1.0, 0.0)
+    for seed in range(1, max(seeds, 2) + 1):
+        inputs = random_inputs(example, seed, dynamic_dims)
+        pair = reference(*inputs), candidate(*inputs)
+        parity = check(*pair, precision)
+        worst = Parity(
+            *(pick(a, b) for pick, a, b in zip((max, min, max), astuple(worst), astuple(parity), strict=True))
+        )
+        found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
+    (first, first_found), (second, second_found) = found[:2]
+    if _same(first_found, second_found) and not _same(first, second):
+        msg = "outputs do not depend on the inputs; eager's do"
+        raise ParityError(msg)
+    return worst
+
+
+def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 def random_inputs(
     example: tuple[torch.Tensor, ...], seed: int, dynamic_dims: DynamicDims | None = None
 ) -> tuple[torch.Tensor, ...]:
@@ -118,7 +159,9 @@ def random_inputs(
         shape = list(tensor.shape)
         for dim, (low, high) in (dynamic_dims or {}).get(index, {}).items():
             # the same dimension with the same range is one size in every input, as for batches
-            shape[dim] = sizes.setdefault((dim, low, high), int(torch.randint(low, high + 1, (1,), generator=generator)))
+            shape[dim] = sizes.setdefault(
+                (dim, low, high), int(torch.randint(low, high + 1, (1,), generator=generator))
+            )
         drawn.append(_like(tensor, tuple(shape), generator))
     return tuple(drawn)
 

@@ -6,6 +6,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torchperf_ros.supervise.frame_ring import FrameReader
 from torchperf_ros.supervise.protocol import RESULT_OFFSET, Kind, Request, Response, pack_control, unpack_request
 from torchperf_ros.worker.adapter import Adapter, Received, load_adapter
 from torchperf_ros.worker.device import Device, choose_device
-from torchperf_ros.worker.engine import EagerEngine
 from torchperf_ros.worker.history_buffer import history_bytes
 from torchperf_ros.worker.output_check import InvalidOutput, OutputCheck
+from torchperf_ros.worker.tier import Tier
+from torchperf_ros.worker.tier_loader import TierLoader
 
 _REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
@@ -39,9 +41,10 @@ class Session:
         self._result = mmap.mmap(result_fd, 0)
         self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
         self._device = Device(choose_device(setup["device"]), setup["threads"])
-        self._engines: list[EagerEngine] = []
+        self._tiers: list[Tier] = []
         self._checks: list[OutputCheck] = []
         self._reported_at = 0.0
+        self._out_of_memory = 0
         self._unobserved = 0
         self._why_unobserved = ""
 
@@ -56,20 +59,25 @@ class Session:
         self._observes = getattr(self._adapter.observe, "__func__", None) is not Adapter.observe
         self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes,
                   device=str(self._device.device))  # fmt: skip
-        for tier in self._each_tier("loading"):
-            self._engines.append(EagerEngine(self._adapter.build(tier), self._device))
+        self._loader = TierLoader(self._adapter, self._setup, self._device, self._tell)
+        with torch.inference_mode():
+            for number, _ in enumerate(self._each_tier("loading")):
+                self._tiers.append(self._loader.load(number))
 
     def calibrate(self) -> None:
         """Warm up and time every tier, then report ready."""
         calibrations = []
         fixed_sizes = not self._adapter.dynamic_dims()
         with torch.inference_mode():
-            for tier, engine in zip(self._each_tier("warming up"), self._engines, strict=True):
-                example = self._adapter.example_inputs(tier)
-                calibrations.append(engine.calibrate(example, briefly=self._setup.get("background", False)))
-                outputs, _ = engine.run(example)
+            for name, tier in zip(self._each_tier("warming up"), self._tiers, strict=True):
+                example = self._adapter.example_inputs(name)
+                calibrations.append(tier.calibrate(example, briefly=self._setup.get("background", False)))
+                outputs, _ = tier.run(example)
                 self._checks.append(OutputCheck(outputs, fixed_sizes=fixed_sizes))
-        self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations])
+        if any(tier.facts.engine == "compile" for tier in self._tiers):
+            torch.compiler.set_stance("fail_on_recompile")  # from here on it would cost a frame its deadline
+        self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
+                  tiers=self._facts(), missing=self._loader.missing)  # fmt: skip
 
     def _each_tier(self, doing: str) -> Iterator[str]:
         tiers = self._setup["tiers"]
@@ -134,13 +142,25 @@ class Session:
         with self._device.on_stream():
             tensors = self._adapter.preprocess(messages)
         response.preprocess_ns = time.perf_counter_ns() - decoded
-        outputs, response.inference_ns = self._engines[request.tier].run(tensors)
+        outputs, response.inference_ns = self._infer(tensors, request, response)
         inferred = time.perf_counter_ns()
-        self._checks[request.tier].check(outputs)
+        self._checks[response.tier].check(outputs)
         payload = encode(self._adapter.postprocess(outputs, messages), self._output)
         self._ring.check(request.offset, request.seq)
         response.postprocess_ns = time.perf_counter_ns() - inferred
         return payload
+
+    def _infer(self, tensors: tuple[torch.Tensor, ...], request: Request, response: Response) -> tuple[Any, int]:
+        """Run the tier; out of memory, empty the cache and run the next lower one."""
+        while True:
+            try:
+                return self._tiers[response.tier].run(tensors, request.leave_ns)
+            except torch.OutOfMemoryError:
+                self._device.empty_cache()
+                self._out_of_memory += 1
+                if response.tier + 1 >= len(self._tiers):
+                    raise
+                response.tier += 1
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
         """The payload if the result area holds it, else the reason why it cannot be handed over; reasons are cut."""
@@ -160,6 +180,14 @@ class Session:
             self._say("warn", text=f"{self._unobserved} frames not observed, the last one {self._why_unobserved}")
             self._unobserved = 0
         self._say("memory", bytes={"history": history_bytes(), **self._device.memory_bytes()})
+        self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
+
+    def _facts(self) -> list[dict[str, Any]]:
+        return [asdict(tier.facts) for tier in self._tiers]
+
+    def _tell(self, text: str) -> None:
+        """To the log and to `/perf/anomaly`."""
+        self._say("anomaly", text=text)
 
     def _say(self, kind: str, **fields: object) -> None:
         self._control.send(pack_control(kind, **fields))

@@ -1,0 +1,49 @@
+"""Entry of the compile process: builds, checks, times and stores packages. Its job is a JSON object on stdin.
+
+    python -m torchperf_ros.worker.compile_main NEWS        (descriptor for one JSON object per line)
+
+Job: `adapter`, `options`, `device`, `threads`; `tiers` and `build` (one `BuildOptions` each); `cache_dir`, `cache_mib`;
+`out` (a folder to write `<tier>.pt2` to instead, or absent); `force` (build even what is there); `background`.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.worker.detachment import detach_from_node
+
+_LOWEST = 19
+
+
+def main() -> int:
+    """Do the job. Returns 0, or 1 if a tier failed or none could be tried."""
+    detach_from_node()
+    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
+    os.set_inheritable(news.fileno(), False)
+
+    def say(kind: str, **fields: object) -> None:
+        news.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+    job: dict[str, Any] = json.load(sys.stdin)
+    if job["background"]:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+    try:
+        from torchperf_ros.worker.package_build import build_all  # imports torch, which takes seconds
+
+        return 0 if build_all(job, say) else 1
+    except TorchperfError as error:
+        say("failed", tier=", ".join(job["tiers"]), text=str(error))
+    except Exception as error:  # the process's boundary
+        text = f"{type(error).__name__}: {error}"
+        say("failed", tier=", ".join(job["tiers"]), text=text, detail=traceback.format_exc())
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""A tier at run time: its engine, the eager model that stands in for it, and a record of what happened to both."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchperf_ros.core.tier_ladder import Calibration
+from torchperf_ros.worker.device import Device
+from torchperf_ros.worker.engine import Call, Runner
+
+_WARM_UP_RUNS = 3
+_CALIBRATION_RUNS = 20
+_CALIBRATION_SECONDS = 1.5
+_FEWEST_RUNS = 5
+_DEMOTE_AFTER = 3
+_NS_PER_MS = 1e6
+_RECOMPILE = "recompile"
+
+
+@dataclass
+class TierFacts:
+    """What `/diagnostics` says of a tier's engine.
+
+    Attributes:
+        name: the tier.
+        engine: what runs it now: eager, compile or aoti.
+        why: why that is not the engine that was asked for, "" where it is.
+        graphs, breaks, cache_hits, package: see `Runner`.
+        recompiles: calls that would have compiled again, answered in eager instead.
+        engine_errors: calls in which the engine raised.
+        eager_answers: frames that eager answered in place of the engine.
+        guards: why the last call would have been compiled again.
+    """
+
+    name: str
+    engine: str
+    why: str = ""
+    graphs: int = 0
+    breaks: int = 0
+    cache_hits: int = 0
+    package: str = ""
+    recompiles: int = 0
+    engine_errors: int = 0
+    eager_answers: int = 0
+    guards: str = ""
+    extra: dict[str, int] = field(default_factory=dict)
+
+
+class Tier:
+    """Runs a model by its engine, and in eager where that fails and the time allows.
+
+    Attributes:
+        facts: for `/diagnostics`.
+    """
+
+    def __init__(self, facts: TierFacts, runner: Runner, eager: Call | None, device: Device,
+                 say: Callable[[str], None]) -> None:  # fmt: skip
+        """Take an engine and its stand-in.
+
+        Args:
+            facts: what is known of it already.
+            runner: the engine, checked.
+            eager: the adapter's own model; None where a ready package is all there is.
+            device: where it runs.
+            say: takes a line for the node's log and `/perf/anomaly`.
+        """
+        self.facts = facts
+        facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
+        facts.package = runner.package
+        self._call = runner.call
+        self._eager = eager
+        self._device = device
+        self._say = say
+        self._eager_ms = 0.0
+        self._errors_in_a_row = 0
+
+    def run(self, inputs: tuple[torch.Tensor, ...], leave_ns: int = 0) -> tuple[Any, int]:
+        """Outputs and inference time in ns, copies to the device included.
+
+        Args:
+            inputs: from the adapter.
+            leave_ns: monotonic time by which the answer has to leave; 0: whenever it is ready.
+        """
+        try:
+            timed = self._timed(self._call, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not self._may_stand_in(error, leave_ns):
+                raise
+            self.facts.eager_answers += 1
+            assert self._eager is not None
+            return self._timed(self._eager, inputs)
+        self._errors_in_a_row = 0
+        return timed
+
+    def _timed(self, call: Call, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, int]:
+        with self._device.on_stream(), self._device.timed() as took_ns:
+            outputs = call(*self._device.to_device(inputs))
+        return outputs, took_ns[0]
+
+    def _may_stand_in(self, error: Exception, leave_ns: int) -> bool:
+        """Count a failure of the engine; whether eager is there and has the time to answer in its place."""
+        if self.facts.engine == "eager" or self._eager is None:
+            return False
+        if isinstance(error, RuntimeError) and _RECOMPILE in str(error):
+            self.facts.recompiles += 1
+            self.facts.guards = _guards(str(error))
+        else:
+            self.facts.engine_errors += 1
+            self._errors_in_a_row += 1
+            if self._errors_in_a_row >= _DEMOTE_AFTER:
+                self._demote(error)
+        left_ms = (leave_ns - time.monotonic_ns()) / _NS_PER_MS
+        return not leave_ns or left_ms > self._eager_ms
+
+    def _demote(self, error: Exception) -> None:
+        why = f"{self.facts.engine} raised {_DEMOTE_AFTER} times in a row, at last {type(error).__name__}: {error}"
+        self.facts.engine, self.facts.why = "eager", why.splitlines()[0]
+        assert self._eager is not None
+        self._call = self._eager
+        self._say(f"tier {self.facts.name} runs in eager from now on: {why}")
+
+    def calibrate(self, inputs: tuple[torch.Tensor, ...], *, briefly: bool = False) -> Calibration:
+        """Warm up, then measure median and p99 of at most 20 runs or 1.5 s, but at least 5 runs.
+
+        Args:
+            inputs: what to run on.
+            briefly: only 5 runs, where another worker serves meanwhile and has been calibrated.
+        """
+        most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
+        times_ms = self._measure(self._call, inputs, most)
+        if self._eager is not None and self._eager is not self._call:
+            self._eager_ms = max(self._measure(self._eager, inputs, _FEWEST_RUNS))
+        return Calibration(float(np.median(times_ms)), float(np.percentile(times_ms, 99)))
+
+    def _measure(self, call: Call, inputs: tuple[torch.Tensor, ...], most: int) -> list[float]:
+        for _ in range(_WARM_UP_RUNS):
+            self._timed(call, inputs)
+        times_ms: list[float] = []
+        stop_at = time.monotonic() + _CALIBRATION_SECONDS
+        while len(times_ms) < most and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at):
+            times_ms.append(self._timed(call, inputs)[1] / _NS_PER_MS)
+        return times_ms
+
+
+def _guards(text: str) -> str:
+    """The guards that failed, from the compiler's message: its indented lines."""
+    lines = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
+    return "; ".join(lines) or text.splitlines()[0]

@@ -1,0 +1,110 @@
+"""Makes each tier ready to run: by the engine that was asked for if it is there and right, else by eager."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchperf_ros.core.build_options import BuildOptions
+from torchperf_ros.core.errors import AdapterError, ConfigError
+from torchperf_ros.core.package_cache import open_cache
+from torchperf_ros.core.package_manifest import PackageError, check_package
+from torchperf_ros.worker.adapter import Adapter
+from torchperf_ros.worker.device import Device
+from torchperf_ros.worker.engine import Runner, make_runner, varying_dims
+from torchperf_ros.worker.fingerprint import identify
+from torchperf_ros.worker.package import load_package
+from torchperf_ros.worker.parity import ParityError, check_engine
+from torchperf_ros.worker.ready_package import load_ready_package
+from torchperf_ros.worker.tier import Tier, TierFacts
+
+_NOT_YET = "not compiled yet"
+
+
+class TierLoader:
+    """Loads the tiers of one adapter.
+
+    Attributes:
+        missing: tiers whose package is not there, or whose model is still to be compiled.
+    """
+
+    def __init__(self, adapter: Adapter, setup: Mapping[str, Any], device: Device, say: Callable[[str], None]) -> None:
+        """Take what the worker was told at its start; `say` takes lines for log and `/perf/anomaly`."""
+        self.missing: list[str] = []
+        self._adapter = adapter
+        self._setup = setup
+        self._device = device
+        self._say = say
+        self._cache = open_cache(setup.get("cache_dir", ""), setup.get("cache_mib", 4096))
+
+    def load(self, number: int) -> Tier:
+        """The tier of this number, checked against eager.
+
+        Raises:
+            AdapterError: the adapter's model or inputs cannot be used.
+        """
+        name = self._setup["tiers"][number]
+        options = BuildOptions(**self._setup["build"][number])
+        package = self._setup["packages"][number]
+        example = self._device.to_device(self._adapter.example_inputs(name))
+        with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
+            if package:
+                model, runner = load_ready_package(Path(package), self._device.device, example)
+            else:
+                model = self._adapter.build(name)
+        if model is None:
+            return Tier(TierFacts(name, "aoti"), runner, None, self._device, self._say)
+        if not isinstance(model, torch.nn.Module):
+            msg = f"tier {name}: {type(self._adapter).__name__}.build gave a {type(model).__name__}, not a Module"
+            raise AdapterError(msg)
+        model = model.eval().to(self._device.device)
+        return self._with_engine(name, model, options, example)
+
+    def _with_engine(
+        self, name: str, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...]
+    ) -> Tier:
+        facts = TierFacts(name, options.engine)
+        runner = Runner(model)
+        try:
+            runner = self._runner(name, model, options, example) or runner
+            if runner.call is not model:
+                dims = self._adapter.dynamic_dims()
+                check_engine(model, runner.call, example, varying_dims(options, dims), options.precision, seeds=2)
+        except ConfigError:
+            raise
+        except ParityError as error:
+            if runner.package:  # out of date in a way that its key does not show; built anew, it is checked again
+                self._cache.remove(self._cache.folder / f"{runner.package}.pt2")
+                self.missing.append(name)
+            facts.why = f"refused: {error}"
+        except Exception as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
+            facts.why = f"{type(error).__name__}: {error}".splitlines()[0]
+        if facts.why:
+            self._say(f"tier {name} runs in eager: {options.label} {facts.why}")
+        elif options.engine != "eager" and runner.call is model:
+            facts.why = _NOT_YET
+        if facts.why:
+            facts.engine, runner = "eager", Runner(model)
+        return Tier(facts, runner, model, self._device, self._say)
+
+    def _runner(
+        self, name: str, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...]
+    ) -> Runner | None:
+        """The engine, unchecked; None where it has to be compiled first."""
+        dims = self._adapter.dynamic_dims()
+        if options.engine == "eager" or (options.engine == "compile" and self._setup.get("compile", True)):
+            return make_runner(model, options, example, dims, self._device.device)
+        if options.engine == "aoti":
+            identity = identify(model, options, example, varying_dims(options, dims), self._device.device)
+            path = self._cache.path(identity)
+            try:
+                if path.exists():
+                    check_package(path, identity)
+                    self._cache.used(path)
+                    return Runner(load_package(path, self._device.device), graphs=1, package=identity.key)
+            except PackageError as error:
+                self._say(f"{error}; it is built anew")
+                self._cache.remove(path)
+        self.missing.append(name)
+        return None
