@@ -10,6 +10,7 @@ from torchperf_ros.core.build_options import BuildOptions
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.outcome import Fallback
 from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, stage_parameters
+from torchperf_ros.core.shape_options import ShapeOptions
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -33,10 +34,7 @@ class StageConfig:
     fold_batch_norm: bool
     cuda_graphs: bool
     packages: tuple[str, ...]
-    shapes: str
-    bucket_width: int
-    common_shapes: tuple[str, ...]
-    max_batch: int
+    shapes: ShapeOptions
     backup: str
     fallback: tuple[Fallback, ...]
     hold_last_ms: float
@@ -109,7 +107,9 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
         raise ConfigError(msg)
     for per_tier in ("precision", "packages"):
         checked[per_tier] = _one_per_tier(checked[per_tier], tiers, f"{prefix}{per_tier}")
-    checked["common_shapes"] = tuple(shape for shape in checked["common_shapes"] if shape)
+    checked["shapes"] = ShapeOptions.parse(
+        checked["shapes"], checked.pop("bucket_width"), checked.pop("common_shapes"), checked.pop("max_batch"), prefix
+    )
     checked["options"] = _json_object(checked["options"], prefix)
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])

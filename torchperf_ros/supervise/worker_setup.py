@@ -14,12 +14,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "tiers": list(stage.tiers),
         "build": [stage.build_options(tier).as_dict() for tier in range(len(stage.tiers))],
         "packages": list(stage.packages),
-        "shapes": {
-            "policy": stage.shapes,
-            "bucket_width": stage.bucket_width,
-            "common": list(stage.common_shapes),
-            "max_batch": stage.max_batch,
-        },
+        "shapes": stage.shapes.as_dict(),
         "device": node.device,
         "threads": node.worker_threads,
         "cache_dir": node.cache_dir,

@@ -3,13 +3,15 @@
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchperf_ros.core.build_options import BuildOptions
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.worker.graph_replay import GraphReplay
 from torchperf_ros.worker.model_transforms import transform
 from torchperf_ros.worker.package import build_package, load_package
 from torchperf_ros.worker.parity import DynamicDims, random_inputs
@@ -80,10 +82,20 @@ def make_runner(
         runner = Runner(call, graphs=1, compile_s=time.perf_counter() - started)
     else:
         runner = Runner(prepared)
-    if options.cuda_graphs:
-        from torchperf_ros.worker.graph_replay import GraphReplay
+    return as_graph(runner, options, example, device)
 
-        return Runner(GraphReplay(runner.call, example), runner.graphs, compile_s=runner.compile_s)
+
+def as_graph(runner: Runner, options: BuildOptions, example: tuple[torch.Tensor, ...], device: torch.device) -> Runner:
+    """The same as one CUDA graph, where the options want that.
+
+    Raises:
+        ConfigError: the device is not CUDA.
+    """
+    if options.cuda_graphs:
+        if device.type != "cuda":
+            msg = f"parameter cuda_graphs: true is for CUDA; the device here is {device}"
+            raise ConfigError(msg)
+        return replace(runner, call=GraphReplay(runner.call, example))
     return runner
 
 

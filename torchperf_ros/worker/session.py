@@ -6,7 +6,6 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -183,7 +182,7 @@ class Session:
         self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
 
     def _facts(self) -> list[dict[str, Any]]:
-        return [asdict(tier.facts) for tier in self._tiers]
+        return [tier.report() for tier in self._tiers]
 
     def _tell(self, text: str) -> None:
         """To the log and to `/perf/anomaly`."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torchperf_ros.core.tier_ladder import Calibration
 from torchperf_ros.worker.device import Device
 from torchperf_ros.worker.engine import Call, Runner
+from torchperf_ros.worker.shape_runner import ShapeRunner
 
 _WARM_UP_RUNS = 3
 _CALIBRATION_RUNS = 20
@@ -34,6 +35,10 @@ class TierFacts:
         engine_errors: calls in which the engine raised.
         eager_answers: frames that eager answered in place of the engine.
         guards: why the last call would have been compiled again.
+        shapes: policy for sizes that is in force.
+        hits, misses: frames of a prepared shape, and others, which eager answered.
+        chunked: frames whose batch was run in parts.
+        waste: share of what the engine ran that was padding, 0 to 1.
     """
 
     name: str
@@ -47,7 +52,11 @@ class TierFacts:
     engine_errors: int = 0
     eager_answers: int = 0
     guards: str = ""
-    extra: dict[str, int] = field(default_factory=dict)
+    shapes: str = ""
+    hits: int = 0
+    misses: int = 0
+    chunked: int = 0
+    waste: float = 0.0
 
 
 class Tier:
@@ -58,7 +67,7 @@ class Tier:
     """
 
     def __init__(self, facts: TierFacts, runner: Runner, eager: Call | None, device: Device,
-                 say: Callable[[str], None]) -> None:  # fmt: skip
+                 say: Callable[[str], None], shapes: ShapeRunner | None = None) -> None:  # fmt: skip
         """Take an engine and its stand-in.
 
         Args:
@@ -67,16 +76,27 @@ class Tier:
             eager: the adapter's own model; None where a ready package is all there is.
             device: where it runs.
             say: takes a line for the node's log and `/perf/anomaly`.
+            shapes: what fits inputs of other sizes to the engine, warmed up; None: every input goes as it is.
         """
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
         facts.package = runner.package
-        self._call = runner.call
+        self._call: Call = shapes or runner.call
+        self._shapes = shapes
         self._eager = eager
         self._device = device
         self._say = say
         self._eager_ms = 0.0
         self._errors_in_a_row = 0
+
+    def report(self) -> dict[str, Any]:
+        """The facts as they are now, for JSON."""
+        if self._shapes is not None:
+            counters = self._shapes.counters
+            self.facts.shapes, self.facts.waste = self._shapes.policy, counters.waste
+            self.facts.hits, self.facts.misses = counters.hits, counters.misses
+            self.facts.chunked = counters.chunked
+        return asdict(self.facts)
 
     def run(self, inputs: tuple[torch.Tensor, ...], leave_ns: int = 0) -> tuple[Any, int]:
         """Outputs and inference time in ns, copies to the device included.

@@ -10,13 +10,15 @@ from torchperf_ros.core.build_options import BuildOptions
 from torchperf_ros.core.errors import AdapterError, ConfigError
 from torchperf_ros.core.package_cache import open_cache
 from torchperf_ros.core.package_manifest import PackageError, check_package
+from torchperf_ros.core.shape_options import ShapeOptions
 from torchperf_ros.worker.adapter import Adapter
 from torchperf_ros.worker.device import Device
-from torchperf_ros.worker.engine import Runner, make_runner, varying_dims
+from torchperf_ros.worker.engine import Runner, as_graph, make_runner, varying_dims
 from torchperf_ros.worker.fingerprint import identify
 from torchperf_ros.worker.package import load_package
 from torchperf_ros.worker.parity import ParityError, check_engine
 from torchperf_ros.worker.ready_package import load_ready_package
+from torchperf_ros.worker.shape_runner import ShapeRunner
 from torchperf_ros.worker.tier import Tier, TierFacts
 
 _NOT_YET = "not compiled yet"
@@ -54,7 +56,8 @@ class TierLoader:
             else:
                 model = self._adapter.build(name)
         if model is None:
-            return Tier(TierFacts(name, "aoti"), runner, None, self._device, self._say)
+            shapes = self._fitted(name, runner, None, options, example)
+            return Tier(TierFacts(name, "aoti"), runner, None, self._device, self._say, shapes)
         if not isinstance(model, torch.nn.Module):
             msg = f"tier {name}: {type(self._adapter).__name__}.build gave a {type(model).__name__}, not a Module"
             raise AdapterError(msg)
@@ -65,12 +68,13 @@ class TierLoader:
         self, name: str, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...]
     ) -> Tier:
         facts = TierFacts(name, options.engine)
-        runner = Runner(model)
+        runner, shapes = Runner(model), None
         try:
             runner = self._runner(name, model, options, example) or runner
             if runner.call is not model:
                 dims = self._adapter.dynamic_dims()
                 check_engine(model, runner.call, example, varying_dims(options, dims), options.precision, seeds=2)
+            shapes = self._fitted(name, runner, model, options, example)
         except ConfigError:
             raise
         except ParityError as error:
@@ -85,8 +89,34 @@ class TierLoader:
         elif options.engine != "eager" and runner.call is model:
             facts.why = _NOT_YET
         if facts.why:
-            facts.engine, runner = "eager", Runner(model)
-        return Tier(facts, runner, model, self._device, self._say)
+            facts.engine, runner, shapes = "eager", Runner(model), None
+        return Tier(facts, runner, model, self._device, self._say, shapes)
+
+    def _fitted(
+        self,
+        name: str,
+        runner: Runner,
+        eager: torch.nn.Module | None,
+        options: BuildOptions,
+        example: tuple[torch.Tensor, ...],
+    ) -> ShapeRunner | None:
+        """The engine with what fits other sizes to it; None where eager takes whatever comes.
+
+        Raises:
+            ParityError: not even the example's results are eager's.
+        """
+        shapes = ShapeOptions.from_dict(self._setup.get("shapes", {}))
+        if runner.call is eager and shapes.policy != "bucket" and not shapes.max_batch:
+            return None
+        dims = self._adapter.dynamic_dims()
+        fitted = ShapeRunner(
+            runner.call, eager, shapes, dims, example, options.precision,
+            dynamic_engine=options.engine == "eager" or bool(varying_dims(options, dims)),
+        )  # fmt: skip
+        fitted.warm_up()
+        for note in fitted.notes:
+            self._say(f"tier {name}: {note}")
+        return fitted
 
     def _runner(
         self, name: str, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...]
@@ -102,7 +132,8 @@ class TierLoader:
                 if path.exists():
                     check_package(path, identity)
                     self._cache.used(path)
-                    return Runner(load_package(path, self._device.device), graphs=1, package=identity.key)
+                    runner = Runner(load_package(path, self._device.device), graphs=1, package=identity.key)
+                    return as_graph(runner, options, example, self._device.device)
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._cache.remove(path)
