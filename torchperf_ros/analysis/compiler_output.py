@@ -8,7 +8,6 @@ from pathlib import Path
 import torch._inductor.config
 
 from torchperf_ros.analysis.compiler_trace import TraceEvent
-from torchperf_ros.analysis.graph_breaks import readable_function
 from torchperf_ros.analysis.inspected_model import InspectError
 from torchperf_ros.analysis.inspection import Inspection
 from torchperf_ros.analysis.inspection_report import summary
@@ -45,7 +44,7 @@ _EXPLANATIONS = {
     "ORIGINAL_BYTECODE": "The function's bytecode before the compiler.",
     "MODIFIED_BYTECODE": "The bytecode that replaces it: it calls the graphs.",
 }
-_CODE = ("graph", "code", "runnable", "wrapper")
+_CODE = ("graph", "code", "runnable", "orchestration")
 _LEFT_OUT = frozenset({"chromium_event", "str", "artifact"})
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
@@ -91,7 +90,7 @@ class CompilerOutput:
         if not event.text or event.name in _LEFT_OUT or not event.compile_id:
             return
         name = event.name.replace("/", "_").removeprefix("torch_dynamo_resume_in_")
-        suffix = ".py" if any(word in event.name for word in _CODE) else ".txt"
+        suffix = ".py" if event.name.endswith(_CODE) else ".txt"
         stem = f"{len(self._of):03}_{event.compile_id.replace('/', '-')}_{name}"
         path = self.folder / f"{stem}{'.json' if event.text.lstrip()[:1] == '{' else suffix}"
         path.write_text(event.text, encoding="utf-8")
@@ -114,10 +113,10 @@ class CompilerOutput:
             words = f"{escape(item.category.value)}, <code>{escape(item.line.text)}</code>"
             yield f'<p class="break">Break: {words} <span class="dim">{escape(place)}</span></p>'
         for compile_id in dict.fromkeys(self._of.values()):
-            name, file, line = inspection.functions.get(compile_id, ("?", "?", 0))
+            name, file, line = inspection.function(compile_id)
             graphs = [str(graph.index) for graph in inspection.graphs if graph.compile_id == compile_id]
             label = f"graph {', '.join(graphs)}" if graphs else "no graph"
-            heading = f"{escape(readable_function(name))}, {label}"
+            heading = f"{escape(name)}, {label}"
             yield f'<h2>{heading} <span class="dim">{escape(file)}:{line}, compilation {compile_id}</span></h2>'
             yield _table(self.folder, [path for path, owner in self._of.items() if owner == compile_id])
         for folder in sorted({path.parent for path in self.folder.rglob("*") if path.is_file()} - {self.folder}):

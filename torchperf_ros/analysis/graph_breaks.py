@@ -1,5 +1,6 @@
 """Graph breaks, one for each place in the user's code: reason, place, category, advice and cost."""
 
+import os
 import re
 import sysconfig
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ _WRAPPERS = (
     re.compile(r"^(Failed to handle|Encountered) graph break .*?Graph break encountered:\s*\n+", re.DOTALL),
 )
 _NOT_THE_USERS = tuple(
-    str(Path(path).resolve())
+    f"{Path(path).resolve()}{os.sep}"
     for path in (
         sysconfig.get_path("stdlib"),
         Path(torch.__file__).parent,
@@ -161,7 +162,7 @@ def merge_breaks(raw: list[RawBreak], graphs: list[Graph]) -> list[GraphBreak]:
         if known is None:
             category = categorize(item.reason, line)
             found[frame.file, frame.line] = GraphBreak(
-                line, readable_function(frame.function), frame.underline or line.underline(), category, [item.reason],
+                line, readable_function(frame.function), _underline(frame, line), category, [item.reason],
                 advise(category, line), item.whole_function, 1, item.input_set, [gap],
             )  # fmt: skip
             continue
@@ -173,6 +174,12 @@ def merge_breaks(raw: list[RawBreak], graphs: list[Graph]) -> list[GraphBreak]:
         if gap not in known.gaps:
             known.gaps.append(gap)
     return list(found.values())
+
+
+def _underline(frame: Frame, line: SourceLine) -> str:
+    """The compiler's, which is the finer one, unless it runs through to the end of the line, comments included."""
+    found = frame.underline if len(frame.underline) < len(line.text) else ""
+    return found or line.underline() or frame.underline
 
 
 def put_cost(breaks: list[GraphBreak], gap_ms: list[dict[int, float]]) -> None:

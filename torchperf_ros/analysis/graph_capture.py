@@ -194,4 +194,5 @@ def _in_ms(times_ns: Counter[int]) -> dict[int, float]:
 
 def _medians(runs: list[dict[int, float]]) -> dict[int, float]:
     indices = sorted({index for run in runs for index in run})
-    return {index: median(run.get(index, 0.0) for run in runs) for index in indices}
+    medians = {index: median(run.get(index, 0.0) for run in runs) for index in indices}
+    return {index: ms for index, ms in medians.items() if ms}  # what ran in few runs only is not part of a run

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import groupby
 
-from torchperf_ros.analysis.graph_breaks import GraphBreak, readable_function
+from torchperf_ros.analysis.graph_breaks import GraphBreak
 from torchperf_ros.analysis.graph_capture import Graph
 from torchperf_ros.analysis.inspection import Inspection
 from torchperf_ros.analysis.inspection_report import count, milliseconds, summary
@@ -78,7 +78,7 @@ class _Column:
             self.bottom += 30
 
     def _graph(self, graph: Graph) -> None:
-        name, _, line = self._inspection.functions.get(graph.compile_id, ("?", "", 0))
+        name = self._inspection.function(graph.compile_id)[0]
         chips, chips_height = self._chips(graph)
         height = 30 + chips_height + _PAD
         self._flow()
@@ -86,7 +86,7 @@ class _Column:
         self.lines.append(
             f'<rect class="graph" x="{self._left}" y="{top}" width="{_COLUMN}" height="{height}" rx="6"/>'
         )
-        head = f"graph {graph.index} · {readable_function(name)} · {count(len(graph.ops), 'op')}"
+        head = f"graph {graph.index} · {name} · {count(len(graph.ops), 'op')}"
         self.lines.append(_text(self._left + _PAD, top + 20, _cut(head), "head"))
         self.lines.append(_text(self._left + _COLUMN - _PAD, top + 20, milliseconds(graph.ms), "dim", end=True))
         self.lines += chips

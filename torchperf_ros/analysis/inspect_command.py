@@ -1,8 +1,8 @@
 """The command `torchperf inspect`. Imports torch only when it runs."""
 
 import json
+import re
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,18 +98,21 @@ def _inspect(
     progress = Console(file=sys.stderr)  # the stream itself: a running model's own stderr is put aside
     with progress.status("importing torch") as status:
         from torchperf_ros.analysis.compiler_output import CompilerOutput
-        from torchperf_ros.analysis.inspected_model import load_model
+        from torchperf_ros.analysis.inspected_model import InspectError, load_model
         from torchperf_ros.analysis.inspection import Inspector
         from torchperf_ros.worker.device import choose_device
 
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            msg = f"--device {device!r} is none of auto, cpu, cuda, cuda:N"
+            raise InspectError(msg)
         place = choose_device(device)
         status.update(f"loading {target}")
         model = load_model(target, tier, options, inputs, also, place)
         output = None if ir is None else CompilerOutput(ir)
-        with nullcontext() if output is None else output.recording():
-            inspection = Inspector(model, backend, place, status.update, output.keep if output else None).run()
-        if output is not None:
-            output.write_index(inspection)
+        if output is None:
+            return Inspector(model, backend, place, status.update).run()
+        inspection = Inspector(model, backend, place, status.update, output.keep, output.recording).run()
+        output.write_index(inspection)
     return inspection
 
 

@@ -2,13 +2,22 @@
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchperf_ros.analysis.compiler_trace import CompilerTrace, TraceEvent
-from torchperf_ros.analysis.graph_breaks import BREAK_EVENT, GraphBreak, RawBreak, merge_breaks, parse_break, put_cost
+from torchperf_ros.analysis.graph_breaks import (
+    BREAK_EVENT,
+    GraphBreak,
+    RawBreak,
+    merge_breaks,
+    parse_break,
+    put_cost,
+    readable_function,
+)
 from torchperf_ros.analysis.graph_capture import Graph, GraphCapture, Timing, quiet
 from torchperf_ros.analysis.graph_remarks import Remark, find_remarks
 from torchperf_ros.analysis.inspected_model import Inputs, InspectedModel, InspectError, shapes_text
@@ -34,7 +43,7 @@ class Inspection:
         backend: what ran the graphs.
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
-        functions: name, file and line of the compiled function, by compile id.
+        functions: name, file and line of the compiled function, by frame, the first number of a compile id.
         breaks: by line of the user's code, dearest first.
         recompilations: in order.
         remarks: what is worth knowing and no break.
@@ -53,6 +62,11 @@ class Inspection:
     remarks: list[Remark]
     timings: list[Timing]
     failure: str
+
+    def function(self, compile_id: str) -> tuple[str, str, int]:
+        """Name, file and line of the function that was compiled."""
+        name, file, line = self.functions.get(compile_id.partition("/")[0], ("?", "?", 0))
+        return readable_function(name), file, line
 
     @property
     def reasons_missing(self) -> bool:
@@ -76,6 +90,7 @@ class Inspector:
         device: torch.device,
         progress: Callable[[str], None],
         listen: Callable[[TraceEvent], None] | None = None,
+        compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Prepare.
 
@@ -85,12 +100,13 @@ class Inspector:
             device: where the model is.
             progress: told what is going on.
             listen: also gets every event of the compiler.
+            compiling: makes the context that compilations run in, and measurements do not.
 
         Raises:
             InspectError: no backend of that name.
         """
         self._model, self._backend, self._device = model, backend, device
-        self._progress, self._also = progress, listen
+        self._progress, self._also, self._compiling = progress, listen, compiling
         try:
             self._capture = GraphCapture(backend, device)
         except Exception as error:  # torch has another class for it in each version
@@ -143,8 +159,10 @@ class Inspector:
             self._recompilations.append(parse_recompilation(event, which))
         elif event.name == METRICS_EVENT:
             values = event.values
-            place = (str(values.get("co_name")), str(values.get("co_filename")), int(values.get("co_firstlineno") or 0))
-            self._functions[event.compile_id] = place
+            frame = event.compile_id.partition("/")[0]
+            if values.get("co_name"):
+                line = int(values.get("co_firstlineno") or 0)
+                self._functions[frame] = (str(values["co_name"]), str(values.get("co_filename")), line)
         if self._also is not None:
             self._also(event)
 
@@ -161,7 +179,7 @@ class Inspector:
 
     def _run_compiled(self, compiled: Callable[..., Any], inputs: Inputs) -> str:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._compiling():
                 compiled(*(tensor.clone() for tensor in inputs))
         except Exception as error:
             first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.analysis.graph_breaks import GraphBreak, readable_function
+from torchperf_ros.analysis.graph_breaks import GraphBreak
 from torchperf_ros.analysis.inspection import Inspection
 from torchperf_ros.analysis.source_line import SourceLine
 
@@ -33,7 +33,7 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             {
                 "index": graph.index,
                 "input": graph.input_set + 1,
-                "function": readable_function(inspection.functions.get(graph.compile_id, ("?", "?", 0))[0]),
+                "function": inspection.function(graph.compile_id)[0],
                 "ops": len(graph.ops),
                 "op_counts": graph.op_counts(),
                 "ms": _number(graph.ms),

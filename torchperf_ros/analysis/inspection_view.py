@@ -10,19 +10,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.analysis.graph_breaks import GraphBreak, readable_function
+from torchperf_ros.analysis.graph_breaks import GraphBreak
 from torchperf_ros.analysis.inspection import Inspection
 from torchperf_ros.analysis.inspection_report import count, milliseconds, summary
+from torchperf_ros.analysis.recompilations import Recompilation
 from torchperf_ros.analysis.source_line import SourceLine
 
 _MOST_OPS_SHOWN = 5
 _MOST_GRAPHS_SHOWN = 20
+_MOST_GUARDS_SHOWN = 2
 
 
 def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
     """Print it, most important first, the summary last."""
     title = f"{inspection.name} · torch {torch.__version__} · {inspection.device} · backend {inspection.backend}"
     console.print(Text(title, style="bold"))
+    if inspection.backend == "eager":
+        console.print(Text("captured graphs run op by op here; --backend inductor times compiled ones", style="dim"))
     for part in _parts(inspection):
         console.print()
         console.print(part)
@@ -102,7 +106,7 @@ def _difference(item: GraphBreak) -> Text:
 def _graphs(inspection: Inspection) -> Table:
     table = _table("graphs", "#", "input", "function", "ops", "most frequent", "ms", "then, ms")
     for graph in inspection.graphs[:_MOST_GRAPHS_SHOWN]:
-        name = readable_function(inspection.functions.get(graph.compile_id, ("?", "", 0))[0])
+        name = inspection.function(graph.compile_id)[0]
         counts = list(graph.op_counts().items())
         ops = ", ".join(f"{op} {n}" if n > 1 else op for op, n in counts[:_MOST_OPS_SHOWN])
         gap_ms = float("nan")
@@ -132,15 +136,21 @@ def _inputs(inspection: Inspection) -> Table:
 def _recompilations(inspection: Inspection) -> Table:
     table = _table("recompilations", "input", "function", "kind", "guard that failed, and what would help")
     explained: set[str] = set()
+    groups: dict[tuple[str, int, str, str], list[Recompilation]] = {}
     for item in inspection.recompilations:
-        text = Text(item.guard)
-        if item.source:
-            text.append(f"\n{item.source}", style="cyan")
-        if item.kind not in explained:
-            text.append(f"\n{item.advice}", style="green")
-            explained.add(item.kind)
-        where = f"{item.function}\n{os.path.basename(item.file)}:{item.line}"
-        table.add_row(str(item.input_set + 1), Text(where), item.kind, text)
+        groups.setdefault((item.file, item.line, item.kind, item.source), []).append(item)
+    for (file, line, kind, source), items in groups.items():
+        text = Text("\n".join(item.guard for item in items[:_MOST_GUARDS_SHOWN]))
+        if len(items) > _MOST_GUARDS_SHOWN:
+            text.append(f"\nand {len(items) - _MOST_GUARDS_SHOWN} more like it")
+        if source:
+            text.append(f"\n{source}", style="cyan")
+        if kind not in explained:
+            text.append(f"\n{items[0].advice}", style="green")
+            explained.add(kind)
+        inputs = ", ".join(dict.fromkeys(str(item.input_set + 1) for item in items))
+        where = f"{items[0].function}\n{os.path.basename(file)}:{line}"
+        table.add_row(inputs, Text(where), kind, text)
     return table
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from torchperf_ros.analysis.compiler_trace import TraceEvent
@@ -76,24 +77,28 @@ def explain_recompilations(
 
     Args:
         raw: in order.
-        functions: name, file and line by compile id.
+        functions: name, file and line by frame, the first number of a compile id.
         limit_reached: compile ids at which the compiler gave up.
     """
     found = []
-    seen_sizes: set[str] = set()
+    sizes = Counter(_dimension(item) for item in raw)
     for item in raw:
-        name, file, line = functions.get(item.compile_id, ("?", "?", 0))
         guard, source = _split(item.guards[0] if item.guards else "")
         kind = "limit" if item.compile_id in limit_reached else _kind(guard, source)
         frame = item.compile_id.partition("/")[0]
+        name, file, line = functions.get(frame, ("?", "?", 0))
         if kind == "size":
-            dimension = f"{frame} {guard.partition('expected')[0]}"
-            kind = "unrolled" if dimension in seen_sizes else kind
-            seen_sizes.add(dimension)
+            # a size that the compiler could leave open fails once; one that it built in fails each time
+            kind = "unrolled" if sizes[_dimension(item)] > 1 else kind
         found.append(
             Recompilation(readable_function(name), file, line, item.input_set, kind, guard, source, _ADVICE[kind])
         )
     return found
+
+
+def _dimension(item: RawRecompilation) -> str:
+    guard = item.guards[0] if item.guards else ""
+    return f"{item.compile_id.partition('/')[0]} {guard.partition('expected')[0]}"
 
 
 def _split(reason: str) -> tuple[str, str]:
