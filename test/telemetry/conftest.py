@@ -1,5 +1,6 @@
 import math
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.core.reserve import Reserve
 from torchperf_ros.core.tier_ladder import TierLadder
 from torchperf_ros.supervise.stage_journal import StageJournal
+from torchperf_ros.supervise.tier_tally import TierTally
+from torchperf_ros.worker.tier import TierFacts
 
 # others use this machine as well: how long an example takes says nothing
 settings.register_profile("shared_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,8 +24,11 @@ settings.load_profile("shared_machine")
 class CrewAtRest:
     """A crew as telemetry sees it, without processes."""
 
-    def __init__(self, workers):
+    compiling = ""
+
+    def __init__(self, workers, tiers):
         self.workers = workers
+        self.tally = TierTally(tiers)
         self.description = SimpleNamespace(device="cpu")
         self.ready = any(worker is not None for worker in workers)
         self.progress = "; ".join(f"worker {n} {self.state(n)}" for n in range(len(workers)))
@@ -30,9 +36,24 @@ class CrewAtRest:
         self.last_error = ""
         self.ring = SimpleNamespace(used_bytes=3 << 20)
 
+    @property
+    def everyone(self):
+        return [worker for worker in self.workers if worker is not None]
+
     def state(self, number):
         worker = self.workers[number]
         return "waits for its restart" if worker is None else worker.state
+
+
+@pytest.fixture
+def make_worker():
+    """A worker as telemetry sees it; `facts`: what it says of its tiers."""
+
+    def make(pid=77, state="idle", facts=(), out_of_memory=0):
+        return SimpleNamespace(pid=pid, state=state, tiers=[asdict(TierFacts(**f)) for f in facts],
+                               out_of_memory=out_of_memory)  # fmt: skip
+
+    return make
 
 
 @pytest.fixture
@@ -46,7 +67,7 @@ def make_stage():
             journal.health.ready()
         return SimpleNamespace(
             config=config, journal=journal, ladder=TierLadder(len(config.tiers)), reserve=Reserve(), mailbox=Mailbox(),
-            crew=CrewAtRest(list(workers)),
+            crew=CrewAtRest(list(workers), config.tiers),
         )  # fmt: skip
 
     return make

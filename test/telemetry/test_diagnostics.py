@@ -1,5 +1,4 @@
 import time
-from types import SimpleNamespace
 
 import pytest
 from rosbags.typesys import Stores, get_typestore
@@ -47,10 +46,9 @@ def test_given_every_health_when_reported_then_unknown_is_never_ok():
 
 
 def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_are_there(
-    make_stage, make_answer, answered
+    make_stage, make_worker, make_answer, answered
 ):
-    worker = SimpleNamespace(pid=77, state="idle")
-    stage = make_stage(workers=(worker, None))
+    stage = make_stage(workers=(make_worker(), None))
     for seq in range(3):
         answered(stage, make_answer(seq=seq, total_ms=10.0 * (seq + 1)))
     answered(stage, make_answer(Outcome.LATE, Fallback.HOLD_LAST, seq=3, total_ms=50.0))
@@ -59,7 +57,7 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
     status = stage_status(stage, Health.DEGRADED, {77: 3 << 20})
     assert (status.level, status.name, status.message) == (Level.WARN, "perf: perception", "DEGRADED: tier full")
     wanted = {
-        "health": "DEGRADED", "tier": "full", "tiers": "full,medium,fast", "engine": "eager", "device": "cpu",
+        "health": "DEGRADED", "tier": "full", "tiers": "full,medium,fast", "engine": "aoti", "device": "cpu",
         "p50_ms": "25.000", "max_ms": "50.000", "budget_ms": "50.000", "miss_ratio": "0.250", "frames": "4",
         "answered": "4", "on_time": "3", "late": "1", "hung": "0", "fallback_hold_last": "1", "fallback_stop": "0",
         "superseded": "5", "stale": "2", "restarts": "3", "worker_0_pid": "77", "worker_0_state": "idle",
@@ -70,6 +68,27 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
     assert {outcome.word for outcome in Outcome} <= set(status.values)
     assert all(isinstance(value, str) for value in status.values.values())
     read(diagnostic_bytes([status], "/perf", NOW_NS))
+
+
+FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d", "recompiles": 2, "hits": 8, "misses": 1}
+FAST = {"name": "fast", "engine": "eager", "why": "not compiled yet", "waste": 0.25}
+
+
+def test_given_workers_with_engines_when_reported_then_states_are_the_first_ones_and_counters_are_of_both(
+    make_stage, make_worker
+):
+    first = make_worker(facts=[FULL, FAST], out_of_memory=1)
+    second = make_worker(78, facts=[{**FULL, "engine": "eager", "recompiles": 3, "hits": 1}, FAST], out_of_memory=2)
+    stage = make_stage(workers=(first, second), tiers=["full", "fast"])
+    gone = make_worker(79, facts=[{**FULL, "recompiles": 10}, FAST], out_of_memory=4)
+    stage.crew.tally.left(gone)
+    wanted = {
+        "engine": "aoti", "tier_full_engine": "aoti", "tier_full_graphs": "1", "tier_full_package": "f00d",
+        "tier_full_recompiles": "15", "tier_full_hits": "17", "tier_full_misses": "3", "tier_fast_engine": "eager",
+        "tier_fast_why": "not compiled yet", "tier_fast_waste": "0.250", "out_of_memory": "7", "compiling": "",
+    }  # fmt: skip
+    values = stage_status(stage, Health.NOMINAL, {}).values
+    assert {key: values.get(key) for key in wanted} == wanted
 
 
 def test_given_a_stage_without_answers_when_reported_then_latencies_are_nan_and_nothing_fails(make_stage):
@@ -89,12 +108,12 @@ def test_given_a_stage_that_waits_when_reported_then_it_says_whether_input_ever_
     assert stage_status(stage, Health.WAITING, {}).message == "WAITING: input stopped"
 
 
-def test_given_a_safe_stop_when_reported_then_it_says_why(make_stage, make_answer, answered):
+def test_given_a_safe_stop_when_reported_then_it_says_why(make_stage, make_worker, make_answer, answered):
     stage = make_stage()
     stage.crew.last_error = "worker 0 (pid 7) ended by exit status 1: RuntimeError: why\nTraceback ..."
     status = stage_status(stage, Health.SAFE_STOP, {})
     assert status.message == "SAFE_STOP: worker 0 (pid 7) ended by exit status 1: RuntimeError: why"
     assert status.values["last_error"] == stage.crew.last_error
-    serving = make_stage(workers=(SimpleNamespace(pid=7, state="idle"),))
+    serving = make_stage(workers=(make_worker(7),))
     answered(serving, make_answer(Outcome.LATE, Fallback.HOLD_LAST))
     assert stage_status(serving, Health.SAFE_STOP, {}).message == "SAFE_STOP: 1 misses in a row"

@@ -98,3 +98,28 @@ def test_given_a_port_that_is_taken_when_exported_then_it_is_an_os_error(stages)
         taken.listen()
         with pytest.raises(OSError, match="Address already in use"):
             MetricsExporter(taken.getsockname()[1], stages)
+
+
+def test_given_workers_with_engines_when_scraped_then_each_tier_has_its_engine_and_counters(make_stage, make_worker):
+    full = {
+        "name": "full",
+        "engine": "aoti",
+        "graphs": 1,
+        "package": "f00d" * 8,
+        "recompiles": 2,
+        "hits": 8,
+        "waste": 0.5,
+    }
+    worker = make_worker(facts=[full, {"name": "fast", "engine": "eager"}], out_of_memory=3)
+    registry = CollectorRegistry()
+    registry.register(StageCollector([make_stage(workers=(worker, None), tiers=["full", "fast"])]))
+    tier = {"stage": "perception", "tier": "full"}
+    for name, labels, value in (
+        ("torchperf_tier_engine", {**tier, "engine": "aoti", "package": "f00df00df00d"}, 1),
+        ("torchperf_tier_engine", {"stage": "perception", "tier": "fast", "engine": "eager", "package": ""}, 1),
+        ("torchperf_tier_recompiles_total", tier, 2),
+        ("torchperf_tier_shape_hits_total", tier, 8),
+        ("torchperf_tier_padding_ratio", tier, 0.5),
+        ("torchperf_out_of_memory_total", {"stage": "perception"}, 3),
+    ):
+        assert registry.get_sample_value(name, labels) == value

@@ -4,6 +4,7 @@ import select
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,11 +17,13 @@ from torchperf_ros.supervise.frame_ring import FrameRing
 from torchperf_ros.supervise.package_builder import PackageBuilder
 from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.renewal import Renewal
+from torchperf_ros.supervise.tier_tally import TierTally
 from torchperf_ros.supervise.worker_process import Description, WorkerProcess
 
 _TICK_MS = 50
 _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
 _RING_HEADERS = 65_536
+_TOLD = 64
 _COMPILING_TAKES = 10  # times as long as loading
 Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
@@ -57,6 +60,7 @@ class Crew:
         self.candidate: WorkerProcess | None = None
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
         self.renewal = Renewal(setup)
+        self.tally = TierTally(config.tiers)
         self.may_compile = True
         self.ring = FrameRing(_RING_FRAMES * config.max_frame_bytes + _RING_HEADERS)
         self._result_bytes = config.max_frame_bytes
@@ -65,6 +69,7 @@ class Crew:
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
         self._builder = PackageBuilder(setup, self._package_built, self._tell)
+        self._told: deque[str] = deque(maxlen=_TOLD)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"crew-{config.name}", daemon=True)
 
@@ -135,8 +140,13 @@ class Crew:
                     self.last_error = traceback.format_exc()
                     self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
                     worker.kill("it could not be looked after")
-            self._builder.listen()
-            self._renew(time.monotonic_ns())
+            try:
+                self._builder.listen()
+                self._renew(time.monotonic_ns())
+            except Exception:  # likewise: what can be better must not end what is good
+                self._log("error", f"{self.config.name}: renewal ended by an error:\n{traceback.format_exc()}")
+                self._builder.stop()
+                self.renewal.give_up("error in the node")
         self._builder.stop()
         for worker in self.everyone:
             worker.kill("the node stops")
@@ -191,11 +201,16 @@ class Crew:
                 self._dismiss(outdated, f"replaced by pid {candidate.pid}")
 
     def _dismiss(self, worker: WorkerProcess, why: str) -> None:
+        self.tally.left(worker)
         worker.kill(why)
         self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
         worker.close()
 
     def _tell(self, text: str) -> None:
+        """Say something of the models, once: the next worker finds the same."""
+        if text in self._told:
+            return
+        self._told.append(text)
         self._log("warn", f"{self.config.name}: {text}")
         self._listener.worker_told(text)
 
@@ -282,6 +297,7 @@ class Crew:
             self.renewal.ask()
 
     def _bury(self, worker: WorkerProcess) -> None:
+        self.tally.left(worker)
         reason = worker.death_reason()
         self.last_error = reason
         if worker is self.candidate:

@@ -55,12 +55,13 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
     statistics, config, crew = stage.journal.statistics, stage.config, stage.crew
     p50, p95, p99, highest = statistics.total_ms.percentiles(50, 95, 99, 100)
     late_p99, late_most = statistics.lateness_ms.percentiles(99, 100)
+    tiers = crew.tally.rows(crew.everyone)
     values = {
         "health": health.name,
         "progress": crew.progress,
         "tier": config.tiers[stage.ladder.level],
         "tiers": ",".join(config.tiers),
-        "engine": config.engine,
+        "engine": tiers[stage.ladder.level]["engine"] if tiers else config.engine,
         "device": crew.description.device if crew.description else "",
         "p50_ms": _number(p50),
         "p95_ms": _number(p95),
@@ -78,8 +79,14 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "superseded": str(stage.mailbox.superseded),
         "stale": str(stage.mailbox.stale),
         "restarts": str(crew.restarts),
+        "out_of_memory": str(crew.tally.out_of_memory(crew.everyone)),
+        "compiling": crew.compiling,
         **{name: str(getattr(statistics, name)) for name in _COUNTERS},
     }
+    for tier in tiers:
+        for key, value in tier.items():
+            if key != "name":
+                values[f"tier_{tier['name']}_{key}"] = _number(value) if isinstance(value, float) else str(value)
     for number, worker in enumerate(crew.workers):
         values[f"worker_{number}_pid"] = "" if worker is None else str(worker.pid)
         values[f"worker_{number}_state"] = crew.state(number)

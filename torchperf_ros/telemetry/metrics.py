@@ -10,6 +10,20 @@ from torchperf_ros.core.clock import monotonic_ns
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.supervise.stage_actor import StageActor
 
+_TIER_GAUGES = (
+    ("graphs", "graphs", "Graphs that the tier was compiled into"),
+    ("breaks", "graph_breaks", "Breaks between them"),
+    ("waste", "padding_ratio", "Share of what the engine ran that was padding"),
+)
+_TIER_COUNTERS = (
+    ("recompiles", "recompiles", "Frames that would have compiled again, answered in eager"),
+    ("engine_errors", "engine_errors", "Frames in which the engine raised"),
+    ("eager_answers", "eager_answers", "Frames that eager answered in the engine's place"),
+    ("hits", "shape_hits", "Frames of a prepared shape"),
+    ("misses", "shape_misses", "Frames of another shape, answered in eager"),
+    ("cache_hits", "compiler_cache_hits", "Graphs that came out of the compiler's cache"),
+)
+
 
 class StageCollector(Collector):
     """Reads the stages when scraped; between scrapes it costs nothing."""
@@ -44,6 +58,32 @@ class StageCollector(Collector):
                 latency.add_metric([name, f"0.{quantile}"], value / 1000)
             health.add_metric([name], stage.journal.health.state(monotonic_ns()))
         yield from (frames, answers, fallbacks, dropped, restarts, latency, health)
+        yield from self._tiers()
+
+    def _tiers(self) -> Iterator[Metric]:
+        """How each tier runs, by stage and tier."""
+        engines = GaugeMetricFamily("torchperf_tier_engine", "1 for the engine that runs the tier; graphs and package",
+                                    labels=["stage", "tier", "engine", "package"])  # fmt: skip
+        gauges = {
+            key: GaugeMetricFamily(f"torchperf_tier_{name}", text, labels=["stage", "tier"])
+            for key, name, text in _TIER_GAUGES
+        }
+        counters = {
+            key: CounterMetricFamily(f"torchperf_tier_{name}", text, labels=["stage", "tier"])
+            for key, name, text in _TIER_COUNTERS
+        }
+        exhausted = CounterMetricFamily("torchperf_out_of_memory", "Frames without enough memory", labels=["stage"])
+        for stage in self._stages:
+            crew, name = stage.crew, stage.config.name
+            exhausted.add_metric([name], crew.tally.out_of_memory(crew.everyone))
+            for tier in crew.tally.rows(crew.everyone):
+                labels = [name, tier["name"]]
+                engines.add_metric([*labels, tier["engine"], tier["package"][:12]], 1)
+                for key, gauge in gauges.items():
+                    gauge.add_metric(labels, tier[key])
+                for key, counter in counters.items():
+                    counter.add_metric(labels, tier[key])
+        yield from (engines, exhausted, *gauges.values(), *counters.values())
 
 
 class MetricsExporter:

@@ -67,7 +67,8 @@ class _TierBuild:
         self, adapter: Adapter, job: Mapping[str, Any], tier: str, options: BuildOptions, device: torch.device, say: Say
     ) -> None:
         self._job, self._tier, self._options, self._device = job, tier, options, device
-        self._step: Callable[[str], None] = lambda step: say("tier", tier=tier, step=step)
+        number = job["tiers"].index(tier) + 1
+        self._step: Callable[[str], None] = lambda step: say("tier", tier=tier, number=number, step=step)
         self._model = adapter.build(tier).eval().to(device)
         self._example = tuple(tensor.to(device) for tensor in adapter.example_inputs(tier))
         self._dims = varying_dims(options, adapter.dynamic_dims())

@@ -1,6 +1,7 @@
 """Makes each tier ready to run: by the engine that was asked for if it is there and right, else by eager."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,8 @@ class TierLoader:
         if runner.call is eager and shapes.policy != "bucket" and not shapes.max_batch:
             return None
         dims = self._adapter.dynamic_dims()
+        if shapes.policy == "dynamic" and not dims:  # nothing varies, so there is nothing to say about it
+            shapes = replace(shapes, policy="exact")
         fitted = ShapeRunner(
             runner.call, eager, shapes, dims, example, options.precision,
             dynamic_engine=options.engine == "eager" or bool(varying_dims(options, dims)),
