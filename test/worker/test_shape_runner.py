@@ -6,6 +6,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 
 from torchperf_ros.core.errors import BadInput, ConfigError
 from torchperf_ros.core.shape_options import ShapeOptions, parse_shapes
+from torchperf_ros.worker.padded_buffer import PaddedBuffers
 from torchperf_ros.worker.shape_runner import ShapeRunner
 
 IMAGE = (torch.zeros(1, 3, 128, 128),)
@@ -66,10 +67,13 @@ class Spy:
 
 
 @pytest.fixture(autouse=True)
-def _inference_mode():
+def _as_in_a_worker():
     torch._dynamo.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others use this machine, too
     with torch.inference_mode():
         yield
+    torch.set_num_threads(threads)
 
 
 def make(model, options, dims=None, example=IMAGE, *, run=None, precision="fp32", dynamic_engine=False):
@@ -243,6 +247,13 @@ def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_with_the_fi
     assert (runner.counters.misses, engine.asked()) == (1, [])
 
 
+def test_given_a_model_that_cannot_be_padded_when_warmed_up_then_no_bucket_was_compiled_in_vain():
+    engine = Spy(Blurred())
+    example = (torch.zeros(1, 3, 111, 111),)
+    ShapeRunner(engine, engine.model, ShapeOptions("bucket"), HEIGHT_AND_WIDTH, example, "fp32").warm_up()
+    assert set(engine.asked()) == {((1, 3, 111, 111),)}
+
+
 def test_given_a_convolution_and_a_dynamic_engine_when_warmed_up_then_dynamic_is_in_force():
     runner, engine, _ = make(Blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH, dynamic_engine=True)
     assert (runner.policy, len(runner.notes)) == ("dynamic", 1)
@@ -256,10 +267,11 @@ def test_given_a_convolution_and_a_dynamic_engine_when_warmed_up_then_dynamic_is
         (lambda x: x.flatten(2), "dimension 2 of output 0 follows from both"),
         (lambda x: x[:, :, : x.shape[2] ** 2 // 200], "dimension 2 of output 0 follows by no known rule from"),
         (lambda x: x.mean((2, 3)), "padding 1x3x100x100 to 1x3x128x128 changes the result"),
+        (lambda x: x.new_zeros(9000 + (x.shape[2] - 128) * (x.shape[3] - 128)), "each size alone gives [[9000]]"),
         (lambda x: x[x > 0], "follows by no known rule"),
         (lambda x: x.view(1, 3, 16, 8, 128), "RuntimeError: shape '[1, 3, 16, 8, 128]' is invalid"),
     ],
-    ids=["flattened", "quadratic", "pooled", "sizes from content", "fixed sizes"],
+    ids=["flattened", "quadratic", "pooled", "jointly", "sizes from content", "fixed sizes"],
 )
 def test_given_outputs_that_cannot_be_cropped_when_warmed_up_then_buckets_are_refused_with_the_reason(model, why):
     runner, _, _ = make(model, ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
@@ -267,11 +279,14 @@ def test_given_outputs_that_cannot_be_cropped_when_warmed_up_then_buckets_are_re
     assert why in runner.notes[0]
 
 
-def test_given_an_engine_that_is_wrong_on_padded_sizes_only_when_warmed_up_then_buckets_are_refused():
+@pytest.mark.parametrize(
+    "wrong", [lambda x: x.shape[2] == 200, lambda x: not x[..., -1].any()], ids=["on one bucket", "on zeros"]
+)
+def test_given_an_engine_that_is_wrong_on_padded_inputs_only_when_warmed_up_then_buckets_are_refused(wrong):
     model = PerPixel()
 
     def engine(x):
-        return model(x if x.shape[2] < 200 else x + 0.5)
+        return model(x + 0.5 if wrong(x) else x)
 
     runner, _, _ = make(model, ShapeOptions("bucket"), HEIGHT_AND_WIDTH, run=engine)
     assert runner.policy == "exact"
@@ -289,6 +304,16 @@ def test_given_a_narrow_width_when_made_then_too_many_buckets_are_a_config_error
         ShapeRunner(torch.nn.ReLU(), torch.nn.ReLU(), ShapeOptions("bucket", 2), HEIGHT_AND_WIDTH, IMAGE, "fp32")
 
 
+def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right():
+    one = (torch.zeros(1, 8),)
+    buffers = PaddedBuffers(one, most_bytes=100)
+    for size in (8, 16, 4, 16, 8, 4):
+        frame = torch.rand(1, size - 1)
+        (held,) = buffers.hold(((1, size),), (frame,))
+        assert_same(held, torch.cat((frame, torch.zeros(1, 1)), 1))
+        assert buffers.size_bytes <= 100
+
+
 # --- dynamic
 
 
@@ -299,6 +324,15 @@ def test_given_a_dynamic_engine_when_a_size_is_out_of_range_then_it_never_sees_i
     assert engine.asked() == [((8, 3, 128, 128),)]
     assert eager.asked() == [((9, 3, 128, 128),)]
     assert (runner.counters.hits, runner.counters.misses) == (1, 1)
+
+
+def test_given_more_sizes_than_are_remembered_when_they_come_again_then_they_are_still_hits(monkeypatch):
+    monkeypatch.setattr("torchperf_ros.worker.shape_runner._MOST_PLANS", 3)
+    runner, _, _ = make(torch.nn.ReLU(), ShapeOptions("dynamic"), {0: {0: (1, 8)}}, dynamic_engine=True)
+    for count in (*range(1, 9), *range(1, 9)):
+        runner(torch.rand(count, 3, 128, 128))
+        assert len(runner._plans) <= 3
+    assert runner.counters.hits == 16
 
 
 # --- the requirement: sizes from [100, 200] in both dimensions
@@ -388,6 +422,17 @@ def test_given_an_example_above_the_limit_when_warmed_up_then_its_parts_are_prep
     assert runner.shapes == (((4, 4),),)
     runner(torch.randn(8, 4))
     assert (engine.asked(), runner.counters.hits) == ([((4, 4),), ((4, 4),)], 1)
+
+
+def test_given_parts_that_start_anywhere_in_memory_when_run_then_the_engine_gets_them_aligned():
+    runner, engine, eager = make(
+        torch.nn.ReLU(), ShapeOptions("dynamic", max_batch=3), BATCH, (torch.zeros(2, 3),), dynamic_engine=True
+    )
+    got = []
+    engine.model = lambda x: (got.append(x.data_ptr() % 16), x.clone())[1]
+    frame = torch.randn(8, 3)
+    assert_same(runner(frame), frame)
+    assert got == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,12 @@ class OutputSizes:
         for _ in range(_JOINT_CHECKS):
             together = tuple(drawn.randint(axis.low, axis.high) for axis in axes)
             crop = sizes.crop(with_sizes(base, axes, together))
-            found = [tuple(shape[dim] for dim, _ in kept) for shape, kept in zip(ask(together), crop, strict=True)]
-            if found != [tuple(size for _, size in kept) for kept in crop]:
-                msg = f"outputs of sizes {together} have the shapes {ask(together)}; each size alone would give {crop}"
+            followed = [list(shape) for shape in ask(at_example)]
+            for sizes_of_one, kept in zip(followed, crop, strict=True):
+                for dim, size in kept:
+                    sizes_of_one[dim] = size
+            if followed != [list(shape) for shape in ask(together)]:
+                msg = f"outputs of sizes {together} have the shapes {ask(together)}; each size alone gives {followed}"
                 raise SizesNotLearned(msg)
         return sizes
 

@@ -15,7 +15,9 @@ from torchperf_ros.worker.padded_buffer import PaddedBuffers
 from torchperf_ros.worker.parity import ParityError, check
 
 _WARM_UP_RUNS = 2  # CUDA graphs are captured at the second
-_MOST_COMPARED = 16
+_COMPARED_FIRST = 4  # buckets whose padding is tried on eager, before the engine compiles any
+_COMPARED = 8  # buckets whose results are compared with eager's
+_MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
 
 
@@ -83,16 +85,16 @@ class PreparedShapes:
             raise PolicyRefused(msg)
         if policy == "bucket" and self._eager:
             self._output_sizes = OutputSizes.learn(self._eager, self._example, self._axes)
-            for bucket in _spread(buckets, _MOST_COMPARED // 4):  # soon, before the engine compiles every bucket
+            for bucket in _spread(buckets, _COMPARED_FIRST):
                 self._compare_padded(self._eager, bucket, precision)
         for shapes in self.every:
             if shapes not in buckets:
                 self._warm_up_alone(shapes, precision)
         for shapes in _dynamic_draws(self._shapes, self._axes) if policy == "dynamic" else ():
             self._warm_up(shapes, precision)
-        compared = _spread(buckets, _MOST_COMPARED)
+        compared = _spread(buckets, _COMPARED)
         for bucket in buckets:
-            self._warm_up(bucket, precision)
+            self._warm_up(bucket, precision if bucket in compared else "")
             if bucket in compared:
                 self._compare_padded(self._run, bucket, precision)
 
@@ -134,10 +136,11 @@ class PreparedShapes:
             self.notes.append(f"common_shapes: {format_shapes(shapes)!r} is left to eager: {said(error)}")
 
     def _warm_up(self, shapes: Shapes, precision: str) -> None:
+        """Run random inputs of these shapes; compare with eager where a precision is given."""
         for seed in range(_WARM_UP_RUNS):
             inputs = draw(self._example, shapes, seed)
             found = self.run_held(self._run, shapes, inputs, ())
-        if self._eager:
+        if self._eager and precision:
             check(self._eager(*inputs), found, precision)
         self._warm.add(shapes)
 
@@ -171,7 +174,7 @@ def _dynamic_draws(example: Shapes, axes: Sequence[Axis]) -> list[Shapes]:
     drawn = random.Random(0)
     sizes = [tuple(drawn.randint(axis.low, axis.high) for axis in axes) for _ in range(_DYNAMIC_DRAWS)]
     corners = itertools.product(*(sorted({axis.low, axis.high}) for axis in axes))
-    sizes += itertools.islice(corners, _MOST_COMPARED)
+    sizes += itertools.islice(corners, _MOST_CORNERS)
     return [with_sizes(example, axes, each) for each in dict.fromkeys(sizes)]
 
 
