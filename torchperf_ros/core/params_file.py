@@ -29,7 +29,8 @@ def read_params_file(path: Path) -> NodeConfig:
     try:
         content = reader.load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"parameter file {path}: cannot be read ({error}); it has to be a YAML file like config/perception.yaml"
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        msg = f"parameter file {path}: cannot be read ({why}); it has to be a YAML file like config/perception.yaml"
         raise ConfigError(msg) from error
     except YAMLError as error:
         msg = f"parameter file {path}: is not YAML: {' '.join(str(error).split())}"
