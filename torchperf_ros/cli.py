@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchperf_ros.analysis.check_model_command import check_model
 from torchperf_ros.analysis.inspect_command import inspect_command
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command("check-model")(check_model)
 app.command("inspect")(inspect_command)
 
 _BAD_INPUT = 2
