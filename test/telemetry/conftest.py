@@ -24,7 +24,7 @@ settings.load_profile("shared_machine")
 class CrewAtRest:
     """A crew as telemetry sees it, without processes."""
 
-    compiling = ""
+    succession = SimpleNamespace(compiling="")
 
     def __init__(self, workers, tiers):
         self.workers = workers

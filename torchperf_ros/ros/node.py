@@ -16,6 +16,7 @@ from torchperf_ros.core.frame import Answer, Frame
 from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, output_publisher, ros_message_class, stage_inputs, subscribe
 from torchperf_ros.ros.parameters import NodeParameters
 from torchperf_ros.ros.reporter import Reporter
+from torchperf_ros.ros.swap_service import SwapService
 from torchperf_ros.supervise import realtime
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.supervise.stage_ports import StagePorts
@@ -76,6 +77,7 @@ class PerfNode(LifecycleNode):
         self._latency_stages = self.create_publisher(array, "~/latency_stages", OUTPUT_QOS)
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
         self._anomaly = self.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
+        self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._reporter.start()
 

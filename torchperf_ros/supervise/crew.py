@@ -14,9 +14,8 @@ from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.core.restart_policy import RestartPolicy
 from torchperf_ros.core.tier_ladder import Calibration
 from torchperf_ros.supervise.frame_ring import FrameRing
-from torchperf_ros.supervise.package_builder import PackageBuilder
 from torchperf_ros.supervise.realtime import step_back
-from torchperf_ros.supervise.renewal import Renewal
+from torchperf_ros.supervise.succession import Succession
 from torchperf_ros.supervise.tier_tally import TierTally
 from torchperf_ros.supervise.worker_process import Description, WorkerProcess
 
@@ -40,6 +39,9 @@ class CrewListener(Protocol):
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
         """Give a worker no more frames, as another takes its place; False if it is busy with one."""
 
+    def why_too_slow(self, worker: WorkerProcess, tier: int) -> str:
+        """Why a new worker's tier cannot serve by what it measured; "" if it can."""
+
     def worker_told(self, text: str) -> None:
         """Something about a worker's models that people should know, and that is no failure of the worker."""
 
@@ -57,18 +59,15 @@ class Crew:
         self.description: Description | None = None
         self.last_error = ""
         self.workers: list[WorkerProcess | None] = [None] * config.workers
-        self.candidate: WorkerProcess | None = None
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
-        self.renewal = Renewal(setup)
+        self.succession = Succession(config, setup, self._tell)
         self.tally = TierTally(config.tiers)
-        self.may_compile = True
         self.ring = FrameRing(_RING_FRAMES * config.max_frame_bytes + _RING_HEADERS)
         self._result_bytes = config.max_frame_bytes
         self._listener = listener
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
-        self._builder = PackageBuilder(setup, self._package_built, self._tell)
         self._told: deque[str] = deque(maxlen=_TOLD)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"crew-{config.name}", daemon=True)
@@ -76,7 +75,7 @@ class Crew:
     @property
     def everyone(self) -> list[WorkerProcess]:
         """The workers that there are, the one that is to replace another included."""
-        return [worker for worker in (*self.workers, self.candidate) if worker is not None]
+        return [worker for worker in (*self.workers, self.succession.candidate) if worker is not None]
 
     @property
     def restarts(self) -> int:
@@ -97,17 +96,9 @@ class Crew:
     def progress(self) -> str:
         """What the workers are doing, one phrase each."""
         words = [f"worker {number} {self.state(number)}" for number in range(len(self.workers))]
-        if (candidate := self.candidate) is not None:
+        if (candidate := self.succession.candidate) is not None:
             words.append(f"new worker {candidate.state}")
-        return "; ".join([self.compiling, *words] if self.compiling else words)
-
-    @property
-    def compiling(self) -> str:
-        """What is compiled in the background, for example `compiling 2 of 3`; "" if nothing is."""
-        candidate = self.candidate
-        if candidate is not None and candidate.progress.startswith("compiling"):
-            return candidate.progress
-        return self._builder.progress
+        return "; ".join([self.succession.compiling, *words] if self.succession.compiling else words)
 
     def state(self, number: int) -> str:
         """What one worker is doing: loading, idle, busy, or why there is none."""
@@ -141,17 +132,17 @@ class Crew:
                     self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
                     worker.kill("it could not be looked after")
             try:
-                self._builder.listen()
-                self._renew(time.monotonic_ns())
-            except Exception:  # likewise: what can be better must not end what is good
-                self._log("error", f"{self.config.name}: renewal ended by an error:\n{traceback.format_exc()}")
-                self._builder.stop()
-                self.renewal.give_up("error in the node")
-        self._builder.stop()
+                self.succession.step(
+                    self.workers, time.monotonic_ns(), self._spawn, self._listener.worker_replaced, self._dismiss
+                )
+            except Exception:  # likewise: what could be better must not end what is good
+                self._log("error", f"{self.config.name}: replacing workers failed:\n{traceback.format_exc()}")
+                self.succession.give_up("an error in the node")
+        self.succession.stop()
         for worker in self.everyone:
             worker.kill("the node stops")
             worker.close()
-        self.workers, self.candidate = [None] * len(self.workers), None
+        self.workers = [None] * len(self.workers)
 
     def _spawn_missing(self, now_ns: int) -> None:
         for number, worker in enumerate(self.workers):
@@ -165,40 +156,13 @@ class Crew:
                     self._start_at_ns[number] = self.policies[number].died(None)
 
     def _spawn(self, number: int) -> WorkerProcess:
-        generation = self.renewal.generation
+        generation = self.succession.renewal.generation
         # the first one has to serve at once; what takes long to compile is left to those that come beside it
-        setup = {**self.renewal.setup, "background": self.ready, "compile": self.ready and self.may_compile}
+        compiles = self.ready and self.succession.may_compile
+        setup = {**self.succession.renewal.setup, "background": self.ready, "compile": compiles}
         worker = WorkerProcess(number, setup, self.ring, self._result_bytes)
         worker.generation = generation
         return worker
-
-    # -- renewal ------------------------------------------------------------------------------------------------------
-
-    def _package_built(self, tier: str) -> None:
-        self._log("info", f"{self.config.name}: tier {tier} is compiled; the workers take it over one by one")
-        self.renewal.ask()
-
-    def _renew(self, now_ns: int) -> None:
-        """One step of a renewal, if there is one to take."""
-        candidate = self.candidate
-        if candidate is None:
-            if self.renewal.wants_candidate(self.workers):
-                try:
-                    self.candidate = self._spawn(len(self.workers))
-                except (OSError, ProtocolError) as error:
-                    self._tell(f"no new worker can be started: {error}")
-                    self.renewal.give_up(str(error))
-            else:
-                self.renewal.settled(self.workers)
-        elif self.renewal.has_settled(candidate, now_ns):
-            outdated = self.renewal.outdated(self.workers)
-            if outdated is None:
-                self.candidate = None
-                self._dismiss(candidate, "nobody is left whom it would replace")
-            elif self._listener.worker_replaced(outdated, candidate):
-                candidate.number = outdated.number
-                self.workers[candidate.number], self.candidate = candidate, None
-                self._dismiss(outdated, f"replaced by pid {candidate.pid}")
 
     def _dismiss(self, worker: WorkerProcess, why: str) -> None:
         self.tally.left(worker)
@@ -218,8 +182,8 @@ class Crew:
 
     def _wait_for_news(self) -> None:
         poll = select.poll()
-        if self._builder.news is not None:
-            poll.register(self._builder.news, select.POLLIN)
+        for descriptor in self.succession.news:
+            poll.register(descriptor, select.POLLIN)
         for worker in self.everyone:
             for descriptor in worker.speaking:
                 poll.register(descriptor, select.POLLIN)
@@ -270,10 +234,7 @@ class Crew:
         elif kind == "ready":
             worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
             worker.tiers, worker.missing = message["tiers"], message["missing"]
-            worker.ready_at_ns = time.monotonic_ns()
-            self._listener.worker_ready(worker)
-            if worker.missing and self.may_compile:
-                self._complete(worker)
+            self._ready(worker)
         elif kind == "tiers":
             worker.tiers, worker.out_of_memory = message["tiers"], message["out_of_memory"]
         elif kind == "anomaly":
@@ -289,19 +250,25 @@ class Crew:
         else:
             worker.kill(f"unknown control message {kind!r}")
 
-    def _complete(self, worker: WorkerProcess) -> None:
-        """A worker is ready, but not everything is compiled: have that done, where it does not disturb."""
-        if self.config.engine == "aoti":
-            self._builder.want(worker.missing)
-        elif not worker.compiles:
-            self.renewal.ask()
+    def _ready(self, worker: WorkerProcess) -> None:
+        """Let it serve, unless it came with a package that is too slow to be swapped in."""
+        if worker is self.succession.candidate and worker.swapped is not None:
+            refusal = self._listener.why_too_slow(worker, worker.swapped)
+            if refusal:
+                worker.kill(refusal)
+                return
+        worker.ready_at_ns = time.monotonic_ns()
+        self._listener.worker_ready(worker)
+        self.succession.complete(worker)
 
     def _bury(self, worker: WorkerProcess) -> None:
         self.tally.left(worker)
         reason = worker.death_reason()
         self.last_error = reason
-        if worker is self.candidate:
-            self._bury_candidate(worker, reason)
+        if worker is self.succession.candidate:
+            self.succession.lost(worker, reason)
+            self._listener.worker_died(worker, reason, lasting=False)
+            worker.close()
             return
         policy = self.policies[worker.number]
         self._start_at_ns[worker.number] = policy.died(worker.ready_at_ns)
@@ -309,13 +276,4 @@ class Crew:
         worker.usable = False
         self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
         self._listener.worker_died(worker, reason, lasting=policy.gave_up)
-        worker.close()
-
-    def _bury_candidate(self, worker: WorkerProcess, reason: str) -> None:
-        """A new worker has died before it took a place: the others serve on."""
-        self.candidate = None
-        worker.usable = False
-        ended = self.renewal.failed(worker, reason)
-        self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
-        self._listener.worker_died(worker, reason, lasting=False)
         worker.close()

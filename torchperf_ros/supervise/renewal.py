@@ -43,7 +43,7 @@ class Renewal:
         """
         with self._lock:
             self._before = self.setup
-            self.setup = {**self.setup, **changes}
+            self.setup = {**self.setup, "swapped": None, **changes}
             self.generation += 1
             self.outcome = ""
             self._tries = tries

@@ -308,6 +308,14 @@ class StageActor:
             self.ladder.calibrate(successor.calibrations)
             return True
 
+    def why_too_slow(self, worker: WorkerProcess, tier: int) -> str:
+        """A package is swapped in only if a frame that did not wait has the time for it."""
+        p99_ms = worker.calibrations[tier].p99_ms
+        if p99_ms <= self._fresh_ms:
+            return ""
+        name = self.config.tiers[tier]
+        return f"tier {name} takes {p99_ms:.1f} ms (p99) with the new package; a frame has {self._fresh_ms:.1f} ms"
+
     def worker_told(self, text: str) -> None:
         """Something about a worker's models: for `/perf/anomaly`."""
         with self._lock:

@@ -53,6 +53,7 @@ class WorkerProcess:
         ready_at_ns: when it reported ready, None before.
         usable: ready and not known to be dead; cleared by whoever notices first.
         generation: of the crew's renewal in which it was started.
+        swapped: the tier that it has a new package for, None if none.
         compiles: whether it compiles while it loads, which takes its time.
         tiers: what it last said of each tier, see `TierFacts`.
         missing: tiers that run in eager because they are not compiled yet.
@@ -68,6 +69,7 @@ class WorkerProcess:
         self.compiles = bool(setup.get("compile", False)) and any(
             build["engine"] == "compile" for build in setup.get("build", ())
         )
+        self.swapped: int | None = setup.get("swapped")
         self._hurried = not setup.get("background", False)
         self._sent = 0
         self._handled_at_last_look = 0

@@ -80,7 +80,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "stale": str(stage.mailbox.stale),
         "restarts": str(crew.restarts),
         "out_of_memory": str(crew.tally.out_of_memory(crew.everyone)),
-        "compiling": crew.compiling,
+        "compiling": crew.succession.compiling,
         **{name: str(getattr(statistics, name)) for name in _COUNTERS},
     }
     for tier in tiers:

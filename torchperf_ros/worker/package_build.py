@@ -48,6 +48,9 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
         say("tier", tier=tier, number=number, step="loading")
         try:
             builder = _TierBuild(adapter, job, tier, BuildOptions(**{**build, "engine": "aoti"}), device.device, say)
+            if job.get("dry_run"):
+                say("planned", tier=tier, text=builder.plan(cache))
+                continue
             path, manifest, new = builder.store(cache)
         except Exception as error:  # one tier's boundary: the compiler's errors are of every kind
             good = False
@@ -74,10 +77,24 @@ class _TierBuild:
         self._dims = varying_dims(options, adapter.dynamic_dims())
         self._identity = identify(self._model, options, self._example, self._dims, device)
 
+    def _path(self, cache: PackageCache) -> Path:
+        out = self._job.get("out")
+        return Path(out) / f"{self._tier}.pt2" if out else cache.path(self._identity)
+
+    def plan(self, cache: PackageCache) -> str:
+        """What `store` would do, in words."""
+        path = self._path(cache)
+        if not path.exists():
+            return f"would be built: {path} is not there"
+        try:
+            check_package(path, self._identity)
+        except PackageError as error:
+            return f"would be built: {error}"
+        return f"is there: {path}" + ("; it would be built again" if self._job.get("force") else "")
+
     def store(self, cache: PackageCache) -> tuple[Path, Manifest, bool]:
         """The package in the cache or the folder, built unless it is there; the last: whether it was built now."""
-        out = self._job.get("out")
-        path = Path(out) / f"{self._tier}.pt2" if out else cache.path(self._identity)
+        path = self._path(cache)
         with cache.building(self._identity):
             if not self._job.get("force"):
                 try:
@@ -91,7 +108,7 @@ class _TierBuild:
                 _replace(part, manifest, path)
             finally:
                 part.unlink(missing_ok=True)
-        if not out:
+        if path.parent == cache.folder:
             cache.shrink(keep=path)
         return path, manifest, True
 

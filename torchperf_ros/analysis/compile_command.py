@@ -1,0 +1,227 @@
+"""The commands `torchperf compile` and `torchperf cache`. torch is loaded by the process that compiles, not here."""
+
+import json
+import select
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from torchperf_ros.core.build_options import DYNAMIC, PRECISIONS
+from torchperf_ros.core.config import NodeConfig, node_config
+from torchperf_ros.core.errors import ConfigError, TorchperfError
+from torchperf_ros.core.package_cache import open_cache
+from torchperf_ros.core.params_file import read_params_file
+
+_BAD_INPUT = 2
+_POLL_S = 0.2
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One stage to compile, and what to call it."""
+
+    name: str
+    values: dict[str, Any]
+
+
+def compile_command(  # noqa: PLR0913, PLR0917 - one for each option
+    adapter: Annotated[str | None, typer.Option(help="module:Class of the adapter whose tiers are compiled.")] = None,
+    params: Annotated[
+        Path | None, typer.Option(help="A node's parameter file: every stage in it, as the node will want it.")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Only this stage of --params.")] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(help="Only this tier; repeatable. Default: full, medium, fast.")
+    ] = None,
+    options: Annotated[str, typer.Option(help="JSON, handed to the adapter.")] = "{}",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
+    dynamic: Annotated[str, typer.Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Images with channels last.")] = False,
+    fold_batch_norm: Annotated[
+        bool, typer.Option("--fold-batch-norm", help="Fold batch normalisation into convolutions.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build even what is there already.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is there and what would be built.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the manifests to this file.")] = None,
+) -> None:
+    """Compile an adapter's tiers ahead of time, so that the node starts from packages.
+
+    Each tier is exported, compiled (AOTInductor), checked against eager on
+    random inputs, timed beside it, and written as one .pt2 and one JSON
+    manifest. What is there already, with the same weights, code, torch and
+    device, is not built again.
+
+    Examples: torchperf compile --params config/perception.yaml
+              torchperf compile --adapter my_robot.segmenter:Segmenter --tier full --tier fast
+
+    Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
+    """
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    try:
+        if (adapter is None) == (params is None):
+            msg = "either --adapter module:Class or --params FILE, one of the two, says what to compile"
+            raise ConfigError(msg)
+        if params is not None:
+            config = read_params_file(params)
+        else:
+            values = {
+                "adapter": adapter, "output": "output", "tiers": tier or ["full", "medium", "fast"],
+                "options": options, "precision": [precision], "dynamic": dynamic,
+                "channels_last": channels_last, "fold_batch_norm": fold_batch_norm,
+            }  # fmt: skip
+            config = node_config({"stages": ["adapter"], "device": device}, {"adapter": values})
+        jobs = list(_jobs(config, stage, tier, {"out": out and str(out), "force": force, "dry_run": dry_run}))
+        built = [result for job in jobs for result in _run(job, console)]
+    except (TorchperfError, OSError) as error:
+        sys.stderr.write(f"torchperf: {error}\n")
+        raise typer.Exit(_BAD_INPUT) from None
+    if json_file is not None:
+        json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+    _print(built, console)
+    raise typer.Exit(any(result["kind"] == "failed" for result in built))
+
+
+def _jobs(config: NodeConfig, stage: str | None, tiers: list[str] | None, more: dict[str, Any]) -> Iterator[_Job]:
+    """One job for each stage whose engine takes packages."""
+    stages = [found for found in config.stages if stage in {None, found.name}]
+    if not stages:
+        msg = f"--stage {stage!r} is not there; it has to be one of: {', '.join(s.name for s in config.stages)}"
+        raise ConfigError(msg)
+    for found in stages:
+        wanted = [name for name in found.tiers if not tiers or name in tiers]
+        unknown = sorted(set(tiers or ()) - set(found.tiers))
+        if unknown:
+            msg = f"--tier {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
+            raise ConfigError(msg)
+        build = [found.build_options(found.tiers.index(name)).as_dict() for name in wanted]
+        yield _Job(
+            found.name,
+            {
+                "adapter": found.adapter, "options": found.options, "device": config.device,
+                "threads": config.worker_threads, "tiers": wanted, "build": build,
+                "cache_dir": config.cache_dir, "cache_mib": config.cache_mib, **more,
+            },
+        )  # fmt: skip
+
+
+def _run(job: _Job, console: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - rich is imported when it is needed
+    """Run a compile process to its end, with progress; gives what became of each tier."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from torchperf_ros.supervise.compile_process import CompileProcess
+
+    tiers = job.values["tiers"]
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    process = CompileProcess(job.values, background=False)
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task(f"{job.name}: loading torch and the adapter", total=len(tiers))
+            while (messages := process.listen()) is not None:
+                for message in messages:
+                    if message["kind"] == "tier":
+                        text = f"{job.name}: {message['step']} {message['tier']} ({message['number']} of {len(tiers)})"
+                        progress.update(bar, description=text)
+                        if not console.is_terminal:
+                            console.print(text)
+                    elif message["kind"] in {"built", "planned", "failed"}:
+                        progress.advance(bar)
+                        yield {"stage": job.name, **message}
+                select.select([process.news], [], [], _POLL_S)
+        reason = process.death_reason()
+        if reason and "exit status 1" not in reason.splitlines()[0]:  # 1: a tier failed, which it has said
+            yield {"stage": job.name, "kind": "failed", "tier": ", ".join(tiers), "text": reason}
+    finally:
+        process.close()
+
+
+def _print(results: list[dict[str, Any]], console: Any) -> None:  # noqa: ANN401
+    from rich.table import Table
+
+    table = Table(
+        "stage", "tier", "package", "MiB", "compiled in", "p50 / p99 ms", "eager p50 / p99", "faster", "parity"
+    )
+    for result in results:
+        if result["kind"] == "built":
+            table.add_row(*_row(result))
+        elif result["kind"] == "planned":
+            console.print(f"{result['stage']} {result['tier']}: {result['text']}", highlight=False, soft_wrap=True)
+    if table.row_count:
+        console.print(table)
+    for result in results:
+        if result["kind"] == "failed":
+            text = f"torchperf: {result['stage']} {result['tier']}: {result['text']}\n{result.get('detail', '')}"
+            sys.stderr.write(text.rstrip() + "\n")
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    manifest = result["manifest"]
+    timing = list(manifest["timings"].values())[-1]  # the example's shape
+    ratio = timing["eager_p50_ms"] / timing["p50_ms"]
+    return [
+        result["stage"], result["tier"], Path(result["package"]).stem[:12],
+        f"{manifest['package_bytes'] / _MIB:.1f}",
+        f"{manifest['compile_s']:.1f} s" + ("" if result["new"] else ", earlier"),
+        f"{timing['p50_ms']:.2f} / {timing['p99_ms']:.2f}",
+        f"{timing['eager_p50_ms']:.2f} / {timing['eager_p99_ms']:.2f}",
+        f"{ratio:.2f}x" + (" [yellow]no gain[/]" if ratio < 1.0 else ""),
+        f"L2 {manifest['parity']['relative_l2']:.1e}",
+    ]  # fmt: skip
+
+
+def cache_command(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every package.")] = False,
+    remove: Annotated[str | None, typer.Option(help="Remove the packages whose key begins with this.")] = None,
+    cache_dir: Annotated[str, typer.Option(help="The folder; default: where the node keeps them.")] = "",
+    cache_mib: Annotated[int, typer.Option(min=64, help="Its bound, as the node's parameter.")] = 4096,
+) -> None:
+    """List the compiled packages on this machine, or remove them.
+
+    A package whose files are damaged is named with what is wrong with it; the
+    node builds it anew.
+
+    Example: torchperf cache --remove 3f9a
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    cache = open_cache(cache_dir, cache_mib)
+    entries = cache.entries()
+    if clear or remove is not None:
+        chosen = [entry for entry in entries if clear or entry.path.stem.startswith(remove or "\0")]
+        if not chosen and remove is not None:
+            sys.stderr.write(f"torchperf: no package in {cache.folder} has a key that begins with {remove!r}\n")
+            raise typer.Exit(_BAD_INPUT)
+        for entry in chosen:
+            cache.remove(entry.path)
+        freed = sum(entry.size_bytes for entry in chosen)
+        console.print(f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {cache.folder}", highlight=False)
+        return
+    table = Table("key", "adapter", "tier", "how", "device", "torch", "MiB", "p50 ms", "eager", "built")
+    for entry in entries:
+        if entry.manifest is None:
+            table.add_row(entry.path.stem[:12], f"[red]{entry.problem}[/]")
+            continue
+        manifest, identity = entry.manifest, entry.manifest.identity
+        timing = list(manifest.timings.values())[-1]
+        how = [identity.options["precision"], *(key for key, value in identity.options.items() if value is True)]
+        table.add_row(
+            entry.path.stem[:12], manifest.adapter.rpartition(":")[2], manifest.tier, " ".join(how),
+            f"{identity.device} {identity.capability}", identity.torch, f"{entry.size_bytes / _MIB:.1f}",
+            f"{timing['p50_ms']:.2f}", f"{timing['eager_p50_ms']:.2f}", manifest.built[:16].replace("T", " "),
+        )  # fmt: skip
+    if entries:
+        console.print(table)
+    total = sum(entry.size_bytes for entry in entries)
+    console.print(f"{len(entries)} packages, {total / _MIB:.1f} of {cache_mib} MiB, in {cache.folder}", highlight=False)
