@@ -209,6 +209,24 @@ def two_arguments(image, count):
     return image * count
 
 
+class disabled(nn.Module):
+    @torch.compiler.disable(recursive=True)
+    def forward(self, x):
+        return x * 2
+
+
+def breaks_in_turn(x):
+    x = torch.relu(x)
+    print(x.max().item())
+    y = torch.sin(x)
+    scale = y.max().item()
+    return y * scale * x.sum()
+
+
+def idle(x):
+    return x
+
+
 NOT_CALLABLE = 3
 
 

@@ -1,6 +1,7 @@
 """The nine kinds of code that break graphs: what is found in them, and nothing in what they should be."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_given_code_without_a_break_when_inspected_then_it_is_one_graph(inspect_
 def test_given_a_break_in_a_called_function_when_inspected_then_it_is_one_break_that_splits_both(inspect_sample):
     inspection = inspect_sample("NormBad")
     assert inspection.breaks[0].function == "pick"
-    assert inspection.breaks[0].count == 2
+    assert inspection.breaks[0].splits == ["forward", "pick"]
     assert len(inspection.graphs) == 3
 
 
@@ -72,7 +73,7 @@ def test_given_a_break_in_the_standard_library_when_inspected_then_the_users_lin
 ):
     found = inspect_sample("logging_bad").breaks[0]
     assert "LOG.warning" in found.line.text
-    assert found.count > 1
+    assert found.splits == ["logging_bad"]
 
 
 def test_given_a_split_model_when_measured_then_times_of_graphs_and_gaps_are_parts_of_the_whole(inspect_sample):
@@ -90,6 +91,12 @@ def test_given_ops_when_counted_then_each_graph_has_its_own(inspect_sample):
     first, second = inspect_sample("value_if_bad").graphs
     assert first.op_counts() == {"relu": 1, "sum": 1, "gt": 1}
     assert second.op_counts() == {"mul": 1}
+
+
+def test_given_breaks_in_turn_when_placed_then_each_stands_after_the_graph_that_ran_before_it(inspect_sample):
+    inspection = inspect_sample("breaks_in_turn")
+    places = {item.line.text.partition("  #")[0]: item.gaps for item in inspection.breaks}
+    assert places == {"print(x.max().item())": [0], "scale = y.max().item()": [1]}
 
 
 def test_given_a_model_that_raises_only_when_compiled_when_inspected_then_that_is_a_failure(inspect_sample):
@@ -125,10 +132,10 @@ Traceback (most recent call last):
 
 
 def test_given_the_compilers_text_when_read_then_introduction_attribution_and_its_own_stack_are_left_out():
-    raw = parse_break(TraceEvent("dynamo_graph_break_reason", "3/1", {}, TEXT), graphs_before=2, input_set=1)
+    raw = parse_break(TraceEvent("dynamo_graph_break_reason", "3/1", {}, TEXT), after_graph=2, input_set=1)
     assert raw.reason == "Data dependent operator\n  Explanation: Its value depends on data.\n  Hint: Do not."
     assert raw.whole_function
-    assert (raw.compile_id, raw.graphs_before, raw.input_set) == ("3/1", 2, 1)
+    assert (raw.compile_id, raw.after_graph, raw.input_set) == ("3/1", 2, 1)
     assert [frame.line for frame in raw.stack] == [17, 9]
     users = innermost_users(raw.stack)
     assert (users.line, users.function, users.underline) == (17, "value_if_bad", "   ^^^^^^^^^^^")
@@ -139,6 +146,28 @@ def test_given_text_without_a_stack_when_read_then_the_place_in_its_first_line_i
     raw = parse_break(TraceEvent("dynamo_graph_break_reason", "0/0", {}, text), 0, 0)
     assert (raw.stack[0].file, raw.stack[0].line, raw.reason) == ("/robot/net.py", 31, "call_method item")
     assert not raw.whole_function
+
+
+def test_given_the_text_of_an_older_torch_when_read_then_the_reason_is_found():
+    text = "Graph break in user code at /robot/net.py:31\nReason: Unsupported: call_method item\n"
+    raw = parse_break(TraceEvent("dynamo_graph_break_reason", "0/0", {}, text), 0, 0)
+    assert raw.reason == "Unsupported: call_method item"
+
+
+def test_given_a_model_kept_from_the_compiler_when_inspected_then_that_is_the_break_and_not_what_calls_it(
+    inspect_sample,
+):
+    (found,) = inspect_sample("disabled").breaks
+    assert "torch.compiler.disable" in found.title
+    assert found.line.file.startswith(str(Path(torch.__file__).parent))
+
+
+def test_given_a_model_without_any_operation_when_gated_then_no_breaks_are_no_pass(inspect_sample):
+    inspection = inspect_sample("idle")
+    assert (inspection.breaks, inspection.graphs) == ([], [])
+    assert "no graph" in inspection.doubt
+    assert inspection.exit_status(0) == 1
+    assert inspection.exit_status(None) == 0
 
 
 def test_given_no_traceback_when_read_then_there_are_no_frames():

@@ -9,7 +9,7 @@ from torchperf_ros.analysis.break_category import Category
 from torchperf_ros.analysis.source_line import SourceLine, dotted, foreign_names
 
 _SENTENCES = {
-    Category.BRANCH: "Compute both sides and choose by torch.where; where one side is expensive, torch.cond.",
+    Category.BRANCH: "Compute both sides, of one shape, and choose by torch.where; if one is expensive, torch.cond.",
     Category.SCALAR: "Keep it a 0-d tensor, which computes like a number. Read it after the model returned.",
     Category.PRINT: "Log outside the model, or return the value; in forward, only where nothing compiles.",
     Category.LOOP: "Replace the loop over elements by one operation on the whole tensor.",
@@ -72,12 +72,20 @@ def advise(category: Category, line: SourceLine) -> Advice:
     if rewrite is not None and line.statement is not None:
         rewritten = rewrite(line)
         if rewritten is not None:
-            return Advice(sentence, _source(line.statement), rewritten, is_users=True)
+            return Advice(sentence, _source(line), rewritten, is_users=True)
     return Advice(sentence, before, after, is_users=False)
 
 
-def _source(statement: ast.stmt) -> str:
-    return ast.unparse(statement)
+def _source(line: SourceLine) -> str:
+    """The statement; of an `if` without `else` whose body returns, also the return that follows."""
+    statement = line.statement
+    if statement is None:
+        return line.text
+    text = ast.unparse(statement)
+    if isinstance(statement, ast.If) and not statement.orelse and isinstance(statement.body[-1], ast.Return):
+        following = _following(line, statement)
+        text += f"\n{ast.unparse(following)}" if following is not None else ""
+    return text
 
 
 def _rewrite_branch(line: SourceLine) -> str | None:
@@ -86,14 +94,14 @@ def _rewrite_branch(line: SourceLine) -> str | None:
     if isinstance(statement, ast.If):
         yes = _only(statement.body)
         no = _only(statement.orelse) if statement.orelse else _following(line, statement)
-        if isinstance(yes, ast.Return) and isinstance(no, ast.Return) and yes.value and no.value:
+        if isinstance(yes, ast.Return) and isinstance(no, ast.Return) and _alike(yes.value, no.value):
             return f"return {_where(statement.test, yes.value, no.value)}"
-        if isinstance(yes, ast.Assign) and len(yes.targets) == 1:
+        if isinstance(yes, ast.Assign) and len(yes.targets) == 1 and _alike(yes.value):
             name = ast.unparse(yes.targets[0])
             if not statement.orelse:
                 return f"{name} = {_where(statement.test, yes.value, yes.targets[0])}"
-            if isinstance(no, ast.Assign) and [ast.unparse(target) for target in no.targets] == [name]:
-                return f"{name} = {_where(statement.test, yes.value, no.value)}"
+            if isinstance(no, ast.Assign) and [ast.unparse(place) for place in no.targets] == [name]:
+                return f"{name} = {_where(statement.test, yes.value, no.value)}" if _alike(no.value) else None
         return None
     if statement is None:
         return None
@@ -116,7 +124,22 @@ def _following(line: SourceLine, statement: ast.If) -> ast.stmt | None:
     return None
 
 
-def _where(test: ast.expr, yes: ast.expr, no: ast.expr) -> str:
+def _alike(*values: ast.expr | None) -> bool:
+    """Whether torch.where can take them: no text, no tuple, and no slice, which may have another size."""
+    unfit = (ast.Tuple, ast.List, ast.Dict, ast.JoinedStr, ast.Subscript)
+    return not any(
+        value is None or isinstance(value, unfit) or (isinstance(value, ast.Constant) and not _is_number(value.value))
+        for value in values
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _where(test: ast.expr, yes: ast.expr | None, no: ast.expr | None) -> str:
+    if yes is None or no is None:
+        return ""
     return f"torch.where({ast.unparse(_Elementwise().visit(_copy(test)))}, {ast.unparse(yes)}, {ast.unparse(no)})"
 
 
@@ -146,6 +169,8 @@ class _Conditional(ast.NodeTransformer):
     count = 0
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        if not _alike(node.body, node.orelse):
+            return node
         self.count += 1
         return ast.parse(_where(node.test, node.body, node.orelse), mode="eval").body
 

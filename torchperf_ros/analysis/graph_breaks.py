@@ -18,11 +18,13 @@ from torchperf_ros.analysis.source_line import SourceLine, read_line
 BREAK_EVENT = "dynamo_graph_break_reason"
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$')
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+?)_at_(\d+)")
 _CARETS = re.compile(r"^\s*[~^]+\s*$")
 _WRAPPERS = (
     re.compile(r"^Encountered graph break when attempting to trace .*?:\s*\n+", re.DOTALL),
     re.compile(r"^(Failed to handle|Encountered) graph break .*?Graph break encountered:\s*\n+", re.DOTALL),
 )
+_THIS_TOOL = f"{Path(__file__).resolve().parent}{os.sep}"
 _NOT_THE_USERS = tuple(
     f"{Path(path).resolve()}{os.sep}"
     for path in (
@@ -51,7 +53,7 @@ class RawBreak:
 
     Attributes:
         compile_id: the compilation that it ended.
-        graphs_before: how many graphs had been captured.
+        after_graph: the graph that had run last.
         input_set: which inputs were running.
         reason: the compiler's text without its introduction.
         whole_function: the function is left uncompiled, not only split.
@@ -59,7 +61,7 @@ class RawBreak:
     """
 
     compile_id: str
-    graphs_before: int
+    after_graph: int
     input_set: int
     reason: str
     whole_function: bool
@@ -78,7 +80,7 @@ class GraphBreak:
         reasons: the compiler's texts, the first one first.
         advice: what to do instead.
         whole_function: the compiler left the function around it uncompiled.
-        count: how often the compiler ran into it, callers that it splits as well included.
+        splits: the functions that the compiler splits or leaves uncompiled because of it: callers are split as well.
         input_set: the first one that ran into it.
         gaps: the gaps between graphs that it causes.
         gap_ms: time in these gaps in one run; NaN until measured.
@@ -91,7 +93,7 @@ class GraphBreak:
     reasons: list[str]
     advice: Advice
     whole_function: bool
-    count: int
+    splits: list[str]
     input_set: int
     gaps: list[int] = field(default_factory=list)
     gap_ms: float = float("nan")
@@ -108,20 +110,26 @@ class GraphBreak:
         return found[1].strip() if found else ""
 
 
-def parse_break(event: TraceEvent, graphs_before: int, input_set: int) -> RawBreak:
+def parse_break(event: TraceEvent, after_graph: int, input_set: int) -> RawBreak:
     """Read the compiler's text about one break."""
     body = event.text.partition("\nTraceback (most recent call last)")[0]
     head, _, traceback = body.partition("User code traceback:")
-    reason = head.partition("Graph Break Reason: ")[2] or head
+    reason = head.partition("Reason: ")[2] or head  # "Graph Break Reason: ", older: "Reason: "
     reason = reason.partition("\nStack variable source attribution:")[0]
     whole = "gracefully" in reason.partition("\n")[0]
     for wrapper in _WRAPPERS:
         reason = wrapper.sub("", reason)
-    frames = read_frames(traceback)
+    frames = _below_this_tool(read_frames(traceback))
     place = re.match(r"Graph break in user code at (.+):(\d+)", event.text)
     if not frames and place:
         frames = [Frame(place[1], int(place[2]), "?")]
-    return RawBreak(event.compile_id, graphs_before, input_set, reason.strip(), whole, tuple(frames))
+    return RawBreak(event.compile_id, after_graph, input_set, reason.strip(), whole, tuple(frames))
+
+
+def _below_this_tool(frames: list[Frame]) -> list[Frame]:
+    """What the model called, without what called the model."""
+    own = [index for index, frame in enumerate(frames) if str(Path(frame.file).resolve()).startswith(_THIS_TOOL)]
+    return frames[own[-1] + 1 :] if own else frames
 
 
 def read_frames(text: str) -> list[Frame]:
@@ -150,23 +158,33 @@ def is_users(file: str) -> bool:
     return not in_stdlib and not path.startswith(_NOT_THE_USERS[1:])
 
 
-def merge_breaks(raw: list[RawBreak], graphs: list[Graph]) -> list[GraphBreak]:
-    """One break for each line of the user's code, in the order in which the compiler met them."""
+def merge_breaks(
+    raw: list[RawBreak], graphs: list[Graph], functions: dict[str, tuple[str, str, int]]
+) -> list[GraphBreak]:
+    """One break for each line of the user's code, in the order in which the compiler met them.
+
+    Args:
+        raw: as the compiler reports them.
+        graphs: all that were captured.
+        functions: name, file and line of the compiled functions, by frame, the first number of a compile id.
+    """
     own_graph = {graph.compile_id: graph.index for graph in graphs}
     found: dict[tuple[str, int], GraphBreak] = {}
     for item in raw:
         frame = innermost_users(item.stack) or (item.stack[-1] if item.stack else Frame("?", 0, "?"))
         line = read_line(frame.file, frame.line)
-        gap = own_graph.get(item.compile_id, item.graphs_before - 1)
+        gap = own_graph.get(item.compile_id, item.after_graph)
+        name, file, _ = functions.get(item.compile_id.partition("/")[0], ("?", "?", 0))
+        splits = [_RESUMED.sub(r"\1", name)] if is_users(file) else []
         known = found.get((frame.file, frame.line))
         if known is None:
             category = categorize(item.reason, line)
             found[frame.file, frame.line] = GraphBreak(
                 line, readable_function(frame.function), _underline(frame, line), category, [item.reason],
-                advise(category, line), item.whole_function, 1, item.input_set, [gap],
+                advise(category, line), item.whole_function, splits, item.input_set, [gap],
             )  # fmt: skip
             continue
-        known.count += 1
+        known.splits += [name for name in splits if name not in known.splits]
         known.whole_function |= item.whole_function
         known.underline = known.underline or frame.underline
         if item.reason not in known.reasons:
@@ -198,5 +216,5 @@ def put_cost(breaks: list[GraphBreak], gap_ms: list[dict[int, float]]) -> None:
 
 def readable_function(name: str) -> str:
     """The user's name of a function that the compiler resumes in the middle."""
-    match = re.fullmatch(r"torch_dynamo_resume_in_(.+?)_at_(\d+)", name)
+    match = _RESUMED.fullmatch(name)
     return f"{match[1]}, after line {match[2]}" if match else name

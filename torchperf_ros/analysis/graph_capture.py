@@ -96,6 +96,7 @@ class GraphCapture:
         """
         self.graphs: list[Graph] = []
         self.input_set = 0
+        self.last_graph = BEFORE_FIRST
         self._compile = torch._dynamo.lookup_backend(backend)
         self._device = device
         self._spans_ns: list[tuple[int, int, int]] = []
@@ -115,6 +116,7 @@ class GraphCapture:
             outputs = compiled(*arguments)
             self._synchronize()
             self._spans_ns.append((graph.index, started_ns, time.perf_counter_ns()))
+            self.last_graph = graph.index
             return outputs
 
         return timed
@@ -146,6 +148,7 @@ class GraphCapture:
         """Time in ms: of all, in each graph, in each gap."""
         arguments = tuple(tensor.clone() for tensor in inputs)
         self._spans_ns.clear()
+        self.last_graph = BEFORE_FIRST
         self._synchronize()
         started_ns = ended_ns = time.perf_counter_ns()
         with torch.no_grad():

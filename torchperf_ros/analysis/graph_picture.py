@@ -5,7 +5,7 @@ from html import escape
 from itertools import groupby
 
 from torchperf_ros.analysis.graph_breaks import GraphBreak
-from torchperf_ros.analysis.graph_capture import Graph
+from torchperf_ros.analysis.graph_capture import BEFORE_FIRST, Graph
 from torchperf_ros.analysis.inspection import Inspection
 from torchperf_ros.analysis.inspection_report import count, milliseconds, summary
 
@@ -60,21 +60,19 @@ class _Column:
         self.lines.append(_text(self._left, self.bottom, _cut(text), "head"))
         self.bottom += 10
         graphs = [graph for graph in inspection.graphs if graph.input_set == which]
-        breaks = [(n, item) for n, item in enumerate(inspection.breaks, 1) if item.input_set == which]
-        drawn: set[int] = set()
-        known = {graph.index for graph in graphs}
+        captured = {graph.index for graph in inspection.graphs}
+        gap_ms = inspection.timings[which].gap_ms
+        breaks = list(enumerate(inspection.breaks, 1))
         for number, item in breaks:
-            if not known & set(item.gaps):
-                self._break(number, item)
-                drawn.add(number)
+            if item.input_set == which and not captured & set(item.gaps):
+                self._break(number, item, gap_ms.get(BEFORE_FIRST, float("nan")))
         for graph in graphs:
             self._graph(graph)
             for number, item in breaks:
-                if graph.index in item.gaps and number not in drawn:
-                    self._break(number, item)
-                    drawn.add(number)
-        if not graphs and not breaks:
-            self.lines.append(_text(self._left, self.bottom + 20, "no graph", "dim"))
+                if graph.index in item.gaps:
+                    self._break(number, item, gap_ms.get(graph.index, float("nan")))
+        if not graphs:
+            self.lines.append(_text(self._left, self.bottom + 20, "no new graph", "dim"))
             self.bottom += 30
 
     def _graph(self, graph: Graph) -> None:
@@ -104,7 +102,7 @@ class _Column:
             x += width + 6
         return lines, y + _CHIP_HEIGHT - top
 
-    def _break(self, number: int, item: GraphBreak) -> None:
+    def _break(self, number: int, item: GraphBreak, gap_ms: float) -> None:
         self._flow()
         top = self.bottom
         self.lines.append("<g>")
@@ -112,7 +110,7 @@ class _Column:
         box = f'x="{self._left}" y="{top}" width="{_COLUMN}" height="{_BREAK_HEIGHT}"'
         self.lines.append(f'<rect class="break" {box} rx="6"/>')
         self.lines.append(_text(self._left + _PAD, top + 19, f"break {number}: {item.category.value}", "red"))
-        self.lines.append(_text(self._left + _COLUMN - _PAD, top + 19, milliseconds(item.gap_ms), "dim", end=True))
+        self.lines.append(_text(self._left + _COLUMN - _PAD, top + 19, milliseconds(gap_ms), "dim", end=True))
         file = item.line.file.rpartition("/")[2]
         self.lines.append(_text(self._left + _PAD, top + 36, f"{file}:{item.line.line} in {item.function}", "dim"))
         self.lines.append(_text(self._left + _PAD, top + 52, _cut(item.line.text), "mono"))

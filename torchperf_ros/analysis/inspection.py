@@ -18,7 +18,7 @@ from torchperf_ros.analysis.graph_breaks import (
     put_cost,
     readable_function,
 )
-from torchperf_ros.analysis.graph_capture import Graph, GraphCapture, Timing, quiet
+from torchperf_ros.analysis.graph_capture import BEFORE_FIRST, Graph, GraphCapture, Timing, quiet
 from torchperf_ros.analysis.graph_remarks import Remark, find_remarks
 from torchperf_ros.analysis.inspected_model import Inputs, InspectedModel, InspectError, shapes_text
 from torchperf_ros.analysis.recompilations import (
@@ -69,15 +69,23 @@ class Inspection:
         return readable_function(name), file, line
 
     @property
-    def reasons_missing(self) -> bool:
-        """Whether there must be breaks that this version of torch does not explain: several graphs for one input."""
-        first = [graph for graph in self.graphs if graph.input_set == 0]
-        return len({graph.compile_id.partition("/")[0] for graph in first}) > 1 and not self.breaks
+    def doubt(self) -> str:
+        """Why "no breaks" means nothing here; empty where it does."""
+        if self.breaks or self.failure:
+            return ""
+        if not self.graphs:
+            return (
+                "no graph: the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
+            )
+        frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
+        if len(frames) > 1:
+            return f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
+        return ""
 
     def exit_status(self, max_breaks: int | None) -> int:
-        """1 where there are more breaks than allowed, or the compiled model fails; else 0."""
-        too_many = max_breaks is not None and len(self.breaks) > max_breaks
-        return 1 if too_many or self.failure or (max_breaks is not None and self.reasons_missing) else 0
+        """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails; else 0."""
+        gate = max_breaks is not None and (len(self.breaks) > max_breaks or bool(self.doubt))
+        return 1 if gate or self.failure else 0
 
 
 class Inspector:
@@ -142,7 +150,7 @@ class Inspector:
         for graph in graphs:
             if graph.input_set < len(timings):
                 graph.ms = timings[graph.input_set].graph_ms.get(graph.index, float("nan"))
-        breaks = merge_breaks(self._breaks, graphs)
+        breaks = merge_breaks(self._breaks, graphs, self._functions)
         put_cost(breaks, [timing.gap_ms for timing in timings])
         return Inspection(
             self._model.name, str(self._device), self._backend, [shapes_text(inputs) for inputs in sets],
@@ -154,7 +162,7 @@ class Inspector:
     def _listen(self, event: TraceEvent) -> None:
         which = self._capture.input_set
         if event.name == BREAK_EVENT:
-            self._breaks.append(parse_break(event, len(self._capture.graphs), which))
+            self._breaks.append(parse_break(event, self._capture.last_graph, which))
         elif event.name == RECOMPILE_EVENT:
             self._recompilations.append(parse_recompilation(event, which))
         elif event.name == METRICS_EVENT:
@@ -178,6 +186,7 @@ class Inspector:
             raise InspectError(msg) from error
 
     def _run_compiled(self, compiled: Callable[..., Any], inputs: Inputs) -> str:
+        self._capture.last_graph = BEFORE_FIRST
         try:
             with torch.no_grad(), self._compiling():
                 compiled(*(tensor.clone() for tensor in inputs))

@@ -47,6 +47,7 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             for item in inspection.remarks
         ],
         "failure": inspection.failure or None,
+        "doubt": inspection.doubt or None,
         "max_breaks": max_breaks,
         "exit_status": inspection.exit_status(max_breaks),
         "summary": summary(inspection),
@@ -94,7 +95,7 @@ def _break(item: GraphBreak) -> dict[str, Any]:
         "reasons": item.reasons,
         "advice": asdict(item.advice),
         "whole_function_uncompiled": item.whole_function,
-        "count": item.count,
+        "splits": item.splits,
         "input": item.input_set + 1,
         "gaps": item.gaps,
         "gap_ms": _number(item.gap_ms),

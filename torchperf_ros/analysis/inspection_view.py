@@ -33,8 +33,8 @@ def show(inspection: Inspection, console: Console, max_breaks: int | None) -> No
     console.print()
     if inspection.failure:
         console.print(Text(f"FAILED: {inspection.failure}", style="bold red"))
-    if inspection.reasons_missing:
-        console.print(Text(f"torch {torch.__version__} splits the model and does not say why", style="bold red"))
+    if inspection.doubt:
+        console.print(Text(inspection.doubt, style="bold red"))
     console.print(Text(summary(inspection), style="bold"))
     if max_breaks is not None:
         good = inspection.exit_status(max_breaks) == 0
@@ -68,8 +68,8 @@ def _break(number: int, item: GraphBreak, input_sets: int) -> Table:
     effects = []
     if item.whole_function:
         effects.append("the compiler leaves the whole function uncompiled")
-    if item.count > 1:
-        effects.append(f"met {item.count} times while compiling: callers are split as well")
+    if len(item.splits) > 1:
+        effects.append(f"splits {', '.join(item.splits)}")
     if input_sets > 1 and item.input_set:
         effects.append(f"first with input {item.input_set + 1}")
     if effects:

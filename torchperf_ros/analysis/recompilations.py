@@ -20,7 +20,7 @@ _ADVICE = {
     "shape branch": "Each side is a graph of its own. Pad to one size, or mask instead of `if`.",
     "one": "Sizes 0 and 1 always get graphs of their own: pad to 2, or warm up with both.",
     "dtype": "Cast in preprocess, so that the model always gets the same type.",
-    "stride": "Call .contiguous() in preprocess, so that the memory layout is always the same.",
+    "stride": "Call .contiguous() on it before, so that the memory layout is always the same.",
     "value": "A Python value is built into the graph: pass it as a tensor, or keep it constant.",
     "limit": "The compiler has given up on this function, which now runs uncompiled.",
 }
