@@ -126,6 +126,42 @@ class Controlled(Adapter):
         return True
 
 
+class Branchless(torch.nn.Module):
+    """What `Offset` does, without branches, so that it can be compiled; it takes a size that varies."""
+
+    def __init__(self, offset):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.offset = offset
+
+    def forward(self, x, flag):
+        return torch.tanh(x * 1e-6 * self.weight) * 1e6 + self.offset + 0.0 * flag[0]
+
+
+class Compilable(Controlled):
+    """Its model can be compiled; a frame's order `rows` says how long its first input is."""
+
+    def build(self, tier):
+        return Branchless(TIER_OFFSET * self._tiers.index(tier))
+
+    def example_inputs(self, tier):
+        return torch.ones(4), torch.zeros(1)
+
+    def dynamic_dims(self):
+        return {0: {0: (2, 64)}}
+
+    def preprocess(self, messages):
+        (x, flag), rows = super().preprocess(messages), self._orders(messages["point"]).get("rows", 4)
+        return x.expand(rows).contiguous(), flag
+
+
+class HalfCompilable(Compilable):
+    """Only its last tier can be compiled."""
+
+    def build(self, tier):
+        return super().build(tier) if tier == self._tiers[-1] else Offset(0)
+
+
 class Plain(Controlled):
     """Keeps no history: `observe` is the adapter's own, which does nothing."""
 

@@ -54,7 +54,15 @@ class StageUnderTest:
     """A stage with real workers; what leaves it is kept, and can be waited for."""
 
     def __init__(
-        self, folder, *, adapter="Controlled", options=None, forgiving=True, start_timeout_s=60.0, node=None, **parameters
+        self,
+        folder,
+        *,
+        adapter="Controlled",
+        options=None,
+        forgiving=True,
+        start_timeout_s=60.0,
+        node=None,
+        **parameters,
     ):
         self.folder = folder
         self.news = threading.Condition()
