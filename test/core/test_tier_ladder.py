@@ -290,3 +290,13 @@ class LadderMachine(RuleBasedStateMachine):
 
 TestLadderMachine = LadderMachine.TestCase
 TestLadderMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def test_given_tiers_that_are_left_out_when_chosen_then_a_lower_one_runs_and_is_left_only_when_they_are_back():
+    ladder = TierLadder(3, step_up_after=2)
+    ladder.calibrate([Calibration(1.0, 1.0)] * 3)
+    ladder.left_out = 1
+    assert [ladder.choose(50.0, 50.0) for _ in range(20)] == [1] * 20
+    assert ladder.probe(50.0, True) is None
+    ladder.left_out = 0
+    assert ladder.probe(50.0, True) == 0

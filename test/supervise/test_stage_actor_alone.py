@@ -2,6 +2,7 @@
 
 import pytest
 
+from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.outcome import Fallback, Health, Outcome
 
 
@@ -87,3 +88,18 @@ def test_given_sustained_misses_when_frames_are_good_again_then_the_stage_stops_
 def test_given_a_worker_that_grows_when_asked_then_its_frame_is_good_and_its_memory_is_its_own(stage):
     answer = stage.ask({"do": "allocate", "bytes": 80_000_000})
     assert answer.outcome is Outcome.ON_TIME
+
+
+def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_and_it_is_told_once(start_own_stage):
+    stage = start_own_stage(adapter="Plain", backup="none")
+    assert stage.ask().tier == 0
+    for _ in range(3):
+        stage.actor.limit_memory(0.8, 0.7)
+    assert stage.ask().tier == 1
+    stage.wait_for(lambda: stage.anomalies, "it is told")
+    (told,) = stage.anomalies
+    assert told.message.startswith("memory is short: 80% of the limit is in use, memory_share is 70%")
+    with pytest.raises(ConfigError, match="short of memory"):
+        stage.actor.crew.succession.swap("full", "new.pt2")
+    stage.actor.limit_memory(0.1, 0.7)
+    assert not stage.actor.memory.tight

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from torchperf_ros.core.config import stage_config
 from torchperf_ros.core.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.core.mailbox import Mailbox
+from torchperf_ros.core.memory_guard import MemoryGuard
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.core.reserve import Reserve
 from torchperf_ros.core.tier_ladder import TierLadder
@@ -67,6 +68,7 @@ def make_stage():
             journal.health.ready()
         return SimpleNamespace(
             config=config, journal=journal, ladder=TierLadder(len(config.tiers)), reserve=Reserve(), mailbox=Mailbox(),
+            memory=MemoryGuard(),
             crew=CrewAtRest(list(workers), config.tiers),
         )  # fmt: skip
 

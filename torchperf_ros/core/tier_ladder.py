@@ -72,6 +72,10 @@ class TierLadder:
     after `step_up_after` frames in a row in which the next tier would have fitted, and only after
     `PROBES` runs of it outside any frame's answer (see `probe`) that fitted as well. A step up that does not last,
     or a probe that does not fit, doubles that patience (up to 32 times), so that the tier does not flap.
+
+    Attributes:
+        level: index of the most accurate tier that frames get now.
+        left_out: tiers that are not to run for now, from the most accurate one, as for want of memory.
     """
 
     PROBES = 3
@@ -86,6 +90,7 @@ class TierLadder:
         self._probes = 0
         self._frames_on_level = 0
         self.level = 0
+        self.left_out = 0
         self._slowdown = 1.0
         self._predicted = [0.0] * tiers
 
@@ -126,7 +131,7 @@ class TierLadder:
             Index of the tier; the cheapest one where none fits.
         """
         self._frames_on_level += 1
-        fitting_level = self._first_fit(fresh_ms, self.level)
+        fitting_level = self._first_fit(fresh_ms, max(self.level, self.left_out))
         if fitting_level > self.level:
             soon = self._frames_on_level < 4 * self._step_up_after
             self._be_patient(self._patience * 2 if soon else self._step_up_after)
@@ -157,7 +162,7 @@ class TierLadder:
         the cheapest tier within its time.
         """
         tier = self.level - 1
-        if tier < 0 or self._fitting < self._patience:
+        if tier < self.left_out or self._fitting < self._patience:
             return None
         waiting_ms = 0.0 if spare_worker else self._predicted[self.last]
         return tier if self._predicted[tier] + waiting_ms <= fresh_ms else None

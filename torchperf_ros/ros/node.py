@@ -97,6 +97,7 @@ class PerfNode(LifecycleNode):
         self._outputs = [None for _ in self._stages]
         for stage in self._stages:
             stage.start()
+        self._reporter.memory_limit_mib, self._reporter.memory_share = config.memory_limit_mib, config.memory_share
         self._reporter.stages = list(self._stages)
         self._lifecycle = "configuring"
         if not self._wait_for_descriptions(config.start_timeout_s) or not self._connect():

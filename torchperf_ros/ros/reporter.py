@@ -29,6 +29,7 @@ class Reporter:
         stages: the stages to report on; empty while the node is not configured.
         inputs: their inputs from topics, checked for publishers of another type.
         facts: what else the node's own status says, by key.
+        memory_limit_mib, memory_share: the parameters.
     """
 
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
@@ -36,6 +37,7 @@ class Reporter:
         self.stages: list[StageActor] = []
         self.inputs: list[Input] = []
         self.facts: dict[str, str] = {}
+        self.memory_limit_mib, self.memory_share = 0, 1.0
         self._node = node
         self._lifecycle_state = lifecycle_state
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
@@ -70,6 +72,8 @@ class Reporter:
         if not gc.isenabled():  # before that, at start, there is much to look through, and Python does it itself
             gc.collect()
         memory = sample_memory(self.stages)
+        for stage in self.stages:
+            stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
         now_ns = monotonic_ns()
         healths = [(stage, stage.journal.health.state(now_ns)) for stage in self.stages]
         statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]

@@ -20,6 +20,7 @@ from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.core.frame import Frame, stamp_age_ms
 from torchperf_ros.core.mailbox import Mailbox
+from torchperf_ros.core.memory_guard import MemoryGuard
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.reserve import Reserve
 from torchperf_ros.core.stop_output import warm_up_stop
@@ -46,7 +47,7 @@ class StageActor:
 
     Attributes:
         config: parameters; replaced as a whole when one changes.
-        journal, ladder, reserve, mailbox, crew: the stage's parts, for `/diagnostics`.
+        journal, ladder, reserve, memory, mailbox, crew: the stage's parts, for `/diagnostics`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StageActor:
         self.journal = StageJournal(config)
         self.ladder = TierLadder(len(config.tiers))
         self.reserve = Reserve(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
+        self.memory = MemoryGuard()
         self.mailbox = Mailbox()
         self.crew = Crew(config, setup, self, ports.log)
         self._ports = ports
@@ -98,6 +100,19 @@ class StageActor:
             self._thread.join()
         self.crew.stop()
         self._waiter.close()
+
+    def limit_memory(self, used_share: float, share: float) -> None:
+        """Take a sample of the memory in use over its limit: above `share`, lower tiers run and nothing is compiled."""
+        was_tight = self.memory.tight
+        self.memory.update(used_share, share, len(self.config.tiers))
+        self.crew.succession.may_compile = not self.memory.tight
+        with self._lock:
+            self.ladder.left_out = self.memory.left_out
+        if self.memory.tight and not was_tight:
+            self.worker_told(
+                f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%};"
+                " lower tiers run, and nothing is compiled"
+            )
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live)."""

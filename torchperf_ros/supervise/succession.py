@@ -21,7 +21,7 @@ class Succession:
     Attributes:
         renewal: who is to be replaced, and what new workers are told.
         candidate: the worker that is to take a place, None mostly.
-        may_compile: whether there is the memory to compile now.
+        may_compile: whether there is the memory for compilers and one more worker now.
     """
 
     def __init__(self, config: StageConfig, setup: dict[str, Any], tell: Tell) -> None:
@@ -68,6 +68,9 @@ class Succession:
         if tier not in tiers:
             msg = f"tier {tier!r} is not there; stage {self._config.name} has {', '.join(tiers)}"
             raise ConfigError(msg)
+        if not self.may_compile:
+            msg = f"stage {self._config.name} is short of memory, and a swap takes one more worker; try again later"
+            raise ConfigError(msg)
         if not self.renewal.outcome:
             msg = f"stage {self._config.name} replaces its workers just now; try again later"
             raise ConfigError(msg)
@@ -97,7 +100,7 @@ class Succession:
         self._builder.listen()
         candidate = self.candidate
         if candidate is None:
-            if not self.renewal.wants_candidate(workers):
+            if not self.may_compile or not self.renewal.wants_candidate(workers):
                 self.renewal.settled(workers)
                 return
             try:

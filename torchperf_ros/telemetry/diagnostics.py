@@ -79,6 +79,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "superseded": str(stage.mailbox.superseded),
         "stale": str(stage.mailbox.stale),
         "restarts": str(crew.restarts),
+        "memory_tight": str(stage.memory.tight),
         "out_of_memory": str(crew.tally.out_of_memory(crew.everyone)),
         "compiling": crew.succession.compiling,
         **{name: str(getattr(statistics, name)) for name in _COUNTERS},

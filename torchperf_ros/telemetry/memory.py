@@ -22,8 +22,8 @@ class MemoryUse:
     Attributes:
         node_rss: resident memory of the node process.
         rss_by_pid: the same of each worker.
-        told: what the workers report themselves, summed: `history`; on CUDA `allocated`, `reserved`, and the least
-            `free`.
+        told: what the workers report themselves, summed: `history`; on CUDA `allocated`, `reserved`, and of the device
+            the least `free` and `total`.
         shared: shared memory that the stages' rings have touched.
     """
 
@@ -37,6 +37,18 @@ class MemoryUse:
         """The headline figure: device memory on CUDA, resident memory on the CPU, in MiB."""
         return self.told.get("allocated", sum(self.rss_by_pid.values())) / _MIB
 
+    def used_share(self, limit_mib: int) -> float:
+        """The part of the limit that is in use; above 1 beyond it.
+
+        Args:
+            limit_mib: for all workers together; 0: the CUDA device, whoever fills it, or this machine's memory.
+        """
+        if limit_mib:
+            return self.workers_mib / limit_mib
+        if "total" in self.told:
+            return 1.0 - self.told["free"] / self.told["total"]
+        return sum(self.rss_by_pid.values()) / psutil.virtual_memory().total
+
     def row(self) -> list[float]:
         """Values for `LABELS`, in MiB; NaN where not measured."""
         nan = float("nan")
@@ -47,11 +59,11 @@ class MemoryUse:
 
 def sample_memory(stages: Iterable[StageActor]) -> MemoryUse:
     """Read the memory of this process and of every worker that lives."""
-    workers = [worker for stage in stages for worker in stage.crew.workers if worker is not None]
+    workers = [worker for stage in stages for worker in stage.crew.everyone]
     told: dict[str, int] = {}
     for worker in workers:
         for key, value in worker.memory_bytes.items():
-            told[key] = min(told.get(key, value), value) if key == "free" else told.get(key, 0) + value
+            told[key] = min(told.get(key, value), value) if key in {"free", "total"} else told.get(key, 0) + value
     rss = {worker.pid: rss for worker in workers if (rss := _rss_bytes(worker)) is not None}
     return MemoryUse(psutil.Process().memory_info().rss, rss, told, sum(s.crew.ring.used_bytes for s in stages))
 

@@ -87,11 +87,12 @@ class Device:
         """Device memory: allocated, reserved and free; empty on the CPU, where the node reads the process's own."""
         if not self.is_cuda:
             return {}
-        free, _ = torch.cuda.mem_get_info(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
         return {
             "allocated": torch.cuda.memory_allocated(self.device),
             "reserved": torch.cuda.memory_reserved(self.device),
             "free": free,
+            "total": total,
         }
 
     def is_lost(self, error: Exception) -> bool:
