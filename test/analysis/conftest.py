@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchperf_ros.analysis.chain_curve import REFERENCE, Curve, CurvePoint
 from torchperf_ros.analysis.inspected_model import load_model
 from torchperf_ros.analysis.inspection import Inspector
 
@@ -31,3 +32,27 @@ def breaking_line(name):
     lines = linecache.getlines(str(SAMPLES))
     start = next(n for n, line in enumerate(lines) if line.startswith((f"def {name}(", f"class {name}(")))
     return next(n for n, line in enumerate(lines[start:], start + 1) if "# breaks" in line)
+
+
+@pytest.fixture
+def make_curve():
+    """A curve in which `auto` runs aoti-dynamic, as many times faster than eager at each length as is said."""
+
+    def point(length, engine, times, error):
+        us = float("nan") if error else 2.0 * length / times
+        reference = REFERENCE.get(engine, {}).get(length)
+        runs = "aoti-dynamic" if engine == "auto" else engine
+        return CurvePoint(length, engine, runs, us, 2 * us, times, reference, 9.5, error)
+
+    def make(auto, lengths=(1, 30), failed=""):
+        return Curve(
+            tuple(
+                point(length, engine, times, "CppCompileError: no compiler" if engine == failed else "")
+                for length, ratio in zip(lengths, auto, strict=True)
+                for engine, times in {
+                    "eager": 1.0, "static": 0.5, "dynamic": 0.8, "aoti-dynamic": ratio, "auto": ratio,
+                }.items()
+            )
+        )  # fmt: skip
+
+    return make

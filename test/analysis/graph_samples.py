@@ -4,6 +4,7 @@ Each sample is inspected: the line with the comment `# breaks` is where its brea
 """
 
 import logging
+import time
 
 import numpy as np
 import torch
@@ -161,6 +162,11 @@ def dynamic_shape_bad(x):
     return rows.sum(0)
 
 
+def sleep_bad(x):
+    time.sleep(0)  # breaks
+    return x * 2
+
+
 def print_in_loop_bad(x):
     for step in range(3):
         x = torch.sin(x)
@@ -225,6 +231,18 @@ def breaks_in_turn(x):
 
 def idle(x):
     return x
+
+
+class runs_once(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = False
+
+    def forward(self, x):
+        if self.used:
+            raise RuntimeError("already used")
+        self.used = True
+        return x * 2
 
 
 NOT_CALLABLE = 3

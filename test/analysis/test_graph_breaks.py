@@ -1,6 +1,7 @@
 """The nine kinds of code that break graphs: what is found in them, and nothing in what they should be."""
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torchperf_ros.analysis.break_category import Category
 from torchperf_ros.analysis.compiler_trace import TraceEvent
 from torchperf_ros.analysis.graph_breaks import innermost_users, parse_break, read_frames
+from torchperf_ros.analysis.graph_capture import GraphCapture
+from torchperf_ros.analysis.inspected_model import InspectError
 
 from .conftest import SAMPLES, breaking_line
 
@@ -25,6 +28,7 @@ BAD = {
     "dynamic_shape_bad": Category.DYNAMIC_SHAPE,
     "print_in_loop_bad": Category.PRINT,
     "open_bad": Category.UNSUPPORTED,
+    "sleep_bad": Category.UNSUPPORTED,
 }
 GOOD = [
     "value_if_good", "ItemGood", "element_loop_good", "report_good", "numpy_good", "count_good", "NormGood",
@@ -39,8 +43,9 @@ def test_given_code_that_breaks_when_inspected_then_line_and_category_are_right(
     found = inspection.breaks[0]
     assert found.line.file == str(SAMPLES)
     assert "# breaks" in found.line.text
-    assert found.underline.strip("^ ") == ""
-    assert found.underline
+    assert found.underline.strip("^~ ") == ""
+    assert found.underline.strip()
+    assert len(found.underline) <= len(found.line.text.partition("  #")[0])
     assert found.reasons[0].startswith(found.title)
     assert inspection.failure == ""
     assert inspection.exit_status(0) == 1
@@ -87,6 +92,13 @@ def test_given_a_split_model_when_measured_then_times_of_graphs_and_gaps_are_par
     assert timing.eager_ms > 0
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says the columns from 3.11 on")
+def test_given_a_part_of_a_line_that_breaks_when_shown_then_only_it_is_underlined(inspect_sample):
+    found = inspect_sample("ItemBad").breaks[0]
+    marked = "".join(c for c, mark in zip(found.line.text, found.underline, strict=False) if mark in "^~")
+    assert marked == "y.max().item()"
+
+
 def test_given_ops_when_counted_then_each_graph_has_its_own(inspect_sample):
     first, second = inspect_sample("value_if_bad").graphs
     assert first.op_counts() == {"relu": 1, "sum": 1, "gt": 1}
@@ -107,6 +119,28 @@ def test_given_a_model_that_raises_only_when_compiled_when_inspected_then_that_i
     assert math.isnan(inspection.timings[0].compiled_ms)
     assert inspection.timings[0].eager_ms > 0
     assert inspection.exit_status(None) == 1
+
+
+def test_given_a_model_that_raises_when_compiled_again_when_inspected_then_that_is_a_failure(
+    inspect_sample, monkeypatch
+):
+    measure = GraphCapture.measure
+
+    def fail_compiled(self, eager, compiled, inputs):
+        if compiled is not None:
+            raise RuntimeError("compiled too often")
+        return measure(self, eager, compiled, inputs)
+
+    monkeypatch.setattr(GraphCapture, "measure", fail_compiled)
+    inspection = inspect_sample("value_if_good")
+    assert "run again" in inspection.failure
+    assert "compiled too often" in inspection.failure
+    assert inspection.timings[0].eager_ms > 0
+
+
+def test_given_a_model_that_runs_only_once_when_inspected_then_it_is_said_that_it_cannot_be(inspect_sample):
+    with pytest.raises(InspectError, match="already used"):
+        inspect_sample("runs_once")
 
 
 TEXT = f"""Graph break in user code at /usr/lib/python3/json.py:9

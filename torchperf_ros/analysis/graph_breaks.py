@@ -195,9 +195,9 @@ def merge_breaks(
 
 
 def _underline(frame: Frame, line: SourceLine) -> str:
-    """The compiler's, which is the finer one, unless it runs through to the end of the line, comments included."""
-    found = frame.underline if len(frame.underline) < len(line.text) else ""
-    return found or line.underline() or frame.underline
+    """The compiler's, which is the finer one, without a comment that it may run on into."""
+    statement = line.underline()
+    return (frame.underline[: len(statement)] if statement else frame.underline) or statement
 
 
 def put_cost(breaks: list[GraphBreak], gap_ms: list[dict[int, float]]) -> None:

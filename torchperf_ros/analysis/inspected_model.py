@@ -65,6 +65,7 @@ def load_model(
     Raises:
         InspectError: what is asked for is not there, or cannot be made.
     """
+    torch.manual_seed(_SEED)  # weights made at random are the same each time
     found = _find(target)
     if isinstance(found, type) and issubclass(found, Adapter):
         if inputs:

@@ -144,7 +144,8 @@ class Inspector:
                 if not failure:
                     failure = self._run_compiled(compiled, inputs)
                 self._progress(f"measuring: {which}")
-                timings.append(self._capture.measure(self._model.call, None if failure else compiled, inputs))
+                timing, failure = self._measure(None if failure else compiled, inputs, failure)
+                timings.append(timing)
         torch.compiler.reset()
         graphs = self._capture.graphs
         for graph in graphs:
@@ -194,6 +195,19 @@ class Inspector:
             first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])
             return f"compiled, it raises {type(error).__name__}: {first}"
         return ""
+
+    def _measure(self, compiled: Callable[..., Any] | None, inputs: Inputs, failure: str) -> tuple[Timing, str]:
+        """Times, and what failed so far; a compiled model may also fail when it is run again."""
+        if compiled is not None:
+            try:
+                return self._capture.measure(self._model.call, compiled, inputs), failure
+            except Exception as error:
+                failure = f"compiled and run again, it raises {type(error).__name__}: {error}"
+        try:
+            return self._capture.measure(self._model.call, None, inputs), failure
+        except Exception as error:
+            msg = f"{self._model.name} fails when it is run again: {type(error).__name__}: {error}"
+            raise InspectError(msg) from error
 
     def _given_up(self) -> set[str]:
         """Compile ids beyond the number of compilations that torch allows for a function."""

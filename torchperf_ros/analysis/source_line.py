@@ -66,6 +66,7 @@ class SourceLine:
         return [call for call in self.calls() if call.partition(".")[0] in names]
 
 
+@lru_cache(maxsize=4096)
 def read_line(file: str, line: int) -> SourceLine:
     """What stands at this line."""
     text = linecache.getline(file, line).strip()
