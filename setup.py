@@ -51,6 +51,7 @@ setup(
             "ros-visualization-msgs",
         ],
         "quantization": ["torchao>=0.18"],  # int8 weights of linear layers, the precisions int8_weight and int8_dynamic
+        "analysis": ["matplotlib"],  # the pictures of `torchperf bench`; a vehicle needs none
         "test": ["pytest<8.4", "pytest-timeout", "hypothesis", "ruff", "mypy"],  # 8.4: launch_pytest does not work
     },
     entry_points={
