@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchperf_ros.analysis.bench_command import app as bench
 from torchperf_ros.analysis.check_model_command import check_model
 from torchperf_ros.analysis.inspect_command import inspect_command
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(bench, name="bench")
 app.command("check-model")(check_model)
 app.command("inspect")(inspect_command)
 
