@@ -7,15 +7,17 @@ of it is the time in which node and camera find each other, the first frame's li
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from typing import Any
 
 from benchmarks.rig.arguments import add_backup, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.bench_stage import ADAPTER, OURS, TIERS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
 from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.core.build_options import ENGINES
 from torchperf_ros.core.outcome import Outcome
 
 _STREAM_S = 30.0
@@ -30,7 +32,8 @@ def main() -> int:
     """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=3, help="starts (default 3)")
-    parser.add_argument("--engine", default="eager", help="of the tiers (default eager)")
+    parser.add_argument("--engine", choices=ENGINES, default="eager",
+                        help="of the tiers (default eager); aoti: their packages are compiled before")  # fmt: skip
     add_stage(parser)
     add_backup(parser)
     parser.add_argument("--adapter", default=ADAPTER, help="module:Class of another adapter than the benchmark's own")
@@ -40,6 +43,8 @@ def main() -> int:
     options = arguments.options
     if options is None:
         options = model_options(arguments.model_ms) if arguments.adapter == ADAPTER else {}
+    if arguments.engine == "aoti":
+        _compile(arguments, options)
     starts = []
     for number in range(arguments.times):
         say(f"start {number + 1} of {arguments.times}")
@@ -58,6 +63,15 @@ def main() -> int:
         Target("configure to the first fresh answer, p50", served["p50"], "<=", 3.0, "s"),
     ])  # fmt: skip
     return 0
+
+
+def _compile(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Have every tier's package in the cache, as `torchperf compile` does."""
+    say("compiling packages, unless they are there")
+    command = [sys.executable, "-m", "torchperf_ros.cli", "compile", "--adapter", arguments.adapter, "--device", "cpu",
+               "--options", json.dumps(options)]  # fmt: skip
+    tiers = [word for tier in TIERS for word in ("--tier", tier)]
+    subprocess.run([*command, *tiers], check=True, stdout=subprocess.DEVNULL)
 
 
 def _start(arguments: argparse.Namespace, options: dict[str, Any]) -> dict[str, float]:

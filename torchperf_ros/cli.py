@@ -9,7 +9,9 @@ import typer
 
 from torchperf_ros.analysis.bench_command import app as bench
 from torchperf_ros.analysis.check_model_command import check_model
+from torchperf_ros.analysis.compile_command import cache_command, compile_command
 from torchperf_ros.analysis.inspect_command import inspect_command
+from torchperf_ros.core.build_options import ENGINES
 
 app = typer.Typer(
     name="torchperf",
@@ -22,6 +24,8 @@ app = typer.Typer(
 
 app.add_typer(bench, name="bench")
 app.command("check-model")(check_model)
+app.command("compile")(compile_command)
+app.command("cache")(cache_command)
 app.command("inspect")(inspect_command)
 
 _BAD_INPUT = 2
@@ -37,6 +41,46 @@ def node(context: typer.Context) -> None:
     from torchperf_ros.ros.main import main
 
     raise typer.Exit(main(context.args) or 0)
+
+
+@app.command()
+def swap(
+    stage: Annotated[str, typer.Argument(help="For example perception.")],
+    tier: Annotated[str, typer.Argument(help="For example full.")],
+    package: Annotated[
+        Path, typer.Argument(help="The .pt2 file, with the manifest that `torchperf compile -o` wrote.")
+    ],
+    node_name: Annotated[str, typer.Option("--node", help="The node, with its namespace.")] = "/perf",
+    timeout_s: Annotated[float, typer.Option(min=1.0, help="How long to wait.")] = 120.0,
+) -> None:
+    """Put a new package into a running node, without missing a frame.
+
+    A new worker loads it beside those that serve, checks it, and measures it.
+    If all is well the new worker takes over and the others are replaced;
+    otherwise nothing changes and the reason is printed.
+
+    Example: torchperf swap perception full build/full.pt2
+
+    Exit status: 0 if the package runs, 1 if it does not, 2 if the input cannot be used.
+    """
+    _need_rclpy()
+    if not package.is_file():
+        _fail(f"package {package} is not there", _BAD_INPUT)
+    from torchperf_ros.ros.swap_client import SwapFailed
+    from torchperf_ros.ros.swap_client import swap as ask
+
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        if told[-1:] != [text]:
+            told.append(text)
+            typer.echo(text)
+
+    try:
+        ask(node_name, stage, tier, str(package.resolve()), timeout_s, tell)
+    except SwapFailed as error:
+        _fail(f"{stage} {tier} runs what it ran before: {error}", 1)
+    typer.echo(f"{stage} {tier} runs {package}; to keep it after a restart, name it in {stage}.packages")
 
 
 @app.command()
@@ -57,6 +101,10 @@ def demo(
             help="Make workers stall, hold the GIL, hang, raise, emit NaN and die by SIGKILL and SIGSEGV meanwhile.",
         ),
     ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(help=f"{', '.join(ENGINES)}; what is not compiled yet is compiled meanwhile, in the background."),
+    ] = "eager",
     no_tui: Annotated[bool, typer.Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     svg_file: Annotated[Path | None, typer.Option("--svg", help="Write the view's last picture to this file.")] = None,
@@ -71,6 +119,8 @@ def demo(
     1 if one was not, 2 if the log cannot be played.
     """
     _need_rclpy()
+    if engine not in ENGINES:
+        _fail(f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINES)}", _BAD_INPUT)
     from rich.console import Console
 
     from torchperf_ros.core.errors import TorchperfError
@@ -81,7 +131,7 @@ def demo(
         console = Console(width=100)
     tui = console.is_terminal and not no_tui
     try:
-        status = Drive(DriveOptions(log, seconds, rate, sabotage, tui, json_file, svg_file), console).run()
+        status = Drive(DriveOptions(log, seconds, rate, sabotage, engine, tui, json_file, svg_file), console).run()
     except DriveError as error:
         _fail(str(error), 1)
     except (TorchperfError, OSError) as error:

@@ -104,7 +104,10 @@ class PerfNodeProcess:
             instrumented: file that it writes what its stopwatch measured to, see `instrumented_node`.
             stage: parameters of the stage.
         """
-        stage = {"adapter": adapter, "options": json.dumps(options), "output": "answer", "tiers": list(TIERS), **stage}
+        stage = {
+            "adapter": adapter, "options": json.dumps(options), "output": "answer", "tiers": list(TIERS),
+            "engine": "eager", **stage,
+        }  # fmt: skip
         parameters = {"stages": [STAGE], "metrics_port": 0, "worker_threads": 1, "device": "cpu", STAGE: stage}
         file = graph.folder / "parameters.yaml"
         file.write_text(json.dumps({"/**": {"ros__parameters": parameters}}), encoding="utf-8")

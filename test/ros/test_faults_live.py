@@ -39,9 +39,11 @@ class Stage:
 
     def wait_for_both_workers(self):
         self.node.wait_for(
-            lambda: self.node.values("camera").get("progress") == "worker 0 idle; worker 1 idle"
-            and {int(self.node.values("camera")[f"worker_{n}_pid"]) for n in (0, 1)}
-            == {worker.pid for worker in self.node.workers()},
+            lambda: (
+                self.node.values("camera").get("progress") == "worker 0 idle; worker 1 idle"
+                and {int(self.node.values("camera")[f"worker_{n}_pid"]) for n in (0, 1)}
+                == {worker.pid for worker in self.node.workers()}
+            ),
             "both workers",
         )
 

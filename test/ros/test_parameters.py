@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 from sensor_msgs.msg import Image
 
 from torchperf_ros.core.build_options import ENGINES
-from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
 from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
 
 pytestmark = pytest.mark.ros
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from torchperf_ros.core.parameter_tables import STAGE_DEFAULTS
 from torchperf_ros.core.errors import ConfigError, TorchperfError
+from torchperf_ros.core.parameter_tables import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.drive_state import DriveState
 from torchperf_ros.demo.image_transport import carry_images
@@ -56,6 +56,7 @@ class DriveOptions:
         seconds: how long to drive.
         rate_hz: images per second, None for as recorded (30 for the drawn road).
         sabotage: whether faults are injected.
+        engine: how tiers run.
         tui: whether the terminal shows the live view; plain lines otherwise.
         json_file: where the report is written, if anywhere.
         svg_file: where the view's last picture is written, if anywhere.
@@ -65,6 +66,7 @@ class DriveOptions:
     seconds: float = 20.0
     rate_hz: float | None = None
     sabotage: bool = False
+    engine: str = "eager"
     tui: bool = True
     json_file: Path | None = None
     svg_file: Path | None = None
@@ -196,10 +198,11 @@ class Drive:
         adapter = STAGE_DEFAULTS[stage]["adapter"]
         own = {"compressed": True} if stage == "perception" and self._image_type == IMAGE_TYPES[1] else {}
         if not self._options.sabotage:
-            return {"adapter": adapter, "options": json.dumps(own)}
+            return {"adapter": adapter, "options": json.dumps(own), "engine": self._options.engine}
         faults = faults_of(stage, self._options.seconds)
         options = {"adapter": adapter, "options": own, "journal": str(_journal(folder, stage)), "faults": faults}
-        return {"adapter": "torchperf_ros.models.sabotage:SabotagedAdapter", "options": json.dumps(options)}
+        sabotaged = "torchperf_ros.models.sabotage:SabotagedAdapter"
+        return {"adapter": sabotaged, "options": json.dumps(options), "engine": self._options.engine}
 
     def _node_arguments(self, parameters: Path) -> list[str]:
         remaps = [f"image:={IMAGE_TOPICS[self._image_type]}", f"odom:={ODOMETRY_TOPIC}"]
