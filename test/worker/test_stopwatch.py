@@ -60,8 +60,8 @@ def test_given_two_candidates_when_timed_then_each_gets_its_own_times_and_warm_u
 
 def test_given_three_candidates_when_timed_then_they_take_turns_and_none_always_follows_the_same_one(bench):
     names = ["a", "b", "c"]
-    bench.time({name: bench.takes(name, 1.0) for name in names}, warm_up=0, inner=1, rounds=(40, 40))
-    order = [name for name in bench.calls if name != "sync"]
+    bench.time({name: bench.takes(name, 10.0) for name in names}, warm_up=0, inner=1, rounds=(40, 40))
+    order = [name for name in bench.calls if name != "sync"][2 * len(names) :]  # without the looks before
     turns = [order[start : start + 3] for start in range(0, len(order), 3)]
     assert all(sorted(turn) == names for turn in turns)
     assert len(set(zip(order, order[1:], strict=False))) >= 6
@@ -74,13 +74,13 @@ def test_given_a_device_when_timed_then_it_is_idle_before_each_sample_and_done_w
     def synchronise():
         bench.calls.append("sync")
         if bench.calls[-2:-1] == ["call"]:
-            clock.advance_ms(7.0)  # what the call had only launched
+            clock.advance_ms(9.0)  # what the call had only launched
 
     found = time_interleaved(
         {"call": bench.takes("call", 1.0)}, CPU, warm_up=1, inner=1, rounds=(2, 2), clock=clock, synchronise=synchronise
     )
-    assert found["call"].times_ms == (8.0, 8.0)
-    assert bench.calls == ["call", "sync", "call", "sync", "sync", "call", "sync"]
+    assert found["call"].times_ms == (10.0, 10.0)
+    assert bench.calls == ["call", *["sync", "call", "sync"] * 4]  # warm-up, two looks, two samples
 
 
 def test_given_a_call_of_microseconds_when_timed_then_a_sample_is_long_enough_and_reported_per_call(bench):
@@ -90,19 +90,27 @@ def test_given_a_call_of_microseconds_when_timed_then_a_sample_is_long_enough_an
     assert found["tiny"].times_ms == pytest.approx((0.009, 0.009))
 
 
-def test_given_another_candidate_before_when_a_short_call_is_timed_then_it_does_not_pay_for_cold_caches(bench):
+@pytest.mark.parametrize(("inner", "warm_ms"), [(4, 0.01), (1, 0.01), (1, 9.9)])
+def test_given_another_candidate_before_when_a_short_call_is_timed_then_it_does_not_pay_for_cold_caches(
+    bench, inner, warm_ms
+):
     def last_call():
         return next((name for name in reversed(bench.calls) if name != "sync"), None)
 
     def cold_after_another(name):
         def call():
-            bench.clock.advance_ms(0.01 if last_call() == name else 5.0)
+            bench.clock.advance_ms(warm_ms if last_call() == name else 15.0)
             bench.calls.append(name)
 
         return call
 
-    found = bench.time({name: cold_after_another(name) for name in "ab"}, inner=4, rounds=(3, 3))
-    assert found["a"].times_ms == found["b"].times_ms == pytest.approx((0.01,) * 3)
+    found = bench.time({name: cold_after_another(name) for name in "ab"}, inner=inner, rounds=(3, 3))
+    assert found["a"].times_ms == found["b"].times_ms == pytest.approx((warm_ms,) * 3)
+
+
+def test_given_a_long_call_when_timed_then_every_call_but_the_first_looks_counts(bench):
+    bench.time({"long": bench.takes("long", 10.0)}, warm_up=0, rounds=(7, 7))
+    assert bench.calls.count("long") == 2 + 7
 
 
 def test_given_a_stall_while_the_number_of_calls_is_chosen_when_timed_then_it_does_not_count(bench):

@@ -15,8 +15,9 @@ from torchperf_ros.core.sorted_window import SortedWindow
 from torchperf_ros.core.tier_ladder import Calibration, usual_p99
 
 _SHORTEST_SAMPLE_NS = 200_000  # below, the clock and the processor's state after another candidate would show
+_LONG_SAMPLE_NS = 10_000_000  # from here on, what another candidate left in the caches does not show
 _MOST_INNER = 1 << 16
-_LOOKS = 3  # at each number of inner calls; the quickest counts, as a stall would make it look long enough
+_LOOKS = 2  # before a candidate's samples are planned
 _SEED = 0
 
 Call = Callable[[], object]
@@ -78,8 +79,8 @@ def time_interleaved(
 
     A sample is the time of `inner` calls in a row and one synchronisation, divided by `inner`: what a caller waits
     for, launching included. Each round takes the candidates in another order (shuffled, the same in every run).
-    Before a sample of several calls comes one that is not timed, so that no candidate pays for what the one before
-    it left in the caches. Garbage is collected before and after, not meanwhile. Callers who want
+    Before a sample of less than 10 ms comes a call that is not timed, so that no candidate pays for what the one
+    before it left in the caches. Garbage is collected before and after, not meanwhile. Callers who want
     `torch.inference_mode()` enter it around this.
 
     Args:
@@ -112,15 +113,18 @@ def time_interleaved(
         for call in candidates.values():
             for _ in range(warm_up):
                 call()
-        calls = {name: inner or _enough_calls(sample, call) for name, call in candidates.items()}
+        plans = {name: _plan(sample, call, inner) for name, call in candidates.items()}
         stop_at = clock() + seconds * len(candidates) * NS_PER_S
         done = 0
         while done < fewest or (done < most and clock() < stop_at):
             shuffle(order)
             for name in order:
-                samples[name].append(sample.take_ns(candidates[name], calls[name]) / calls[name] / NS_PER_MS)
+                plan = plans[name]
+                if plan.settle:
+                    candidates[name]()
+                samples[name].append(sample.take_ns(candidates[name], plan.inner) / plan.inner / NS_PER_MS)
             done += 1
-    return {name: Timing(tuple(times_ms), calls[name]) for name, times_ms in samples.items()}
+    return {name: Timing(tuple(times_ms), plans[name].inner) for name, times_ms in samples.items()}
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,6 @@ class _Sample:
     synchronise: Call
 
     def take_ns(self, call: Call, inner: int) -> int:
-        if inner > 1:
-            call()
         self.synchronise()
         turns = range(inner)
         started = self.clock()
@@ -140,11 +142,26 @@ class _Sample:
         return self.clock() - started
 
 
-def _enough_calls(sample: _Sample, call: Call) -> int:
-    inner = 1
-    while inner < _MOST_INNER and min(sample.take_ns(call, inner) for _ in range(_LOOKS)) < _SHORTEST_SAMPLE_NS:
-        inner *= 2
-    return inner
+@dataclass(frozen=True)
+class _Plan:
+    """How a candidate's samples are taken: calls in each, and whether one that is not timed comes before."""
+
+    inner: int
+    settle: bool
+
+
+def _plan(sample: _Sample, call: Call, inner: int | None) -> _Plan:
+    count = inner or 1
+    took_ns = _look_ns(sample, call, count)
+    while inner is None and took_ns < _SHORTEST_SAMPLE_NS and count < _MOST_INNER:
+        count *= 2
+        took_ns = _look_ns(sample, call, count)
+    return _Plan(count, took_ns < _LONG_SAMPLE_NS)
+
+
+def _look_ns(sample: _Sample, call: Call, inner: int) -> int:
+    """What a sample takes: the least of a few, as a stall would make a short call look long enough."""
+    return min(sample.take_ns(call, inner) for _ in range(_LOOKS))
 
 
 def _synchronise(device: torch.device) -> Call:
