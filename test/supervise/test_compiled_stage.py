@@ -1,6 +1,7 @@
 """Stages whose tiers are compiled while they serve: started in eager, completed beside, taken over worker by worker."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,4 +175,17 @@ def test_given_a_bad_package_when_swapped_in_then_nothing_changes_and_the_reason
     done, why = compiled.actor.crew.succession.swap_state
     assert not done
     assert str(copy) in why
+    assert compiled.pids == before
+
+
+def test_given_a_package_that_is_slower_than_the_budget_when_swapped_in_then_it_is_refused(compiled, package):
+    crew = compiled.actor.crew
+    before = compiled.pids
+    crew.config = replace(crew.config, budget_ms=1e-6)
+    try:
+        crew.succession.swap("full", str(package))
+        ask_until(compiled, lambda: not crew.succession.swap_state[1].startswith("swapping"), "it is refused")
+    finally:
+        crew.config = compiled.actor.config
+    assert "tier full takes" in crew.succession.swap_state[1]
     assert compiled.pids == before

@@ -4,6 +4,7 @@ import pytest
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.supervise.memory_limit import limit_memory
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +95,12 @@ def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_a
     stage = start_own_stage(adapter="Plain", backup="none")
     assert stage.ask().tier == 0
     for _ in range(3):
-        stage.actor.limit_memory(0.8, 0.7)
+        limit_memory(stage.actor, 0.8, 0.7)
     assert stage.ask().tier == 1
     stage.wait_for(lambda: stage.anomalies, "it is told")
     (told,) = stage.anomalies
     assert told.message.startswith("memory is short: 80% of the limit is in use, memory_share is 70%")
     with pytest.raises(ConfigError, match="short of memory"):
         stage.actor.crew.succession.swap("full", "new.pt2")
-    stage.actor.limit_memory(0.1, 0.7)
+    limit_memory(stage.actor, 0.1, 0.7)
     assert not stage.actor.memory.tight

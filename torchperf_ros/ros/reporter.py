@@ -12,6 +12,7 @@ from torchperf_ros.core.anomaly_rules import Anomaly, Level
 from torchperf_ros.core.clock import monotonic_ns
 from torchperf_ros.core.outcome import Health
 from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, ros_message_class
+from torchperf_ros.supervise.memory_limit import limit_memory
 from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
@@ -73,7 +74,7 @@ class Reporter:
             gc.collect()
         memory = sample_memory(self.stages)
         for stage in self.stages:
-            stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
+            limit_memory(stage, memory.used_share(self.memory_limit_mib), self.memory_share)
         now_ns = monotonic_ns()
         healths = [(stage, stage.journal.health.state(now_ns)) for stage in self.stages]
         statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]

@@ -11,6 +11,7 @@ from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.ros.swap_service import GOES_ON, SERVICE, swap_request
 
 _POLL_S = 0.5
+_DISCOVERY_S = 15.0
 
 
 class SwapFailed(TorchperfError):
@@ -36,7 +37,7 @@ def swap(node_name: str, stage: str, tier: str, package: str, timeout_s: float, 
     try:
         client = node.create_client(SERVICE, f"{node_name.rstrip('/')}/swap")
         give_up_at = time.monotonic() + timeout_s
-        if not client.wait_for_service(timeout_s):
+        if not client.wait_for_service(min(timeout_s, _DISCOVERY_S)):
             msg = f"no node offers {client.srv_name}; is it running, in this ROS_DOMAIN_ID, under this name?"
             raise SwapFailed(msg)
         result = _call(node, client, swap_request(stage, tier, package), give_up_at)

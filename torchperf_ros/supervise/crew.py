@@ -39,9 +39,6 @@ class CrewListener(Protocol):
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
         """Give a worker no more frames, as another takes its place; False if it is busy with one."""
 
-    def why_too_slow(self, worker: WorkerProcess, tier: int) -> str:
-        """Why a new worker's tier cannot serve by what it measured; "" if it can."""
-
     def worker_told(self, text: str) -> None:
         """Something about a worker's models that people should know, and that is no failure of the worker."""
 
@@ -252,11 +249,10 @@ class Crew:
 
     def _ready(self, worker: WorkerProcess) -> None:
         """Let it serve, unless it came with a package that is too slow to be swapped in."""
-        if worker is self.succession.candidate and worker.swapped is not None:
-            refusal = self._listener.why_too_slow(worker, worker.swapped)
-            if refusal:
-                worker.kill(refusal)
-                return
+        refusal = self.succession.why_too_slow(worker, self.config.budget_ms)
+        if refusal:
+            worker.kill(refusal)
+            return
         worker.ready_at_ns = time.monotonic_ns()
         self._listener.worker_ready(worker)
         self.succession.complete(worker)

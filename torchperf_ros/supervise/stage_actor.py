@@ -101,19 +101,6 @@ class StageActor:
         self.crew.stop()
         self._waiter.close()
 
-    def limit_memory(self, used_share: float, share: float) -> None:
-        """Take a sample of the memory in use over its limit: above `share`, lower tiers run and nothing is compiled."""
-        was_tight = self.memory.tight
-        self.memory.update(used_share, share, len(self.config.tiers))
-        self.crew.succession.may_compile = not self.memory.tight
-        with self._lock:
-            self.ladder.left_out = self.memory.left_out
-        if self.memory.tight and not was_tight:
-            self.worker_told(
-                f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%};"
-                " lower tiers run, and nothing is compiled"
-            )
-
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live)."""
         self.config = self.crew.config = config
@@ -322,14 +309,6 @@ class StageActor:
             self._waiter.drop(worker)
             self.ladder.calibrate(successor.calibrations)
             return True
-
-    def why_too_slow(self, worker: WorkerProcess, tier: int) -> str:
-        """A package is swapped in only if a frame that did not wait has the time for it."""
-        p99_ms = worker.calibrations[tier].p99_ms
-        if p99_ms <= self._fresh_ms:
-            return ""
-        name = self.config.tiers[tier]
-        return f"tier {name} takes {p99_ms:.1f} ms (p99) with the new package; a frame has {self._fresh_ms:.1f} ms"
 
     def worker_told(self, text: str) -> None:
         """Something about a worker's models: for `/perf/anomaly`."""

@@ -78,6 +78,13 @@ class Succession:
         packages[tiers.index(tier)] = package
         self.renewal.ask(tries=1, packages=packages, swapped=tiers.index(tier))
 
+    def why_too_slow(self, worker: WorkerProcess, budget_ms: float) -> str:
+        """Why the candidate's new package cannot be swapped in by what it measured; "" if it can, or has none."""
+        if worker is not self.candidate or worker.swapped is None:
+            return ""
+        p99_ms, tier = worker.calibrations[worker.swapped].p99_ms, self._config.tiers[worker.swapped]
+        return "" if p99_ms < budget_ms else f"tier {tier} takes {p99_ms:.1f} ms (p99); the budget is {budget_ms:g} ms"
+
     @property
     def swap_state(self) -> tuple[bool, str]:
         """Whether the last swap is done, and how it went: `swapping: ...` while it goes on, else `done` or why not."""
