@@ -76,6 +76,20 @@ class Doubling(Adapter):
         return message_class(TEXT)(data=f"{value} {word} {received.stamp_ns} {received.age_ms}")
 
 
+class Hungry(Doubling):
+    """The first tier has not enough memory for a number of 100 and more, the second for 1000 and more."""
+
+    def build(self, tier):
+        model, most = super().build(tier), {"full": 100.0, "fast": 1000.0}[tier]
+
+        def refuse(module, inputs):
+            if inputs[0] >= most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model.register_forward_pre_hook(refuse)
+        return model
+
+
 class Unseeing(Doubling):
     observe = Adapter.observe
 
@@ -296,3 +310,41 @@ def test_given_a_node_that_is_gone_when_serving_then_the_session_ends(node):
     node.frames.close()
     node.thread.join(20.0)
     assert not node.thread.is_alive()
+
+
+# -- memory, and what is told of the tiers -----------------------------------------------------------------------------
+
+
+def last_of(node, kind):
+    return [message for message in node.told() if message["kind"] == kind][-1]
+
+
+@pytest.mark.parametrize(("value", "tier", "answer"), [(6.0, 0, "12.0"), (100.0, 1, "1000.0")])
+def test_given_a_tier_without_the_memory_when_asked_then_the_next_lower_one_answers(make_node, value, tier, answer):
+    node = make_node("Hungry").start()
+    response, payload = node.ask(0, value)
+    assert (response.outcome, response.tier) == (Outcome.ON_TIME, tier)
+    assert text_of(payload).startswith(answer)
+
+
+def test_given_no_tier_with_the_memory_when_asked_then_the_frame_fails_and_the_next_is_answered(make_node, monkeypatch):
+    monkeypatch.setattr("torchperf_ros.worker.session._REPORT_EVERY_S", 0.01)
+    node = make_node("Hungry").start()
+    emptied = []
+    monkeypatch.setattr(node.session._device, "empty_cache", lambda: emptied.append(1))
+    response, payload = node.ask(0, 1000.0)
+    assert response.outcome == Outcome.ERROR
+    assert b"OutOfMemoryError: CUDA out of memory" in payload
+    assert node.ask(1, 3.0)[0].outcome == Outcome.ON_TIME
+    assert len(emptied) == 1
+    node.control.settimeout(20.0)
+    while (message := unpack_control(node.control.recv(65_536))).get("out_of_memory") != 1:
+        assert message["kind"] != "error"
+
+
+def test_given_engines_that_are_not_compiled_when_ready_then_they_are_missing_and_eager_runs(make_node, tmp_path):
+    node = make_node(build=[{"engine": "aoti"}] * 2, cache_dir=str(tmp_path)).start()
+    ready = last_of(node, "ready")
+    assert ready["missing"] == ["full", "fast"]
+    assert [(tier["engine"], tier["why"]) for tier in ready["tiers"]] == [("eager", "not compiled yet")] * 2
+    assert node.ask(0, 3.0)[0].outcome == Outcome.ON_TIME

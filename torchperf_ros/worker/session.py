@@ -155,8 +155,9 @@ class Session:
             try:
                 return self._tiers[response.tier].run(tensors, request.leave_ns)
             except torch.OutOfMemoryError:
-                self._device.empty_cache()
-                self._out_of_memory += 1
+                if response.tier == request.tier:
+                    self._out_of_memory += 1
+                    self._device.empty_cache()
                 if response.tier + 1 >= len(self._tiers):
                     raise
                 response.tier += 1
