@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from torchperf_ros.core.compiler_cache import use_compiler_cache
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
 from torchperf_ros.core.thread_nice import set_nice
 from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
@@ -45,6 +46,8 @@ def main() -> int:
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
     try:
         come_forward = _load_in_background() if setup["background"] else lambda: None
+        if setup.get("compile") and any(build["engine"] == "compile" for build in setup["build"]):
+            setup["compiler_cache"] = use_compiler_cache(setup["cache_dir"], setup["cache_mib"] << 20)
         from torchperf_ros.worker.session import Session  # imports torch, which takes seconds
 
         session = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
