@@ -3,10 +3,12 @@
 import contextlib
 import fcntl
 import os
+import pwd
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.package_manifest import Identity, Manifest, PackageError, manifest_path, read_manifest
@@ -55,17 +57,23 @@ class PackageCache:
         Raises:
             ConfigError: the folder cannot be written.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / f"{identity.key}.lock").open("w", encoding="utf-8")
-        except OSError as error:
-            msg = (
-                f"parameter cache_dir: {self.folder} cannot be written: {error.strerror}; it has to be your own folder"
-            )
-            raise ConfigError(msg) from error
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._lock(identity):
             yield
+
+    def _lock(self, identity: Identity) -> TextIO:
+        """Wait for the lock; one that was removed meanwhile, with its package, locks nobody out and is made anew."""
+        path = self.folder / f"{identity.key}.lock"
+        while True:
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = path.open("w", encoding="utf-8")
+            except OSError as error:
+                raise self._not_writable(error) from error
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                    return lock
+            lock.close()
 
     def entries(self) -> list[CachedPackage]:
         """Every package in the folder, the most recently used first."""
@@ -77,22 +85,38 @@ class PackageCache:
         return sorted(found, key=lambda entry: -entry.used_s)
 
     def shrink(self, keep: Path | None = None) -> list[Path]:
-        """Remove the least recently used packages beyond the limit, but not `keep`; returns what was removed."""
-        total, removed = 0, []
-        for entry in self.entries():
-            total += entry.size_bytes
-            if total > self._limit_bytes and entry.path != keep:
+        """Remove the least recently used packages until the rest fits, but not `keep`; returns what was removed.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        entries, removed = self.entries(), []
+        total = sum(entry.size_bytes for entry in entries)
+        for entry in reversed(entries):
+            if total <= self._limit_bytes:
+                break
+            if entry.path != keep:
+                self.remove(entry.path)
                 total -= entry.size_bytes
                 removed.append(entry.path)
-        for path in removed:
-            self.remove(path)
         self._sweep()
         return removed
 
     def remove(self, package: Path) -> None:
-        """Remove one package; the manifest first, so that nobody takes half of it for whole."""
-        for path in (manifest_path(package), package, package.with_suffix(".lock")):
-            path.unlink(missing_ok=True)
+        """Remove one package; the manifest first, so that nobody takes half of it for whole.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        try:
+            for path in (manifest_path(package), package):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._not_writable(error) from error
+        lock_path = package.with_suffix(".lock")
+        with contextlib.suppress(OSError), lock_path.open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where one is being built
+            lock_path.unlink()
 
     def clear(self) -> int:
         """Remove every package; returns the bytes that this freed."""
@@ -101,10 +125,15 @@ class PackageCache:
             self.remove(entry.path)
         return sum(entry.size_bytes for entry in entries)
 
+    def _not_writable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"parameter cache_dir: {self.folder} cannot be written: {error.strerror}; it has to be your own folder"
+        )
+
     def _sweep(self) -> None:
         """Half-written files that a killed process left behind a day ago or earlier."""
         for path in self.folder.glob("*.part.*"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_S:
                     path.unlink()
 
@@ -120,10 +149,21 @@ def _entry(path: Path) -> CachedPackage:
 
 
 def default_folder(environment: dict[str, str] | os._Environ[str] = os.environ) -> Path:
-    """`torchperf_ros` in XDG_CACHE_HOME, else in `~/.cache` (XDG base directory specification)."""
+    """`torchperf_ros` in XDG_CACHE_HOME, else in `~/.cache` (XDG base directory specification).
+
+    Never where others may write: what lies there is run.
+    """
     base = environment.get("XDG_CACHE_HOME", "")
-    home = Path(base) if base.startswith("/") else Path(environment.get("HOME") or "/tmp") / ".cache"
+    home = Path(base) if base.startswith("/") else Path(environment.get("HOME") or _home()) / ".cache"
     return home / "torchperf_ros"
+
+
+def _home() -> str:
+    """From the list of users; "/" for a user that is not in it, as in containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/"
 
 
 def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:

@@ -55,7 +55,7 @@ class Identity:
                 names = [name for name in {**found, **needed} if found.get(name) != needed.get(name)]
                 words += [f"option {name} {found.get(name)!r}, wanted {needed.get(name)!r}" for name in names]
             elif found != needed:
-                words.append(f"{field.name} {_short(found)}, wanted {_short(needed)}")
+                words.append(f"{field.name} {_short(found, needed)}, wanted {_short(needed, found)}")
         return words
 
 
@@ -110,17 +110,34 @@ def read_manifest(package: Path) -> Manifest:
     path = manifest_path(package)
     try:
         fields_found = json.loads(path.read_text(encoding="utf-8"))
-        identity = Identity(**fields_found.pop("identity"))
-        manifest = Manifest(identity, **fields_found)
+        identity_found = fields_found.pop("identity")
+        number = identity_found["format"]
+        if number == FORMAT:
+            return _checked(Manifest(Identity(**identity_found), **fields_found))
     except FileNotFoundError as error:
         msg = f"package {package} has no manifest {path.name}; `torchperf compile` writes both"
         raise PackageError(msg) from error
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         msg = f"manifest {path} cannot be read ({type(error).__name__}: {error}); build the package again"
         raise PackageError(msg) from error
-    if identity.format != FORMAT:
-        msg = f"manifest {path} has format {identity.format}; this version reads {FORMAT}; build the package again"
-        raise PackageError(msg)
+    msg = f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again"
+    raise PackageError(msg)
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """The same, if every value has its type, and there is something to show of the timings.
+
+    Raises:
+        TypeError: names the value.
+    """
+    for part in (manifest.identity, manifest):
+        for field in fields(part):
+            value: object = getattr(part, field.name)
+            kind: Any = getattr(field.type, "__origin__", field.type)
+            good = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+            if not good or (field.name == "timings" and not value):
+                msg = f"{field.name} is {value!r}"
+                raise TypeError(msg)
     return manifest
 
 
@@ -159,6 +176,9 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _short(value: object) -> str:
+def _short(value: object, other: object) -> str:
+    """A value beside another one: of lists what only this one has, of hashes the beginning."""
+    if isinstance(value, list) and isinstance(other, list):
+        return ", ".join(str(item) for item in value if item not in other) or f"{len(value)} entries"
     text = str(value)
     return text if len(text) <= 60 else f"{text[:12]}..."  # noqa: PLR2004 - hashes are longer than what people write
