@@ -185,12 +185,12 @@ def _why_not_half(model: nn.Module, precision: str, device: torch.device) -> str
         slow = precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False)
         return "this GPU has no bf16 instructions; it would run, but slowly" if slow else ""
     known = _CPU_INSTRUCTIONS[precision]
-    if _cpu_flags().isdisjoint(known):
+    if cpu_flags().isdisjoint(known):
         return f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly"
     return ""
 
 
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
     """What `/proc/cpuinfo` lists for the first processor: `flags` on x86, `Features` on Arm."""
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()

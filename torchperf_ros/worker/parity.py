@@ -57,18 +57,19 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
     Integer and boolean outputs count like numbers; NaN and Inf count as wrong unless both have the same one there.
 
     Raises:
-        ParityError: another number of tensors, or another shape.
+        ParityError: another nesting, number of tensors, type, shape, or value that is no tensor.
     """
-    pairs = list(zip(_flat(expected), _flat(found), strict=False))
-    if [tuple(t.shape) for t in _flat(expected)] != [tuple(t.shape) for t in _flat(found)]:
-        shapes = [[tuple(t.shape) for t in _flat(outputs)] for outputs in (found, expected)]
-        msg = f"outputs have the shapes {shapes[0]}; eager gives {shapes[1]}"
+    layouts = [_layout(outputs) for outputs in (found, expected)]
+    if layouts[0] != layouts[1]:
+        msg = f"outputs are {layouts[0]}; eager gives {layouts[1]}"
         raise ParityError(msg)
+    pairs = zip(_flat(expected), _flat(found), strict=True)
     square_error = square_expected = square_found = dot = worst = 0.0
     for reference, other in pairs:
         if not reference.numel():
             continue
-        if not torch.equal(torch.isfinite(reference), torch.isfinite(other)):
+        wild = ~torch.isfinite(reference)
+        if not torch.equal(wild, ~torch.isfinite(other)) or _said(reference[wild]) != _said(other[wild]):
             return Parity(math.inf, 0.0, math.inf)
         a, b = (torch.nan_to_num(t, posinf=0.0, neginf=0.0) for t in (reference, other))
         error = (a - b).abs()
@@ -79,8 +80,9 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
         worst = max(worst, float(error.max()) / (float(a.abs().max()) or 1.0))
     if square_error == 0.0:
         return Parity(0.0, 1.0, 0.0)
-    norms = math.sqrt(square_expected * square_found)
-    return Parity(math.sqrt(square_error / (square_expected or 1.0)), dot / norms if norms else 0.0, worst)
+    norms = math.sqrt(square_expected) * math.sqrt(square_found)
+    cosine = dot / norms if norms else float(not square_expected)  # zeros have no angle; the errors decide
+    return Parity(math.sqrt(square_error / (square_expected or 1.0)), cosine, worst)
 
 
 def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
@@ -120,12 +122,15 @@ def check_engine(
         seeds: how many inputs; at least 2, as another input has to give another output, where eager's does.
 
     Raises:
-        ParityError: beyond a limit, or the same outputs whatever the inputs.
+        ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
     """
     found, worst = [], Parity(0.0, 1.0, 0.0)
     for seed in range(1, max(seeds, 2) + 1):
         inputs = random_inputs(example, seed, dynamic_dims)
-        pair = reference(*inputs), candidate(*inputs)
+        pair = reference(*(t.clone() for t in inputs)), candidate(*inputs)  # a model may write to its inputs
+        if not any(True for _ in tensors_in(pair[0])):
+            msg = f"outputs cannot be compared: eager gives {_layout(pair[0])}, no tensors in tuples, lists and dicts"
+            raise ParityError(msg)
         parity = check(*pair, precision)
         worst = Parity(
             *(pick(a, b) for pick, a, b in zip((max, min, max), astuple(worst), astuple(parity), strict=True))
@@ -145,7 +150,7 @@ def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 def random_inputs(
     example: tuple[torch.Tensor, ...], seed: int, dynamic_dims: DynamicDims | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Inputs like the example, drawn from its range: floats normal around its mean, integers within its values.
+    """Inputs like the example: floats normal around its mean, integers within its values, all values for blank uint8.
 
     Args:
         example: the adapter's example inputs.
@@ -159,9 +164,8 @@ def random_inputs(
         shape = list(tensor.shape)
         for dim, (low, high) in (dynamic_dims or {}).get(index, {}).items():
             # the same dimension with the same range is one size in every input, as for batches
-            shape[dim] = sizes.setdefault(
-                (dim, low, high), int(torch.randint(low, high + 1, (1,), generator=generator))
-            )
+            drawn_size = int(torch.randint(low, high + 1, (1,), generator=generator))
+            shape[dim] = sizes.setdefault((dim % len(shape), low, high), drawn_size)
         drawn.append(_like(tensor, tuple(shape), generator))
     return tuple(drawn)
 
@@ -169,16 +173,40 @@ def random_inputs(
 def _like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     if tensor.dtype is torch.bool:
         return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004 - mostly set, as masks are
+    if tensor.is_complex():
+        parts = (_like(part, shape, generator) for part in (tensor.real, tensor.imag))
+        return torch.complex(*parts)
     if tensor.is_floating_point():
         values = tensor.detach().float().cpu()
+        values = values[values.isfinite()]
         spread = float(values.std(correction=0)) if values.numel() else 1.0
         mean = float(values.mean()) if values.numel() else 0.0
         drawn = torch.randn(shape, generator=generator) * (spread or 1.0) + mean
         return drawn.to(tensor.device, tensor.dtype)
     low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
+    if low == high and tensor.dtype is torch.uint8:  # pixels; other integers may be indices, which have to stay valid
+        low, high = 0, 255
     drawn = torch.randint(low, high + 1, shape, generator=generator)
     return drawn.to(tensor.device, tensor.dtype)
 
 
 def _flat(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
-    return [tensor.detach().to("cpu", torch.float64) for tensor in tensors_in(outputs)]
+    tensors = (torch.view_as_real(t) if t.is_complex() else t for t in tensors_in(outputs))
+    return [tensor.detach().to("cpu", torch.float64) for tensor in tensors]
+
+
+def _layout(outputs: Any) -> str:  # noqa: ANN401
+    """How outputs are nested, with type and shape of each tensor."""
+    if isinstance(outputs, torch.Tensor):
+        return f"{str(outputs.dtype).removeprefix('torch.')} {'x'.join(map(str, outputs.shape)) or 'scalar'}"
+    if isinstance(outputs, dict):
+        return f"{{{', '.join(f'{key!r}: {_layout(value)}' for key, value in outputs.items())}}}"
+    if isinstance(outputs, list):
+        return f"[{', '.join(map(_layout, outputs))}]"
+    if isinstance(outputs, tuple):
+        return f"({', '.join(map(_layout, outputs))})"
+    return repr(outputs) if isinstance(outputs, (bool, int, float, str, type(None))) else type(outputs).__name__
+
+
+def _said(values: torch.Tensor) -> list[str]:
+    return [str(value) for value in values.tolist()]  # as text, NaN is NaN
