@@ -11,6 +11,7 @@ from torchperf_ros.analysis.bench_command import app as bench
 from torchperf_ros.analysis.check_model_command import check_model
 from torchperf_ros.analysis.compile_command import cache_command, compile_command
 from torchperf_ros.analysis.inspect_command import inspect_command
+from torchperf_ros.analysis.tune_command import tune_command
 from torchperf_ros.core.build_options import ENGINES
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command("check-model")(check_model)
 app.command("compile")(compile_command)
 app.command("cache")(cache_command)
 app.command("inspect")(inspect_command)
+app.command("tune")(tune_command)
 
 _BAD_INPUT = 2
 

@@ -1,0 +1,45 @@
+"""Entry of the trial process of tuning: tries one way to run a tier's model, or says what the model is.
+
+    python -m torchperf_ros.worker.trial_main NEWS        (descriptor for one JSON object per line)
+
+Job: `adapter`, `options`, `device`, `tier`; for a trial also `candidate` (see `Candidate`), `reference_threads`,
+`seconds` (of measuring, for each side) and `hopeless_ratio` (or null); for the facts `others` (more tiers).
+
+It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
+adapter cannot be used at all).
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.worker.detachment import detach_from_node
+
+
+def main() -> int:
+    """Do the job. Returns 0, or 1 if the adapter cannot be used."""
+    detach_from_node()
+    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
+    os.set_inheritable(news.fileno(), False)
+
+    def say(kind: str, **fields: object) -> None:
+        news.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+    job: dict[str, Any] = json.load(sys.stdin)
+    try:
+        from torchperf_ros.worker.trial import run_trial, state_facts  # imports torch, which takes seconds
+
+        if job.get("candidate") is None:
+            say("facts", facts=state_facts(job))
+        else:
+            say("trial", **run_trial(job, lambda text: say("step", text=text)))
+    except TorchperfError as error:
+        say("failed", text=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
