@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchperf_ros.analysis.bench_case import Figures
 from torchperf_ros.analysis.chain_curve import REFERENCE, Curve, CurvePoint
 from torchperf_ros.analysis.inspected_model import load_model
 from torchperf_ros.analysis.inspection import Inspector
@@ -53,6 +54,24 @@ def make_curve():
                     "eager": 1.0, "static": 0.5, "dynamic": 0.8, "aoti-dynamic": ratio, "auto": ratio,
                 }.items()
             )
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def make_figures():
+    """Figures of an engine that is warm at once and as fast as eager, where nothing else is said."""
+
+    def make(p50_ms=10.0, eager_p50_ms=10.0, **changes):
+        return Figures(
+            **{
+                "cold_start_s": 2.0, "compile_s": 0.0, "cache_hits": 0, "warm_up_ms": (p50_ms,) * 30, "p50_ms": p50_ms,
+                "p95_ms": 1.1 * p50_ms, "p99_ms": 1.2 * p50_ms, "max_ms": 2 * p50_ms, "samples": 100,
+                "usual_p99_ms": 1.2 * p50_ms, "eager_p50_ms": eager_p50_ms, "eager_usual_p99_ms": 1.2 * eager_p50_ms,
+                "items_per_s": 1000 / p50_ms, "peak_mib": 300.0, "relative_l2": 0.0, "cosine": 1.0, "max_error": 0.0,
+                "threads": 1, **changes,
+            }
         )  # fmt: skip
 
     return make

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchperf_ros.core.clock import VirtualClock
-from torchperf_ros.worker.stopwatch import Timing, time_interleaved
+from torchperf_ros.worker.stopwatch import Timing, time_interleaved, time_once
 
 CPU = torch.device("cpu")
 
@@ -156,6 +156,12 @@ def test_given_the_real_clock_when_timed_then_samples_are_positive():
     found = time_interleaved({"add": lambda: torch.ones(4) + 1}, CPU, rounds=(3, 3))
     assert len(found["add"].times_ms) == 3
     assert min(found["add"].times_ms) > 0
+
+
+def test_given_a_first_call_when_timed_once_then_it_is_called_once():
+    calls = []
+    assert time_once(lambda: calls.append(1), CPU) > 0
+    assert calls == [1]
 
 
 @pytest.mark.gpu

@@ -43,7 +43,7 @@ def curve_targets(curve: Curve) -> list[Target]:
     worst = min(autos, key=lambda point: point.times_eager)
     never_slower = Target(
         f"{AUTO} at most {_SLOWER - 1:.0%} slower than eager at any n",
-        f"{worst.times_eager:.2f} times eager at n = {worst.length}, its least",
+        f"{worst.times_eager:.2f} at n = {worst.length}, its least",
         worst.times_eager >= 1 / _SLOWER,
     )
     wanted = f"{AUTO} at least {_TIMES_AT_LONGEST} times eager at n = {_LONGEST}, batch sizes changing"
@@ -51,7 +51,7 @@ def curve_targets(curve: Curve) -> list[Target]:
         return [never_slower, Target(wanted, f"n = {_LONGEST} was left out", None)]
     longest = curve.at(_LONGEST, AUTO)
     reached = longest.times_eager >= _TIMES_AT_LONGEST
-    return [never_slower, Target(wanted, f"{longest.times_eager:.2f} times eager, by {longest.runs}", reached)]
+    return [never_slower, Target(wanted, f"{longest.times_eager:.2f}, by {longest.runs}", reached)]
 
 
 def curve_tables(curve: Curve) -> list[Table]:

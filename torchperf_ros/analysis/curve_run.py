@@ -29,9 +29,9 @@ def run_curve(lengths: Sequence[int], device_name: str, seconds: float, folder: 
         OSError: a file cannot be written.
     """
     device = choose_device(device_name)
+    machine = describe_machine(device, THREADS)  # before it is loaded by this
     with _progress(console, steps(lengths, device)) as on_step:
         curve = measure_curve(lengths, device, seconds=seconds, on_step=on_step)
-    machine = describe_machine(device, THREADS)
     console.print(f"[grey62]{machine_line(machine)}[/]", highlight=False)
     for table in curve_tables(curve):
         console.print(table)

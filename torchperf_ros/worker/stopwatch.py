@@ -127,6 +127,11 @@ def time_interleaved(
     return {name: Timing(tuple(times_ms), plans[name].inner) for name, times_ms in samples.items()}
 
 
+def time_once(call: Call, device: torch.device) -> float:
+    """Milliseconds that a single call takes, synchronised: for first calls, which no second one repeats."""
+    return _Sample(perf_counter_ns, _synchronise(device)).take_ns(call, 1) / NS_PER_MS
+
+
 @dataclass(frozen=True)
 class _Sample:
     clock: Clock
