@@ -11,12 +11,15 @@ import torch
 
 from torchperf_ros.core.build_options import BuildOptions
 from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.shape_options import MOST_SHAPES
 from torchperf_ros.worker.graph_replay import GraphReplay
 from torchperf_ros.worker.model_transforms import transform
-from torchperf_ros.worker.package import build_package, load_package
+from torchperf_ros.worker.package import build_package, from_front, load_package
 from torchperf_ros.worker.parity import DynamicDims, random_inputs
 
 Call = Callable[..., Any]
+
+_MOST_GRAPHS = 8 * MOST_SHAPES
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Runner:
         cache_hits: graphs that came out of the compiler's own cache on disk.
         compile_s: seconds that this took.
         package: hash of the package, "" where there is none.
+        static: whether it takes the example's shapes only and does not notice others: its results, or its process,
+            would be lost.
     """
 
     call: Call
@@ -37,11 +42,15 @@ class Runner:
     cache_hits: int = 0
     compile_s: float = 0.0
     package: str = ""
+    static: bool = False
 
 
 def varying_dims(options: BuildOptions, declared: DynamicDims) -> DynamicDims:
-    """The dimensions that an engine with these options has to let vary."""
-    return {} if options.dynamic == "never" else declared
+    """The dimensions that an engine with these options has to let vary; a range of one size does not."""
+    if options.dynamic == "never":
+        return {}
+    varying = {i: {dim: span for dim, span in spans.items() if span[0] != span[1]} for i, spans in declared.items()}
+    return {index: spans for index, spans in varying.items() if spans}
 
 
 def make_runner(
@@ -79,7 +88,7 @@ def make_runner(
             with torch.inference_mode(mode=False):
                 build_package(prepared, tuple(tensor.clone() for tensor in example), dims, path)
             call = load_package(path, device)
-        runner = Runner(call, graphs=1, compile_s=time.perf_counter() - started)
+        runner = Runner(call, graphs=1, compile_s=time.perf_counter() - started, static=not dims)
     else:
         runner = Runner(prepared)
     return as_graph(runner, options, example, device)
@@ -102,15 +111,22 @@ def as_graph(runner: Runner, options: BuildOptions, example: tuple[torch.Tensor,
 def _compile(
     model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...], dims: DynamicDims
 ) -> Runner:
-    """torch.compile, and a first call of every kind of size, so that nothing is left to compile."""
+    """torch.compile, and a first call of every kind of size, so that nothing is left to compile.
+
+    Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then on, and only
+    its log would say so.
+    """
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):
+        setattr(torch._dynamo.config, limit, max(_MOST_GRAPHS, getattr(torch._dynamo.config, limit)))
     started, before = time.perf_counter(), _counters()
     mode = None if options.mode == "default" else options.mode
     if options.cuda_graphs and mode is None:
         mode = "reduce-overhead"
     dynamic = bool(dims) or options.dynamic == "always"
     compiled = torch.compile(model, mode=mode, dynamic=None if dims else dynamic)
-    for inputs in warm_up_inputs(example, dims):
-        for index, spans in dims.items():
+    for usual in warm_up_inputs(example, dims):
+        inputs = tuple(tensor.clone() for tensor in usual)  # marks stay on a tensor, and the example is the adapter's
+        for index, spans in from_front(dims, example).items():
             for dim, (low, high) in spans.items():
                 if inputs[index].shape[dim] > 1:  # sizes 0 and 1 have a graph of their own
                     torch._dynamo.mark_dynamic(inputs[index], dim, min=max(low, 2), max=high)

@@ -31,6 +31,7 @@ def export(
     model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims
 ) -> torch.export.ExportedProgram:
     """The model as one graph; dimensions with the same range and place in several inputs are one dimension."""
+    dynamic_dims = from_front(dynamic_dims, example)
     shapes: list[dict[int, Any] | None] = [None] * len(example)
     for index, spans in dynamic_dims.items():
         shapes[index] = {
@@ -43,6 +44,14 @@ def export(
     inputs = random_inputs(example, 0, larger) if dynamic_dims else example
     with torch.no_grad():
         return torch.export.export(model, inputs, dynamic_shapes=tuple(shapes) if dynamic_dims else None)
+
+
+def from_front(dynamic_dims: DynamicDims, example: tuple[torch.Tensor, ...]) -> DynamicDims:
+    """The same with every dimension counted from the first, as compilers want them."""
+    return {
+        index: {dim % example[index].dim(): span for dim, span in spans.items()}
+        for index, spans in dynamic_dims.items()
+    }
 
 
 def _at_least(size: int, high: int) -> int:

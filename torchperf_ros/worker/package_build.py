@@ -1,5 +1,6 @@
 """Builds packages and their manifests: export, compile, check against eager, time, store."""
 
+import contextlib
 import datetime
 import os
 import resource
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from torchperf_ros.core.build_options import BuildOptions
-from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.package_cache import PackageCache, open_cache
 from torchperf_ros.core.package_manifest import (
     Manifest,
@@ -28,6 +29,7 @@ from torchperf_ros.worker.fingerprint import identify, signature_of
 from torchperf_ros.worker.model_transforms import transform
 from torchperf_ros.worker.package import build_package, load_package
 from torchperf_ros.worker.parity import check_engine
+from torchperf_ros.worker.ready_package import load_ready_package
 from torchperf_ros.worker.stopwatch import time_interleaved
 
 Say = Callable[..., None]
@@ -48,6 +50,9 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
         say("tier", tier=tier, number=number, step="loading")
         try:
             builder = _TierBuild(adapter, job, tier, BuildOptions(**{**build, "engine": "aoti"}), device.device, say)
+            if builder.ready:
+                say("planned", tier=tier, text=f"is compiled: {builder.ready}")
+                continue
             if job.get("dry_run"):
                 say("planned", tier=tier, text=builder.plan(cache))
                 continue
@@ -64,17 +69,30 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
 
 
 class _TierBuild:
-    """One tier on its way into a package."""
+    """One tier on its way into a package.
+
+    Attributes:
+        ready: the package that the user names for this tier, None where there is something to build.
+    """
 
     def __init__(
         self, adapter: Adapter, job: Mapping[str, Any], tier: str, options: BuildOptions, device: torch.device, say: Say
     ) -> None:
         self._job, self._tier, self._options, self._device = job, tier, options, device
-        number = job["tiers"].index(tier) + 1
-        self._step: Callable[[str], None] = lambda step: say("tier", tier=tier, number=number, step=step)
-        self._model = adapter.build(tier).eval().to(device)
+        number = job["tiers"].index(tier)
+        self._step: Callable[[str], None] = lambda step: say("tier", tier=tier, number=number + 1, step=step)
         self._example = tuple(tensor.to(device) for tensor in adapter.example_inputs(tier))
         self._dims = varying_dims(options, adapter.dynamic_dims())
+        self.ready: Path | None = None
+        named = job["packages"][number] if job.get("packages") else ""
+        if named:
+            model, _ = load_ready_package(Path(named), device, self._example, self._dims)
+            if model is None:
+                self.ready = Path(named)
+                return
+        else:
+            model = adapter.build(tier).eval()
+        self._model = model.to(device)
         self._identity = identify(self._model, options, self._example, self._dims, device)
 
     def _path(self, cache: PackageCache) -> Path:
@@ -107,10 +125,21 @@ class _TierBuild:
                 manifest = self._build(part)
                 _replace(part, manifest, path)
             finally:
-                part.unlink(missing_ok=True)
+                for left in (part, manifest_path(part)):
+                    left.unlink(missing_ok=True)
         if path.parent == cache.folder:
-            cache.shrink(keep=path)
+            with contextlib.suppress(ConfigError):  # an entry of somebody else's: the package is there all the same
+                cache.shrink(keep=path)
         return path, manifest, True
+
+    def _timed_inputs(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        """Inputs of each shape once, by shape; the example comes last."""
+        by_shape: dict[str, tuple[torch.Tensor, ...]] = {}
+        for inputs in warm_up_inputs(self._example, self._dims):
+            shapes = ", ".join(map(signature_of, inputs))
+            by_shape.pop(shapes, None)
+            by_shape[shapes] = inputs
+        return by_shape
 
     def _build(self, part: Path) -> Manifest:
         started = time.perf_counter()
@@ -124,8 +153,7 @@ class _TierBuild:
             parity = check_engine(self._model, call, self._example, self._dims, self._options.precision, seeds=4)
             self._step("timing")
             timings = {}
-            for inputs in warm_up_inputs(self._example, self._dims):
-                shapes = ", ".join(map(signature_of, inputs))
+            for shapes, inputs in self._timed_inputs().items():
                 candidates = {"": lambda i=inputs: call(*i), "eager_": lambda i=inputs: self._model(*i)}
                 measured = time_interleaved(candidates, self._device, seconds=_TIMING_SECONDS)
                 timings[shapes] = {

@@ -110,11 +110,9 @@ class Tier:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if not self._may_stand_in(error, leave_ns):
+            if self._call is self._eager or self._eager is None:
                 raise
-            self.facts.eager_answers += 1
-            assert self._eager is not None
-            return self._timed(self._eager, inputs)
+            return self._stand_in(self._eager, error, inputs, leave_ns)
         self._errors_in_a_row = 0
         return timed
 
@@ -123,26 +121,33 @@ class Tier:
             outputs = call(*self._device.to_device(inputs))
         return outputs, took_ns[0]
 
-    def _may_stand_in(self, error: Exception, leave_ns: int) -> bool:
-        """Count a failure of the engine; whether eager is there and has the time to answer in its place."""
-        if self.facts.engine == "eager" or self._eager is None:
-            return False
-        if isinstance(error, RuntimeError) and _RECOMPILE in str(error):
+    def _stand_in(
+        self, eager: Call, error: Exception, inputs: tuple[torch.Tensor, ...], leave_ns: int
+    ) -> tuple[Any, int]:
+        """Count a failure of the engine, and answer in eager if that has the time; else the error is raised again."""
+        recompile = isinstance(error, RuntimeError) and _RECOMPILE in str(error)
+        if recompile:
             self.facts.recompiles += 1
             self.facts.guards = _guards(str(error))
         else:
             self.facts.engine_errors += 1
+        left_ms = (leave_ns - time.monotonic_ns()) / _NS_PER_MS
+        timed = None
+        if not leave_ns or left_ms > self._eager_ms:
+            timed = self._timed(eager, inputs)  # inputs that eager does not take either are not the engine's fault
+            self.facts.eager_answers += 1
+        if not recompile:
             self._errors_in_a_row += 1
             if self._errors_in_a_row >= _DEMOTE_AFTER:
-                self._demote(error)
-        left_ms = (leave_ns - time.monotonic_ns()) / _NS_PER_MS
-        return not leave_ns or left_ms > self._eager_ms
+                self._demote(eager, error)
+        if timed is None:
+            raise error
+        return timed
 
-    def _demote(self, error: Exception) -> None:
+    def _demote(self, eager: Call, error: Exception) -> None:
         why = f"{self.facts.engine} raised {_DEMOTE_AFTER} times in a row, at last {type(error).__name__}: {error}"
         self.facts.engine, self.facts.why = "eager", why.splitlines()[0]
-        assert self._eager is not None
-        self._call = self._eager
+        self._call = eager
         self._say(f"tier {self.facts.name} runs in eager from now on: {why}")
 
     def calibrate(self, inputs: tuple[torch.Tensor, ...], *, briefly: bool = False) -> Calibration:

@@ -11,13 +11,16 @@ from torchperf_ros.core.build_options import BuildOptions
 from torchperf_ros.core.errors import AdapterError, ConfigError
 from torchperf_ros.core.package_cache import open_cache
 from torchperf_ros.core.package_manifest import PackageError, check_package
+from torchperf_ros.core.shape_buckets import axes_of
 from torchperf_ros.core.shape_options import ShapeOptions
 from torchperf_ros.worker.adapter import Adapter
+from torchperf_ros.worker.batch_chunks import BatchChunks
 from torchperf_ros.worker.device import Device
 from torchperf_ros.worker.engine import Runner, as_graph, make_runner, varying_dims
 from torchperf_ros.worker.fingerprint import identify
+from torchperf_ros.worker.output_sizes import shapes_of
 from torchperf_ros.worker.package import load_package
-from torchperf_ros.worker.parity import ParityError, check_engine
+from torchperf_ros.worker.parity import DynamicDims, ParityError, check_engine
 from torchperf_ros.worker.ready_package import load_ready_package
 from torchperf_ros.worker.shape_runner import ShapeRunner
 from torchperf_ros.worker.tier import Tier, TierFacts
@@ -53,17 +56,26 @@ class TierLoader:
         example = self._device.to_device(self._adapter.example_inputs(name))
         with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
             if package:
-                model, runner = load_ready_package(Path(package), self._device.device, example)
+                dims = varying_dims(options, self._adapter.dynamic_dims())
+                model, runner = load_ready_package(Path(package), self._device.device, example, dims)
             else:
-                model = self._adapter.build(name)
+                model = self._built(name)
         if model is None:
             shapes = self._fitted(name, runner, None, options, example)
             return Tier(TierFacts(name, "aoti"), runner, None, self._device, self._say, shapes)
+        return self._with_engine(name, model.to(self._device.device), options, example)
+
+    def _built(self, name: str) -> torch.nn.Module:
+        """What the adapter builds.
+
+        Raises:
+            AdapterError: it is no module.
+        """
+        model = self._adapter.build(name)
         if not isinstance(model, torch.nn.Module):
             msg = f"tier {name}: {type(self._adapter).__name__}.build gave a {type(model).__name__}, not a Module"
             raise AdapterError(msg)
-        model = model.eval().to(self._device.device)
-        return self._with_engine(name, model, options, example)
+        return model.eval()
 
     def _with_engine(
         self, name: str, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...]
@@ -80,7 +92,7 @@ class TierLoader:
             raise
         except ParityError as error:
             if runner.package:  # out of date in a way that its key does not show; built anew, it is checked again
-                self._cache.remove(self._cache.folder / f"{runner.package}.pt2")
+                self._remove(self._cache.folder / f"{runner.package}.pt2")
                 self.missing.append(name)
             facts.why = f"refused: {error}"
         except Exception as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
@@ -107,14 +119,17 @@ class TierLoader:
             ParityError: not even the example's results are eager's.
         """
         shapes = ShapeOptions.from_dict(self._setup.get("shapes", {}))
+        dims = self._adapter.dynamic_dims()
+        if runner.static:
+            shapes = self._exact_only(name, shapes, dims, example)
         if runner.call is eager and shapes.policy != "bucket" and not shapes.max_batch:
             return None
-        dims = self._adapter.dynamic_dims()
         if shapes.policy == "dynamic" and not dims:  # nothing varies, so there is nothing to say about it
             shapes = replace(shapes, policy="exact")
+        dynamic_engine = eager is None or options.engine == "eager" or bool(varying_dims(options, dims))
         fitted = ShapeRunner(
             runner.call, eager, shapes, dims, example, options.precision,
-            dynamic_engine=options.engine == "eager" or bool(varying_dims(options, dims)),
+            dynamic_engine=dynamic_engine and not runner.static,
         )  # fmt: skip
         fitted.warm_up()
         for note in fitted.notes:
@@ -135,10 +150,35 @@ class TierLoader:
                 if path.exists():
                     check_package(path, identity)
                     self._cache.used(path)
-                    runner = Runner(load_package(path, self._device.device), graphs=1, package=identity.key)
+                    call = load_package(path, self._device.device)
+                    runner = Runner(call, graphs=1, package=identity.key, static=not identity.dynamic)
                     return as_graph(runner, options, example, self._device.device)
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
-                self._cache.remove(path)
+                self._remove(path)
         self.missing.append(name)
         return None
+
+    def _exact_only(
+        self, name: str, shapes: ShapeOptions, dims: DynamicDims, example: tuple[torch.Tensor, ...]
+    ) -> ShapeOptions:
+        """What may be asked of an engine that takes the example's shapes only; says what may not."""
+        asked = []
+        if shapes.policy == "bucket" or (shapes.policy == "dynamic" and dims):
+            asked.append(f"shapes {shapes.policy}")
+        usual = shapes_of(example)
+        if any(each != usual for each in shapes.common):
+            asked.append("common_shapes")
+        if shapes.max_batch and BatchChunks(shapes.max_batch, axes_of(dims, usual), usual).bounded(usual) != usual:
+            shapes = replace(shapes, max_batch=0)
+            asked.append("max_batch below the example's batch")
+        if asked:
+            self._say(f"tier {name}: {', '.join(asked)}: not used, as its package runs the example's shapes only")
+        return replace(shapes, policy="exact", common=())
+
+    def _remove(self, package: Path) -> None:
+        """Remove a package from the cache, if that is ours."""
+        try:
+            self._cache.remove(package)
+        except ConfigError as error:
+            self._say(str(error))
