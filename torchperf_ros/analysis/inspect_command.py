@@ -100,12 +100,12 @@ def _inspect(
         from torchperf_ros.analysis.compiler_output import CompilerOutput
         from torchperf_ros.analysis.inspected_model import InspectError, load_model
         from torchperf_ros.analysis.inspection import Inspector
-        from torchperf_ros.worker.device import choose_device
+        from torchperf_ros.worker.device import Device, choose_device
 
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             msg = f"--device {device!r} is none of auto, cpu, cuda, cuda:N"
             raise InspectError(msg)
-        place = choose_device(device)
+        place = Device(choose_device(device), threads=0).device  # with as many CPU threads as a worker has
         status.update(f"loading {target}")
         model = load_model(target, tier, options, inputs, also, place)
         output = None if ir is None else CompilerOutput(ir)
