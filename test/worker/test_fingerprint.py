@@ -161,6 +161,11 @@ def test_given_other_options_inputs_or_ranges_when_identified_then_the_key_is_an
     assert key_of(Net(), **other) != key_of(Net())
 
 
+@pytest.mark.parametrize("more", [{"mode": "max-autotune"}, {"cuda_graphs": True}, {"dynamic": "always"}])
+def test_given_options_that_a_package_does_not_depend_on_when_identified_then_the_key_is_the_same(more):
+    assert key_of(Net(), dataclasses.replace(OPTIONS, **more)) == key_of(Net())
+
+
 @pytest.mark.parametrize("what", ["device", "capability"])
 def test_given_another_machine_when_identified_then_the_key_is_another(monkeypatch, what):
     before, facts = key_of(Net()), dict(zip(("device", "capability"), machine_facts(CPU), strict=True))

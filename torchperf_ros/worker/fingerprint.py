@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +27,17 @@ def identify(
     dynamic_dims: DynamicDims,
     device: torch.device,
 ) -> Identity:
-    """The identity of the package that this model would be built into here; takes as long as hashing its weights."""
+    """The identity of the package that this model would be built into here; takes as long as hashing its weights.
+
+    Options that a package does not depend on do not count: how it is run, and `dynamic`, as the dimensions do.
+    """
+    plain = BuildOptions()
     name, capability = machine_facts(device)
     return Identity(
         torch=torch.__version__,
         device=name,
         capability=capability,
-        options=options.as_dict(),
+        options=replace(options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs).as_dict(),
         signature=[signature_of(tensor) for tensor in example],
         dynamic=declared_dims(dynamic_dims),
         weights=weights_hash(model),
