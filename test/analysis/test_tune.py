@@ -132,6 +132,17 @@ def test_given_engine_compile_and_sizes_when_tried_then_buckets_run_and_compilin
     assert trial.figures.compile_s > 0
 
 
+def test_given_engine_aoti_when_tried_then_its_package_is_measured_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (trial,) = tried(tmp_path, Space(precision("fp32", "aoti")))
+    assert trial.outcome == MEASURED, trial.reason
+    assert trial.figures.compile_s > 0
+    assert list(folder.glob("torchperf_*")) == []
+
+
 def test_given_other_tiers_when_searched_then_the_best_of_the_first_is_checked_on_them(tmp_path):
     trials = tried(tmp_path, Space(precision("bf16")), tiers=("big", "small"))
     assert [(one.tier, one.candidate.options.precision) for one in trials] == [
@@ -224,7 +235,11 @@ def test_given_one_that_crashes_when_tuned_then_the_table_says_so_and_the_node_t
     assert stage.options == {"crash_in": "bf16"}
     report = json.loads(figures.read_text())
     assert report["complete"] is True
-    outcomes = {one["candidate"]["options"]["precision"]: one["outcome"] for one in report["tiers"]["big"]["ranking"]}
+    outcomes = {
+        one["candidate"]["options"]["precision"]: one["outcome"]
+        for one in report["tiers"]["big"]["ranking"]
+        if one["candidate"]["threads"] == report["reference_threads"]
+    }
     assert outcomes["fp32"] == MEASURED
     if "bf16" not in report["left_out"]:
         assert outcomes["bf16"] == CRASHED
@@ -376,3 +391,10 @@ def test_given_an_adapter_when_written_then_stage_and_output_are_what_one_would_
     (tuned,) = [one for one in node.stages if one.name == name]
     assert (tuned.adapter, tuned.output, len(node.stages)) == (adapter, output, count)
     assert node.worker_threads == 0
+
+
+def test_given_what_is_the_default_when_written_then_the_tuned_stage_says_it_all_the_same():
+    target = target_of_adapter("torchperf_ros.models.camera:CameraAdapter", None, ["full"], {}, "auto")
+    text = tuned_parameters(target.node, target.stage, Candidate(BuildOptions("aoti")), {}, 1, [])
+    for name in ("adapter", "output", "tiers", "engine", "compile_mode", "precision", "channels_last", "shapes"):
+        assert f"\n      {name}: " in text

@@ -18,11 +18,11 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Net(torch.nn.Module):
-    """Two layers that misbehave once their weights have the type of a precision."""
+    """Two layers that misbehave once their weights have the type of a precision; not `Linear`, which int8 is for."""
 
     def __init__(self, width, options):
         super().__init__()
-        self.first, self.second = torch.nn.Linear(16, width), torch.nn.Linear(width, 4)
+        self.first, self.second = torch.nn.Conv1d(16, width, 1), torch.nn.Conv1d(width, 4, 1)
         self._do = {_DTYPES[options[what]]: what for what in ("crash_in", "hang_in", "wrong_in") if what in options}
 
     def forward(self, x):
@@ -54,7 +54,7 @@ class TinyAdapter(Adapter):
         return Net({"big": 64, "small": 32}[tier], self._options)
 
     def example_inputs(self, tier):
-        return (torch.linspace(-1.0, 1.0, 64, device=self._device).reshape(4, 16),)
+        return (torch.linspace(-1.0, 1.0, 64, device=self._device).reshape(4, 16, 1),)
 
     def dynamic_dims(self):
         return {0: {0: (2, 32)}} if self._options.get("sizes") else {}

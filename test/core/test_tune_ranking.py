@@ -56,6 +56,12 @@ def test_given_the_same_reference_when_it_scatters_then_the_noise_says_by_how_mu
     assert Ranking(loose, Limits(100.0)).noise == pytest.approx(6.0 / 14.0)
 
 
+def test_given_noise_that_others_have_shown_when_few_are_ranked_then_it_counts_for_them_too():
+    trials = [trial("eager", 10.0, 10.0), trial("aoti", 5.0, 12.0)]
+    assert names(Ranking(trials, Limits(100.0)))[0] == "eager"
+    assert names(Ranking(trials, Limits(100.0), least_noise=0.3))[0] == "aoti"
+
+
 @pytest.mark.parametrize(
     ("limits", "word"),
     [(Limits(100.0, max_memory_mb=299.0), "--max-memory-mb"), (Limits(100.0, max_error=1e-4), "--max-error")],

@@ -27,7 +27,10 @@ def tune_command(  # noqa: PLR0913, PLR0917 - one for each option
     tier: Annotated[
         list[str] | None, typer.Option(help="Only this tier; repeatable. The first is tuned, the rest checked.")
     ] = None,
-    tiers: Annotated[str, typer.Option(help="All tiers of the stage, most accurate first.")] = "full,medium,fast",
+    tiers: Annotated[
+        str | None,
+        typer.Option(help="All tiers of the --adapter, most accurate first; default: full,medium,fast."),
+    ] = None,
     options: Annotated[str | None, typer.Option(help="JSON object, handed to the adapter.")] = None,
     output_topic: Annotated[
         str | None, typer.Option(help="In the YAML; default: the stage's, or STAGE_output.")
@@ -76,13 +79,16 @@ def tune_command(  # noqa: PLR0913, PLR0917 - one for each option
             {"--out": out, "--json": json_file, "--state": state}, engine or (),
         )  # fmt: skip
         values = {"options": options, "output": output_topic, "budget_ms": budget_ms}
-        if params is not None and adapter is None and options is None:
+        if params is not None and (adapter, options, tiers) == (None, None, None):
             target = target_of_file(params, stage, values, device)
         elif adapter is not None and params is None:
-            names = [name.strip() for name in tiers.split(",")]
+            names = [name.strip() for name in (tiers or "full,medium,fast").split(",")]
             target = target_of_adapter(adapter, stage, names, values, device or "auto")
         else:
-            msg = "either --adapter module:Class, with --options, or --params FILE, with --stage, says what to tune"
+            msg = (
+                "either --adapter module:Class, with --options and --tiers, or --params FILE, with --stage, says what"
+                " to tune: one of the two"
+            )
             raise ConfigError(msg)
         limits = Limits(target.stage.budget_ms, max_memory_mb or math.inf, max_error or math.inf)
         run = TuneRun(only_tiers(target, tier), limits, engine, seconds, console)

@@ -49,6 +49,7 @@ class TuneRun:
         self._subject = Subject(stage.adapter, stage.options, target.node.device)
         with console.status(f"loading {stage.adapter}"):
             self._facts = ask_facts(self._subject, target.tiers)
+        self._now = target.now(self._facts.threads)
         self._say(f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {self._facts.machine}")
 
     def open_state(self, path: Path | None, *, resume: bool) -> None:
@@ -74,7 +75,6 @@ class TuneRun:
         """Try candidates until nothing is left, the time is over, or Ctrl-C; returns the exit status.
 
         Raises:
-            AdapterError: the adapter cannot be used any more.
             ConfigError: the state cannot be written.
         """
         space = self._space()
@@ -103,10 +103,12 @@ class TuneRun:
         rankings = {tier: self._search.ranking(tier) for tier in self._target.tiers}
         first, *others = self._target.tiers
         if not rankings[first].standings:
-            self._say("nothing was tried")
+            self._say("nothing was tried: the time of --minutes was over, or Ctrl-C, before the first one ended", "red")
             return
         self._say("")
-        show_ranking(rankings[first], f"{self._target.stage.name}, tier {first}", self._limits, self._console)
+        show_ranking(
+            rankings[first], f"{self._target.stage.name}, tier {first}", self._limits, self._now, self._console
+        )
         best = rankings[first].best
         for tier in others:
             self._show_other(tier, rankings[tier])
@@ -126,8 +128,7 @@ class TuneRun:
             json_file.write_text(json.dumps(self._figures(rankings, text), indent=2) + "\n", encoding="utf-8")
 
     def _space(self) -> TuneSpace:
-        now = self._target.now(self._facts.threads)
-        return TuneSpace(self._target.tiers[0], self._facts, self._limits, self._engines, now)
+        return TuneSpace(self._target.tiers[0], self._facts, self._limits, self._engines, self._now)
 
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
@@ -143,6 +144,9 @@ class TuneRun:
             return
         ratio = best.p50_ms / ranking.eager_ms
         over = f", {best.why}" if best.why else ""
+        for standing in ranking.standings:
+            if standing.group is Group.REFUSED:
+                over += f"; {standing.trial.candidate.label}: {standing.why.splitlines()[0]}"
         self._say(
             f"tier {tier}: {best.trial.candidate.label}: p99 {best.p99_ms:.2f} ms, p50 {best.p50_ms:.2f},"
             f" {ratio:.2f} of eager{over}"

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import select
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -115,7 +116,7 @@ class TuneSearch:
         The first gets three quarters of the time where there are others.
 
         Raises:
-            AdapterError: the adapter cannot be used any more.
+            ConfigError: the state cannot be written.
         """
         first, *others = tiers
         self._first_tier = first
@@ -175,10 +176,9 @@ class TuneSearch:
         if message["kind"] == HUNG and timeout_s < self._timeout_s:
             raise OutOfTime
         took_s = time.monotonic() - started_s
-        if message["kind"] == "failed":
-            raise AdapterError(message["text"])
-        if message["kind"] != "trial":
-            return Trial(tier, candidate, message["kind"], message["text"], None, took_s, timeout_s)
+        if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
+            outcome = HUNG if message["kind"] == HUNG else CRASHED
+            return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
         figures = message["figures"] and Figures(**message["figures"])
         return Trial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
 
@@ -186,10 +186,18 @@ class TuneSearch:
 def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
     """Run a process to its last word; it and all that it spawned is dead when this returns.
 
+    What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
+
     Returns:
         Its last message, or one of the kind `crashed` or `hung` with a text.
     """
-    process = CompileProcess(job, background=False, module=_MODULE)
+    with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
+        return _listen(
+            CompileProcess({**job, "compiler_folder": folder}, background=False, module=_MODULE), timeout_s, says
+        )
+
+
+def _listen(process: CompileProcess, timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
     doing, give_up_at_s = "starting", time.monotonic() + timeout_s
     try:
         while (messages := process.listen()) is not None:

@@ -71,7 +71,7 @@ class TuneView:
         self._console.print(line, soft_wrap=True)
 
 
-def show_ranking(ranking: Ranking, title: str, limits: Limits, console: Console) -> None:
+def show_ranking(ranking: Ranking, title: str, limits: Limits, now: Candidate | None, console: Console) -> None:
     """The table of one tier: those within the limits, those over the budget, then what was given up or refused."""
     table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     table.add_column("#", justify="right")
@@ -85,14 +85,16 @@ def show_ranking(ranking: Ranking, title: str, limits: Limits, console: Console)
             table.add_section()
         group = standing.group
         style = "green" if number == 1 and group is Group.FITS else "yellow" if group is Group.OVER_BUDGET else ""
-        table.add_row(*_row(number, standing), style=style)
+        table.add_row(str(number), *_row(standing, now), style=style)
     console.print(table if shown else Text(f"{title}: nothing could be measured", style="bold red"))
     over = sum(standing.group is Group.OVER_BUDGET for standing in shown)
     if over:
         console.print(Text(f"{over} over the budget of {limits.budget_ms:g} ms", style="yellow"))
     for standing in ranking.standings[len(shown) :]:
         console.print(Text(f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", style="dim"))
-    fewest = min((s.trial.figures.samples for s in shown if s.trial.figures), default=0)
+    if not shown:
+        return
+    fewest = min(s.trial.figures.samples for s in shown if s.trial.figures)
     notes = (
         f"Times are relative to eager fp32 in the same process, times its median over all trials,"
         f" {ranking.eager_ms:.2f} ms.",
@@ -133,15 +135,15 @@ def estimate_s(candidate: Candidate, known: Mapping[Candidate, Trial], facts: Fa
     return max(compiled) if compiled else eager_s + _COMPILE_GUESS_S
 
 
-def _row(number: int, standing: Standing) -> list[str]:
+def _row(standing: Standing, now: Candidate | None) -> list[str]:
     figures = standing.trial.figures
     assert figures is not None
-    frames = figures.break_even_frames
+    candidate = standing.trial.candidate
     return [
-        str(number), standing.trial.candidate.label, f"{standing.p50_ms:.2f}", f"{standing.p99_ms:.2f}",
+        f"{candidate.label}{' (now)' if candidate == now else ''}", f"{standing.p50_ms:.2f}", f"{standing.p99_ms:.2f}",
         f"{figures.max_ms:.1f}", f"{figures.p50_ms / figures.eager_p50_ms:.2f}",
-        f"{figures.compile_s:.1f}" if figures.compile_s else "-", _frames(frames), f"{figures.memory_mb:.0f}",
-        f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0",
+        f"{figures.compile_s:.1f}" if figures.compile_s else "-", _frames(figures.break_even_frames),
+        f"{figures.memory_mb:.0f}", f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0",
     ]  # fmt: skip
 
 

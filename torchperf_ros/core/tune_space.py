@@ -8,7 +8,7 @@ from typing import Any
 from torchperf_ros.core.build_options import COMPILE_MODES, DYNAMIC, ENGINES, PRECISIONS, BuildOptions
 from torchperf_ros.core.shape_buckets import bucket_sizes
 from torchperf_ros.core.tune_ranking import Group, Limits, Ranking, Standing
-from torchperf_ros.core.tune_trial import CRASHED, HUNG, MEASURED, REFUSED, Candidate, Figures, Trial
+from torchperf_ros.core.tune_trial import MEASURED, Candidate, Figures, Trial
 
 HOPELESS_RATIO = 2.0
 """A candidate whose median, at a first look, is more than this many times the best p99 so far is given up."""
@@ -17,7 +17,7 @@ _EAGER = "eager"
 _LAYOUTS = ("channels_last", "fold_batch_norm")
 _CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 _BUCKET_COUNTS = (4, 8)
-_MOST_STATIC_GRAPHS = 8  # torch compiles a function at most so often (torch._dynamo.config.recompile_limit)
+_MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
 _NEAR = 1.25
 
 
@@ -196,14 +196,12 @@ class TuneSpace:
 
     def _compiled_precisions(self, best: Candidate) -> Iterator[Candidate]:
         """Those that eager could run right, the quickest there first."""
-        standings = self.ranking.standings
-        bad = {s.trial.candidate.options.precision for s in standings if _is_eager(s.trial) and _is_bad(s)}
-        good = {
-            s.trial.candidate.options.precision: None
-            for s in sorted(standings, key=lambda s: s.p50_ms)
-            if _is_eager(s.trial) and not _is_bad(s)
-        }
-        yield from (_with(best, precision=precision) for precision in good if precision not in bad)
+        standings = sorted(self.ranking.standings, key=lambda standing: standing.p50_ms)
+        good = [
+            standing.trial.candidate for standing in standings if _is_eager(standing.trial) and not _is_bad(standing)
+        ]
+        for precision in dict.fromkeys(candidate.options.precision for candidate in good):
+            yield _with(best, precision=precision)
 
     def _modes(self, best: Candidate) -> Iterator[Candidate]:
         if "compile" in self._engines:
@@ -224,7 +222,7 @@ class TuneSpace:
             width = bucket_width(self._facts.ranges, most)
             bucketed = replace(best, shapes="bucket", bucket_width=width)
             yield bucketed
-            if best.options.engine == "compile" and bucket_count(self._facts.ranges, width) < _MOST_STATIC_GRAPHS:
+            if best.options.engine == "compile" and bucket_count(self._facts.ranges, width) <= _MOST_STATIC_GRAPHS:
                 yield _with(bucketed, dynamic="never")
 
 
@@ -289,4 +287,4 @@ def _is_compiled(trial: Trial) -> bool:
 
 
 def _is_bad(standing: Standing) -> bool:
-    return standing.group is Group.REFUSED or standing.trial.outcome in {REFUSED, CRASHED, HUNG}
+    return standing.group is Group.REFUSED

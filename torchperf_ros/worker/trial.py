@@ -63,7 +63,7 @@ def state_facts(job: Mapping[str, Any]) -> dict[str, Any]:
         identity=identity.key + keys, cuda=on.type == "cuda", machine=machine, threads=torch.get_num_threads(),
         cores=cores,
         left_out={name: why for name, why in left_out.items() if why},
-        ranges=tuple((axis.low, axis.high) for axis in axes),
+        ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
     )  # fmt: skip
     return asdict(facts)
 
@@ -169,7 +169,7 @@ class _Attempt:
         dims = varying_dims(options, subject.dims)
         parity = check_engine(subject.reference, call, subject.example, dims, options.precision)
         self._call = call
-        if subject.dims or options.engine != "eager":  # as a worker of the node would run it
+        if options.engine != "eager" or self._candidate.shapes == "bucket":  # as a worker of the node would run it
             policy = self._candidate.shapes if subject.dims else "exact"
             started = time.perf_counter()
             fitted = ShapeRunner(

@@ -2,8 +2,9 @@
 
     python -m torchperf_ros.worker.trial_main NEWS        (descriptor for one JSON object per line)
 
-Job: `adapter`, `options`, `device`, `tier`; for a trial also `candidate` (see `Candidate`), `reference_threads`,
-`seconds` (of measuring, for each side) and `hopeless_ratio` (or null); for the facts `others` (more tiers).
+Job: `adapter`, `options`, `device`, `tier`, `compiler_folder` (for what compilers keep on disk); for a trial also
+`candidate` (see `Candidate`), `reference_threads`, `seconds` (of measuring, for each side) and `hopeless_ratio` (or
+null); for the facts `others` (more tiers).
 
 It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
 adapter cannot be used at all).
@@ -14,6 +15,7 @@ import os
 import sys
 from typing import Any
 
+from torchperf_ros.core.compiler_cache import VARIABLE
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.worker.detachment import detach_from_node
 
@@ -28,6 +30,7 @@ def main() -> int:
         news.write(json.dumps({"kind": kind, **fields}) + "\n")
 
     job: dict[str, Any] = json.load(sys.stdin)
+    os.environ[VARIABLE] = job["compiler_folder"]
     try:
         from torchperf_ros.worker.trial import run_trial, state_facts  # imports torch, which takes seconds
 
