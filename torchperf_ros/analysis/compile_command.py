@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -83,17 +83,16 @@ def compile_command(  # noqa: PLR0913, PLR0917 - one for each option
             config = node_config({"stages": ["adapter"], "device": device}, {"adapter": values})
         jobs = list(_jobs(config, stage, tier, {"out": out and str(out), "force": force, "dry_run": dry_run}))
         built = [result for job in jobs for result in _run(job, console)]
+        if json_file is not None:
+            json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
     except (TorchperfError, OSError) as error:
-        sys.stderr.write(f"torchperf: {error}\n")
-        raise typer.Exit(_BAD_INPUT) from None
-    if json_file is not None:
-        json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+        _fail(str(error))
     _print(built, console)
     raise typer.Exit(any(result["kind"] == "failed" for result in built))
 
 
 def _jobs(config: NodeConfig, stage: str | None, tiers: list[str] | None, more: dict[str, Any]) -> Iterator[_Job]:
-    """One job for each stage whose engine takes packages."""
+    """One job for each stage."""
     stages = [found for found in config.stages if stage in {None, found.name}]
     if not stages:
         msg = f"--stage {stage!r} is not there; it has to be one of: {', '.join(s.name for s in config.stages)}"
@@ -104,24 +103,30 @@ def _jobs(config: NodeConfig, stage: str | None, tiers: list[str] | None, more: 
         if unknown:
             msg = f"--tier {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
             raise ConfigError(msg)
-        build = [found.build_options(found.tiers.index(name)).as_dict() for name in wanted]
+        numbers = [found.tiers.index(name) for name in wanted]
         yield _Job(
             found.name,
             {
                 "adapter": found.adapter, "options": found.options, "device": config.device,
-                "threads": config.worker_threads, "tiers": wanted, "build": build,
+                "threads": config.worker_threads, "tiers": wanted,
+                "build": [found.build_options(number).as_dict() for number in numbers],
+                "packages": [found.packages[number] for number in numbers],
                 "cache_dir": config.cache_dir, "cache_mib": config.cache_mib, **more,
             },
         )  # fmt: skip
 
 
 def _run(job: _Job, console: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - rich is imported when it is needed
-    """Run a compile process to its end, with progress; gives what became of each tier."""
+    """Run a compile process to its end, with progress; gives what became of each tier.
+
+    Raises:
+        ConfigError: there is no such adapter, device or folder.
+    """
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from torchperf_ros.supervise.compile_process import CompileProcess
 
-    tiers = job.values["tiers"]
+    tiers, waiting = job.values["tiers"], list(job.values["tiers"])
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     process = CompileProcess(job.values, background=False)
     try:
@@ -134,13 +139,21 @@ def _run(job: _Job, console: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 -
                         progress.update(bar, description=text)
                         if not console.is_terminal:
                             console.print(text)
+                    elif message.get("unusable"):
+                        raise ConfigError(message["text"])
                     elif message["kind"] in {"built", "planned", "failed"}:
                         progress.advance(bar)
+                        waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
                         yield {"stage": job.name, **message}
                 select.select([process.news], [], [], _POLL_S)
         reason = process.death_reason()
-        if reason and "exit status 1" not in reason.splitlines()[0]:  # 1: a tier failed, which it has said
-            yield {"stage": job.name, "kind": "failed", "tier": ", ".join(tiers), "text": reason}
+        if waiting:
+            yield {
+                "stage": job.name,
+                "kind": "failed",
+                "tier": ", ".join(waiting),
+                "text": reason or "nothing was said",
+            }
     finally:
         process.close()
 
@@ -155,7 +168,9 @@ def _print(results: list[dict[str, Any]], console: Any) -> None:  # noqa: ANN401
         if result["kind"] == "built":
             table.add_row(*_row(result))
         elif result["kind"] == "planned":
-            console.print(f"{result['stage']} {result['tier']}: {result['text']}", highlight=False, soft_wrap=True)
+            console.print(
+                f"{result['stage']} {result['tier']}: {result['text']}", highlight=False, soft_wrap=True, markup=False
+            )
     if table.row_count:
         console.print(table)
     for result in results:
@@ -197,31 +212,44 @@ def cache_command(
 
     console = Console() if sys.stdout.isatty() else Console(width=140)
     cache = open_cache(cache_dir, cache_mib)
-    entries = cache.entries()
+    try:
+        entries = cache.entries()
+    except OSError as error:
+        _fail(f"folder {cache.folder} cannot be read: {error.strerror}")
     if clear or remove is not None:
         chosen = [entry for entry in entries if clear or entry.path.stem.startswith(remove or "\0")]
         if not chosen and remove is not None:
-            sys.stderr.write(f"torchperf: no package in {cache.folder} has a key that begins with {remove!r}\n")
-            raise typer.Exit(_BAD_INPUT)
-        for entry in chosen:
-            cache.remove(entry.path)
+            _fail(f"no package in {cache.folder} has a key that begins with {remove!r}")
+        try:
+            for entry in chosen:
+                cache.remove(entry.path)
+        except ConfigError as error:
+            _fail(str(error))
         freed = sum(entry.size_bytes for entry in chosen)
         console.print(f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {cache.folder}", highlight=False)
         return
     table = Table("key", "adapter", "tier", "how", "device", "torch", "MiB", "p50 ms", "eager", "built")
     for entry in entries:
         if entry.manifest is None:
-            table.add_row(entry.path.stem[:12], f"[red]{entry.problem}[/]")
+            console.print(f"{entry.path.stem[:12]}: {entry.problem}", style="red", markup=False, soft_wrap=True)
             continue
         manifest, identity = entry.manifest, entry.manifest.identity
         timing = list(manifest.timings.values())[-1]
-        how = [identity.options["precision"], *(key for key, value in identity.options.items() if value is True)]
+        how = [
+            str(identity.options.get("precision", "")),
+            *(key for key, value in identity.options.items() if value is True),
+        ]
         table.add_row(
             entry.path.stem[:12], manifest.adapter.rpartition(":")[2], manifest.tier, " ".join(how),
             f"{identity.device} {identity.capability}", identity.torch, f"{entry.size_bytes / _MIB:.1f}",
             f"{timing['p50_ms']:.2f}", f"{timing['eager_p50_ms']:.2f}", manifest.built[:16].replace("T", " "),
         )  # fmt: skip
-    if entries:
+    if table.row_count:
         console.print(table)
     total = sum(entry.size_bytes for entry in entries)
     console.print(f"{len(entries)} packages, {total / _MIB:.1f} of {cache_mib} MiB, in {cache.folder}", highlight=False)
+
+
+def _fail(text: str) -> NoReturn:
+    sys.stderr.write(f"torchperf: {text}\n")
+    raise typer.Exit(_BAD_INPUT)
