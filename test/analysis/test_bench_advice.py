@@ -63,16 +63,25 @@ def test_given_more_memory_than_eager_when_advised_then_both_figures_are_named(a
 
 
 def test_given_batches_when_a_larger_one_gives_more_then_gain_and_price_are_named(advice):
-    said = advice((1, "eager", {}), (4, "eager", {"p50_ms": 20.0, "items_per_s": 200.0}))
+    said = advice((1, "eager", {}), (4, "eager", {"p50_ms": 20.0, "eager_p50_ms": 20.0, "reference_p50_ms": 10.0}))
     assert said == [
-        "full: batch 4 gives 2.00 times as much: 200 items/s against 100 at batch 1; an answer takes 20 ms in place"
-        " of 10: for inputs that come together"
+        "full: batch 4 pays for inputs that come together, an answer takes 2.0 times as long: items/s, as multiples of"
+        " eager's with the adapter's own example: 1.00 at batch 1, 2.00 at batch 4"
     ]
 
 
 def test_given_batches_when_none_gives_much_more_then_it_says_so(advice):
-    said = advice((1, "eager", {}), (2, "eager", {"p50_ms": 18.0, "items_per_s": 111.0}))
-    assert said == ["full: larger batches do not pay: 100 items/s at batch 1, 111 at batch 2"]
+    said = advice((1, "eager", {}), (2, "eager", {"p50_ms": 18.0, "eager_p50_ms": 18.0, "reference_p50_ms": 10.0}))
+    assert said == [
+        "full: larger batches do not pay: items/s, as multiples of eager's with the adapter's own example:"
+        " 1.00 at batch 1, 1.11 at batch 2"
+    ]
+
+
+def test_given_a_slow_mood_of_the_machine_in_one_process_when_advised_then_it_makes_no_batch_pay(advice):
+    slow = {"p50_ms": 40.0, "eager_p50_ms": 40.0, "reference_p50_ms": 40.0}
+    said = advice((1, "eager", slow), (2, "eager", {"p50_ms": 20.0, "eager_p50_ms": 20.0, "reference_p50_ms": 10.0}))
+    assert said[0].startswith("full: larger batches do not pay")
 
 
 def test_given_a_case_without_figures_when_advised_then_its_reason_is_named_and_the_rest_still_counts(advice):

@@ -116,8 +116,10 @@ def test_given_a_case_when_measured_then_only_inputs_with_the_batch_get_it_and_e
         seen.update(engine=options.engine, shapes=[tuple(tensor.shape) for tensor in example])
         return Runner(model, compile_s=9.0)
 
+    known = {"aoti": (2.0, 4.0), "eager": (6.0, 6.0), "reference": (2.0, 2.0)}
+
     def time_interleaved(candidates, device, *, seconds):
-        return {name: Timing({"aoti": (2.0, 4.0), "eager": (6.0, 6.0)}[name]) for name in candidates}
+        return {name: Timing(known[name]) for name in candidates}
 
     monkeypatch.setattr(bench_measure, "make_runner", make_runner)
     monkeypatch.setattr(bench_measure, "time_interleaved", time_interleaved)
@@ -125,6 +127,7 @@ def test_given_a_case_when_measured_then_only_inputs_with_the_batch_get_it_and_e
     assert seen == {"engine": "aoti", "shapes": [(4, 8), (3,)]}
     assert figures["compile_s"] == 9.0
     assert (figures["p50_ms"], figures["eager_p50_ms"], figures["max_ms"]) == (3.0, 6.0, 4.0)
+    assert (figures["reference_p50_ms"], figures["reference_batch"]) == (2.0, 1)
     assert figures["items_per_s"] == pytest.approx(4 / 0.003)
     assert figures["cold_start_s"] > 0
 

@@ -86,18 +86,12 @@ def _of_batches(best: dict[int, Figures]) -> list[str]:
     """Whether larger batches pay, by the engine that is best at each."""
     if len(best) < 2:  # noqa: PLR2004 - nothing to compare
         return []
-    smallest = min(best)
-    most = max(best, key=lambda batch: best[batch].items_per_s)
-    gain = best[most].items_per_s / best[smallest].items_per_s
-    rates = f"{_rate(best[most])} items/s against {_rate(best[smallest])} at batch {smallest}"
+    rates = {batch: figures.times_reference(batch) for batch, figures in best.items()}
+    smallest, most = min(rates), max(rates, key=lambda batch: rates[batch])
+    gain = rates[most] / rates[smallest]
+    found = ", ".join(f"{rates[batch]:.2f} at batch {batch}" for batch in sorted(rates))
+    found = f"items/s, as multiples of eager's with the adapter's own example: {found}"
     if most == smallest or gain < _BATCH_PAYS:
-        more = ", ".join(f"{_rate(best[batch])} at batch {batch}" for batch in sorted(best) if batch != smallest)
-        return [f"larger batches do not pay: {_rate(best[smallest])} items/s at batch {smallest}, {more}"]
-    return [
-        f"batch {most} gives {gain:.2f} times as much: {rates}; an answer takes {best[most].p50_ms:.3g} ms in place of"
-        f" {best[smallest].p50_ms:.3g}: for inputs that come together"
-    ]
-
-
-def _rate(figures: Figures) -> str:
-    return f"{figures.items_per_s:.0f}" if figures.items_per_s >= 10 else f"{figures.items_per_s:.2g}"  # noqa: PLR2004
+        return [f"larger batches do not pay: {found}"]
+    longer = most / smallest / gain
+    return [f"batch {most} pays for inputs that come together, an answer takes {longer:.1f} times as long: {found}"]

@@ -39,6 +39,7 @@ class Figures:
         p50_ms, p95_ms, p99_ms, max_ms, samples: once warm.
         usual_p99_ms: p99 without isolated stalls of the machine.
         eager_p50_ms, eager_usual_p99_ms: of the same model in eager, measured in turns with the engine.
+        reference_p50_ms, reference_batch: of eager with the adapter's own example, measured in turns with both.
         items_per_s: batch over the mean time.
         peak_mib: on CUDA most memory allocated, else largest resident size, up to the end of warming up.
         relative_l2, cosine, max_error: against eager on random inputs, see `Parity`.
@@ -57,6 +58,8 @@ class Figures:
     usual_p99_ms: float
     eager_p50_ms: float
     eager_usual_p99_ms: float
+    reference_p50_ms: float
+    reference_batch: int
     items_per_s: float
     peak_mib: float
     relative_l2: float
@@ -73,6 +76,10 @@ class Figures:
     def beside_eager(self) -> Calibration:
         """Median and p99 as shares of eager's, which the same process measured: comparable between processes."""
         return Calibration(self.p50_ms / self.eager_p50_ms, self.usual_p99_ms / self.eager_usual_p99_ms)
+
+    def times_reference(self, batch: int) -> float:
+        """Items per second at this batch size over those of the reference: comparable between processes."""
+        return batch / self.p50_ms * self.reference_p50_ms / self.reference_batch
 
     @property
     def calls_to_warm(self) -> int:

@@ -22,6 +22,7 @@ from torchperf_ros.worker.stopwatch import Timing, time_interleaved, time_once
 _WARM_UP_CALLS = 30
 _WARM_UP_SECONDS = 5.0
 _FEWEST_WARM_UP_CALLS = 3
+_REFERENCE = "reference"
 _MIB = 1 << 20
 _KIB_PER_MIB = 1024
 
@@ -71,13 +72,14 @@ def measure_case(job: Mapping[str, Any], say: Callable[[str], None]) -> dict[str
             msg = f"parity: {error}"
             raise CaseFailed(msg) from error
         say("timing")
-        timing, eager = _timings(case.engine, model, runner.call, example, on, job["seconds"])
+        timing, eager, reference = _timings(case.engine, model, runner.call, example, usual, on, job["seconds"])
     return asdict(
         Figures(
             cold_start_s=cold_start_s, compile_s=runner.compile_s, cache_hits=runner.cache_hits,
             warm_up_ms=warm_up_ms, p50_ms=timing.median_ms, p95_ms=timing.p95_ms, p99_ms=timing.p99_ms,
             max_ms=timing.max_ms, samples=len(timing.times_ms), usual_p99_ms=timing.calibration.p99_ms,
             eager_p50_ms=eager.median_ms, eager_usual_p99_ms=eager.calibration.p99_ms,
+            reference_p50_ms=reference.median_ms, reference_batch=usual[0].shape[0],
             items_per_s=case.batch * len(timing.times_ms) / sum(timing.times_ms) * 1e3, peak_mib=peak_mib,
             relative_l2=parity.relative_l2, cosine=parity.cosine, max_error=parity.max_error,
             threads=torch.get_num_threads(),
@@ -123,12 +125,15 @@ def _at_batch(example: Inputs, batch: int, dims: Mapping[int, Mapping[int, tuple
 
 
 def _timings(
-    engine: str, model: torch.nn.Module, call: Callable[..., Any], example: Inputs, device: torch.device, seconds: float
-) -> tuple[Timing, Timing]:
-    """The engine's samples and eager's, taken in turns; the same ones twice where the engine is eager."""
+    engine: str, model: torch.nn.Module, call: Callable[..., Any], example: Inputs, usual: Inputs, device: torch.device,
+    seconds: float,
+) -> tuple[Timing, Timing, Timing]:  # fmt: skip
+    """The engine's samples, eager's, and eager's with the usual inputs, taken in turns; once where two are the same."""
     candidates = {engine: lambda: call(*example), EAGER: lambda: model(*example)}
+    if usual is not example:
+        candidates[_REFERENCE] = lambda: model(*usual)
     found = time_interleaved(candidates, device, seconds=seconds)
-    return found[engine], found[EAGER]
+    return found[engine], found[EAGER], found.get(_REFERENCE, found[EAGER])
 
 
 def _warm_up(call: Callable[..., Any], example: Inputs, device: torch.device) -> tuple[float, ...]:

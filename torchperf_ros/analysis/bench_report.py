@@ -28,13 +28,13 @@ def bench_table(results: Sequence[Result]) -> Table:
 def start_table(results: Sequence[Result]) -> Table:
     """How each case starts: seconds from the start of the process to the first answer, and ms of the calls after it."""
     calls_of = [str(number) for number in _SHOWN_CALLS]
-    title = "s until the first answer, of that compiling; then ms of the nth call, until warm"
+    title = "s until the first answer, of that compiling; then ms of the nth call; calls until warm"
     table = _table(title, "answer", "compile", *calls_of, "cold")
     for result in results:
         if (figures := result.figures) is not None:
             calls = [_short(figures.warm_up_ms[n - 1]) if n <= len(figures.warm_up_ms) else "" for n in _SHOWN_CALLS]
             seconds = f"{figures.cold_start_s:.1f}", f"{figures.compile_s:.1f}" if figures.compile_s else ""
-            table.add_row(*_named(result), *seconds, *calls, f"{figures.calls_to_warm} calls")
+            table.add_row(*_named(result), *seconds, *calls, str(figures.calls_to_warm))
     return table
 
 
