@@ -47,7 +47,7 @@ class MemoryUse:
             return self.workers_mib / limit_mib
         if "total" in self.told:
             return 1.0 - self.told["free"] / self.told["total"]
-        return sum(self.rss_by_pid.values()) / psutil.virtual_memory().total
+        return sum(self.rss_by_pid.values()) / float(psutil.virtual_memory().total)
 
     def row(self) -> list[float]:
         """Values for `LABELS`, in MiB; NaN where not measured."""

@@ -42,6 +42,8 @@ class Device:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            # fp32 is what it says; torch's own default is tf32 in convolutions, which is a precision of its own here
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             self._stream = torch.cuda.Stream(device, priority=-1)
             self._copies = PinnedCopy(device, self._stream)
 

@@ -13,7 +13,7 @@ from torchperf_ros.core.build_options import BuildOptions
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.shape_options import MOST_SHAPES
 from torchperf_ros.worker.graph_replay import GraphReplay
-from torchperf_ros.worker.model_transforms import transform
+from torchperf_ros.worker.model_transforms import matrix_precision, transform
 from torchperf_ros.worker.package import build_package, from_front, load_package
 from torchperf_ros.worker.parity import DynamicDims, random_inputs
 
@@ -32,6 +32,7 @@ class Runner:
         cache_hits: graphs that came out of the compiler's own cache on disk.
         compile_s: seconds that this took.
         package: hash of the package, "" where there is none.
+        model: hashes of weights and code that a user's package was built from, where that is known.
         static: whether it takes the example's shapes only and does not notice others: its results, or its process,
             would be lost.
     """
@@ -42,6 +43,7 @@ class Runner:
     cache_hits: int = 0
     compile_s: float = 0.0
     package: str = ""
+    model: tuple[str, str] | None = None
     static: bool = False
 
 
@@ -79,33 +81,49 @@ def make_runner(
     with torch.inference_mode(mode=False):
         prepared = transform(model, options, device)
     dims = varying_dims(options, dynamic_dims)
-    if options.engine == "compile":
-        return _compile(prepared, options, example, dims)
-    if options.engine == "aoti":
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
-            path = Path(folder) / "model.pt2"
-            with torch.inference_mode(mode=False):
-                build_package(prepared, tuple(tensor.clone() for tensor in example), dims, path)
-            call = load_package(path, device)
-        runner = Runner(call, graphs=1, compile_s=time.perf_counter() - started, static=not dims)
-    else:
-        runner = Runner(prepared)
-    return as_graph(runner, options, example, device)
+    with matrix_precision(options.precision, device):
+        if options.engine == "compile":
+            runner = _compile(prepared, options, example, dims)
+        elif options.engine == "aoti":
+            runner = _package(prepared, example, dims, device)
+        else:
+            runner = Runner(prepared)
+    return finished(runner, options, example, device)
 
 
-def as_graph(runner: Runner, options: BuildOptions, example: tuple[torch.Tensor, ...], device: torch.device) -> Runner:
-    """The same as one CUDA graph, where the options want that.
+def finished(runner: Runner, options: BuildOptions, example: tuple[torch.Tensor, ...], device: torch.device) -> Runner:
+    """The same with what concerns CUDA only: run with the precision of the options, or captured as one graph.
 
     Raises:
-        ConfigError: the device is not CUDA.
+        ConfigError: a graph is wanted, and the device is not CUDA.
     """
-    if options.cuda_graphs:
+    if options.cuda_graphs and options.engine != "compile":  # which captures its own
         if device.type != "cuda":
             msg = f"parameter cuda_graphs: true is for CUDA; the device here is {device}"
             raise ConfigError(msg)
-        return replace(runner, call=GraphReplay(runner.call, example))
-    return runner
+        with matrix_precision(options.precision, device):
+            return replace(runner, call=GraphReplay(runner.call, example))
+    if options.precision != "tf32" or device.type != "cuda":
+        return runner
+
+    def call(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+        with matrix_precision(options.precision, device):
+            return runner.call(*inputs)
+
+    return replace(runner, call=call)
+
+
+def _package(
+    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dims: DynamicDims, device: torch.device
+) -> Runner:
+    """An AOTInductor package that is kept in memory only."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+        path = Path(folder) / "model.pt2"
+        with torch.inference_mode(mode=False):
+            build_package(model, tuple(tensor.clone() for tensor in example), dims, path)
+        call = load_package(path, device)
+    return Runner(call, graphs=1, compile_s=time.perf_counter() - started, static=not dims)
 
 
 def _compile(

@@ -26,7 +26,7 @@ from torchperf_ros.worker.adapter import Adapter, load_adapter
 from torchperf_ros.worker.device import Device, choose_device
 from torchperf_ros.worker.engine import varying_dims, warm_up_inputs
 from torchperf_ros.worker.fingerprint import identify, signature_of
-from torchperf_ros.worker.model_transforms import transform
+from torchperf_ros.worker.model_transforms import matrix_precision, transform
 from torchperf_ros.worker.package import build_package, load_package
 from torchperf_ros.worker.parity import check_engine
 from torchperf_ros.worker.ready_package import load_ready_package
@@ -145,7 +145,8 @@ class _TierBuild:
         started = time.perf_counter()
         self._step("compiling")
         prepared = transform(self._model, self._options, self._device)
-        graph = build_package(prepared, self._example, self._dims, part)
+        with matrix_precision(self._options.precision, self._device):
+            graph = build_package(prepared, self._example, self._dims, part)
         compile_s = time.perf_counter() - started
         self._step("checking")
         with torch.inference_mode():

@@ -57,7 +57,8 @@ def load_ready_package(
     if numbers[0] and _same(*numbers) and not _same(*drawn):
         msg = f"package {path} gives the same outputs whatever its inputs"
         raise PackageError(msg)
-    return None, Runner(call, graphs=1, package=file_sha256(path)[:32], static=not (identity and identity.dynamic))
+    model, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
+    return None, Runner(call, graphs=1, package=file_sha256(path)[:32], model=model, static=static)
 
 
 def _same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:

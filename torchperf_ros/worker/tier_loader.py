@@ -16,8 +16,9 @@ from torchperf_ros.core.shape_options import ShapeOptions
 from torchperf_ros.worker.adapter import Adapter
 from torchperf_ros.worker.batch_chunks import BatchChunks
 from torchperf_ros.worker.device import Device
-from torchperf_ros.worker.engine import Runner, as_graph, make_runner, varying_dims
-from torchperf_ros.worker.fingerprint import identify
+from torchperf_ros.worker.engine import Runner, finished, make_runner, varying_dims
+from torchperf_ros.worker.fingerprint import code_hash, identify, weights_hash
+from torchperf_ros.worker.output_check import InvalidOutput, OutputCheck
 from torchperf_ros.worker.output_sizes import shapes_of
 from torchperf_ros.worker.package import load_package
 from torchperf_ros.worker.parity import DynamicDims, ParityError, check_engine
@@ -61,9 +62,37 @@ class TierLoader:
             else:
                 model = self._built(name)
         if model is None:
-            shapes = self._fitted(name, runner, None, options, example)
-            return Tier(TierFacts(name, "aoti"), runner, None, self._device, self._say, shapes)
+            return self._ready(name, runner, options, example, strict=self._setup.get("swapped") == number)
         return self._with_engine(name, model.to(self._device.device), options, example)
+
+    def _ready(
+        self, name: str, runner: Runner, options: BuildOptions, example: tuple[torch.Tensor, ...], *, strict: bool
+    ) -> Tier:
+        """A user's package: compared with what the adapter builds, if it can, and with its results if it is that model.
+
+        Raises:
+            ParityError: it differs, and it is `strict`: being swapped in. Otherwise the adapter's model runs in eager.
+        """
+        eager, facts = None, TierFacts(name, "aoti")
+        try:
+            with torch.inference_mode(mode=False):
+                eager = self._built(name).to(self._device.device)
+        except Exception as error:  # the user's code: that it cannot build may be why there is a package
+            facts.why = f"nothing to compare with, and no eager: {type(error).__name__}: {error}".splitlines()[0]
+        try:
+            if eager is not None:
+                OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
+                if runner.model == (weights_hash(eager), code_hash(eager)):
+                    check_engine(eager, runner.call, example, {}, options.precision, seeds=2)
+                else:
+                    eager = None  # another model: it is no stand-in
+            shapes = self._fitted(name, runner, eager, options, example)
+        except (ParityError, InvalidOutput) as error:
+            if strict or eager is None:
+                raise
+            self._say(f"tier {name} runs in eager: its package is refused: {error}")
+            return Tier(TierFacts(name, "eager", str(error)), Runner(eager), eager, self._device, self._say)
+        return Tier(facts, runner, eager, self._device, self._say, shapes)
 
     def _built(self, name: str) -> torch.nn.Module:
         """What the adapter builds.
@@ -152,7 +181,7 @@ class TierLoader:
                     self._cache.used(path)
                     call = load_package(path, self._device.device)
                     runner = Runner(call, graphs=1, package=identity.key, static=not identity.dynamic)
-                    return as_graph(runner, options, example, self._device.device)
+                    return finished(runner, options, example, self._device.device)
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._remove(path)
