@@ -28,6 +28,7 @@ class Identity:
         dynamic: dimensions that may vary: [input, dimension, smallest, largest].
         weights: hash of the names, types, shapes and values of parameters and buffers.
         code: hash of the model's structure and of the sources that its modules come from.
+        threads: CPU threads, which compiled loops are split for; 0 on CUDA.
         format: version of the manifest.
     """
 
@@ -39,6 +40,7 @@ class Identity:
     dynamic: list[list[int]]
     weights: str
     code: str
+    threads: int = 0
     format: int = FORMAT
 
     @property

@@ -42,6 +42,7 @@ def identify(
         dynamic=declared_dims(dynamic_dims),
         weights=weights_hash(model),
         code=code_hash(model),
+        threads=torch.get_num_threads() if device.type == "cpu" else 0,
     )
 
 
