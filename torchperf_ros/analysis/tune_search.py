@@ -192,9 +192,7 @@ def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) ->
         Its last message, or one of the kind `crashed` or `hung` with a text.
     """
     with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
-        return _listen(
-            CompileProcess({**job, "compiler_folder": folder}, background=False, module=_MODULE), timeout_s, says
-        )
+        return _listen(CompileProcess({**job, "folder": folder}, background=False, module=_MODULE), timeout_s, says)
 
 
 def _listen(process: CompileProcess, timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:

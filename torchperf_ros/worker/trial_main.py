@@ -2,7 +2,7 @@
 
     python -m torchperf_ros.worker.trial_main NEWS        (descriptor for one JSON object per line)
 
-Job: `adapter`, `options`, `device`, `tier`, `compiler_folder` (for what compilers keep on disk); for a trial also
+Job: `adapter`, `options`, `device`, `tier`, `folder` (for what compilers keep and all that is temporary); for a trial
 `candidate` (see `Candidate`), `reference_threads`, `seconds` (of measuring, for each side) and `hopeless_ratio` (or
 null); for the facts `others` (more tiers).
 
@@ -30,7 +30,7 @@ def main() -> int:
         news.write(json.dumps({"kind": kind, **fields}) + "\n")
 
     job: dict[str, Any] = json.load(sys.stdin)
-    os.environ[VARIABLE] = job["compiler_folder"]
+    os.environ[VARIABLE] = os.environ["TMPDIR"] = job["folder"]
     try:
         from torchperf_ros.worker.trial import run_trial, state_facts  # imports torch, which takes seconds
 
