@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torchperf_ros.core.build_options import BuildOptions
 from torchperf_ros.core.errors import AdapterError, BadInput, ConfigError
@@ -15,8 +16,9 @@ from torchperf_ros.core.package_cache import PackageCache
 from torchperf_ros.core.package_manifest import PackageError, manifest_path
 from torchperf_ros.core.shape_options import ShapeOptions
 from torchperf_ros.worker.device import Device
-from torchperf_ros.worker.package import export
-from torchperf_ros.worker.parity import measure, random_inputs
+from torchperf_ros.worker.output_check import InvalidOutput
+from torchperf_ros.worker.package import export, load_package
+from torchperf_ros.worker.parity import ParityError, measure, random_inputs
 from torchperf_ros.worker.tier_loader import TierLoader
 
 from .conftest import PATIENCE_S
@@ -318,12 +320,64 @@ def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
     assert (report["shapes"], report["hits"], report["misses"], report["recompiles"]) == ("dynamic", 8, 1, 0)
 
 
-def test_given_a_users_package_when_loaded_then_it_runs_and_there_is_no_eager_for_other_sizes(load, built):
+def test_given_a_users_package_of_the_adapters_model_when_loaded_then_it_runs_and_eager_answers_other_sizes(
+    load, built
+):
     loaded = load(package=built.package(built.at_once[0]))
     assert (loaded.facts.engine, loaded.said) == ("aoti", [])
     assert eager_differs(loaded, 1) < 1e-3
+    assert eager_differs(loaded, 2) == 0.0
+
+
+def test_given_a_users_package_of_other_weights_when_loaded_then_it_runs_and_there_is_no_eager_for_other_sizes(
+    load, built
+):
+    loaded = load(package=built.package(built.at_once[0]), seed=1)
+    assert (loaded.facts.engine, loaded.said) == ("aoti", [])
+    assert eager_differs(loaded, 1) > 1e-2
     with pytest.raises(BadInput, match="not prepared, and there is no eager model"):
         loaded.run(2)
+
+
+def test_given_a_users_package_when_the_adapter_cannot_build_then_it_runs_and_that_is_said(load, built, monkeypatch):
+    def refuse(self, name):
+        raise FileNotFoundError("no weights on this vehicle")
+
+    monkeypatch.setattr(TierLoader, "_built", refuse)
+    loaded = load(package=built.package(built.at_once[0]))
+    assert loaded.facts.engine == "aoti"
+    assert loaded.facts.why == "nothing to compare with, and no eager: FileNotFoundError: no weights on this vehicle"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "seed", "why"),
+    [
+        (
+            lambda outputs: nested(outputs, lambda tensor: tensor * 2 if tensor.is_floating_point() else tensor),
+            0,
+            "differ",
+        ),
+        (lambda outputs: nested(outputs, lambda tensor: tensor[..., :1]), 1, "at calibration they had"),
+    ],
+)
+def test_given_a_users_package_with_wrong_results_when_loaded_then_eager_runs_and_when_swapped_in_it_is_refused(
+    load, built, monkeypatch, outputs, seed, why
+):
+    package = built.package(built.at_once[0])
+    real = load_package(package, CPU)
+    monkeypatch.setattr("torchperf_ros.worker.ready_package.load_package", lambda *_: lambda *x: outputs(real(*x)))
+    loaded = load(package=package, seed=seed)
+    (said,) = loaded.said
+    assert said.startswith("tier full runs in eager: its package is refused: ")
+    assert why in said
+    assert eager_differs(loaded, 1) == 0.0
+    with pytest.raises((ParityError, InvalidOutput), match=why):
+        load(package=package, seed=seed, swapped=0)
+
+
+def nested(outputs, change):
+    """The same nest with every tensor changed."""
+    return tree_map_only(torch.Tensor, change, outputs)
 
 
 @pytest.mark.parametrize(("checksum", "policy"), [(False, "dynamic"), (True, "exact")])
@@ -335,11 +389,11 @@ def test_given_a_users_dynamic_package_when_loaded_then_only_a_manifest_makes_it
     if checksum:
         package = shutil.copy(package, tmp_path / "mine.pt2")
         sign(package)
-    loaded = load(dynamic=True, package=package, shapes=ShapeOptions("dynamic"), options=options)
+    loaded = load(dynamic=True, package=package, shapes=ShapeOptions("dynamic"), options=options, seed=1)
     assert loaded.tier.report()["shapes"] == policy
     assert len(loaded.said) == int(checksum)
     if policy == "dynamic":
-        assert eager_differs(loaded, 5) < 1e-3
+        loaded.run(5)
     else:
         with pytest.raises(BadInput):
             loaded.run(5)
