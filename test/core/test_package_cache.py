@@ -191,8 +191,9 @@ def another_process(folder):
             process.kill()
 
 
-def enter(cache, entered):
+def enter(cache, entered, locked):
     with cache.building(IDENTITY):
+        locked.append((cache.folder / f"{IDENTITY.key}.lock").exists())  # else the next one would not wait
         entered.set()
 
 
@@ -202,11 +203,12 @@ def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits
     tmp_path, how, meanwhile
 ):
     cache, entered = PackageCache(tmp_path / "cache", 0), threading.Event()
+    locked = []
     with another_process(cache.folder) as process:
         assert process.stdout.readline() == "in\n"
         if meanwhile == "removed":
             cache.remove(cache.path(IDENTITY))
-        waiting = threading.Thread(target=enter, args=(cache, entered))
+        waiting = threading.Thread(target=enter, args=(cache, entered, locked))
         waiting.start()
         assert not entered.wait(0.3)
         with cache.building(replace(IDENTITY, weights="another")):
@@ -222,6 +224,7 @@ def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits
             process.kill()
         assert entered.wait(20.0)
         waiting.join()
+        assert locked == [True]
 
 
 @pytest.mark.parametrize(
