@@ -181,6 +181,22 @@ def test_given_a_package_with_other_results_when_loaded_then_it_is_refused_with_
     assert eager_differs(loaded, 1) == 0.0
 
 
+def test_given_a_package_that_ignores_its_inputs_when_loaded_then_it_is_refused_though_its_figures_are_good(
+    load, monkeypatch, adapters
+):
+    class Offset(torch.nn.Module):
+        def forward(self, x, mask):
+            return x + 1e6
+
+    monkeypatch.setattr(adapters.Compiled, "build", lambda self, tier: Offset())
+    monkeypatch.setattr("torchperf_ros.worker.tier_loader.check_package", lambda path, identity: None)
+    monkeypatch.setattr(PackageCache, "path", lambda cache, identity: next(cache.folder.glob("*.pt2")))
+    other_package(monkeypatch, lambda x, mask: torch.full((1, 4), 1e6))
+    loaded = load()
+    assert loaded.said == ["tier full runs in eager: aoti refused: outputs do not depend on the inputs; eager's do"]
+    assert loaded.facts.engine == "eager"
+
+
 def test_given_a_package_that_raises_when_checked_then_eager_runs_and_says_why(load, monkeypatch):
     other_package(monkeypatch, lambda x, mask: 1 / 0)
     loaded = load()

@@ -155,10 +155,9 @@ class TierLoader:
             return None
         if shapes.policy == "dynamic" and not dims:  # nothing varies, so there is nothing to say about it
             shapes = replace(shapes, policy="exact")
-        dynamic_engine = eager is None or options.engine == "eager" or bool(varying_dims(options, dims))
         fitted = ShapeRunner(
             runner.call, eager, shapes, dims, example, options.precision,
-            dynamic_engine=dynamic_engine and not runner.static,
+            dynamic_engine=options.engine == "eager" or bool(varying_dims(options, dims)),
         )  # fmt: skip
         fitted.warm_up()
         for note in fitted.notes:
