@@ -40,6 +40,7 @@ class PackageBuilder:
             **{key: self._setup[key] for key in ("adapter", "options", "device", "threads", "cache_dir", "cache_mib")},
             "tiers": wanted,
             "build": [self._setup["build"][number] for number in numbers],
+            "packages": [self._setup["packages"][number] for number in numbers],
         }
         self._tried |= set(wanted)
         self._count = len(wanted)

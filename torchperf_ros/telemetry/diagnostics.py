@@ -114,7 +114,8 @@ def _summary(stage: StageActor, health: Health) -> str:
         return f"SAFE_STOP: {why}"
     if health is Health.WAITING:
         return "WAITING: no input" if stage.journal.statistics.frames == 0 else "WAITING: input stopped"
-    return f"{health.name}: tier {stage.config.tiers[stage.ladder.level]}"
+    compiling = stage.crew.succession.compiling
+    return f"{health.name}: tier {stage.config.tiers[stage.ladder.level]}" + (f", {compiling}" if compiling else "")
 
 
 def _number(value: float) -> str:
