@@ -152,6 +152,7 @@ def test_given_one_stage_and_tier_when_compiled_then_only_that_is(process, param
     [
         ([], "either --adapter module:Class or --params FILE"),
         (["--adapter", "a:B", "--params", "x.yaml"], "either --adapter module:Class or --params FILE"),
+        (["--params", "x.yaml", "--precision", "bf16"], "--precision: with --params, the file says that"),
         (["--params", "none.yaml"], "parameter file none.yaml: cannot be read"),
         (["--adapter", "a:B", "--precision", "fp8"], "adapter.precision"),
         (["--adapter", "a:B", "--options", "{"], "adapter.options: '{' is not JSON"),

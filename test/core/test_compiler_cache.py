@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from torchperf_ros.core.compiler_cache import VARIABLE, compiler_folder, use_compiler_cache
+from torchperf_ros.core.compiler_cache import VARIABLE, clear_compiler_cache, compiler_folder, use_compiler_cache
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +52,13 @@ def test_given_a_folder_that_cannot_be_made_when_used_then_torch_is_left_alone(t
     (tmp_path / "file").write_text("")
     assert use_compiler_cache(str(tmp_path / "file"), 10) is None
     assert os.environ[VARIABLE] == ""
+
+
+def test_given_compiled_code_when_cleared_then_it_is_gone_unless_a_process_compiles(tmp_path, full, environment):
+    with use_compiler_cache(str(tmp_path), 1 << 20):
+        environment.setenv(VARIABLE, "")
+        assert clear_compiler_cache(str(tmp_path)) == 0
+        assert (full / "ab" / "kernel.so").exists()
+    assert clear_compiler_cache(str(tmp_path)) == 1000
+    assert not full.exists()
+    assert clear_compiler_cache(str(tmp_path)) == 0

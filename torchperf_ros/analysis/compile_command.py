@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from torchperf_ros.core.build_options import DYNAMIC, PRECISIONS
+from torchperf_ros.core.compiler_cache import clear_compiler_cache
 from torchperf_ros.core.config import NodeConfig, node_config
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.package_cache import open_cache
@@ -73,6 +74,12 @@ def compile_command(  # noqa: PLR0913, PLR0917 - one for each option
             msg = "either --adapter module:Class or --params FILE, one of the two, says what to compile"
             raise ConfigError(msg)
         if params is not None:
+            own = {"--options": options != "{}", "--device": device != "auto", "--precision": precision != "fp32",
+                   "--dynamic": dynamic != "auto", "--channels-last": channels_last,
+                   "--fold-batch-norm": fold_batch_norm}  # fmt: skip
+            if any(own.values()):
+                msg = f"{', '.join(name for name, given in own.items() if given)}: with --params, the file says that"
+                raise ConfigError(msg)
             config = read_params_file(params)
         else:
             values = {
@@ -227,6 +234,8 @@ def cache_command(
             _fail(str(error))
         freed = sum(entry.size_bytes for entry in chosen)
         console.print(f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {cache.folder}", highlight=False)
+        if clear and (freed := clear_compiler_cache(cache_dir)):
+            console.print(f"and {freed / _MIB:.1f} MiB that torch's compilers kept there", highlight=False)
         return
     table = Table("key", "adapter", "tier", "how", "device", "torch", "MiB", "p50 ms", "eager", "built")
     for entry in entries:

@@ -46,6 +46,21 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
     return lock
 
 
+def clear_compiler_cache(cache_dir: str) -> int:
+    """Empty the folder, unless a process compiles just now or the user has chosen it; returns the bytes it freed."""
+    folder = compiler_folder(cache_dir)
+    if os.environ.get(VARIABLE) or not folder.is_dir():
+        return 0
+    size_bytes = _size_bytes(folder)
+    with folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        shutil.rmtree(folder, ignore_errors=True)
+    return size_bytes
+
+
 def _size_bytes(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
