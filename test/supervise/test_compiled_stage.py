@@ -1,9 +1,12 @@
 """Stages whose tiers are compiled while they serve: started in eager, completed beside, taken over worker by worker."""
 
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from torchperf_ros.core.outcome import Outcome
@@ -126,6 +129,24 @@ def test_given_engine_compile_when_started_then_it_is_compiled_in_a_new_worker_a
         assert stage.ask({"do": "print", "rows": rows}).outcome is Outcome.ON_TIME
     (full, fast) = stage.actor.crew.tally.rows(stage.actor.crew.everyone)
     assert (full["recompiles"], full["graphs"] > 0, full["breaks"]) == (0, True, 0)
+
+
+def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_stands_still_until_it_is_back(
+    start_own_stage, tmp_path
+):
+    stage = start_own_stage(adapter="Compilable", engine="aoti", node={"cache_dir": str(tmp_path)})
+    builder = stage.actor.crew.succession._builder
+    ask_until(stage, lambda: builder._process, "packages are compiled")
+    compiler, seen = psutil.Process(builder._process.pid), []
+    os.kill(stage.pids[1], signal.SIGKILL)
+
+    def stands_still():
+        seen.append(compiler.status())
+        return psutil.STATUS_STOPPED in seen
+
+    ask_until(stage, stands_still, "the compile process stands still")
+    stage.wait_for_workers()
+    ask_until(stage, lambda: compiler.status() != psutil.STATUS_STOPPED, "it goes on")
 
 
 # -- swapping a package in --------------------------------------------------------------------------------------------

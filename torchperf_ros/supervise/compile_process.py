@@ -101,6 +101,11 @@ class CompileProcess:
         said = self._said.decode(errors="replace").strip()
         return f"the {self._name} process ended by {how}" + (f"\n{said}" if said else "")
 
+    def hold(self, held: bool) -> None:
+        """Stop it with all that it spawned for a while, or let it go on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGSTOP if held else signal.SIGCONT)
+
     def close(self) -> None:
         """Kill it with all that it spawned, and reap it."""
         with contextlib.suppress(ProcessLookupError):

@@ -24,6 +24,7 @@ class PackageBuilder:
         self._told = told
         self._tried: set[str] = set()
         self._process: CompileProcess | None = None
+        self._held = False
 
     @property
     def news(self) -> int | None:
@@ -47,9 +48,16 @@ class PackageBuilder:
         self.progress = f"compiling 1 of {self._count}"
         try:
             self._process = CompileProcess(job, background=True)
+            self._held = False
         except OSError as error:
             self.progress = ""
             self._told(f"packages of {', '.join(wanted)} cannot be compiled: {error}")
+
+    def hold(self, *, held: bool) -> None:
+        """Let what compiles stand still while a worker is missing: its replacement needs the processor more."""
+        if self._process is not None and held != self._held:
+            self._process.hold(held)
+            self._held = held
 
     def listen(self) -> None:
         """Take in what the process says; clean up when it has ended."""

@@ -29,6 +29,7 @@ class Succession:
         self.renewal = Renewal(setup)
         self.candidate: WorkerProcess | None = None
         self.may_compile = True
+        self._missing: list[str] = []
         self._config = config
         self._tell = tell
         self._builder = PackageBuilder(setup, self._package_built, tell)
@@ -47,11 +48,11 @@ class Succession:
         return self._builder.progress
 
     def complete(self, worker: WorkerProcess) -> None:
-        """A worker is ready, but not everything is compiled: have that done, where it does not disturb."""
+        """A worker is ready, but not everything is compiled: have that done, once every worker is up."""
         if not worker.missing or not self.may_compile:
             return
         if self._config.engine == "aoti":
-            self._builder.want(worker.missing)
+            self._missing = worker.missing
         elif not worker.compiles:
             self.renewal.ask()
 
@@ -104,6 +105,11 @@ class Succession:
             replace: gives a worker no more frames as another takes its place; False if it is busy.
             dismiss: ends a worker, for this reason.
         """
+        all_up = all(worker is not None and worker.usable for worker in workers)
+        if all_up and self._missing:
+            self._builder.want(self._missing)
+            self._missing = []
+        self._builder.hold(held=not all_up)
         self._builder.listen()
         candidate = self.candidate
         if candidate is None:
