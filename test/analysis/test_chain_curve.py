@@ -98,9 +98,7 @@ def test_given_threads_when_measured_then_it_is_one_and_then_as_before(timings, 
 
 
 @pytest.mark.parametrize("engine", engines_of(CPU))
-def test_given_a_real_engine_when_built_then_it_agrees_with_eager_at_every_size(
-    engine, tmp_path, monkeypatch
-):
+def test_given_a_real_engine_when_built_then_it_agrees_with_eager_at_every_size(engine, tmp_path, monkeypatch):
     ends = [chain_inputs(CPU)[0], chain_inputs(CPU)[-1]]  # each further size takes static a second
     monkeypatch.setattr(chain_engines, "chain_inputs", lambda device: ends)
     expected = make_chain(2)
