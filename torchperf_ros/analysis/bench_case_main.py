@@ -6,25 +6,15 @@ Job on stdin: see `measure_case`. It says `step` (text), and at last one of `fig
 case cannot be measured) or `failed` (text: the adapter or the device cannot be used at all).
 """
 
-import json
-import os
 import sys
-from typing import Any
 
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError
-from torchperf_ros.worker.detachment import detach_from_node
+from torchperf_ros.worker.job_process import take_job
 
 
 def main() -> int:
     """Do the job. Returns 0, or 1 where there are no figures."""
-    detach_from_node()
-    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
-    os.set_inheritable(news.fileno(), False)
-
-    def say(kind: str, **fields: object) -> None:
-        news.write(json.dumps({"kind": kind, **fields}) + "\n")
-
-    job: dict[str, Any] = json.load(sys.stdin)
+    job, say = take_job()
     try:
         from torchperf_ros.analysis.bench_measure import measure_case  # imports torch, which takes seconds
 

@@ -6,8 +6,6 @@ from typing import Any
 from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.supervise.compile_process import CompileProcess
 
-Log = Callable[[str, str], None]
-
 
 class PackageBuilder:
     """Compiles one stage's missing packages; everything is called by the crew's thread.
@@ -25,6 +23,8 @@ class PackageBuilder:
         self._tried: set[str] = set()
         self._process: CompileProcess | None = None
         self._held = False
+        self._count = 0
+        self._failure_told = False
 
     @property
     def news(self) -> int | None:
@@ -48,7 +48,7 @@ class PackageBuilder:
         self.progress = f"compiling 1 of {self._count}"
         try:
             self._process = CompileProcess(job, background=True)
-            self._held = False
+            self._held = self._failure_told = False
         except OSError as error:
             self.progress = ""
             self._told(f"packages of {', '.join(wanted)} cannot be compiled: {error}")
@@ -67,10 +67,11 @@ class PackageBuilder:
             messages = self._process.listen()
         except ProtocolError as error:
             self._told(str(error))
-            messages = None
+            self.stop()
+            return
         if messages is None:
-            reason = self._process.death_reason() if self._process else ""
-            if reason:
+            reason = self._process.death_reason()
+            if reason and not self._failure_told:
                 self._told(reason)
             self.stop()
             return
@@ -80,6 +81,7 @@ class PackageBuilder:
             elif message["kind"] == "built":
                 self._built(message["tier"])
             elif message["kind"] == "failed":
+                self._failure_told = True
                 self._told(f"tier {message['tier']} stays in eager: {message['text']}")
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
 _SETTLE_NS = 2 * NS_PER_S
+_PAUSE_NS = 5 * NS_PER_S  # after a new worker that died
 _TRIES = 2
 
 
@@ -16,8 +17,8 @@ class Renewal:
 
     A new worker is started beside the others with what workers are told from now on. Once it has been ready for 2 s
     (its histories are warm by then) it takes the place of an older one, which is ended between two frames. This goes
-    on until none is left that was started before. A new worker that dies before it is ready ends the renewal after
-    two tries, and nothing has changed.
+    on until none is left that was started before. While no new worker has taken a place, two that die end the renewal,
+    and nothing has changed; once one has, what it came with is proven, and others are tried again.
 
     Attributes:
         setup: what workers are told at their start.
@@ -32,6 +33,8 @@ class Renewal:
         self.outcome = "done"
         self._before = setup
         self._tries = 0
+        self._proven = False
+        self._not_before_ns = 0
         self._lock = threading.Lock()
 
     def ask(self, tries: int = _TRIES, **changes: object) -> None:
@@ -47,9 +50,12 @@ class Renewal:
             self.generation += 1
             self.outcome = ""
             self._tries = tries
+            self._proven = False
 
-    def wants_candidate(self, workers: Sequence[WorkerProcess | None]) -> bool:
+    def wants_candidate(self, workers: Sequence[WorkerProcess | None], now_ns: int) -> bool:
         """Whether to start a new worker beside the others now: all of them are up, and one is of an earlier kind."""
+        if now_ns < self._not_before_ns:
+            return False
         return all(worker is not None and worker.usable for worker in workers) and self.outdated(workers) is not None
 
     def outdated(self, workers: Sequence[WorkerProcess | None]) -> WorkerProcess | None:
@@ -64,10 +70,15 @@ class Renewal:
         """Whether a new worker has been ready for long enough to be relied on."""
         return candidate.usable and candidate.ready_at_ns is not None and now_ns - candidate.ready_at_ns >= _SETTLE_NS
 
-    def failed(self, candidate: WorkerProcess, reason: str) -> bool:
+    def took_a_place(self) -> None:
+        """A new worker serves in place of an older one."""
+        self._proven = True
+
+    def failed(self, candidate: WorkerProcess, reason: str, now_ns: int) -> bool:
         """A new worker died; True if that ends the renewal, and workers are told again what they were told before."""
         with self._lock:
-            if candidate.generation != self.generation:
+            self._not_before_ns = now_ns + _PAUSE_NS
+            if candidate.generation != self.generation or self._proven:
                 return False
             self._tries -= 1
         if self._tries > 0:
@@ -76,8 +87,10 @@ class Renewal:
         return True
 
     def give_up(self, reason: str) -> None:
-        """Replace nobody, and tell workers again what they were told before."""
+        """Replace nobody, and tell workers again what they were told before; nothing if nobody is being replaced."""
         with self._lock:
+            if self.outcome:
+                return
             self.setup = self._before
             self.generation -= 1
             self.outcome = reason

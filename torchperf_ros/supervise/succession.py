@@ -1,5 +1,6 @@
 """How a crew's workers get successors while they serve: compiled tiers, packages that are swapped in."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +114,7 @@ class Succession:
         self._builder.listen()
         candidate = self.candidate
         if candidate is None:
-            if not self.may_compile or not self.renewal.wants_candidate(workers):
+            if not self.may_compile or not self.renewal.wants_candidate(workers, now_ns):
                 self.renewal.settled(workers)
                 return
             try:
@@ -129,13 +130,14 @@ class Succession:
             elif replace(outdated, candidate):
                 candidate.number = outdated.number
                 workers[candidate.number], self.candidate = candidate, None
+                self.renewal.took_a_place()
                 dismiss(outdated, f"replaced by pid {candidate.pid}")
 
     def lost(self, candidate: WorkerProcess, reason: str) -> None:
         """The candidate has died before it took a place: the others serve on."""
         self.candidate = None
         candidate.usable = False
-        ended = self.renewal.failed(candidate, reason)
+        ended = self.renewal.failed(candidate, reason, time.monotonic_ns())
         self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
 
     def give_up(self, reason: str) -> None:

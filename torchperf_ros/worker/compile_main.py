@@ -8,29 +8,20 @@ instead, or absent); `dry_run` (only say what would be built); `force` (build ev
 """
 
 import contextlib
-import json
 import os
 import sys
 import traceback
-from typing import Any
 
 from torchperf_ros.core.compiler_cache import use_compiler_cache
 from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.worker.detachment import detach_from_node
+from torchperf_ros.worker.job_process import take_job
 
 _LOWEST = 19
 
 
 def main() -> int:
     """Do the job. Returns 0, or 1 if a tier failed or none could be tried."""
-    detach_from_node()
-    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
-    os.set_inheritable(news.fileno(), False)
-
-    def say(kind: str, **fields: object) -> None:
-        news.write(json.dumps({"kind": kind, **fields}) + "\n")
-
-    job: dict[str, Any] = json.load(sys.stdin)
+    job, say = take_job()
     if job["background"]:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -10,26 +10,17 @@ It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, rea
 adapter cannot be used at all).
 """
 
-import json
 import os
 import sys
-from typing import Any
 
 from torchperf_ros.core.compiler_cache import VARIABLE
 from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.worker.detachment import detach_from_node
+from torchperf_ros.worker.job_process import take_job
 
 
 def main() -> int:
     """Do the job. Returns 0, or 1 if the adapter cannot be used."""
-    detach_from_node()
-    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
-    os.set_inheritable(news.fileno(), False)
-
-    def say(kind: str, **fields: object) -> None:
-        news.write(json.dumps({"kind": kind, **fields}) + "\n")
-
-    job: dict[str, Any] = json.load(sys.stdin)
+    job, say = take_job()
     os.environ[VARIABLE] = os.environ["TMPDIR"] = job["folder"]
     try:
         from torchperf_ros.worker.trial import run_trial, state_facts  # imports torch, which takes seconds
