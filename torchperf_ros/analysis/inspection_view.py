@@ -24,7 +24,7 @@ _MOST_GUARDS_SHOWN = 2
 def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
     """Print it, most important first, the summary last."""
     title = f"{inspection.name} · torch {torch.__version__} · {inspection.device} · backend {inspection.backend}"
-    console.print(Text(title, style="bold"))
+    console.print(Text(title, style="bold"), soft_wrap=True)
     if inspection.backend == "eager":
         console.print(Text("captured graphs run op by op here; --backend inductor times compiled ones", style="dim"))
     for part in _parts(inspection):
