@@ -34,6 +34,7 @@ setup(
         "pillow",  # decodes sensor_msgs/CompressedImage
         "psutil",  # memory and CPU time of the worker processes
         "prometheus-client",  # the /metrics endpoint
+        "nvidia-ml-py",  # temperature, clocks and throttling of an NVIDIA card; needs nothing where there is none
         "rich",  # tables and the live view in a terminal
         "typer",  # the `torchperf` command
     ],
@@ -48,11 +49,20 @@ setup(
             "ros-rosgraph-msgs",
             "ros-sensor-msgs",
             "ros-std-msgs",
+            "ros-std-srvs",
             "ros-visualization-msgs",
         ],
         "quantization": ["torchao>=0.18"],  # int8 weights of linear layers, the precisions int8_weight and int8_dynamic
-        "analysis": ["matplotlib"],  # the pictures of `torchperf bench`; a vehicle needs none
-        "test": ["pytest<8.4", "pytest-timeout", "hypothesis", "ruff", "mypy"],  # 8.4: launch_pytest does not work
+        "analysis": ["matplotlib", "plotly"],  # pictures of the tools, and the pages of `torchperf report`
+        "test": [
+            "pytest<8.4",  # from 8.4 on launch_pytest does not work
+            "pytest-timeout",
+            "hypothesis",
+            "jsonschema",  # checks records against the schema that is published
+            "scipy",  # what our own statistics are compared with
+            "ruff",
+            "mypy",
+        ],
     },
     entry_points={
         "console_scripts": [
