@@ -9,7 +9,7 @@ SUSTAINED = 10
 
 @pytest.fixture
 def tell(make_answer):
-    rules = AnomalyRules("perception", cooldown_s=5.0)
+    rules = AnomalyRules("perception")
 
     def answered(at_s, outcome=Outcome.LATE, misses=1, **values):
         answer = make_answer(outcome, Fallback.HOLD_LAST, now_ns=round(at_s * NS_PER_S), **values)
@@ -26,7 +26,7 @@ def test_given_a_miss_when_told_then_it_is_a_warning_with_what_one_asks_next(tel
     assert anomaly.message == "tier full was not done after 49.0 ms"
     assert anomaly.values == {
         "seq": "42", "outcome": "late", "fallback": "hold_last", "total_ms": "49.500", "budget_ms": "50.000",
-        "misses_in_a_row": "1", "held_back": "0",
+        "misses_in_a_row": "1", "value": "49.500", "baseline": "50.000",
     }  # fmt: skip
 
 
@@ -52,38 +52,22 @@ def test_given_an_outcome_when_told_then_its_kind_is_named(tell, outcome, name):
     assert anomaly.values["outcome"] == outcome.word
 
 
-def test_given_a_cooldown_when_the_kind_repeats_then_it_is_held_back_counted_and_told_after(tell):
-    assert tell(0) is not None
-    assert [tell(at_s) for at_s in (1, 2, 4.999)] == [None, None, None]
-    assert tell(5).values["held_back"] == "3"
-    assert tell(10).values["held_back"] == "0"
+def test_given_misses_when_they_become_sustained_then_they_are_an_error(tell):
+    assert tell(0, misses=SUSTAINED - 1).level is Level.WARN
+    assert tell(0.1, misses=SUSTAINED).level is Level.ERROR
 
 
-def test_given_a_cooldown_when_another_kind_comes_then_it_is_told(tell):
-    assert tell(0, Outcome.LATE) is not None
-    assert tell(0.1, Outcome.INVALID) is not None
-    assert tell(0.2, Outcome.INVALID) is None
-
-
-def test_given_a_cooldown_when_misses_become_sustained_then_the_error_is_told_at_once(tell):
-    assert tell(0, misses=SUSTAINED - 2).level is Level.WARN
-    assert tell(0.1, misses=SUSTAINED - 1) is None
-    anomaly = tell(0.2, misses=SUSTAINED)
-    assert anomaly.level is Level.ERROR
-    assert anomaly.values["held_back"] == "1"
-    assert tell(0.3, misses=SUSTAINED + 1) is None
-    assert tell(0.4, misses=1) is None
-
-
-def test_given_a_death_when_told_then_a_lasting_one_is_an_error_even_within_the_cooldown():
-    rules = AnomalyRules("planning", cooldown_s=5.0)
-    first = rules.worker_died("exit status 1", pid=7, restarts=1, lasting=False, now_ns=0)
+def test_given_a_death_when_told_then_a_lasting_one_is_an_error():
+    rules = AnomalyRules("planning")
+    first = rules.worker_died("exit status 1\nTraceback", pid=7, restarts=1, lasting=False)
     assert (first.level, first.name, first.message) == (Level.WARN, "planning: worker died", "exit status 1")
-    assert (first.values["pid"], first.values["restarts"]) == ("7", "1")
-    assert rules.worker_died("again", 8, 2, lasting=False, now_ns=NS_PER_S) is None
-    lasting = rules.worker_died("and again", 9, 3, lasting=True, now_ns=2 * NS_PER_S)
-    assert lasting.level is Level.ERROR
-    assert lasting.values["held_back"] == "1"
+    assert first.values == {"pid": "7", "restarts": "1", "detail": "Traceback"}
+    assert rules.worker_died("and again", 9, 3, lasting=True).level is Level.ERROR
+
+
+def test_given_something_about_a_model_when_told_then_it_is_never_held_back():
+    anomaly = AnomalyRules("planning").worker_told("tier full: refused")
+    assert (anomaly.name, anomaly.level, anomaly.once) == ("planning: model", Level.WARN, True)
 
 
 def test_given_values_when_told_then_every_one_is_text(tell):

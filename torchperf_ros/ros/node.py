@@ -9,7 +9,6 @@ from typing import Any
 
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
-from torchperf_ros.core.anomaly_rules import Anomaly
 from torchperf_ros.core.config import NodeConfig, StageConfig
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.frame import Answer, Frame
@@ -21,7 +20,6 @@ from torchperf_ros.supervise import realtime
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.supervise.stage_ports import StagePorts
 from torchperf_ros.supervise.worker_setup import worker_setup
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.labelled_array import float64_bytes
 from torchperf_ros.telemetry.latency_record import LatencyRecord
 from torchperf_ros.telemetry.metrics import MetricsExporter
@@ -75,8 +73,6 @@ class PerfNode(LifecycleNode):
         self._latency = self.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/latency", OUTPUT_QOS)
         array = ros_message_class("std_msgs/msg/Float64MultiArray")
         self._latency_stages = self.create_publisher(array, "~/latency_stages", OUTPUT_QOS)
-        diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
-        self._anomaly = self.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._reporter.start()
@@ -171,7 +167,7 @@ class PerfNode(LifecycleNode):
             publish=lambda payload: self._publish_output(index, payload),
             hand_on=lambda payload, frame: self._hand_on(index, payload, frame),
             answered=lambda answer: self._publish_record(record, answer, last),
-            anomaly=self._publish_anomaly,
+            anomaly=self._reporter.found,
             log=self._log,
         )
         return StageActor(stage, worker_setup(stage, config), ports, lambda: self.get_clock().now().nanoseconds)
@@ -263,10 +259,6 @@ class PerfNode(LifecycleNode):
         self._latency_stages.publish(record.encode(answer))
         if last:
             self._latency.publish(float64_bytes(answer.frame.origin.latency_ms(answer.published_ns)))
-
-    def _publish_anomaly(self, anomaly: Anomaly) -> None:
-        ros_now_ns = self.get_clock().now().nanoseconds
-        self._anomaly.publish(diagnostic_bytes([anomaly], self.get_fully_qualified_name(), ros_now_ns))
 
     def _reconfigure(self, config: NodeConfig) -> None:
         for stage, stage_config in zip(self._stages, config.stages, strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psutil
 from rclpy.node import Node
 
+from torchperf_ros.core.anomaly_desk import AnomalyDesk
 from torchperf_ros.core.anomaly_rules import Anomaly, Level
 from torchperf_ros.core.clock import monotonic_ns
 from torchperf_ros.core.outcome import Health
@@ -46,6 +47,8 @@ class Reporter:
         self._diagnostics = node.create_publisher(diagnostics, "/diagnostics", OUTPUT_QOS)
         self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
+        self._anomaly = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
+        self._desk = AnomalyDesk()
         self._memory_array = LabelledArray(LABELS)
         self._name_warned = False
         self._ending = threading.Event()
@@ -81,9 +84,18 @@ class Reporter:
         statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
         statuses.extend(self._wrong_types())
         ros_now_ns = self._node.get_clock().now().nanoseconds
+        self._tell_anomalies(now_ns, ros_now_ns)
         self._diagnostics.publish(diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns))
         self._memory.publish(float64_bytes(memory.workers_mib))
         self._memory_stats.publish(self._memory_array.encode(memory.row()))
+
+    def found(self, anomaly: Anomaly) -> None:
+        """A finding, from any thread: it is told within a second, with what belongs to it."""
+        self._desk.report(anomaly, monotonic_ns())
+
+    def _tell_anomalies(self, now_ns: int, ros_now_ns: int) -> None:
+        for event in self._desk.tick(now_ns):
+            self._anomaly.publish(diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns))
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Anomaly:
         state = self._lifecycle_state()

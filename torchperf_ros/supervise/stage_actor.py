@@ -296,8 +296,7 @@ class StageActor:
             self._drop(worker)
             alone = not self.crew.ready
             told = self.journal.worker_died(reason, worker.pid, self.crew.restarts, lasting=lasting, alone=alone)
-            if told is not None:
-                self._untold.append(told)
+            self._untold.append(told)
             self._waiter.wake()
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:

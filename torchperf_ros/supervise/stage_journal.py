@@ -49,10 +49,10 @@ class StageJournal:
         """Something about a worker's models that is no failure of the worker."""
         return self._rules.worker_told(text)
 
-    def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Anomaly | None:
+    def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Anomaly:
         """A worker died; `lasting`: its kind keeps dying, `alone`: no other can serve."""
         if alone:
             self.health.lost()
             if lasting:
                 self.health.gave_up()
-        return self._rules.worker_died(reason, pid, restarts, lasting, time.monotonic_ns())
+        return self._rules.worker_died(reason, pid, restarts, lasting)
