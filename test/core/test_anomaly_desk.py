@@ -1,0 +1,120 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.core.anomaly_desk import AnomalyDesk, DeskRules
+from torchperf_ros.core.anomaly_rules import Anomaly, Level
+from torchperf_ros.core.clock import NS_PER_S
+
+RULES = DeskRules(quiet_s=10.0, remind_s=60.0, group_s=5.0)
+
+
+def found(name, level=Level.WARN, message="it is", once=False, **values):
+    return Anomaly(level, name, message, values, once=once)
+
+
+class Desk(AnomalyDesk):
+    """With times in seconds, and what was told by name."""
+
+    def __init__(self):
+        super().__init__(RULES)
+
+    def take(self, at_s, *anomalies):
+        for anomaly in anomalies:
+            self.report(anomaly, round(at_s * NS_PER_S))
+
+    def told(self, at_s):
+        return self.tick(round(at_s * NS_PER_S))
+
+
+def test_given_a_finding_when_ticked_then_it_is_told_once_with_its_numbers():
+    desk = Desk()
+    desk.take(0.2, found("a: deadline missed", total_ms="70"))
+    [[told]] = desk.told(1)
+    assert (told.level, told.name, told.message) == (Level.WARN, "a: deadline missed", "it is")
+    assert told.values == {
+        "total_ms": "70", "event": "1", "since_s": "0.8", "count": "1", "held_back": "0", "also": "",
+    }  # fmt: skip
+    assert desk.told(2) == []
+
+
+def test_given_one_cause_when_several_things_are_found_then_they_are_one_message_with_the_cause_first():
+    desk = Desk()
+    desk.take(0, found("a: deadline missed", Level.ERROR), found("b: deadline missed"), found("a: worker died"))
+    [message] = desk.told(1)
+    assert [status.name for status in message] == ["a: worker died", "a: deadline missed", "b: deadline missed"]
+    assert {status.values["event"] for status in message} == {"1"}
+    assert message[0].values["also"] == "a: deadline missed; b: deadline missed"
+
+
+def test_given_an_event_when_more_is_found_soon_after_then_it_belongs_to_it_and_later_things_do_not():
+    desk = Desk()
+    desk.take(0, found("a: worker died"))
+    desk.told(1)
+    desk.take(4, found("a: deadline missed"))
+    assert desk.told(4.5)[0][0].values["event"] == "1"
+    desk.take(9, found("b: deadline missed"))
+    assert desk.told(10)[0][0].values["event"] == "2"
+
+
+def test_given_what_goes_on_when_ticked_then_it_is_held_back_and_told_again_after_a_while():
+    desk = Desk()
+    told = []
+    for second in range(130):
+        desk.take(second, found("a: deadline missed"))
+        told += [(second, message[0].values["held_back"]) for message in desk.told(second)]
+    assert told == [(0, "0"), (60, "59"), (120, "59")]
+
+
+def test_given_what_grows_worse_when_ticked_then_it_is_told_at_once_and_getting_better_is_not():
+    desk = Desk()
+    levels = [Level.WARN, Level.WARN, Level.ERROR, Level.WARN, Level.ERROR]
+    told = []
+    for second, level in enumerate(levels):
+        desk.take(second, found("a: deadline missed", level))
+        told += [(second, message[0].level) for message in desk.told(second)]
+    assert told == [(0, Level.WARN), (2, Level.ERROR)]
+    assert desk.open == {"a: deadline missed": Level.ERROR}
+
+
+def test_given_what_is_no_longer_found_when_quiet_then_it_is_told_that_it_is_over_and_may_begin_again():
+    desk = Desk()
+    for second in (0, 1, 2):
+        desk.take(second, found("a: deadline missed"))
+    desk.told(2)
+    assert desk.told(11.9) == []
+    [[over]] = desk.told(12)
+    assert (over.level, over.name) == (Level.OK, "a: deadline missed")
+    assert over.values == {"event": "1", "lasted_s": "2.0", "count": "3"}
+    assert desk.open == {}
+    desk.take(20, found("a: deadline missed"))
+    assert desk.told(20)[0][0].values["event"] == "2"
+
+
+def test_given_findings_of_one_time_when_they_repeat_then_each_is_told():
+    desk = Desk()
+    desk.take(0, found("a: model", once=True, message="x"), found("a: model", once=True, message="y"))
+    assert [message[0].message for message in desk.told(0)] == ["x", "y"]
+    assert desk.told(100) == []
+
+
+def test_given_more_than_it_holds_when_reported_then_the_rest_is_counted_not_kept():
+    desk = Desk()
+    for number in range(1100):
+        desk.take(0, found(f"a: thing {number}"))
+    desk.told(1)
+    assert desk.lost == 1100 - len(desk.open)
+    assert len(desk.open) <= 256
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abc"), st.sampled_from(list(Level)[1:3])), max_size=60))
+def test_given_any_findings_when_time_has_passed_then_every_event_is_over_and_every_finding_counted(findings):
+    desk = Desk()
+    counted = 0
+    for second in range(60):
+        for at, name, level in findings:
+            if at == second:
+                desk.take(second, found(f"s: {name}", level))
+        over = [message[0] for message in desk.told(second) if message[0].level is Level.OK]
+        counted += sum(int(status.values["count"]) for status in over)
+    assert counted == len(findings)
+    assert desk.open == {}
