@@ -76,6 +76,9 @@ class NodeConfig:
     cache_mib: int
     memory_limit_mib: int
     memory_share: float
+    evidence_dir: str
+    evidence_mib: int
+    evidence_count: int
     start_timeout_s: float
 
 

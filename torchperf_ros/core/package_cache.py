@@ -3,15 +3,15 @@
 import contextlib
 import fcntl
 import os
-import pwd
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.package_manifest import Identity, Manifest, PackageError, manifest_path, read_manifest
+from torchperf_ros.core.user_folder import user_folder
 
 _MIB = 1 << 20
 _ABANDONED_S = 86_400.0
@@ -148,22 +148,9 @@ def _entry(path: Path) -> CachedPackage:
     return CachedPackage(path, manifest, problem, size_bytes, path.stat().st_mtime)
 
 
-def default_folder(environment: dict[str, str] | os._Environ[str] = os.environ) -> Path:
-    """`torchperf_ros` in XDG_CACHE_HOME, else in `~/.cache` (XDG base directory specification).
-
-    Never where others may write: what lies there is run.
-    """
-    base = environment.get("XDG_CACHE_HOME", "")
-    home = Path(base) if base.startswith("/") else Path(environment.get("HOME") or _home()) / ".cache"
-    return home / "torchperf_ros"
-
-
-def _home() -> str:
-    """From the list of users; "/" for a user that is not in it, as in containers."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return "/"
+def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`torchperf_ros` in XDG_CACHE_HOME, else in `~/.cache`."""
+    return user_folder("XDG_CACHE_HOME", ".cache", environment)
 
 
 def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:

@@ -22,6 +22,9 @@ NODE_PARAMETERS = (
     Parameter(
         "memory_share", 0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
     ),
+    Parameter("evidence_dir", "", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state."),
+    Parameter("evidence_mib", 1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20),
+    Parameter("evidence_count", 50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000),
     Parameter("start_timeout_s", 120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0),
 )
 

@@ -1,0 +1,149 @@
+"""What is kept of incidents for people to look at later: one folder each, bounded in number and size."""
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.core.user_folder import user_folder
+
+_MIB = 1 << 20
+_PART = ".part-"
+_ABANDONED_S = 86_400.0
+_LONGEST_NAME = 60
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z_.+")
+
+UtcNow = Callable[[], datetime]
+
+
+class EvidenceError(TorchperfError):
+    """Evidence could not be kept; the message says which, where and why. Nothing half-written is left."""
+
+
+class EvidenceFolder:
+    """Incidents as folders `<UTC time>_<what>`, for example `20260301T120000.250Z_profile-perception`.
+
+    An incident is written under another name and gets its own when it is complete, so that whoever finds a folder of
+    this form finds all of it. Several processes may write to the same folder.
+
+    Attributes:
+        root: the folder; made when something is kept.
+    """
+
+    def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: UtcNow | None = None) -> None:
+        """Take the folder and its bounds; nothing is touched yet.
+
+        Args:
+            root: where the incidents lie.
+            max_count: so many are kept at most; the oldest ones go first.
+            max_mib: and so many MiB; an incident that is larger by itself is refused.
+            utc_now: the time that names are made of; the system's by default.
+        """
+        self.root = root
+        self._max_count = max_count
+        self._max_bytes = max_mib * _MIB
+        self._utc_now: UtcNow = utc_now or (lambda: datetime.now(timezone.utc))
+
+    def keep(self, what: str, write: Callable[[Path], None]) -> Path:
+        """Make a folder for an incident, and remove the oldest ones that no longer fit; returns the new one.
+
+        Takes as long as the disk does: for threads and processes that nobody waits for.
+
+        Args:
+            what: one or two words for the folder's name.
+            write: puts files into the folder that it is given, which is not there any more under that name afterwards.
+
+        Raises:
+            EvidenceError: the disk is full or not writable, or the incident is larger than everything together may be.
+            Exception: whatever `write` raises.
+        """
+        name = f"{self._utc_now():%Y%m%dT%H%M%S.%f}"[:-3] + f"Z_{_as_name(what)}"
+        part = self.root / f"{_PART}{os.getpid()}-{time.monotonic_ns()}-{name}"
+        try:
+            part.mkdir(mode=0o700, parents=True)
+            write(part)
+            size_bytes = _flush(part)
+            if size_bytes > self._max_bytes:
+                msg = (
+                    f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than evidence_mib, "
+                    f"{self._max_bytes // _MIB}, allows for all together"
+                )
+                raise EvidenceError(msg)
+            kept = self._give_name(part, name)
+        except OSError as error:
+            msg = f"evidence {name} cannot be kept in {self.root}: {error.strerror or error}; see evidence_dir"
+            raise EvidenceError(msg) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)  # it is not there any more if all went well
+        self._shrink(kept)
+        return kept
+
+    def incidents(self) -> list[Path]:
+        """The complete ones, oldest first."""
+        found = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(path for path in found if _NAME.fullmatch(path.name) and path.is_dir())
+
+    def _give_name(self, part: Path, name: str) -> Path:
+        """Rename the folder; a name that is taken, in the same millisecond, gets a number."""
+        for number in range(2, self._max_count + 3):
+            kept = self.root / name
+            try:
+                part.rename(kept)
+                return kept
+            except OSError:
+                if not kept.exists():
+                    raise
+            name = f"{name.partition('.x')[0]}.x{number}"
+        msg = f"evidence {name} cannot be kept in {self.root}: too many of that name"
+        raise EvidenceError(msg)
+
+    def _shrink(self, kept: Path) -> None:
+        """Remove the oldest incidents until the rest fits, but not the new one (a clock may be set back)."""
+        others = [path for path in self.incidents() if path != kept]
+        sizes = {path: _size_bytes(path) for path in (*others, kept)}
+        total, count = sum(sizes.values()), len(sizes)
+        for path in others:
+            if count <= self._max_count and total <= self._max_bytes:
+                break
+            shutil.rmtree(path, ignore_errors=True)  # another process may be at it
+            total -= sizes[path]
+            count -= 1
+        for path in self.root.glob(f"{_PART}*"):  # of processes that were killed over it, a day ago or earlier
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def open_evidence(evidence_dir: str, evidence_count: int, evidence_mib: int) -> EvidenceFolder:
+    """The folder that the parameters of this name describe."""
+    root = Path(evidence_dir).expanduser() if evidence_dir else user_folder("XDG_STATE_HOME", ".local/state")
+    return EvidenceFolder(root, evidence_count, evidence_mib)
+
+
+def _as_name(what: str) -> str:
+    """In characters that every file system and shell takes."""
+    return re.sub(r"[^a-z0-9_-]+", "-", what.lower()).strip("-")[:_LONGEST_NAME] or "incident"
+
+
+def _flush(folder: Path) -> int:
+    """Have every file reach the disk, as the power may go next; returns the size of all."""
+    total = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                total += os.fstat(file.fileno()).st_size
+    return total
+
+
+def _size_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
