@@ -49,7 +49,11 @@ class EvidenceFolder:
         self._max_bytes = max_mib * _MIB
         self._utc_now: UtcNow = utc_now or (lambda: datetime.now(timezone.utc))
 
-    def keep(self, what: str, write: Callable[[Path], None]) -> Path:
+    def name(self, what: str) -> str:
+        """The name of an incident of now, for who wants to tell it before the incident is complete."""
+        return f"{self._utc_now():%Y%m%dT%H%M%S.%f}"[:-3] + f"Z_{_as_name(what)}"
+
+    def keep(self, what: str, write: Callable[[Path], None], name: str = "") -> Path:
         """Make a folder for an incident, and remove the oldest ones that no longer fit; returns the new one.
 
         Takes as long as the disk does: for threads and processes that nobody waits for.
@@ -57,12 +61,13 @@ class EvidenceFolder:
         Args:
             what: one or two words for the folder's name.
             write: puts files into the folder that it is given, which is not there any more under that name afterwards.
+            name: what `name` gave for it before; by default one of now.
 
         Raises:
             EvidenceError: the disk is full or not writable, or the incident is larger than everything together may be.
             Exception: whatever `write` raises.
         """
-        name = f"{self._utc_now():%Y%m%dT%H%M%S.%f}"[:-3] + f"Z_{_as_name(what)}"
+        name = name or self.name(what)
         part = self.root / f"{_PART}{os.getpid()}-{time.monotonic_ns()}-{name}"
         try:
             part.mkdir(mode=0o700, parents=True)
