@@ -105,6 +105,8 @@ class Answer:
         budget_ms: the stage's budget, counted as `budget_from` says.
         lateness_ms: published after (positive) or before (negative) the deadline.
         published_ns: monotonic time at which the answer was out.
+        payload: the output's bytes, None if nothing was published.
+        offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
     """
 
     frame: Frame
@@ -118,3 +120,6 @@ class Answer:
     lateness_ms: float
     published_ns: int
     steps: StepTimes = field(default_factory=StepTimes)
+    payload: bytes | None = None
+    offset: int = 0
+    length: int = 0

@@ -82,6 +82,7 @@ class StageActor:
 
     def activate(self) -> None:
         """Take frames from now on."""
+        self.journal.activated()
         self._accepting = True
 
     def deactivate(self) -> None:
@@ -259,7 +260,7 @@ class StageActor:
         self.reserve.published((published_ns - started_ns) / NS_PER_MS)
         if result is not None:
             self._outputs.remember(result.payload, frame)
-        answer = turn.answer(verdict, fallback, result, self.config.budget_ms, published_ns)
+        answer = turn.answer(verdict, fallback, result, payload, self.config.budget_ms, published_ns)
         self._ports.answered(answer)
         anomaly = self.journal.answered(answer)
         if anomaly is not None:

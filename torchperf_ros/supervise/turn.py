@@ -96,6 +96,7 @@ class Turn:
         verdict: tuple[Outcome, str],
         fallback: Fallback | None,
         result: Result | None,
+        payload: bytes | None,
         budget_ms: float,
         published_ns: int,
     ) -> Answer:
@@ -114,4 +115,7 @@ class Turn:
             lateness_ms=lateness_ms,
             published_ns=published_ns,
             steps=StepTimes() if result is None else result.steps,
+            payload=payload,
+            offset=self.offset,
+            length=self.length,
         )  # fmt: skip
