@@ -96,6 +96,17 @@ def _referenced(fields: Iterable[Any]) -> Iterator[str]:
             yield str(entry[1])
 
 
+def typestore(names: Iterable[str]) -> Typestore:
+    """A type store that knows these types, for reading and writing logs.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    for name in names:
+        _ensure(full_name(name))
+    return _store()
+
+
 def warm_up(name: str) -> None:
     """Generate the code that reads and writes a type and all that it contains, which otherwise the first message pays.
 

@@ -4,6 +4,7 @@ import math
 
 from torchperf_ros.core.frame import Answer
 from torchperf_ros.telemetry.labelled_array import LabelledArray
+from torchperf_ros.telemetry.record_stream import FrameRecord
 
 LABELS = (
     "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
@@ -30,3 +31,14 @@ class LatencyRecord:
                 answer.outcome, math.nan if answer.fallback is None else answer.fallback,
             )
         )  # fmt: skip
+
+
+def frame_row(record: FrameRecord) -> tuple[float, ...]:
+    """The same row from what the recorder was told of the frame."""
+    steps = record.steps
+    return (
+        record.stage, record.seq, record.age_ms, record.wait_ms,
+        steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
+        record.total_ms, record.budget_ms, record.tier if record.tier >= 0 else math.nan,
+        record.outcome, math.nan if record.fallback is None else record.fallback,
+    )  # fmt: skip

@@ -1,0 +1,210 @@
+"""The last seconds of everything, in memory; after an incident, with the seconds that follow, on disk."""
+
+import json
+import shutil
+import threading
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rosbags.rosbag2 import StoragePlugin, Writer
+
+from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.core.evidence_folder import EvidenceFolder
+from torchperf_ros.core.message_types import typestore
+from torchperf_ros.telemetry.latency_record import frame_row
+from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
+from torchperf_ros.telemetry.latency_record import LABELS
+from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
+
+_VERSION = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself
+_FOLDER = "black_box"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of the black box: its name as resolved, and its message type."""
+
+    name: str
+    type_name: str
+
+
+@dataclass(frozen=True)
+class BlackBoxLimits:
+    """How much is kept: seconds before and after an incident, and bytes of each of these two parts."""
+
+    before_s: float
+    after_s: float
+    part_bytes: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The topics of a stage: its output, and its inputs by index, None for one that another stage gives out."""
+
+    output: Topic
+    inputs: tuple[Topic | None, ...]
+
+
+@dataclass(slots=True)
+class _Entry:
+    t_ns: int
+    topic: Topic
+    data: bytes
+
+
+@dataclass
+class _Incident:
+    """An incident that is being recorded: what was kept before, and what has come since."""
+
+    name: str
+    until_ns: int
+    files: dict[str, str]
+    entries: list[_Entry]
+    left_bytes: int
+    left_out: int = 0
+    copies: list[Path] = field(default_factory=list)
+
+
+class BlackBox:
+    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened.
+
+    Attributes:
+        held_bytes: bytes kept at present.
+        incidents: incidents written.
+        problem: why the last one could not be written, empty if it could.
+    """
+
+    def __init__(
+        self, node: str, stages: list[Stage], topics: list[Topic], limits: BlackBoxLimits, evidence: EvidenceFolder
+    ) -> None:
+        """Start empty.
+
+        Args:
+            node: its fully qualified name.
+            stages: what each stage takes and gives, by index.
+            topics: the other topics, by the index of `MessageRecord.topic`.
+            limits: how much is kept.
+            evidence: where incidents go.
+        """
+        self.held_bytes = self.incidents = 0
+        self.problem = ""
+        self._stages = stages
+        self._topics = topics
+        self._limits = limits
+        self._evidence = evidence
+        self._rows = (Topic(f"{node}/latency_stages", "std_msgs/msg/Float64MultiArray"), LabelledArray(LABELS))
+        self._latency = Topic(f"{node}/latency", "std_msgs/msg/Float64")
+        self._kept: deque[_Entry] = deque()
+        self._last_input: dict[Topic, bytes] = {}
+        self._incident: _Incident | None = None
+        self._writing: threading.Thread | None = None
+
+    def frame(self, record: FrameRecord) -> None:
+        """Keep a frame: its inputs that are new, what was published for it, and its row of `latency_stages`."""
+        stage = self._stages[record.stage]
+        received_ns = record.t_ns - round(record.total_ms * NS_PER_MS)
+        for item in sorted(record.inputs, key=lambda item: -item.index):  # the trigger last, as a replay needs it
+            topic = stage.inputs[item.index]
+            if topic is None or (item.index and self._last_input.get(topic) == item.data):
+                continue
+            if item.index:
+                self._last_input[topic] = bytes(item.data)
+            self._keep(_Entry(received_ns - (item.index > 0), topic, bytes(item.data)))
+        if record.output is not None:
+            self._keep(_Entry(record.t_ns, stage.output, record.output))
+        topic, array = self._rows
+        self._keep(_Entry(record.t_ns, topic, array.encode(frame_row(record))))
+        if record.answer_ms == record.answer_ms:  # not NaN: the last stage's
+            self._keep(_Entry(record.t_ns, self._latency, float64_bytes(record.answer_ms)))
+
+    def message(self, record: MessageRecord) -> None:
+        """Keep a message that the node published."""
+        self._keep(_Entry(record.t_ns, self._topics[record.topic], record.data))
+
+    def _keep(self, entry: _Entry) -> None:
+        kept, size = self._kept, len(entry.data)
+        kept.append(entry)
+        self.held_bytes += size
+        oldest_ns = entry.t_ns - self._limits.before_s * NS_PER_S
+        while kept and (kept[0].t_ns < oldest_ns or self.held_bytes > self._limits.part_bytes):
+            self.held_bytes -= len(kept.popleft().data)
+        incident = self._incident
+        if incident is not None:
+            if size <= incident.left_bytes:
+                incident.left_bytes -= size
+                incident.entries.append(entry)
+            else:
+                incident.left_out += 1
+
+    def record(self, name: str, t_ns: int, files: Mapping[str, str], copies: list[Path]) -> None:
+        """Something has happened: write what is kept, and what comes during the next seconds.
+
+        While an incident is being recorded another one is part of it.
+
+        Args:
+            name: the incident's folder, as `EvidenceFolder.name` gives it.
+            t_ns: ROS time.
+            files: texts to be put beside the log, by file name.
+            copies: files to be copied there.
+        """
+        if self._incident is not None:
+            self._incident.files.update({f"{name}_{file}": text for file, text in files.items()})
+            return
+        until_ns = t_ns + round(self._limits.after_s * NS_PER_S)
+        self._incident = _Incident(
+            name, until_ns, dict(files), list(self._kept), self._limits.part_bytes, copies=copies
+        )
+
+    def tick(self, t_ns: int) -> None:
+        """Once a second: write the incident if its time has come."""
+        if self._incident is not None and t_ns >= self._incident.until_ns:
+            self.finish(wait=False)
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Write an incident now, however much has come since, and, with `wait`, see it written."""
+        incident = self._incident
+        if self._writing is not None and (wait or not self._writing.is_alive()):
+            self._writing.join()
+            self._writing = None
+        if incident is not None and self._writing is None:
+            self._incident = None
+            self._writing = threading.Thread(target=self._write, args=(incident,), name="incident")
+            self._writing.start()
+            if wait:
+                self._writing.join()
+
+    def _write(self, incident: _Incident) -> None:
+        try:
+            self._evidence.keep(incident.name, lambda folder: self._fill(folder, incident), incident.name)
+        except Exception as error:  # the thread's boundary: a full disk is reported and harms nothing
+            self.problem = f"incident {incident.name} is lost: {error}"
+            if not isinstance(error, OSError):
+                self.problem += f"\n{traceback.format_exc()}"
+        else:
+            self.incidents += 1
+            self.problem = ""
+
+    def _fill(self, folder: Path, incident: _Incident) -> None:
+        for name, text in incident.files.items():
+            (folder / name).write_text(text, encoding="utf-8", errors="replace")
+        for file in incident.copies:
+            if file.exists():
+                shutil.copy(file, folder)
+        if not incident.entries:
+            return
+        store = typestore({entry.topic.type_name for entry in incident.entries})
+        with Writer(folder / _FOLDER, version=_VERSION, storage_plugin=StoragePlugin.MCAP) as writer:
+            connections: dict[Topic, Any] = {}
+            for entry in sorted(incident.entries, key=lambda entry: entry.t_ns):
+                if entry.topic not in connections:
+                    connections[entry.topic] = writer.add_connection(
+                        entry.topic.name, entry.topic.type_name, typestore=store
+                    )
+                writer.write(connections[entry.topic], entry.t_ns, entry.data)
+        if incident.left_out:
+            text = json.dumps({"messages_left_out": incident.left_out, "why": "black_box_mib was full"})
+            (folder / "left_out.json").write_text(text, encoding="utf-8")

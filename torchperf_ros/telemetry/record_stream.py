@@ -1,0 +1,222 @@
+"""What the node tells its recorder: a packet for each frame, message and event; the bytes stay in shared memory.
+
+A `SOCK_SEQPACKET` socket carries fixed structs, and JSON for what is rare. A frame's inputs are read from the ring that
+its stage wrote for the workers; outputs and other messages from a ring of the sender's. Nobody waits: what finds the
+socket full, or its bytes overwritten, is lost and counted.
+"""
+
+import enum
+import json
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchperf_ros.core.errors import FrameOverwritten, ProtocolError
+from torchperf_ros.core.frame import Answer, StepTimes
+from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.supervise.frame_ring import FrameReader, FrameRing, InputBytes
+
+VERSION = 1
+MAX_PACKET_BYTES = 131_072
+_MAX_REASON = 4_000
+_HEAD = struct.Struct("<BBHIqQQ")  # version, kind, index, lost, ROS time, offset and length in the sender's ring
+_FRAME = struct.Struct("<QbbhQQqq10d")
+"""seq, outcome, fallback (-1: none), tier, offset and length in the stage's ring, stamp, receipt, then times in ms."""
+_NO_FALLBACK = -1
+
+
+class Kind(enum.IntEnum):
+    """What a packet tells."""
+
+    FRAME = 0
+    MESSAGE = 1
+    EVENT = 2
+
+
+@dataclass(slots=True)
+class FrameRecord:
+    """An answered frame, as the recorder has it.
+
+    Attributes:
+        t_ns: ROS time of the answer.
+        stage: index of the stage.
+        answer_ms: what `/perf/latency` said of it, NaN for a stage that is not the last.
+        inputs: the messages that it was computed from; empty where they were overwritten, or never handed over.
+        output: what was published, None if nothing was, or its bytes are lost.
+    """
+
+    t_ns: int
+    stage: int
+    seq: int
+    stamp_ns: int
+    received_ns: int
+    outcome: Outcome
+    fallback: Fallback | None
+    tier: int
+    reason: str
+    age_ms: float
+    wait_ms: float
+    steps: StepTimes
+    total_ms: float
+    budget_ms: float
+    lateness_ms: float
+    answer_ms: float
+    inputs: list[InputBytes] = field(default_factory=list)
+    output: bytes | None = None
+
+
+@dataclass(slots=True)
+class MessageRecord:
+    """A message that the node published: index of its topic, ROS time, CDR bytes."""
+
+    t_ns: int
+    topic: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """Anything else: ROS time, and a JSON object with its `kind`."""
+
+    t_ns: int
+    fields: dict[str, Any]
+
+
+class StreamWriter:
+    """One sender: a stage's thread, or any others that share a lock. Never waits.
+
+    Attributes:
+        lost: packets that found no room, not yet told to the recorder.
+    """
+
+    def __init__(self, ring_bytes: int) -> None:
+        """Make the ring that payloads pass through."""
+        self.lost = 0
+        self.socket: socket.socket | None = None
+        self.ring = FrameRing(ring_bytes)
+
+    def frame(self, stage: int, t_ns: int, answer: Answer, answer_ms: float) -> None:
+        """Tell of an answered frame."""
+        if self.socket is None:
+            return
+        frame, steps = answer.frame, answer.steps
+        offset, length = self._put(answer.payload)
+        body = _FRAME.pack(
+            frame.seq, answer.outcome, _NO_FALLBACK if answer.fallback is None else answer.fallback,
+            answer.tier, answer.offset, answer.length, frame.stamp_ns, frame.received_ns,
+            frame.age_ms, answer.wait_ms, steps.decode_ms, steps.preprocess_ms, steps.inference_ms,
+            steps.postprocess_ms, answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
+        )  # fmt: skip
+        reason = answer.reason.encode(errors="replace")[:_MAX_REASON] if answer.reason else b""
+        self._send(Kind.FRAME, stage, t_ns, offset, length, body + reason)
+
+    def message(self, topic: int, t_ns: int, data: bytes) -> None:
+        """Tell of a message that was published."""
+        if self.socket is not None:
+            self._send(Kind.MESSAGE, topic, t_ns, *self._put(data), b"")
+
+    def event(self, t_ns: int, fields: dict[str, Any]) -> None:
+        """Tell of anything else, as JSON."""
+        if self.socket is not None:
+            self._send(Kind.EVENT, 0, t_ns, 0, 0, json.dumps(fields).encode())
+
+    def _put(self, payload: bytes | memoryview | None) -> tuple[int, int]:
+        if payload is None:
+            return 0, 0
+        try:
+            offset, length = self.ring.write(0, [InputBytes(0, 0, 0.0, payload)])
+        except ValueError:  # larger than any output may be
+            self.lost += 1
+            return 0, 0
+        return offset, length
+
+    def _send(self, kind: Kind, index: int, t_ns: int, offset: int, length: int, body: bytes) -> None:
+        assert self.socket is not None
+        head = _HEAD.pack(VERSION, kind, index, self.lost, t_ns, offset, length)
+        try:
+            self.socket.send(head + body)
+        except OSError:  # full, or the recorder is gone: the reporter starts another
+            self.lost += 1
+        else:
+            self.lost = 0
+
+    def close(self) -> None:
+        """Release the ring."""
+        self.ring.close()
+
+
+class StreamReader:
+    """The recorder's end of one sender.
+
+    Attributes:
+        lost: packets that the sender could not send.
+        overwritten: records whose bytes were gone before they were read.
+    """
+
+    def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
+        """Take the socket, the sender's ring, and the rings of the stages, in their order."""
+        self.socket = own
+        self.lost = self.overwritten = 0
+        self._payloads = FrameReader(ring_fd)
+        self._stages = [FrameReader(descriptor) for descriptor in stage_fds]
+
+    def read(self) -> FrameRecord | MessageRecord | EventRecord | None:
+        """The next record, None at the end of the stream.
+
+        Raises:
+            BlockingIOError: there is none yet.
+            ProtocolError: the packet has another version or length.
+        """
+        data = self.socket.recv(MAX_PACKET_BYTES)
+        if not data:
+            return None
+        if len(data) < _HEAD.size or data[0] != VERSION:
+            msg = f"a packet of {len(data)} bytes and version {data[0]}; it has to be version {VERSION}"
+            raise ProtocolError(msg)
+        _, kind, index, lost, t_ns, offset, length = _HEAD.unpack_from(data)
+        self.lost += lost
+        if kind == Kind.EVENT:
+            return EventRecord(t_ns, json.loads(data[_HEAD.size :]))
+        payload = self._payload(offset, length)
+        if kind == Kind.MESSAGE:
+            return MessageRecord(t_ns, index, payload or b"")
+        return self._frame(index, t_ns, data, payload)
+
+    def _payload(self, offset: int, length: int) -> bytes | None:
+        """A copy of what a sender put into its ring."""
+        if not length:
+            return None
+        try:
+            (item,) = self._payloads.read(offset, length, 0)
+            copy = bytes(item.data)
+            self._payloads.check(offset, 0)
+        except (FrameOverwritten, ProtocolError, ValueError):
+            self.overwritten += 1
+            return None
+        return copy
+
+    def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None) -> FrameRecord:
+        seq, outcome, fallback, tier, offset, length, stamp_ns, received_ns, *times = _FRAME.unpack_from(
+            data, _HEAD.size
+        )
+        age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
+        return FrameRecord(
+            t_ns, stage, seq, stamp_ns, received_ns, Outcome(outcome),
+            None if fallback == _NO_FALLBACK else Fallback(fallback), tier,
+            data[_HEAD.size + _FRAME.size :].decode(errors="replace"), age_ms, wait_ms, StepTimes(*steps),
+            total_ms, budget_ms, lateness_ms, answer_ms, self._inputs(stage, offset, length, seq), output,
+        )  # fmt: skip
+
+    def _inputs(self, stage: int, offset: int, length: int, seq: int) -> list[InputBytes]:
+        if not length:
+            return []
+        ring = self._stages[stage]
+        try:
+            found = ring.read(offset, length, seq)
+            copies = [InputBytes(item.index, item.stamp_ns, item.age_ms, bytes(item.data)) for item in found]
+            ring.check(offset, seq)
+        except (FrameOverwritten, ProtocolError):
+            self.overwritten += 1
+            return []
+        return copies
