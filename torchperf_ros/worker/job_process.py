@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torchperf_ros.worker.detachment import detach_from_node
+from torchperf_ros.core.detachment import detach_from_node
 
 Say = Callable[..., None]
 

@@ -16,7 +16,7 @@ from torchperf_ros.core.compiler_cache import use_compiler_cache
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
 from torchperf_ros.core.thread_nice import set_nice
 from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
-from torchperf_ros.worker.detachment import detach_from_node
+from torchperf_ros.core.detachment import detach_from_node
 
 _RLIMIT_NICE_0 = 20
 _BACKGROUND_NICE = 5
