@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.demo.drive_state import DriveState
-from torchperf_ros.demo.stage_state import RECENT_FRAMES
+from torchperf_ros.telemetry.stage_state import RECENT_FRAMES
 
 LABELS = ["stage", "age_ms", "total_ms", "budget_ms", "tier", "outcome", "fallback"]
 STAMP_NS = 1_700_000_000_000_000_000

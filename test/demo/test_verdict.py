@@ -9,8 +9,8 @@ from rich.console import Console
 
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.demo.drive_state import DriveState
-from torchperf_ros.demo.stage_state import FrameRecord
 from torchperf_ros.demo.verdict import judge, report, summary
+from torchperf_ros.telemetry.stage_state import FrameRecord
 
 STAMP_NS = 1_700_000_000_000_000_000
 

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.demo.drive_state import DriveState
-from torchperf_ros.demo.stage_state import FrameRecord
-from torchperf_ros.demo.view import event_line, picture, save_svg, status_line
+from torchperf_ros.demo.view import picture, save_svg, status_line
+from torchperf_ros.telemetry.event_panel import event_line
+from torchperf_ros.telemetry.stage_state import FrameRecord
 
 VALUES = {
     "health": "DEGRADED",
@@ -78,7 +79,7 @@ def test_given_a_stage_that_told_all_when_drawn_then_it_can_be_read_and_the_sile
     text = "\n".join(drawn(drive()))
     for words in (
         "perception ● DEGRADED tier full engine eager",
-        "p50  12.0  p99  24.9  budget  50.0 ms",
+        "p50  12.0  p95     -  p99  24.9  max     -  budget  50.0 ms",
         "answered 1,234  on time 97.2%  C crashed 2",
         "own result 1,200  ■ backup 30",
         "worker 0 warming up full pid 4242 412 MiB",

@@ -24,8 +24,9 @@ from torchperf_ros.demo.log_source import IMAGE_TYPES, LogSource
 from torchperf_ros.demo.player import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.processor_share import ProcessorShare
 from torchperf_ros.demo.verdict import judge, report, summary
-from torchperf_ros.demo.view import event_line, picture, save_svg, status_line
+from torchperf_ros.demo.view import picture, save_svg, status_line
 from torchperf_ros.demo.watcher import Watcher
+from torchperf_ros.telemetry.event_panel import event_line
 
 STAGES: Final = ("perception", "planning")
 _FAULTS: Final = {  # in order of their time; a replacement is ready before the next worker dies

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.demo.drive_state import DriveState, Injection
-from torchperf_ros.demo.stage_state import FAR_LATE_MS, StageState
+from torchperf_ros.telemetry.stage_state import FAR_LATE_MS, StageState
 
 _IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
 _OTHERS_SHARE: Final = 0.1

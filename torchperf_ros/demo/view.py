@@ -1,59 +1,22 @@
 """The drive as a picture in a terminal: a pure function from the state to rows of text."""
 
-import io
 import math
-import re
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.demo.drive_state import DriveState, Event
-from torchperf_ros.demo.stage_state import FrameRecord, StageState
+from torchperf_ros.demo.drive_state import DriveState
+from torchperf_ros.telemetry import terminal_picture
+from torchperf_ros.telemetry.event_panel import events_panel
+from torchperf_ros.telemetry.stage_panel import STAGE_ROWS, stage_line, stage_panel
 
 WIDTH: Final = 100
 HEIGHT: Final = 30
-_ROWS_OF_A_STAGE: Final = 9
 _OTHER_ROWS: Final = 4  # title, progress, frame of the events
 _LEAST_EVENTS: Final = 2
-_STRIP_ROWS: Final = 2
-_BARS: Final = " ▁▂▃▄▅▆▇█"
-_DASH: Final = "-"
-
-_OWN: Final = "green3"
-_FALLBACK_COLOURS: Final = {
-    Fallback.BACKUP: "deep_sky_blue1",
-    Fallback.HOLD_LAST: "gold1",
-    Fallback.STOP: "red1",
-    Fallback.NONE: "magenta1",
-}
-_LETTERS: Final = {
-    Outcome.LATE: "L",
-    Outcome.ERROR: "E",
-    Outcome.INVALID: "N",
-    Outcome.CRASHED: "C",
-    Outcome.HUNG: "H",
-    Outcome.BAD_INPUT: "B",
-    Outcome.STARTING: "S",
-}
-_HEALTH_COLOURS: Final = {
-    "STARTING": "steel_blue1",
-    "WAITING": "steel_blue1",
-    "NOMINAL": "green3",
-    "DEGRADED": "gold1",
-    "SAFE_STOP": "red1",
-}
-_EVENT_MARKS: Final = {
-    "ok": ("·", "green3"),
-    "note": ("·", "grey62"),
-    "warn": ("▲", "gold1"),
-    "error": ("■", "red1"),
-    "sabotage": ("✗", "orchid1"),
-}
 
 
 def picture(state: DriveState, width: int = WIDTH, height: int = HEIGHT) -> RenderableType:
@@ -64,16 +27,13 @@ def picture(state: DriveState, width: int = WIDTH, height: int = HEIGHT) -> Rend
         width: columns.
         height: rows.
     """
-    events = max(_LEAST_EVENTS, height - _OTHER_ROWS - _ROWS_OF_A_STAGE * len(state.stages))
+    events = max(_LEAST_EVENTS, height - _OTHER_ROWS - STAGE_ROWS * len(state.stages))
     return Group(
         _title(state, width),
         _progress(state, width),
-        *(_stage_panel(stage, width, explained=not row) for row, stage in enumerate(state.stages.values())),
-        _events_panel(state, events),
+        *(stage_panel(stage, width, explained=not row) for row, stage in enumerate(state.stages.values())),
+        events_panel(state.events, events, note=_injected(state)),
     )
-
-
-_WEB_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
 
 
 def save_svg(state: DriveState, path: Path) -> None:
@@ -82,26 +42,12 @@ def save_svg(state: DriveState, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    console = Console(
-        record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True, color_system="truecolor"
-    )
-    console.print(picture(state))
-    drawn = console.export_svg(title="torchperf demo")
-    path.write_text(_WEB_FONT.sub("", drawn), encoding="utf-8")
+    terminal_picture.save_svg(picture(state), path, "torchperf demo", WIDTH, HEIGHT)
 
 
 def status_line(state: DriveState) -> str:
     """The drive in one line, where there is no terminal to draw in."""
-    parts = [f"{state.elapsed_s:6.1f} s"]
-    for stage in state.stages.values():
-        answered, on_time = stage.count("answered"), stage.count("on_time")
-        share = f"{on_time / answered:.1%}" if answered and on_time is not None else _DASH
-        progress = f" ({stage.values.get('progress', '')})" if stage.health == "STARTING" else ""
-        parts.append(
-            f"{stage.name} {stage.health or _DASH}{progress} {stage.tier} p50 {_short(stage.values.get('p50_ms'))}"
-            f" p99 {_short(stage.values.get('p99_ms'))} of {_short(stage.values.get('budget_ms'))} ms, {share} on time"
-        )
-    return " | ".join(parts)
+    return " | ".join([f"{state.elapsed_s:6.1f} s", *(stage_line(stage) for stage in state.stages.values())])
 
 
 def _title(state: DriveState, width: int) -> Table:
@@ -132,138 +78,5 @@ def _progress(state: DriveState, width: int) -> Text:
     return Text.assemble(" ", (words, "grey62"), " ", ("━" * done, "green3"), ("━" * (cells - done), "grey23"))
 
 
-def _stage_panel(stage: StageState, width: int, *, explained: bool) -> Panel:
-    health = stage.health or "NO WORD YET"
-    colour = _HEALTH_COLOURS.get(health, "grey62")
-    title = Text.assemble(
-        (f" {stage.name} ", "bold"), ("● ", colour), (health.replace("_", " "), f"bold {colour}"), " "
-    )
-    if stage.tier:
-        title.append("tier ", "grey62").append(f"{stage.tier} ", "bold")
-    if engine := stage.values.get("engine"):
-        title.append("engine ", "grey62").append(f"{engine} ", "bold")
-    if stage.health == "STARTING" and (progress := stage.values.get("progress")):
-        title.append(f"{progress} ", "grey62")
-    inside = width - 4
-    rows = [_latency(stage, inside), *_strip(stage, inside), _counters(stage), _fallbacks(stage), _workers(stage)]
-    for row in rows:
-        row.truncate(inside, overflow="ellipsis")
-    return Panel(
-        Group(*rows), title=title, title_align="left", border_style=colour, width=width, padding=(0, 1),
-        subtitle=Text(" a column is a frame, full height its budget ", "grey42") if explained else None,
-        subtitle_align="right",
-    )  # fmt: skip
-
-
-def _latency(stage: StageState, width: int) -> Text:
-    """p50 and p99 in numbers, and as a bar on the scale of the budget."""
-    row = Text()
-    for key, unit in (("p50_ms", ""), ("p99_ms", ""), ("budget_ms", " ms")):
-        row.append(f"{key.removesuffix('_ms')} ", "grey62").append(
-            f"{_short(stage.values.get(key)):>5}{unit}  ", "bold"
-        )
-    p50, p99, budget = (_float(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
-    cells = width - row.cell_len - 1
-    if cells < 10 or not all(math.isfinite(x) for x in (p50, p99, budget)) or budget <= 0:  # noqa: PLR2004 - no room
-        return row
-    to_p50, to_p99 = (min(round(cells * value / budget), cells) for value in (p50, p99))
-    row.append("━" * to_p50, "green3").append("━" * max(to_p99 - to_p50, 0), "gold1")
-    row.append("╌" * (cells - max(to_p99, to_p50)), "grey35").append("┃", "bold")
-    return row
-
-
-def _strip(stage: StageState, width: int) -> list[Text]:
-    """The last frames, one column each, newest right: bars as high as the share of the budget, then what went wrong."""
-    records = list(stage.recent)[-width:]
-    rows = [Text(" " * (width - len(records))) for _ in range(_STRIP_ROWS + 1)]
-    for record in records:
-        colour = _colour(record)
-        eighths = _eighths(record)
-        for level, row in enumerate(rows[:_STRIP_ROWS]):
-            above = (_STRIP_ROWS - 1 - level) * 8
-            row.append(_BARS[min(max(eighths - above, 0), 8)], colour)
-        rows[_STRIP_ROWS].append(_LETTERS.get(record.outcome, " "), f"bold {colour}")
-    return rows
-
-
-def _eighths(record: FrameRecord) -> int:
-    """Height of a frame's bar in eighths of a row, never none: the top is its budget."""
-    if not record.budget_ms > 0 or not math.isfinite(record.total_ms):
-        return 1
-    return max(1, min(round(record.total_ms / record.budget_ms * _STRIP_ROWS * 8), _STRIP_ROWS * 8))
-
-
-def _colour(record: FrameRecord) -> str:
-    return _OWN if record.fallback is None else _FALLBACK_COLOURS[record.fallback]
-
-
-def _counters(stage: StageState) -> Text:
-    answered, on_time = stage.count("answered"), stage.count("on_time")
-    row = Text()
-    _pair(row, "answered", answered)
-    _pair(row, "on time", None if not answered or on_time is None else f"{on_time / answered:.1%}")
-    for outcome, letter in _LETTERS.items():
-        if count := stage.count(outcome.word):
-            _pair(row, f"{letter} {outcome.word.replace('_', ' ')}", count)
-    return row
-
-
-def _fallbacks(stage: StageState) -> Text:
-    """What was published, in the colours of the strip; then the frames that no one started."""
-    row = Text()
-    shares = [("own result", "on_time", _OWN)]
-    shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]
-    for name, key, colour in shares:
-        row.append("■ ", colour if stage.count(key) else "grey35")
-        _pair(row, name, stage.count(key))
-    for key in ("superseded", "stale"):
-        _pair(row, key, stage.count(key))
-    return row
-
-
-def _workers(stage: StageState) -> Text:
-    row = Text()
-    numbers = sorted({key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1})
-    for number in numbers or ["0"]:
-        pid, state, rss = (stage.values.get(f"worker_{number}_{key}") or _DASH for key in ("pid", "state", "rss_mib"))
-        row.append(f"worker {number} ", "grey62").append(f"{state.split(' (')[0]} ", "bold")
-        row.append("pid ", "grey62").append(f"{pid} ").append(f"{_short(rss)} MiB   ")
-    _pair(row, "restarts", stage.count("restarts"))
-    return row
-
-
-def _pair(row: Text, name: str, value: int | str | None) -> None:
-    shown = f"{value:,}" if isinstance(value, int) else value or _DASH
-    row.append(f"{name} ", "grey62").append(f"{shown}  ", "bold" if value else "grey62")
-
-
-def _events_panel(state: DriveState, rows: int) -> Panel:
-    shown = list(state.events)[-rows:]
-    lines = [event_line(event) for event in shown] + [Text()] * (rows - len(shown))
-    injected = f" {len(state.injections)} faults injected " if state.injections else ""
-    return Panel(
-        Group(*lines), title=Text(" events ", "bold"), title_align="left", border_style="grey42", padding=(0, 1),
-        subtitle=Text(injected, "orchid1") if injected else None, subtitle_align="right",
-    )  # fmt: skip
-
-
-def event_line(event: Event) -> Text:
-    """An event in one line."""
-    mark, colour = _EVENT_MARKS.get(event.kind, _EVENT_MARKS["note"])
-    row = Text(no_wrap=True, overflow="ellipsis")
-    row.append(f"{event.at_s:6.1f} s ", "grey62").append(f"{mark} ", colour)
-    return row.append(f"{event.source:<11}", "bold").append(event.text, colour if event.kind == "error" else "")
-
-
-def _float(text: str | None) -> float:
-    try:
-        return float(text) if text else math.nan
-    except ValueError:
-        return math.nan
-
-
-def _short(text: str | None) -> str:
-    number = _float(text)
-    if not math.isfinite(number):
-        return _DASH
-    return f"{number:.1f}" if number < 100 else f"{number:.0f}"  # noqa: PLR2004 - four characters
+def _injected(state: DriveState) -> Text | None:
+    return Text(f" {len(state.injections)} faults injected ", "orchid1") if state.injections else None

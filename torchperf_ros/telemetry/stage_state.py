@@ -10,6 +10,7 @@ from torchperf_ros.core.outcome import Fallback, Outcome
 RECENT_FRAMES: Final = 4096
 FAR_LATE_MS: Final = 5.0
 _MATCH_NS: Final = 8_000_000
+_RATE_FRAMES: Final = 64
 _AT_WORK: Final = ("idle", "busy")
 
 
@@ -84,6 +85,13 @@ class StageState:
             return int(float(self.values[key]))
         except (KeyError, ValueError, OverflowError):
             return None
+
+    @property
+    def rate_hz(self) -> float:
+        """Answered frames per second, over the last ones, by their stamps; NaN if unknown or if none come."""
+        stamps = [record.stamp_ns for record in list(self.recent)[-_RATE_FRAMES:] if record.stamp_ns]
+        moving = len(stamps) > 1 and self.health != "WAITING"
+        return (len(stamps) - 1) / (stamps[-1] - stamps[0]) * 1e9 if moving and stamps[-1] > stamps[0] else math.nan
 
     @property
     def health(self) -> str:

@@ -1,9 +1,11 @@
 """What a stage says of itself, read with tolerance."""
 
+import math
+
 import pytest
 
 from torchperf_ros.core.outcome import Outcome
-from torchperf_ros.demo.stage_state import FrameRecord, StageState
+from torchperf_ros.telemetry.stage_state import FrameRecord, StageState
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,13 @@ def test_given_stamps_when_asked_for_the_nearest_then_only_one_within_eight_mill
     assert near is not None
     assert near.stamp_ns == 33_000_000
     assert stage.nearest(49_000_000) is None
+
+
+def test_given_stamps_a_thirtieth_apart_when_asked_for_the_rate_then_it_is_thirty_unless_the_input_stopped() -> None:
+    stage = StageState("s")
+    assert math.isnan(stage.rate_hz)
+    for number in range(1, 100):
+        stage.add(FrameRecord(number * 33_333_333, Outcome.ON_TIME, None, 0, 10.0, 50.0))
+    assert stage.rate_hz == pytest.approx(30.0)
+    stage.values["health"] = "WAITING"
+    assert math.isnan(stage.rate_hz)
