@@ -1,5 +1,6 @@
 """The node's parameters, checked, as frozen dataclasses."""
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ class StageConfig:
     input_timeout_ms: float
     sustained_misses: int
     recover_frames: int
+    window_s: float
 
     @property
     def workers(self) -> int:
@@ -67,6 +69,7 @@ class NodeConfig:
     device: str
     autostart: bool
     metrics_port: int
+    metrics_address: str
     realtime_priority: int
     lock_memory: bool
     cpu_affinity: tuple[int, ...]
@@ -79,6 +82,12 @@ class NodeConfig:
     evidence_dir: str
     evidence_mib: int
     evidence_count: int
+    recorder: bool
+    record_dir: str
+    record_mib: int
+    black_box_s: float
+    black_box_after_s: float
+    black_box_mib: int
     start_timeout_s: float
 
 
@@ -139,6 +148,17 @@ def _json_object(text: str, prefix: str) -> dict[str, Any]:
     return options
 
 
+def _ip_address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError as error:
+        msg = (
+            f"parameter metrics_address: {text!r} is not allowed; it has to be an IP address of this machine,"
+            " such as 127.0.0.1, or 0.0.0.0 for all of them"
+        )
+        raise ConfigError(msg) from error
+
+
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
     """Check the node's own values and those of each stage; missing ones take their default.
 
@@ -153,6 +173,7 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", checked["device"]):
         msg = f"parameter device: {checked['device']!r} is not allowed; it has to be auto, cpu, cuda or cuda:N"
         raise ConfigError(msg)
+    checked["metrics_address"] = _ip_address(checked["metrics_address"])
     checked["cpu_affinity"] = tuple(cpu for cpu in checked["cpu_affinity"] if cpu >= 0)
     configs = tuple(stage_config(name, stages.get(name, {})) for name in names)
     outputs = [config.output for config in configs]

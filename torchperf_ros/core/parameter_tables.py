@@ -10,7 +10,10 @@ NODE_PARAMETERS = (
     Parameter("stages", ["perception", "planning"], "Stages in the order that a frame passes them."),
     Parameter("device", "auto", "Where models run: auto, cpu, cuda or cuda:N."),
     Parameter("autostart", True, "Configure and activate at start; false where a launch file does it."),
-    Parameter("metrics_port", 9464, "Port of the Prometheus exporter on 127.0.0.1; 0: off.", 0, 65535),
+    Parameter("metrics_port", 9464, "Port of the Prometheus exporter; 0: off.", 0, 65535),
+    Parameter(
+        "metrics_address", "127.0.0.1", "Address that it listens on; 0.0.0.0: anyone who can reach it can read it."
+    ),
     Parameter("realtime_priority", 10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98),
     Parameter("lock_memory", False, "Lock the node process in memory (mlockall)."),
     Parameter("cpu_affinity", [-1], "CPUs of the node process; [-1]: any.", -1, 4095),
@@ -25,6 +28,12 @@ NODE_PARAMETERS = (
     Parameter("evidence_dir", "", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state."),
     Parameter("evidence_mib", 1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20),
     Parameter("evidence_count", 50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000),
+    Parameter("recorder", True, "Record in a process beside: records, black box, watch over signals."),
+    Parameter("record_dir", "", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME."),
+    Parameter("record_mib", 64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20),
+    Parameter("black_box_s", 10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0),
+    Parameter("black_box_after_s", 5.0, "Seconds after an incident that it keeps.", 0.0, 600.0),
+    Parameter("black_box_mib", 256, "MiB that it keeps at most before, and as much after.", 1, 1 << 16),
     Parameter("start_timeout_s", 120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0),
 )
 
@@ -92,6 +101,7 @@ STAGE_PARAMETERS = (
         "sustained_misses", 10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000, live=True
     ),
     Parameter("recover_frames", 30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True),
+    Parameter("window_s", 10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True),
 )
 
 STAGE_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -15,9 +15,8 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.core.evidence_folder import EvidenceFolder
 from torchperf_ros.core.message_types import typestore
-from torchperf_ros.telemetry.latency_record import frame_row
 from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
-from torchperf_ros.telemetry.latency_record import LABELS
+from torchperf_ros.telemetry.latency_record import LABELS, frame_row
 from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
 
 _VERSION = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself

@@ -84,7 +84,7 @@ class EventRecord:
 
 
 class StreamWriter:
-    """One sender: a stage's thread, or any others that share a lock. Never waits.
+    """One sender, for one thread at a time. Never waits; while it is not connected it does nothing.
 
     Attributes:
         lost: packets that found no room, not yet told to the recorder.
@@ -93,12 +93,23 @@ class StreamWriter:
     def __init__(self, ring_bytes: int) -> None:
         """Make the ring that payloads pass through."""
         self.lost = 0
-        self.socket: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self.ring = FrameRing(ring_bytes)
+
+    def connect(self, own: socket.socket) -> None:
+        """Send to a recorder from now on."""
+        self.disconnect()
+        self._socket = own
+
+    def disconnect(self) -> None:
+        """Send no more."""
+        own, self._socket = self._socket, None
+        if own is not None:
+            own.close()
 
     def frame(self, stage: int, t_ns: int, answer: Answer, answer_ms: float) -> None:
         """Tell of an answered frame."""
-        if self.socket is None:
+        if self._socket is None:
             return
         frame, steps = answer.frame, answer.steps
         offset, length = self._put(answer.payload)
@@ -113,12 +124,12 @@ class StreamWriter:
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """Tell of a message that was published."""
-        if self.socket is not None:
+        if self._socket is not None:
             self._send(Kind.MESSAGE, topic, t_ns, *self._put(data), b"")
 
     def event(self, t_ns: int, fields: dict[str, Any]) -> None:
         """Tell of anything else, as JSON."""
-        if self.socket is not None:
+        if self._socket is not None:
             self._send(Kind.EVENT, 0, t_ns, 0, 0, json.dumps(fields).encode())
 
     def _put(self, payload: bytes | memoryview | None) -> tuple[int, int]:
@@ -132,17 +143,20 @@ class StreamWriter:
         return offset, length
 
     def _send(self, kind: Kind, index: int, t_ns: int, offset: int, length: int, body: bytes) -> None:
-        assert self.socket is not None
+        own = self._socket
         head = _HEAD.pack(VERSION, kind, index, self.lost, t_ns, offset, length)
         try:
-            self.socket.send(head + body)
-        except OSError:  # full, or the recorder is gone: the reporter starts another
+            sent = own is not None and own.send(head + body)
+        except OSError:  # full, or the recorder is gone, or just disconnected by another thread
+            sent = False
+        if not sent:
             self.lost += 1
         else:
             self.lost = 0
 
     def close(self) -> None:
         """Release the ring."""
+        self.disconnect()
         self.ring.close()
 
 

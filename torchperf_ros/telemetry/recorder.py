@@ -1,0 +1,135 @@
+"""The recorder's loop: takes what the node tells, and gives it to the records, the black box and the watch."""
+
+import contextlib
+import json
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.core.evidence_folder import open_evidence
+from torchperf_ros.telemetry.black_box import BlackBox, BlackBoxLimits, Stage, Topic
+from torchperf_ros.telemetry.record_log import RecordLog
+from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader
+
+_TICK_S = 1.0
+_MOST_AT_ONCE = 64
+_MIB = 1 << 20
+_LAST_WORDS_S = 60
+
+
+class Recorder:
+    """Everything that is recorded of a node, in a process that no frame waits for."""
+
+    def __init__(self, setup: Mapping[str, Any], readers: list[StreamReader], node: socket.socket) -> None:
+        """Take what the node said at the start, the senders' streams, and the socket on which the node listens."""
+        self._readers = readers
+        self._node = node
+        self._setup = setup
+        self._ended = False
+        self._t_ns = 0
+        self._lost = 0
+        self._evidence = open_evidence(setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"])
+        self._folder = Path(setup["record_dir"])
+        stages = [{key: stage[key] for key in ("name", "tiers", "budget_ms")} for stage in setup["stages"]]
+        start = {"node": setup["node"], "versions": setup["versions"], "stages": stages}
+        self._log = RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
+        self._box = BlackBox(
+            setup["node"],
+            [_stage(stage) for stage in setup["stages"]],
+            [Topic(*topic) for topic in setup["topics"]],
+            BlackBoxLimits(setup["black_box_s"], setup["black_box_after_s"], setup["black_box_mib"] * _MIB),
+            self._evidence,
+        )
+
+    def run(self) -> None:
+        """Until the node says that it ends, or is gone: then what is known of its end is written."""
+        next_tick = time.monotonic() + _TICK_S
+        open_readers = {reader.socket.fileno(): reader for reader in self._readers}
+        while not self._ended:
+            ready, _, _ = select.select(list(open_readers), [], [], max(0.0, next_tick - time.monotonic()))
+            for descriptor in ready:
+                if not self._take_some(open_readers[descriptor]):
+                    self._node_died()
+                    return
+            if time.monotonic() >= next_tick:
+                self._tick()
+                next_tick = time.monotonic() + _TICK_S
+        self._tick()
+        self._box.finish()
+
+    def _take_some(self, reader: StreamReader) -> bool:
+        """Take what one sender has told, others waiting no longer than need be; False at its end."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                record = reader.read()
+            except BlockingIOError:
+                return True
+            if record is None:
+                return self._ended
+            self._take(record)
+        return True
+
+    def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
+        self._t_ns = record.t_ns
+        if isinstance(record, FrameRecord):
+            self._box.frame(record)
+            if self._log is not None:
+                self._log.frame(record)
+        elif isinstance(record, MessageRecord):
+            self._box.message(record)
+        elif record.fields["kind"] == "end":
+            self._ended = True
+        elif record.fields["kind"] == "record":
+            self._record(record.fields["name"], record.fields["why"], record.fields["stacks"])
+        elif self._log is not None:
+            self._log.event(record.t_ns, record.fields)
+
+    def _record(self, name: str, why: str, stacks: str) -> None:
+        incident = {"name": name, "why": why, "t_ns": self._t_ns, "node": self._setup["node"]}
+        files = {
+            "incident.json": json.dumps({**incident, "versions": self._setup["versions"]}, indent=2),
+            "parameters.json": json.dumps(self._setup["parameters"], indent=2),
+            "stacks.txt": stacks,
+        }
+        copies = sorted(self._folder.glob("records*.jsonl"))[-1:] if self._log is not None else []
+        self._box.record(name, self._t_ns, files, copies)
+
+    def _node_died(self) -> None:
+        """The stream ended without a word: nobody else is left to say what came before."""
+        signal.alarm(_LAST_WORDS_S)  # nobody is left to end this process, either, should a disk hang
+        name = self._evidence.name("node-died")
+        self._record(name, f"node {self._setup['node']} (pid {self._setup['pid']}) is gone without a word", "")
+        if self._log is not None:
+            self._log.event(self._t_ns, {"kind": "log", "severity": "error", "text": "the node is gone without a word"})
+        self._tick()
+        self._box.finish()
+
+    def _tick(self) -> None:
+        lost = sum(reader.lost for reader in self._readers)
+        overwritten = sum(reader.overwritten for reader in self._readers)
+        if self._log is not None:
+            self._log.tick(self._t_ns, lost - self._lost)
+        self._lost = lost
+        self._box.tick(self._t_ns)
+        self._say(
+            kind="status",
+            problem="; ".join(filter(None, [self._log.problem if self._log else "", self._box.problem])),
+            written=self._log.written if self._log else 0,
+            incidents=self._box.incidents,
+            held_mib=round(self._box.held_bytes / _MIB, 1),
+            lost=lost,
+            overwritten=overwritten,
+        )
+
+    def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
+            self._node.send(json.dumps(fields).encode())
+
+
+def _stage(stage: Mapping[str, Any]) -> Stage:
+    inputs = tuple(None if topic is None else Topic(*topic) for topic in stage["inputs"])
+    return Stage(Topic(*stage["output"]), inputs)

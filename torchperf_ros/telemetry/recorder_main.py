@@ -1,0 +1,44 @@
+"""Entry of the recorder: `python -m torchperf_ros.telemetry.recorder_main SOCKET:RING... STAGE_RING...` (descriptors).
+
+Spawned by the node, never by hand, at the lowest priority. It outlives a node that is killed, for as long as it takes
+to write down what came before.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+import psutil
+
+from torchperf_ros.core.detachment import leave_priority
+from torchperf_ros.telemetry.record_stream import EventRecord, StreamReader
+from torchperf_ros.telemetry.recorder import Recorder
+
+_LOWEST_NICE = 19
+
+
+def main() -> int:
+    """Take the setup, record, and end some time after the node at the latest."""
+    leave_priority()
+    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_NICE)
+    with contextlib.suppress(psutil.Error, OSError):  # a kernel without it: then the disk is shared evenly
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node says when it ends
+        signal.signal(ending, signal.SIG_IGN)
+    pairs = [word.split(":") for word in sys.argv[1:] if ":" in word]
+    stage_fds = [int(word) for word in sys.argv[1:] if ":" not in word]
+    sockets = [socket.socket(fileno=int(own)) for own, _ in pairs]
+    node = sockets[-1]
+    readers = [StreamReader(own, int(ring), stage_fds) for own, (_, ring) in zip(sockets, pairs, strict=True)]
+    setup = readers[-1].read()  # the first thing that the node says
+    for own in sockets:
+        own.setblocking(False)
+    assert isinstance(setup, EventRecord)
+    Recorder(setup.fields, readers, node).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

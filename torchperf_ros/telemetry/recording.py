@@ -1,0 +1,140 @@
+"""What the node does to be recorded: starts the recorder, tells it what happens, and starts another if it is gone."""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.config import NodeConfig
+from torchperf_ros.core.errors import ProtocolError
+from torchperf_ros.core.evidence_folder import open_evidence
+from torchperf_ros.core.frame import Answer
+from torchperf_ros.core.user_folder import user_folder
+from torchperf_ros.supervise.frame_ring import record_size
+from torchperf_ros.telemetry.record_stream import StreamWriter
+from torchperf_ros.telemetry.recorder_process import RecorderProcess
+
+_RESTART_S = 10.0
+_NODE_RING = 1 << 20
+_MOST_WAITING = 1000
+
+
+class Recording:
+    """The node's side of the recorder. `frame` is for the stages' threads, `tell` for any, the rest for one.
+
+    Attributes:
+        status: what the recorder last said of itself.
+        problem: why nothing is recorded at present, empty if all is well.
+        restarts: recorders that had to be replaced.
+    """
+
+    def __init__(self, config: NodeConfig, setup: Mapping[str, Any], stage_fds: Sequence[int]) -> None:
+        """Start a recorder.
+
+        Args:
+            config: the parameters.
+            setup: node, pid, versions, parameters, stages, topics, see `Recorder`.
+            stage_fds: the rings of the stages, in their order.
+        """
+        self.status: dict[str, Any] = {}
+        self.problem = ""
+        self.restarts = 0
+        self._evidence = open_evidence(config.evidence_dir, config.evidence_count, config.evidence_mib)
+        records = Path(config.record_dir).expanduser() if config.record_dir else (
+            user_folder("XDG_STATE_HOME", ".local/state") / "records"
+        )  # fmt: skip
+        self._setup = {
+            **setup, "record_dir": str(records), "record_mib": config.record_mib, "evidence_dir": config.evidence_dir,
+            "evidence_count": config.evidence_count, "evidence_mib": config.evidence_mib,
+            "black_box_s": config.black_box_s, "black_box_after_s": config.black_box_after_s,
+            "black_box_mib": config.black_box_mib,
+        }  # fmt: skip
+        self._stage_fds = list(stage_fds)
+        self._writers = [StreamWriter(record_size([stage.max_frame_bytes])) for stage in config.stages]
+        self._node = StreamWriter(_NODE_RING)
+        self._after_ns = round(config.black_box_after_s * NS_PER_S)
+        self._incident = ("", 0)
+        self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._tried_at = time.monotonic()
+        self._process: RecorderProcess | None = self._spawn()
+
+    def _spawn(self) -> RecorderProcess | None:
+        try:
+            return RecorderProcess([*self._writers, self._node], self._stage_fds, self._setup)
+        except OSError as error:
+            self.problem = f"the recorder cannot be started: {error}"
+            return None
+
+    def frame(self, stage: int, t_ns: int, answer: Answer, answer_ms: float) -> None:
+        """An answered frame; on its stage's thread."""
+        self._writers[stage].frame(stage, t_ns, answer, answer_ms)
+
+    def message(self, topic: int, t_ns: int, data: bytes) -> None:
+        """A message that was published; `topic` is its index among the setup's topics."""
+        self._node.message(topic, t_ns, data)
+
+    def tell(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Anything else, with its `kind`, from any thread; it is passed on within a second."""
+        if len(self._waiting) == _MOST_WAITING:
+            self._node.lost += 1
+        self._waiting.append((t_ns, fields))
+
+    def record(self, what: str, why: str, t_ns: int, now_ns: int, stacks: str) -> str:
+        """Have an incident written, or be part of the one that is being recorded; returns its folder.
+
+        Args:
+            what: one or two words for the folder's name.
+            why: a line for people.
+            t_ns: ROS time.
+            now_ns: monotonic time.
+            stacks: of node and workers, as text.
+        """
+        name, until_ns = self._incident
+        if now_ns >= until_ns:
+            name = self._evidence.name(what)
+            self._incident = (name, now_ns + self._after_ns)
+        self._node.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
+        return str(self._evidence.root / name)
+
+    def step(self) -> list[dict[str, Any]]:
+        """Once a second: pass on what was told, and hear what the recorder says; another one is started if need be."""
+        while self._waiting:
+            self._node.event(*self._waiting.popleft())
+        if self._process is None:
+            if time.monotonic() - self._tried_at >= _RESTART_S:
+                self._tried_at = time.monotonic()
+                self.restarts += 1
+                self._process = self._spawn()
+            return []
+        try:
+            heard = list(self._process.heard())
+        except (ProtocolError, ValueError) as error:
+            self.problem = str(error)
+            self._process.close(orderly=False)
+            self._process = None
+            self._tried_at = time.monotonic()
+            return []
+        for message in heard:
+            if message["kind"] == "status":
+                self.status = message
+                self.problem = message["problem"]
+        return [message for message in heard if message["kind"] != "status"]
+
+    @property
+    def pid(self) -> int | None:
+        """Of the recorder, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def close(self, t_ns: int) -> str:
+        """End the recorder once it has written what it has to; returns what went wrong."""
+        self.step()
+        problem = ""
+        if self._process is not None:
+            self._node.event(t_ns, {"kind": "end"})
+            problem = self._process.close(orderly=True)
+            self._process = None
+        for writer in (*self._writers, self._node):
+            writer.close()
+        return problem
