@@ -17,14 +17,14 @@ THRESHOLD = 0.5
 _AT_THRESHOLD = 2.5  # mean surprise: every judge sees what happens once in 300 samples, or one of six once in a million
 _OFF = 0.3  # the state ends when the evidence, not the trail, falls below
 _FIRST = 16  # samples before departures mean anything
-_BASELINE = 768  # samples: the level is their median, so a new level is half the baseline's after 384
+_BASELINE = 384  # samples: the level is their median, so a new level is the baseline after 192
 _RECENT = 17  # samples whose mean is compared with the baseline
 _VARIATION = 32  # steps from sample to sample that are summed up
 _DAY_S, _DAY_SLOTS = 86_400.0, 96
 _SEASON_RECENT = 8  # residuals to the season that are summed up
 _DRIFT_SLACK = 0.5  # of the position from -1 to 1: half of a steady series' samples lie within
-_TRAIL_SAMPLES = 100.0  # the aftermath of an event fades by 1/e in so many samples,
-_TRAIL = 0.6  # begins at this part of the event's score,
+_TRAIL_SAMPLES = 200.0  # the aftermath of an event fades by 1/e in so many samples,
+_TRAIL = 0.8  # begins at this part of the event's score,
 _TRAIL_MOST = 0.49  # and is no anomaly of its own
 _RESOLUTION = 1e-9  # of the values: departures below are rounding
 _LARGEST = 1e150  # values are cut off here: sums of a few stay finite
@@ -60,7 +60,7 @@ class SeriesDetector:
     those that it has seen (see `Tail`); none needs a scale, a unit or a distribution. The score is the root mean
     square of their surprises.
 
-    A new level is usual once it is half of the baseline: after 384 samples. The score falls earlier, within some
+    A new level is the baseline once it is half of the last 384 samples. The score falls earlier, within some
     dozens, as each judge learns.
     """
 

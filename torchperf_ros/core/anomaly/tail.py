@@ -7,18 +7,18 @@ from torchperf_ros.core.anomaly.ranked_window import RankedWindow
 MOST_SURPRISING = 30.0
 """Surprise is cut off here: a probability of 1e-30 and less means "never"."""
 
-_SIZE = 2048  # samples; a week at 5 min, half an hour at 1 Hz
+_SIZE = 4096  # samples; two weeks at 5 min, an hour at 1 Hz
 _WARM_UP = 48  # samples before anything can surprise: fewer say nothing about a tail
 _TAIL_SHARE = 50  # the largest 1/50 are the tail
 _SMALLEST_TAIL = 6
 _PRIOR_INDEX = 2.0  # a heavy tail (finite mean, infinite variance) until the data say otherwise,
 _PRIOR_WEIGHT = 8  # with the weight of so many samples
 _FIT_EVERY = 16  # samples; a fit costs about as much as 16 look-ups
-_LEARN_UP_TO = 4.0  # a more surprising departure is learnt as if it had been this surprising
+_LEARN_UP_TO = 3.0  # a more surprising departure is learnt as if it had been this surprising
 
 
 class Tail:
-    """The distribution of one kind of departure (absolute, any unit), over the last 2048 samples.
+    """The distribution of one kind of departure (absolute, any unit), over the last 4096 samples.
 
     Within what was seen, the probability of a departure as large is its rank. Beyond, it follows a Pareto tail whose
     index is Hill's estimate over the largest 2 % (B. M. Hill, A simple general approach to inference about the tail
@@ -65,8 +65,8 @@ class Tail:
         return min(MOST_SURPRISING, self._share + beyond)
 
     def _fit(self, count: int) -> None:
-        tail = self._window.largest(max(_SMALLEST_TAIL, count // _TAIL_SHARE))
-        tail = [value for value in tail if value > 0]
+        largest = self._window.largest(max(_SMALLEST_TAIL, count // _TAIL_SHARE))
+        tail = [value for value in largest if value > 0]
         if not tail:
             self._from = 0.0
             return
