@@ -61,7 +61,7 @@ def test_given_a_hang_when_frames_go_on_coming_then_each_has_its_answer_and_the_
     first = stage.ask({"do": "spin"})
     assert first.outcome is Outcome.LATE
     second = stage.ask()
-    assert (second.outcome, second.reason) == (Outcome.LATE, "every worker is busy with an earlier frame")
+    assert (second.outcome, second.reason) == (Outcome.LATE, "no worker is free: worker 0 busy")
     death = f"(pid {before}) ended by signal SIGKILL: hung"
     stage.wait_for(lambda: any(death in text for _, text in stage.logs), "it is killed")
     stage.wait_for_workers()

@@ -111,6 +111,7 @@ class Node:
         for end in (self.frames, self.control):
             end.settimeout(20.0)
         values = {"adapter": f"{__name__}:{adapter}", "options": {}, "tiers": ["full", "fast"], "device": "cpu",
+                  "stage": "tested",
                   "threads": 1, "build": [{"engine": "eager"}] * 2, "packages": [""] * 2, **setup}  # fmt: skip
         self.session = Session(values, far_control, far_frames, self.ring.fd, self.result_fd)
         self.far_ends = (far_frames, far_control)

@@ -14,6 +14,7 @@ from torchperf_ros.core.errors import ProtocolError
 from torchperf_ros.core.restart_policy import RestartPolicy
 from torchperf_ros.core.tier_ladder import Calibration
 from torchperf_ros.supervise.frame_ring import FrameRing
+from torchperf_ros.supervise.inquiry import Inquiry
 from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.succession import Succession
 from torchperf_ros.supervise.tier_tally import TierTally
@@ -59,6 +60,7 @@ class Crew:
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
         self.succession = Succession(config, setup, self._tell)
         self.tally = TierTally(config.tiers)
+        self.inquiry = Inquiry(config.name, setup.get("evidence"), log)
         self.ring = FrameRing(_RING_FRAMES * config.max_frame_bytes + _RING_HEADERS)
         self._result_bytes = config.max_frame_bytes
         self._listener = listener
@@ -129,6 +131,7 @@ class Crew:
                     self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
                     worker.kill("it could not be looked after")
             try:
+                self.inquiry.step(self.workers, time.monotonic_ns())
                 self.succession.step(
                     self.workers, time.monotonic_ns(), self._spawn, self._listener.worker_replaced, self._dismiss
                 )
@@ -202,7 +205,7 @@ class Crew:
         if worker.kill_reason:
             return  # it is on its way out
         stuck_ms = worker.stuck_ms(now_ns)
-        if stuck_ms > self.config.hang_ms:
+        if stuck_ms > self.config.hang_ms and not worker.away:
             doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
             worker.hung = True
             worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
@@ -236,6 +239,8 @@ class Crew:
             worker.tiers, worker.out_of_memory = message["tiers"], message["out_of_memory"]
         elif kind == "anomaly":
             self._tell(message["text"])
+        elif kind in {"recording", "recorded", "evidence"}:
+            self.inquiry.take(worker, message, time.monotonic_ns())
         elif kind == "memory":
             worker.memory_bytes = message["bytes"]
         elif kind == "error":

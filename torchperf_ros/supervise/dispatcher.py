@@ -46,16 +46,13 @@ class Dispatcher:
             turn.failure, turn.reason = Outcome.BAD_INPUT, f"the inputs together are too large: {error}"
 
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
-        """The preferred worker if it is idle, else another one that is."""
-        preferred = self._preferred
-        if preferred is not None and preferred is not other_than and preferred.idle:
-            return preferred
-        idle = (worker for worker in self._crew.everyone if worker is not other_than and worker.idle)
-        return next(idle, None)
+        """An idle worker: one that records if there is, else the preferred one, else another."""
+        idle = [worker for worker in self._crew.everyone if worker is not other_than and worker.idle]
+        return min(idle, key=lambda worker: (not worker.recording, worker is not self._preferred), default=None)
 
     def other_usable(self, worker: WorkerProcess | None) -> bool:
         """Whether another worker is there, idle or busy."""
-        return any(other is not worker and other.usable for other in self._crew.everyone)
+        return any(other is not worker and other.available for other in self._crew.everyone)
 
     def start(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
         """Run the turn's frame on an idle worker, if there is one, on the tier that fits the time left.

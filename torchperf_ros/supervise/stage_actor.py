@@ -240,7 +240,7 @@ class StageActor:
             reason = f"tier {tier} on worker {turn.runner.number} was not done after {busy_ms:.1f} ms"
             return Outcome.LATE, reason
         if self.crew.ready:
-            return Outcome.LATE, "every worker is busy with an earlier frame"
+            return Outcome.LATE, f"no worker is free: {self.crew.progress}"
         return Outcome.STARTING, self.crew.progress
 
     def _answer(self, turn: Turn, verdict: _Verdict) -> None:

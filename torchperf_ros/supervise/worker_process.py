@@ -57,6 +57,8 @@ class WorkerProcess:
         compiles: whether it compiles while it loads, which takes its time.
         tiers: what it last said of each tier, see `TierFacts`.
         missing: tiers that run in eager because they are not compiled yet.
+        away: why it takes no frames for a while, for example `profile: writing`; "" mostly.
+        recording: what it records while it serves, "" mostly; it runs the frames if it can.
         out_of_memory: frames for which the device's memory did not suffice.
     """
 
@@ -85,6 +87,7 @@ class WorkerProcess:
         self.tiers: list[dict[str, Any]] = []
         self.missing: list[str] = []
         self.out_of_memory = 0
+        self.away = self.recording = ""
         self.memory_bytes: dict[str, int] = {}
         self._tail = b""
         self._own_folder = tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True)
@@ -120,9 +123,19 @@ class WorkerProcess:
         self.started_ns = time.monotonic_ns()
 
     @property
+    def folder(self) -> str:
+        """Where it keeps its temporary files; removed with it."""
+        return self._own_folder.name
+
+    @property
     def idle(self) -> bool:
         """Whether it can take a frame now."""
-        return self.usable and self.seq is None
+        return self.available and self.seq is None
+
+    @property
+    def available(self) -> bool:
+        """Whether it takes frames, now or when it is done with one."""
+        return self.usable and not self.away
 
     @property
     def state(self) -> str:
@@ -131,7 +144,8 @@ class WorkerProcess:
             return self.progress
         if not self.usable:
             return "dead"
-        return "idle" if self.seq is None else "busy"
+        doing = "idle" if self.seq is None else "busy"
+        return self.away or (f"{doing}, {self.recording}" if self.recording else doing)
 
     def run(
         self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0
@@ -212,6 +226,19 @@ class WorkerProcess:
             return unpack_control(data)
         self.speaking.discard(self.control.fileno())
         return None
+
+    def command(self, kind: str, **fields: object) -> bool:
+        """Have it do something else than frames, see `EvidenceTaker`; False if it cannot be told."""
+        try:
+            self.control.send(pack_control(kind, **fields))
+        except OSError:  # EAGAIN: it has not read the last ones, EPIPE: it died
+            return False
+        return True
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether it has handled all that it has been given."""
+        return bool(self._handled[0] == self._sent)
 
     def read_output(self) -> bytes:
         """What the worker printed since the last call; its end is kept for `death_reason`."""

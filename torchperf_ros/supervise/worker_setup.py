@@ -21,4 +21,9 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "cache_mib": node.cache_mib,
         "compile_missing": node.compile_missing,
         "start_timeout_s": node.start_timeout_s,
+        "evidence": {
+            "evidence_dir": node.evidence_dir,
+            "evidence_count": node.evidence_count,
+            "evidence_mib": node.evidence_mib,
+        },
     }

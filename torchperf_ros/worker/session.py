@@ -17,6 +17,7 @@ from torchperf_ros.supervise.frame_ring import FrameReader
 from torchperf_ros.supervise.protocol import RESULT_OFFSET, Kind, Request, Response, pack_control, unpack_request
 from torchperf_ros.worker.adapter import Adapter, Received, load_adapter
 from torchperf_ros.worker.device import Device, choose_device
+from torchperf_ros.worker.evidence_taker import EvidenceTaker
 from torchperf_ros.worker.history_buffer import history_bytes
 from torchperf_ros.worker.output_check import InvalidOutput, OutputCheck
 from torchperf_ros.worker.tier import Tier
@@ -40,6 +41,7 @@ class Session:
         self._result = mmap.mmap(result_fd, 0)
         self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
         self._device = Device(choose_device(setup["device"]), setup["threads"])
+        self._evidence = EvidenceTaker(control, self._say, setup["stage"], self._device.device)
         self._tiers: list[Tier] = []
         self._checks: list[OutputCheck] = []
         self._reported_at = 0.0
@@ -94,6 +96,7 @@ class Session:
                     if not data:
                         return
                     self._handle(unpack_request(data))
+                self._evidence.poll()
                 self._report()
 
     def _handle(self, request: Request) -> None:
@@ -126,28 +129,40 @@ class Session:
 
     def _run(self, request: Request, response: Response) -> bytes | memoryview:
         """Bytes in, bytes out; the times of the steps go into `response`."""
-        started = time.perf_counter_ns()
-        inputs = self._ring.read(request.offset, request.length, request.seq)
-        messages = {}
-        for item in inputs:
-            topic, type_name = self._inputs[item.index]
-            messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
-        decoded = time.perf_counter_ns()
-        response.decode_ns = decoded - started
-        if request.kind & Kind.OBSERVE:
-            self._adapter.observe(messages)
+        mark = self._evidence.mark
         if not request.kind & Kind.RUN:
+            self._look(request, response)
             return b""
-        with self._device.on_stream():
-            tensors = self._adapter.preprocess(messages)
-        response.preprocess_ns = time.perf_counter_ns() - decoded
-        outputs, response.inference_ns = self._infer(tensors, request, response)
-        inferred = time.perf_counter_ns()
-        self._checks[response.tier].check(outputs)
-        payload = encode(self._adapter.postprocess(outputs, messages), self._output)
-        self._ring.check(request.offset, request.seq)
-        response.postprocess_ns = time.perf_counter_ns() - inferred
+        started = time.perf_counter_ns()
+        with mark(f"{self._setup['stage']}/{self._setup['tiers'][request.tier]}"):
+            messages = self._look(request, response)
+            with mark("preprocess"), self._device.on_stream():
+                tensors = self._adapter.preprocess(messages)
+            response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
+            with mark("inference"):
+                outputs, response.inference_ns = self._infer(tensors, request, response)
+            inferred = time.perf_counter_ns()
+            with mark("postprocess"):
+                self._checks[response.tier].check(outputs)
+                payload = encode(self._adapter.postprocess(outputs, messages), self._output)
+            self._ring.check(request.offset, request.seq)
+            response.postprocess_ns = time.perf_counter_ns() - inferred
+        self._evidence.frame_done()
         return payload
+
+    def _look(self, request: Request, response: Response) -> dict[str, Received]:
+        """Decode the frame's messages, and let the adapter advance its histories if it is to."""
+        mark, started = self._evidence.mark, time.perf_counter_ns()
+        messages = {}
+        with mark("decode"):
+            for item in self._ring.read(request.offset, request.length, request.seq):
+                topic, type_name = self._inputs[item.index]
+                messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
+        response.decode_ns = time.perf_counter_ns() - started
+        if request.kind & Kind.OBSERVE:
+            with mark("observe"):
+                self._adapter.observe(messages)
+        return messages
 
     def _infer(self, tensors: tuple[torch.Tensor, ...], request: Request, response: Response) -> tuple[Any, int]:
         """Run the tier; out of memory, empty the cache and run the next lower one."""

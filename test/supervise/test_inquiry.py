@@ -1,0 +1,112 @@
+"""Profiles and looks at memory with real workers, while frames are answered."""
+
+import gzip
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.outcome import Outcome
+
+STEPS = {"tested/full", "decode", "preprocess", "inference", "postprocess"}
+
+
+@pytest.fixture
+def evidence(tmp_path):
+    return {"evidence_dir": str(tmp_path / "evidence"), "evidence_count": 5, "evidence_mib": 64}
+
+
+def until_over(stage):
+    """Offer frame after frame, as a camera does, until the inquiry is over; returns every answer."""
+    inquiry = stage.actor.crew.inquiry
+    first, states = len(stage.answers), set()
+    give_up_at = time.monotonic() + 60.0
+    while inquiry.state or not inquiry.last:
+        assert time.monotonic() < give_up_at, (inquiry.state, stage.logs)
+        stage.ask()
+        states.update(stage.actor.crew.state(number) for number in range(stage.actor.config.workers))
+    return stage.answers[first:], states
+
+
+def evidence_path(stage):
+    path, _, summary = stage.actor.crew.inquiry.last.partition(": ")
+    return Path(path), summary
+
+
+def test_given_a_standby_when_the_serving_worker_is_profiled_then_every_frame_is_on_time_and_the_trace_has_its_steps(
+    start_own_stage, evidence
+):
+    stage = start_own_stage(node=evidence)
+    stage.ask()
+    pids = stage.pids
+    assert stage.actor.crew.inquiry.ask("profile", stage.actor.crew.workers) == "stage tested: profile of one worker"
+    with pytest.raises(ConfigError, match=r"stage tested is busy with one already \(profile"):
+        stage.actor.crew.inquiry.ask("profile", stage.actor.crew.workers)
+    answers, states = until_over(stage)
+    assert {(answer.outcome, answer.fallback) for answer in answers} == {(Outcome.ON_TIME, None)}
+    assert any("profile: records" in state for state in states), states
+    assert stage.pids == pids
+    assert stage.actor.crew.restarts == 0
+    folder, summary = evidence_path(stage)
+    assert re.fullmatch(r"\d{8}T\d{6}\.\d{3}Z_profile-tested", folder.name)
+    assert re.match(r"1\d frames of [\d.]+ ms, most of it in \w+ \([\d.]+ ms\), most in aten::\w+", summary), summary
+    trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
+    names = [event.get("name", "") for event in trace["traceEvents"]]
+    assert set(names) >= STEPS
+    assert names.count("inference") >= 10
+    table = (folder / "profile.md").read_text(encoding="utf-8")
+    assert "| aten::add |" in table
+    assert "## Gaps" in table
+    assert [text for severity, text in stage.logs if severity == "info" and str(folder) in text]
+    stage.ask()  # and both serve on as before
+    stage.wait_for_workers()
+
+
+def test_given_one_worker_when_it_is_profiled_then_fallbacks_answer_in_between_and_say_why(start_own_stage, evidence):
+    stage = start_own_stage(node=evidence, backup="none", budget_ms=100.0)
+    stage.ask()
+    inquiry, workers = stage.actor.crew.inquiry, stage.actor.crew.workers
+    with pytest.raises(ConfigError, match="stage tested has one worker only, and frames would be left"):
+        inquiry.ask("profile", workers, only_with_backup=True)
+    assert "fallbacks answer" in inquiry.ask("profile", workers)
+    answers, _ = until_over(stage)
+    assert evidence_path(stage)[0].is_dir()
+    late = [answer for answer in answers if answer.outcome is not Outcome.ON_TIME]
+    assert late
+    assert all(answer.fallback is not None for answer in late)
+    assert any("worker 0 profile: works" in answer.reason for answer in late), {answer.reason for answer in late}
+    assert stage.actor.crew.restarts == 0
+    stage.wait_for_workers()
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_worker_that_dies_while_it_is_profiled_then_the_next_one_can_be(start_own_stage, evidence):
+    stage = start_own_stage(node=evidence)
+    stage.ask()
+    inquiry, crew = stage.actor.crew.inquiry, stage.actor.crew
+    inquiry.ask("profile", crew.workers)
+    while not (asked := [worker.pid for worker in crew.everyone if worker.away or worker.recording]):
+        stage.ask()
+    os.kill(asked[0], signal.SIGKILL)
+    until_over(stage)
+    assert inquiry.last.startswith("profile: the worker is gone")
+    assert inquiry.ask("profile", crew.workers)  # of the one that is left, or of the one that follows
+
+
+def test_given_a_folder_that_cannot_be_written_when_profiled_then_that_is_said_and_the_worker_serves_on(
+    start_own_stage, evidence
+):
+    Path(evidence["evidence_dir"]).touch()
+    stage = start_own_stage(node=evidence)
+    stage.ask()
+    stage.actor.crew.inquiry.ask("profile", stage.actor.crew.workers)
+    answers, _ = until_over(stage)
+    assert {answer.outcome for answer in answers} == {Outcome.ON_TIME}
+    assert "cannot be kept in" in stage.actor.crew.inquiry.last
+    assert [severity for severity, text in stage.logs if "profile failed" in text] == ["warn"]
+    stage.wait_for_workers()
