@@ -13,6 +13,7 @@ from torchperf_ros.analysis.compile_command import cache_command, compile_comman
 from torchperf_ros.analysis.inspect_command import inspect_command
 from torchperf_ros.analysis.tune_command import tune_command
 from torchperf_ros.core.build_options import ENGINES
+from torchperf_ros.ros.top_command import top
 
 app = typer.Typer(
     name="torchperf",
@@ -29,6 +30,7 @@ app.command("compile")(compile_command)
 app.command("cache")(cache_command)
 app.command("inspect")(inspect_command)
 app.command("tune")(tune_command)
+app.command("top")(top)
 
 _BAD_INPUT = 2
 

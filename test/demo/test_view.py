@@ -81,7 +81,7 @@ def test_given_a_stage_that_told_all_when_drawn_then_it_can_be_read_and_the_sile
         "perception ● DEGRADED tier full engine eager",
         "p50  12.0  p95     -  p99  24.9  max     -  budget  50.0 ms",
         "answered 1,234  on time 97.2%  C crashed 2",
-        "own result 1,200  ■ backup 30",
+        "own 1,200  ■ backup 30",
         "worker 0 warming up full pid 4242 412 MiB",
         "worker 1 idle pid 4243 - MiB",
         "planning ● NO WORD YET",

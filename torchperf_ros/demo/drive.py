@@ -25,7 +25,7 @@ from torchperf_ros.demo.player import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.processor_share import ProcessorShare
 from torchperf_ros.demo.verdict import judge, report, summary
 from torchperf_ros.demo.view import picture, save_svg, status_line
-from torchperf_ros.demo.watcher import Watcher
+from torchperf_ros.ros.top_listener import TopListener
 from torchperf_ros.telemetry.event_panel import event_line
 
 STAGES: Final = ("perception", "planning")
@@ -109,7 +109,7 @@ class Drive:
             self._node = stack.enter_context(ChildProcess("node", self._node_arguments(parameters), folder))
             self._player = stack.enter_context(ChildProcess("player", self._player_arguments(), folder))
             os.nice(5)  # the onlooker yields to those it looks at
-            self._watcher = stack.enter_context(Watcher(self._state))
+            self._watcher = stack.enter_context(TopListener(self._state, "/perf", "torchperf_demo"))
             self._show = stack.enter_context(self._screen())
             self._drive()
         self._state.others_share = processor.of_others()

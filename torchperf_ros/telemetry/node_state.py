@@ -105,6 +105,17 @@ class NodeState:
             elif name in self.stages:
                 self.stages[name].values = values
 
+    def on_latency(self, total_ms: float) -> None:
+        """Fold in a value of `/perf/latency`."""
+        self.end_to_end_ms.append(total_ms)
+
+    def on_memory(self, mib: float) -> None:
+        """Fold in a value of `/perf/memory`."""
+        self.memory_mib = mib
+
+    def on_memory_stats(self, message: Any) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
+        """Fold in a message of `/perf/memory_stats`; a drive of seconds has no use for it."""
+
     def on_anomaly(self, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         """Fold in a message of `/perf/anomaly`."""
         for status in message.status:

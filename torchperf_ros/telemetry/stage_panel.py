@@ -12,7 +12,7 @@ from torchperf_ros.telemetry.stage_state import FrameRecord, StageState
 
 STAGE_ROWS: Final = 9
 _STRIP_ROWS: Final = 2
-_BARS: Final = " ▁▂▃▄▅▆▇█"
+BARS: Final = " ▁▂▃▄▅▆▇█"
 _DASH: Final = "-"
 
 _OWN: Final = "green3"
@@ -120,7 +120,7 @@ def _strip(stage: StageState, width: int) -> list[Text]:
         eighths = _eighths(record)
         for level, row in enumerate(rows[:_STRIP_ROWS]):
             above = (_STRIP_ROWS - 1 - level) * 8
-            row.append(_BARS[min(max(eighths - above, 0), 8)], colour)
+            row.append(BARS[min(max(eighths - above, 0), 8)], colour)
         rows[_STRIP_ROWS].append(_LETTERS.get(record.outcome, " "), f"bold {colour}")
     return rows
 
@@ -150,24 +150,26 @@ def _counters(stage: StageState) -> Text:
 def _fallbacks(stage: StageState) -> Text:
     """What was published, in the colours of the strip; then the frames that no one started."""
     row = Text()
-    shares = [("own result", "on_time", _OWN)]
+    shares = [("own", "on_time", _OWN)]
     shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]
     for name, key, colour in shares:
         row.append("■ ", colour if stage.count(key) else "grey35")
         _pair(row, name, stage.count(key))
-    for key in ("superseded", "stale"):
-        _pair(row, key, stage.count(key))
+    superseded, stale = stage.count("superseded"), stage.count("stale")
+    _pair(row, "dropped", None if superseded is None or stale is None else superseded + stale)
+    if stale:
+        _pair(row, "of them stale", stale)
     return row
 
 
 def _workers(stage: StageState) -> Text:
     row = Text()
+    _pair(row, "restarts", stage.count("restarts"))
     numbers = sorted({key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1})
     for number in numbers or ["0"]:
         pid, state, rss = (stage.values.get(f"worker_{number}_{key}") or _DASH for key in ("pid", "state", "rss_mib"))
         row.append(f"worker {number} ", "grey62").append(f"{state.split(' (')[0]} ", "bold")
         row.append("pid ", "grey62").append(f"{pid} ").append(f"{_short(rss)} MiB   ")
-    _pair(row, "restarts", stage.count("restarts"))
     return row
 
 
