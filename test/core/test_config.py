@@ -190,6 +190,17 @@ def test_given_a_device_when_configured_then_it_is_kept(device):
     assert node_config({"device": device}, {}).device == device
 
 
+@pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:9464", "127.0.0.256", "http://0.0.0.0"])
+def test_given_an_address_that_is_none_when_configured_then_the_error_says_what_would_be_right(address):
+    with pytest.raises(ConfigError, match=r"parameter metrics_address: .*such as 127\.0\.0\.1, or 0\.0\.0\.0"):
+        node_config({"metrics_address": address}, {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_given_an_address_when_configured_then_it_is_kept(address):
+    assert node_config({"metrics_address": address}, {}).metrics_address == address
+
+
 def test_given_two_stages_when_they_share_an_output_then_the_error_names_both():
     with pytest.raises(ConfigError, match="perception, planning share an output"):
         node_config({}, {"planning": {"output": "detections"}})
@@ -207,7 +218,7 @@ def test_given_a_parameter_when_live_then_it_is_a_budget_or_a_threshold():
     live = {parameter.name for parameter in EVERY if parameter.live}
     assert live == {
         "budget_ms", "hold_last_ms", "stop_deceleration", "hang_ms", "input_timeout_ms", "sustained_misses",
-        "recover_frames",
+        "recover_frames", "window_s",
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.core.stage_statistics import StageStatistics
+from torchperf_ros.core.stage_statistics import AnswerColumn, ReceiptColumn, StageStatistics
 
 
 def test_given_a_new_stage_when_asked_then_nothing_was_missed():
@@ -24,8 +24,10 @@ def test_given_answers_when_added_then_each_is_counted_by_outcome_and_fallback(m
     assert statistics.fallbacks[Fallback.BACKUP] == 1
     assert statistics.missed_deadline == 1
     assert statistics.miss_ratio == 0.75
-    assert statistics.total_ms.maximum() == 50.1
-    assert statistics.lateness_ms.maximum() == 0.1
+    assert [row[AnswerColumn.TOTAL_MS] for row in statistics.answers] == [10.0, 50.1, 10.0, 10.0]
+    assert [row[AnswerColumn.LATENESS_MS] for row in statistics.answers] == [-1.0, 0.1, -1.0, 0.0]
+    assert [row[AnswerColumn.NUMBER] for row in statistics.answers] == [1, 2, 3, 4]
+    assert {len(row) for row in statistics.answers} == {len(AnswerColumn)}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_given_answers_when_added_then_each_is_counted_by_outcome_and_fallback(m
 def test_given_stamps_when_received_then_what_is_odd_about_them_is_counted(stamps_ns, ages_ms, counts):
     statistics = StageStatistics()
     for stamp_ns, age_ms in zip(stamps_ns, ages_ms, strict=True):
-        statistics.received(stamp_ns, age_ms, stamped=True)
+        statistics.received(7, stamp_ns, age_ms, stamped=True)
     found = (statistics.zero_stamps, statistics.future_stamps, statistics.backward_stamps, statistics.repeated_stamps)
     assert found == counts
     assert statistics.frames == len(stamps_ns)
@@ -51,9 +53,11 @@ def test_given_stamps_when_received_then_what_is_odd_about_them_is_counted(stamp
 def test_given_a_type_without_a_stamp_when_received_then_only_the_frame_is_counted():
     statistics = StageStatistics()
     for _ in range(3):
-        statistics.received(0, math.nan, stamped=False)
+        statistics.received(7, 0, math.nan, stamped=False)
     assert statistics.frames == 3
     assert statistics.zero_stamps == statistics.repeated_stamps == 0
+    assert [row[ReceiptColumn.NUMBER] for row in statistics.receipts] == [1, 2, 3]
+    assert {row[ReceiptColumn.RECEIVED_NS] for row in statistics.receipts} == {7}
 
 
 @given(st.lists(st.tuples(st.sampled_from(Outcome), st.sampled_from([None, *Fallback])), max_size=60))

@@ -50,8 +50,9 @@ class CrewAtRest:
 def make_worker():
     """A worker as telemetry sees it; `facts`: what it says of its tiers."""
 
-    def make(pid=77, state="idle", facts=(), out_of_memory=0):
-        return SimpleNamespace(pid=pid, state=state, tiers=[asdict(TierFacts(**f)) for f in facts],
+    def make(pid=77, state="idle", facts=(), out_of_memory=0, number=0, memory_bytes=()):
+        return SimpleNamespace(pid=pid, number=number, state=state, usable=state == "idle",
+                               memory_bytes=dict(memory_bytes), tiers=[asdict(TierFacts(**f)) for f in facts],
                                out_of_memory=out_of_memory)  # fmt: skip
 
     return make

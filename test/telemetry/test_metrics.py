@@ -1,21 +1,37 @@
+import os
+import re
+import shutil
 import socket
+import subprocess
+import threading
 import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros import __version__
+from torchperf_ros.core.config import node_config
+from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.telemetry.metric_table import METRICS
 from torchperf_ros.telemetry.metrics import MetricsExporter, StageCollector
+
+FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d" * 8, "recompiles": 2, "hits": 8, "waste": 0.5}
 
 
 @pytest.fixture
-def stages(make_stage, make_answer, answered):
-    perception, planning = make_stage("perception"), make_stage("planning")
+def stages(make_stage, make_worker, make_answer, answered):
+    facts = [FULL, {"name": "fast", "engine": "eager"}]
+    memory_bytes = {"history": 4096, "allocated": 1 << 20, "free": 3 << 20, "total": 4 << 20}
+    worker = make_worker(os.getpid(), facts=facts, out_of_memory=3, memory_bytes=memory_bytes)
+    perception = make_stage("perception", workers=(worker, None), tiers=["full", "fast"])
+    planning = make_stage("planning", window_s=600.0)
     for seq in range(4):
         answered(perception, make_answer(seq=seq, total_ms=20.0))
-    answered(perception, make_answer(Outcome.CRASHED, Fallback.BACKUP, seq=4, total_ms=20.0))
+    answered(perception, make_answer(Outcome.CRASHED, Fallback.BACKUP, seq=4, total_ms=60.0, tier=1))
     perception.mailbox.superseded, perception.mailbox.stale = 7, 2
+    perception.journal.statistics.ignored = 5
+    perception.journal.statistics.probes = 6
     return [perception, planning]
 
 
@@ -25,10 +41,17 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def config(**values):
+    return node_config(values, {})
+
+
 def registry_of(stages):
     registry = CollectorRegistry()
-    registry.register(StageCollector(stages))
+    registry.register(StageCollector(config(memory_limit_mib=4), stages))
     return registry
+
+
+TIER = {"tier": "full"}
 
 
 @pytest.mark.parametrize(
@@ -42,52 +65,146 @@ def registry_of(stages):
         ("torchperf_fallbacks_total", {"fallback": "stop"}, 0),
         ("torchperf_dropped_total", {"why": "superseded"}, 7),
         ("torchperf_dropped_total", {"why": "stale"}, 2),
+        ("torchperf_dropped_total", {"why": "ignored"}, 5),
+        ("torchperf_side_runs_total", {"why": "probe"}, 6),
+        ("torchperf_odd_stamps_total", {"why": "repeated"}, 4),
         ("torchperf_worker_restarts_total", {}, 3),
-        ("torchperf_latency_seconds", {"quantile": "0.50"}, 0.02),
-        ("torchperf_health", {}, 3),
+        ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.02"}, 4),
+        ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.015"}, 0),
+        ("torchperf_latency_seconds_sum", TIER, pytest.approx(0.08)),
+        ("torchperf_latency_seconds_bucket", {"tier": "fast", "le": "0.05"}, 0),
+        ("torchperf_latency_seconds_count", {"tier": "fast"}, 1),
+        ("torchperf_lateness_seconds_bucket", {"le": "0.0"}, 5),
+        ("torchperf_step_seconds_sum", {"step": "inference"}, pytest.approx(0.015)),
+        ("torchperf_window_latency_seconds", {"statistic": "p50"}, 0.02),
+        ("torchperf_window_latency_seconds", {"statistic": "max"}, 0.06),
+        ("torchperf_window_age_seconds", {"statistic": "p99"}, 0.004),
+        ("torchperf_window_miss_ratio", {}, pytest.approx(0.2)),
+        ("torchperf_latency_jitter_seconds", {}, pytest.approx(0.01)),
+        ("torchperf_budget_seconds", {}, 0.05),
+        ("torchperf_health", {"state": "degraded"}, 1),
+        ("torchperf_health", {"state": "nominal"}, 0),
+        ("torchperf_tier_in_use", TIER, 1),
+        ("torchperf_workers_ready", {}, 1),
+        ("torchperf_device_info", {"device": "cpu"}, 1),
+        ("torchperf_tier_engine", {**TIER, "engine": "aoti", "package": "f00df00df00d"}, 1),
+        ("torchperf_tier_engine", {"tier": "fast", "engine": "eager", "package": ""}, 1),
+        ("torchperf_tier_recompiles_total", TIER, 2),
+        ("torchperf_tier_shape_hits_total", TIER, 8),
+        ("torchperf_tier_padding_ratio", TIER, 0.5),
+        ("torchperf_out_of_memory_total", {}, 3),
+        ("torchperf_unrecorded_rows_total", {}, 0),
     ],
 )
 def test_given_stages_when_scraped_then_each_metric_is_there_in_base_units(stages, name, labels, value):
     assert registry_of(stages).get_sample_value(name, {"stage": "perception", **labels}) == value
 
 
-def test_given_stages_when_scraped_then_every_outcome_fallback_and_quantile_is_there_for_each(stages):
+def test_given_workers_when_scraped_then_memory_is_in_bytes_and_its_share_is_of_the_limit(stages):
+    registry = registry_of(stages)
+    worker = {"stage": "perception", "worker": "0"}
+    assert registry.get_sample_value("torchperf_worker_resident_bytes", worker) > 1e7
+    assert registry.get_sample_value("torchperf_history_bytes") == 4096
+    assert registry.get_sample_value("torchperf_cuda_memory_bytes", {"kind": "free"}) == 3 << 20
+    assert registry.get_sample_value("torchperf_shared_memory_bytes") == 6 << 20
+    assert registry.get_sample_value("torchperf_memory_used_ratio") == 0.25
+    assert registry.get_sample_value("torchperf_memory_share_ratio") == 0.7
+
+
+def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statistic_is_there_for_each(stages):
     text = generate_latest(registry_of(stages)).decode()
     for stage in ("perception", "planning"):
         for outcome in Outcome:
             assert f'torchperf_answers_total{{outcome="{outcome.word}",stage="{stage}"}}' in text
         for fallback in Fallback:
             assert f'torchperf_fallbacks_total{{fallback="{fallback.word}",stage="{stage}"}}' in text
-        assert text.count('torchperf_latency_seconds{quantile="0.') == 6
-    assert 'torchperf_latency_seconds{quantile="0.99",stage="planning"} NaN' in text
+        for state in Health:
+            assert f'torchperf_health{{stage="{stage}",state="{state.name.lower()}"}}' in text
+        assert len(re.findall(rf'torchperf_window_latency_seconds\{{stage="{stage}",statistic="\w+"\}}', text)) == 4
+    assert 'torchperf_window_latency_seconds{stage="planning",statistic="p99"} NaN' in text
 
 
-def test_given_a_later_frame_when_scraped_again_then_the_counter_has_moved(stages, make_answer, answered):
+def test_given_stages_when_scraped_then_no_metric_of_the_table_is_empty_and_versions_are_told(stages):
     registry = registry_of(stages)
-    answered(stages[1], make_answer())
-    assert registry.get_sample_value("torchperf_frames_total", {"stage": "planning"}) == 1
-    answered(stages[1], make_answer())
-    assert registry.get_sample_value("torchperf_frames_total", {"stage": "planning"}) == 2
+    assert [family.name for family in registry.collect() if not family.samples] == []
+    assert len({spec.name for spec in METRICS}) == len(METRICS)
+    (build,) = [family for family in registry.collect() if family.name == "torchperf_build_info"][0].samples
+    assert build.labels["version"] == __version__
+    assert re.match(r"\d+\.\d+", build.labels["torch"])
+    assert build.labels["ros_distro"]
+
+
+def test_given_a_later_frame_when_scraped_again_then_counters_and_histograms_have_moved(stages, make_answer, answered):
+    registry = registry_of(stages)
+    for count in (1, 2):
+        answered(stages[1], make_answer())
+        assert registry.get_sample_value("torchperf_frames_total", {"stage": "planning"}) == count
+        labels = {"stage": "planning", "tier": "full"}
+        assert registry.get_sample_value("torchperf_latency_seconds_count", labels) == count
+
+
+def test_given_a_stage_whose_lock_is_held_when_scraped_then_nobody_waits(stages):
+    class Untouchable:
+        def __getattr__(self, name):
+            raise AssertionError(f"the stage's lock was asked for {name}")
+
+        __enter__ = __exit__ = __getattr__
+
+    for stage in stages:
+        stage._lock = Untouchable()
+    assert b"torchperf_frames_total" in generate_latest(registry_of(stages))
+
+
+def test_given_frames_and_scrapes_at_once_when_all_is_done_then_every_answer_was_counted_once(
+    stages, make_answer, answered
+):
+    registry, labels = registry_of(stages), {"stage": "planning", "tier": "full"}
+
+    def scrape():
+        for _ in range(10):
+            generate_latest(registry)
+
+    scrapers = [threading.Thread(target=scrape) for _ in range(3)]
+    for scraper in scrapers:
+        scraper.start()
+    answer = make_answer()
+    for _ in range(2000):
+        answered(stages[1], answer)
+    for scraper in scrapers:
+        scraper.join()
+    assert registry.get_sample_value("torchperf_latency_seconds_count", labels) == 2000
+    assert registry.get_sample_value("torchperf_unrecorded_rows_total", {"stage": "planning"}) == 0
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (Debian's package prometheus)")
+def test_given_what_is_exported_when_promtool_checks_it_then_it_has_nothing_to_say(stages):
+    text = generate_latest(registry_of(stages))
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
 def test_given_an_exporter_when_asked_over_http_then_it_answers_until_it_is_closed_and_frees_its_port(stages):
     port = free_port()
     for _ in range(2):
-        exporter = MetricsExporter(port, stages)
+        exporter = MetricsExporter(config(metrics_port=port), stages)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
             assert reply.status == 200
-            assert 'torchperf_frames_total{stage="perception"} 5.0' in reply.read().decode()
+            text = reply.read().decode()
+        assert 'torchperf_frames_total{stage="perception"} 5.0' in text
+        assert "process_resident_memory_bytes" in text
         exporter.close()
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20)
 
 
-def test_given_an_exporter_when_serving_then_it_listens_on_the_loopback_only(stages):
+@pytest.mark.parametrize(("address", "open_to_others"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_given_an_address_when_serving_then_nothing_else_is_open(stages, address, open_to_others):
     port = free_port()
-    exporter = MetricsExporter(port, stages)
+    exporter = MetricsExporter(config(metrics_port=port, metrics_address=address), stages)
     try:
         with socket.socket() as other:
-            other.bind(("127.0.0.2", port))  # refused if it listened on every address
+            other.settimeout(20)
+            assert (other.connect_ex(("127.0.0.2", port)) == 0) is open_to_others
     finally:
         exporter.close()
 
@@ -97,29 +214,9 @@ def test_given_a_port_that_is_taken_when_exported_then_it_is_an_os_error(stages)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match="Address already in use"):
-            MetricsExporter(taken.getsockname()[1], stages)
+            MetricsExporter(config(metrics_port=taken.getsockname()[1]), stages)
 
 
-def test_given_workers_with_engines_when_scraped_then_each_tier_has_its_engine_and_counters(make_stage, make_worker):
-    full = {
-        "name": "full",
-        "engine": "aoti",
-        "graphs": 1,
-        "package": "f00d" * 8,
-        "recompiles": 2,
-        "hits": 8,
-        "waste": 0.5,
-    }
-    worker = make_worker(facts=[full, {"name": "fast", "engine": "eager"}], out_of_memory=3)
-    registry = CollectorRegistry()
-    registry.register(StageCollector([make_stage(workers=(worker, None), tiers=["full", "fast"])]))
-    tier = {"stage": "perception", "tier": "full"}
-    for name, labels, value in (
-        ("torchperf_tier_engine", {**tier, "engine": "aoti", "package": "f00df00df00d"}, 1),
-        ("torchperf_tier_engine", {"stage": "perception", "tier": "fast", "engine": "eager", "package": ""}, 1),
-        ("torchperf_tier_recompiles_total", tier, 2),
-        ("torchperf_tier_shape_hits_total", tier, 8),
-        ("torchperf_tier_padding_ratio", tier, 0.5),
-        ("torchperf_out_of_memory_total", {"stage": "perception"}, 3),
-    ):
-        assert registry.get_sample_value(name, labels) == value
+def test_given_an_address_of_another_machine_when_exported_then_it_is_an_os_error(stages):
+    with pytest.raises(OSError, match="assign requested address"):
+        MetricsExporter(config(metrics_port=free_port(), metrics_address="192.0.2.1"), stages)

@@ -1,6 +1,6 @@
 """How much earlier than the deadline to stop waiting, learned from what waking up and publishing take here."""
 
-from torchperf_ros.core.latency_window import LatencyWindow
+from collections import deque
 
 
 class Reserve:
@@ -23,22 +23,20 @@ class Reserve:
         """
         self._minimum_ms = minimum_ms
         self._maximum_ms = maximum_ms
-        self._wake = LatencyWindow(window)
-        self._publish = LatencyWindow(window)
-        self._wake.add(minimum_ms if first_wake_ms is None else first_wake_ms)
-        self._publish.add(minimum_ms)
+        self._wake = deque([minimum_ms if first_wake_ms is None else first_wake_ms], maxlen=window)
+        self._publish = deque([minimum_ms], maxlen=window)
         self._update()
 
     def woke(self, late_ms: float) -> None:
         """A timed wait ended `late_ms` after the time that was asked for."""
-        self._wake.add(max(0.0, late_ms))
+        self._wake.append(max(0.0, late_ms))
         self._update()
 
     def published(self, took_ms: float) -> None:
         """Publishing an answer took `took_ms`."""
-        self._publish.add(took_ms)
+        self._publish.append(took_ms)
         self._update()
 
     def _update(self) -> None:
-        worst_ms = self._wake.maximum() + self._publish.maximum()
+        worst_ms = max(self._wake) + max(self._publish)
         self.ms = min(max(worst_ms, self._minimum_ms), self._maximum_ms)

@@ -1,10 +1,37 @@
-"""What a stage has done so far: counters and a window of latencies, for `/diagnostics` and the exporter."""
+"""What a stage has done so far: counters, and the raw numbers of its last frames for whoever computes from them."""
 
+import enum
+from collections import deque
 from dataclasses import dataclass, field
 
 from torchperf_ros.core.frame import Answer
-from torchperf_ros.core.latency_window import LatencyWindow
 from torchperf_ros.core.outcome import Fallback, Outcome
+
+_PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
+
+
+class ReceiptColumn(enum.IntEnum):
+    """What a row of `StageStatistics.receipts` holds."""
+
+    RECEIVED_NS = 0
+    AGE_MS = 1
+    NUMBER = 2  # receipts so far, this one included
+
+
+class AnswerColumn(enum.IntEnum):
+    """What a row of `StageStatistics.answers` holds; times as in `Answer`, NaN where unknown."""
+
+    PUBLISHED_NS = 0
+    TIER = 1
+    OUTCOME = 2
+    WAIT_MS = 3
+    DECODE_MS = 4
+    PREPROCESS_MS = 5
+    INFERENCE_MS = 6
+    POSTPROCESS_MS = 7
+    TOTAL_MS = 8
+    LATENESS_MS = 9
+    NUMBER = 10  # answers so far, this one included
 
 
 @dataclass
@@ -26,8 +53,9 @@ class StageStatistics:
         ignored: messages that came while the stage was not active.
         zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
         last_reason: why the last frame that was not on time was not.
-        total_ms: receipt to publish over the last answers.
-        lateness_ms: how far past the deadline, over the last answers; negative: before it.
+        activated_ns: monotonic time since which the stage takes frames, the last time it was activated; 0: never.
+        receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and taken away by
+            `StageFigures` on another thread; appending to a deque and taking from it need no lock.
     """
 
     frames: int = 0
@@ -47,14 +75,16 @@ class StageStatistics:
     future_stamps: int = 0
     backward_stamps: int = 0
     repeated_stamps: int = 0
-    total_ms: LatencyWindow = field(default_factory=lambda: LatencyWindow(1024))
-    lateness_ms: LatencyWindow = field(default_factory=lambda: LatencyWindow(1024))
+    activated_ns: int = 0
+    receipts: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
+    answers: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
     last_reason: str = ""
     _last_stamp_ns: int = 0
 
-    def received(self, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:
+    def received(self, received_ns: int, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:
         """Count a frame and what is odd about its stamp (`stamped`: its type has one)."""
         self.frames += 1
+        self.receipts.append((received_ns, age_ms, self.frames))
         if not stamped:
             return
         if stamp_ns == 0:
@@ -74,8 +104,14 @@ class StageStatistics:
         if answer.fallback is not None:
             self.fallbacks[answer.fallback] += 1
         self.missed_deadline += answer.lateness_ms > 0
-        self.total_ms.add(answer.total_ms)
-        self.lateness_ms.add(answer.lateness_ms)
+        steps = answer.steps
+        self.answers.append(
+            (
+                answer.published_ns, answer.tier, answer.outcome, answer.wait_ms,
+                steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
+                answer.total_ms, answer.lateness_ms, self.answered,
+            )
+        )  # fmt: skip
 
     @property
     def miss_ratio(self) -> float:

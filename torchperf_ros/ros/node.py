@@ -99,7 +99,7 @@ class PerfNode(LifecycleNode):
         if not self._wait_for_descriptions(config.start_timeout_s) or not self._connect():
             self._tear_down()
             return _FAILURE
-        self._export_metrics(config.metrics_port)
+        self._export_metrics(config)
         self._log("info", f"configured: {', '.join(stage.name for stage in config.stages)}; workers are loading")
         self.parameters.configured = True
         self._lifecycle = "inactive"
@@ -205,13 +205,14 @@ class PerfNode(LifecycleNode):
             return False
         return True
 
-    def _export_metrics(self, port: int) -> None:
-        if not port:
+    def _export_metrics(self, config: NodeConfig) -> None:
+        if not config.metrics_port:
             return
         try:
-            self._exporter = MetricsExporter(port, self._stages)
+            self._exporter = MetricsExporter(config, self._stages)
         except OSError as error:
-            text = f"metrics_port {port} cannot be used: {error}; set another, or 0 for none"
+            place = f"on metrics_address {config.metrics_address}; set another, or 0 for none"
+            text = f"metrics_port {config.metrics_port} cannot be used: {error}, {place}"
             self._reporter.facts["metrics_warning"] = text
             self.get_logger().warning(text)
 

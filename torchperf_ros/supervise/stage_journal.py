@@ -7,6 +7,7 @@ from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.frame import Answer, Frame
 from torchperf_ros.core.health import HealthLimits, HealthTracker
 from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.core.stage_figures import StageFigures
 from torchperf_ros.core.stage_statistics import StageStatistics
 
 
@@ -14,25 +15,33 @@ class StageJournal:
     """Counters and health of one stage; every event passes here once.
 
     Attributes:
-        statistics: counters and windows.
+        statistics: counters, and the raw numbers of the last frames.
+        figures: latency and jitter, computed from them by who asks.
         health: the state machine.
     """
 
     def __init__(self, config: StageConfig) -> None:
         """Start empty."""
         self.statistics = StageStatistics()
-        self.health = HealthTracker(HealthLimits(), time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.figures = StageFigures(self.statistics, config.tiers, config.budget_ms, config.window_s, now_ns)
+        self.health = HealthTracker(HealthLimits(), now_ns)
         self._rules = AnomalyRules(config.name)
         self.reconfigure(config)
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed limits."""
         self.health.limits = HealthLimits(config.input_timeout_ms, config.sustained_misses, config.recover_frames)
+        self.figures.window_s = config.window_s
+
+    def activated(self) -> None:
+        """Frames are taken from now on."""
+        self.statistics.activated_ns = time.monotonic_ns()
 
     def received(self, frame: Frame, *, stamped: bool) -> None:
         """A frame came in and gets its number; `stamped`: its message type has a stamp."""
         frame.seq = self.statistics.frames
-        self.statistics.received(frame.stamp_ns, frame.age_ms, stamped=stamped)
+        self.statistics.received(frame.received_ns, frame.stamp_ns, frame.age_ms, stamped=stamped)
         self.health.input_at(frame.received_ns)
 
     def stale(self) -> None:

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Mapping
 
 from torchperf_ros.core.anomaly_rules import Anomaly, Level
-from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.core.message_types import encode, message_class
 from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.core.stage_figures import StageReading
 from torchperf_ros.supervise.stage_actor import StageActor
 
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
@@ -53,8 +54,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         rss_bytes: resident memory by process id.
     """
     statistics, config, crew = stage.journal.statistics, stage.config, stage.crew
-    p50, p95, p99, highest = statistics.total_ms.percentiles(50, 95, 99, 100)
-    late_p99, late_most = statistics.lateness_ms.percentiles(99, 100)
+    reading = stage.journal.figures.read(monotonic_ns(), health)
     tiers = crew.tally.rows(crew.everyone)
     values = {
         "health": health.name,
@@ -63,12 +63,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "tiers": ",".join(config.tiers),
         "engine": tiers[stage.ladder.level]["engine"] if tiers else config.engine,
         "device": crew.description.device if crew.description else "",
-        "p50_ms": _number(p50),
-        "p95_ms": _number(p95),
-        "p99_ms": _number(p99),
-        "max_ms": _number(highest),
-        "lateness_p99_ms": _number(late_p99),
-        "lateness_max_ms": _number(late_most),
+        **_timing(reading),
         "budget_ms": _number(config.budget_ms),
         "reserve_ms": _number(stage.reserve.ms),
         "miss_ratio": _number(statistics.miss_ratio),
@@ -96,6 +91,26 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
     values["last_reason"] = statistics.last_reason
     values["last_error"] = crew.last_error
     return Anomaly(LEVELS[health], f"perf: {config.name}", _summary(stage, health), values)
+
+
+def _timing(reading: StageReading) -> dict[str, str]:
+    """Latency, jitter and misses; without a word on the span of time, over the window."""
+    spans = {"": reading.latency.window, "window_": reading.latency.window, "run_": reading.latency.run,
+             "active_": reading.latency.active}  # fmt: skip
+    for tier, latency in reading.tiers.items():
+        if tier:
+            spans |= {f"tier_{tier}_": latency.window, f"tier_{tier}_run_": latency.run}
+    values = {f"{span}{name}": _number(value) for span, quantiles in spans.items() for name, value in quantiles.items()}
+    for name, quantiles in (("lateness", reading.lateness), ("age", reading.age), ("wait", reading.wait)):
+        values |= {f"{name}_{key}": _number(value) for key, value in quantiles.items()}
+    return values | {
+        "interval_ms": _number(reading.interval_ms),
+        "interval_jitter_ms": _number(reading.interval_jitter_ms),
+        "latency_jitter_ms": _number(reading.latency_jitter_ms),
+        "window_miss_ratio": _number(reading.miss_ratio),
+        **{f"health_{state.name.lower()}_s": _number(seconds) for state, seconds in reading.health_s.items()},
+        "unrecorded": str(reading.unrecorded),
+    }
 
 
 _COUNTERS = (

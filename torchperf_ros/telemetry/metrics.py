@@ -1,103 +1,187 @@
-"""Prometheus exporter: what `/diagnostics` says, for scraping."""
+"""Prometheus exporter: what `/diagnostics` says and more, for scraping."""
 
+import importlib.metadata
+import os
+import platform
 from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from torchperf_ros import __version__
 from torchperf_ros.core.clock import monotonic_ns
-from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.core.config import NodeConfig
+from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.core.quantiles import Quantiles
+from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.telemetry.memory import sample_memory
+from torchperf_ros.telemetry.metric_table import MetricPage
 
-_TIER_GAUGES = (
-    ("graphs", "graphs", "Graphs that the tier was compiled into"),
-    ("breaks", "graph_breaks", "Breaks between them"),
-    ("waste", "padding_ratio", "Share of what the engine ran that was padding"),
-)
-_TIER_COUNTERS = (
-    ("recompiles", "recompiles", "Frames that would have compiled again, answered in eager"),
-    ("engine_errors", "engine_errors", "Frames in which the engine raised"),
-    ("eager_answers", "eager_answers", "Frames that eager answered in the engine's place"),
-    ("hits", "shape_hits", "Frames of a prepared shape"),
-    ("misses", "shape_misses", "Frames of another shape, answered in eager"),
-    ("cache_hits", "compiler_cache_hits", "Graphs that came out of the compiler's cache"),
-)
+_PACKAGE_DIGITS = 12
+_DROPPED = {"ignored": "ignored", "refused_inputs": "refused_input", "internal_errors": "internal_error"}
+_ODD_STAMPS = {f"{why}_stamps": why for why in ("zero", "future", "backward", "repeated")}
+_SIDE_RUNS = {"backups": "backup", "rehearsals": "rehearsal", "probes": "probe"}
+_COUNTERS = {
+    "frames": "torchperf_frames_total",
+    "missed_deadline": "torchperf_missed_deadlines_total",
+    "late_results": "torchperf_late_results_total",
+    "missed_observations": "torchperf_missed_observations_total",
+}
+_TIER_FACTS = {
+    "graphs": "torchperf_tier_graphs",
+    "breaks": "torchperf_tier_graph_breaks",
+    "cache_hits": "torchperf_tier_compiler_cache_hits",
+    "waste": "torchperf_tier_padding_ratio",
+    "recompiles": "torchperf_tier_recompiles_total",
+    "engine_errors": "torchperf_tier_engine_errors_total",
+    "eager_answers": "torchperf_tier_eager_answers_total",
+    "hits": "torchperf_tier_shape_hits_total",
+    "misses": "torchperf_tier_shape_misses_total",
+}
+_CUDA_KINDS = ("allocated", "reserved", "free", "total")
 
 
 class StageCollector(Collector):
-    """Reads the stages when scraped; between scrapes it costs nothing."""
+    """Reads the stages when scraped; between scrapes it costs nothing, and it never takes a lock that a frame needs."""
 
-    def __init__(self, stages: Sequence[StageActor]) -> None:
+    def __init__(self, config: NodeConfig, stages: Sequence[StageActor]) -> None:
         """Take the node's stages."""
+        self._config = config
         self._stages = stages
+        self._versions = (__version__, _version("torch"), _ros_distro(), platform.python_version())
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: registering a collector would otherwise scrape it."""
+        return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Counters and gauges by stage, outcome and fallback."""
-        frames = CounterMetricFamily("torchperf_frames", "Frames received", labels=["stage"])
-        answers = CounterMetricFamily("torchperf_answers", "Frames answered", labels=["stage", "outcome"])
-        fallbacks = CounterMetricFamily("torchperf_fallbacks", "Fallbacks published", labels=["stage", "fallback"])
-        dropped = CounterMetricFamily("torchperf_dropped", "Frames dropped", labels=["stage", "why"])
-        restarts = CounterMetricFamily("torchperf_worker_restarts", "Workers replaced", labels=["stage"])
-        latency = GaugeMetricFamily(
-            "torchperf_latency_seconds", "Receipt to publish, last frames", labels=["stage", "quantile"]
-        )
-        health = GaugeMetricFamily("torchperf_health", "0 STARTING, 1 WAITING, 2 NOMINAL, 3 DEGRADED, 4 SAFE_STOP",
-                                   labels=["stage"])  # fmt: skip
+        """Every metric of the table; called on a thread of the scrape's own, which gives way to all others."""
+        step_back()
+        page = MetricPage()
+        page.put("torchperf_build_info", 1, *self._versions)
+        self._put_memory(page)
         for stage in self._stages:
-            name, statistics = stage.config.name, stage.journal.statistics
-            frames.add_metric([name], statistics.frames)
-            for outcome in Outcome:
-                answers.add_metric([name, outcome.word], statistics.outcomes[outcome])
-            for fallback in Fallback:
-                fallbacks.add_metric([name, fallback.word], statistics.fallbacks[fallback])
-            dropped.add_metric([name, "superseded"], stage.mailbox.superseded)
-            dropped.add_metric([name, "stale"], stage.mailbox.stale)
-            restarts.add_metric([name], stage.crew.restarts)
-            for quantile, value in zip((50, 95, 99), statistics.total_ms.percentiles(50, 95, 99), strict=True):
-                latency.add_metric([name, f"0.{quantile}"], value / 1000)
-            health.add_metric([name], stage.journal.health.state(monotonic_ns()))
-        yield from (frames, answers, fallbacks, dropped, restarts, latency, health)
-        yield from self._tiers()
+            _put_counters(page, stage)
+            _put_state(page, stage)
+            _put_times(page, stage)
+            _put_tiers(page, stage)
+        return page.metrics()
 
-    def _tiers(self) -> Iterator[Metric]:
-        """How each tier runs, by stage and tier."""
-        engines = GaugeMetricFamily("torchperf_tier_engine", "1 for the engine that runs the tier; graphs and package",
-                                    labels=["stage", "tier", "engine", "package"])  # fmt: skip
-        gauges = {
-            key: GaugeMetricFamily(f"torchperf_tier_{name}", text, labels=["stage", "tier"])
-            for key, name, text in _TIER_GAUGES
-        }
-        counters = {
-            key: CounterMetricFamily(f"torchperf_tier_{name}", text, labels=["stage", "tier"])
-            for key, name, text in _TIER_COUNTERS
-        }
-        exhausted = CounterMetricFamily("torchperf_out_of_memory", "Frames without enough memory", labels=["stage"])
+    def _put_memory(self, page: MetricPage) -> None:
+        use = sample_memory(self._stages)
         for stage in self._stages:
-            crew, name = stage.crew, stage.config.name
-            exhausted.add_metric([name], crew.tally.out_of_memory(crew.everyone))
-            for tier in crew.tally.rows(crew.everyone):
-                labels = [name, tier["name"]]
-                engines.add_metric([*labels, tier["engine"], tier["package"][:12]], 1)
-                for key, gauge in gauges.items():
-                    gauge.add_metric(labels, tier[key])
-                for key, counter in counters.items():
-                    counter.add_metric(labels, tier[key])
-        yield from (engines, exhausted, *gauges.values(), *counters.values())
+            for worker in stage.crew.everyone:
+                if worker.pid in use.rss_by_pid:
+                    labels = stage.config.name, str(worker.number)
+                    page.put("torchperf_worker_resident_bytes", use.rss_by_pid[worker.pid], *labels)
+        for kind in _CUDA_KINDS:
+            if kind in use.told:
+                page.put("torchperf_cuda_memory_bytes", use.told[kind], kind)
+        page.put("torchperf_history_bytes", use.told.get("history", 0))
+        page.put("torchperf_shared_memory_bytes", use.shared)
+        page.put("torchperf_memory_used_ratio", use.used_share(self._config.memory_limit_mib))
+        page.put("torchperf_memory_share_ratio", self._config.memory_share)
+
+
+def _put_counters(page: MetricPage, stage: StageActor) -> None:
+    name, statistics = stage.config.name, stage.journal.statistics
+    for attribute, metric in _COUNTERS.items():
+        page.put(metric, getattr(statistics, attribute), name)
+    for outcome in Outcome:
+        page.put("torchperf_answers_total", statistics.outcomes[outcome], name, outcome.word)
+    for fallback in Fallback:
+        page.put("torchperf_fallbacks_total", statistics.fallbacks[fallback], name, fallback.word)
+    page.put("torchperf_dropped_total", stage.mailbox.superseded, name, "superseded")
+    page.put("torchperf_dropped_total", stage.mailbox.stale, name, "stale")
+    for metric, reasons in (
+        ("torchperf_dropped_total", _DROPPED),
+        ("torchperf_odd_stamps_total", _ODD_STAMPS),
+        ("torchperf_side_runs_total", _SIDE_RUNS),
+    ):
+        for attribute, why in reasons.items():
+            page.put(metric, getattr(statistics, attribute), name, why)
+    page.put("torchperf_worker_restarts_total", stage.crew.restarts, name)
+    page.put("torchperf_out_of_memory_total", stage.crew.tally.out_of_memory(stage.crew.everyone), name)
+
+
+def _put_state(page: MetricPage, stage: StageActor) -> None:
+    name, config, crew = stage.config.name, stage.config, stage.crew
+    page.put("torchperf_budget_seconds", config.budget_ms / 1000, name)
+    page.put("torchperf_reserve_seconds", stage.reserve.ms / 1000, name)
+    for level, tier in enumerate(config.tiers):
+        page.put("torchperf_tier_in_use", level == stage.ladder.level, name, tier)
+    page.put("torchperf_workers_ready", sum(worker.usable for worker in crew.everyone), name)
+    page.put("torchperf_memory_tight", stage.memory.tight, name)
+    if crew.description is not None:
+        page.put("torchperf_device_info", 1, name, crew.description.device)
+
+
+def _put_times(page: MetricPage, stage: StageActor) -> None:
+    name, now_ns = stage.config.name, monotonic_ns()
+    health = stage.journal.health.state(now_ns)
+    reading = stage.journal.figures.read(now_ns, health)
+    for state in Health:
+        page.put("torchperf_health", state is health, name, state.name.lower())
+        page.put("torchperf_health_seconds_total", reading.health_s[state], name, state.name.lower())
+    _put_quantiles(page, "torchperf_window_latency_seconds", reading.latency.window, name)
+    _put_quantiles(page, "torchperf_window_age_seconds", reading.age, name)
+    page.put("torchperf_interval_seconds", reading.interval_ms / 1000, name)
+    page.put("torchperf_interval_jitter_seconds", reading.interval_jitter_ms / 1000, name)
+    page.put("torchperf_latency_jitter_seconds", reading.latency_jitter_ms / 1000, name)
+    page.put("torchperf_window_miss_ratio", reading.miss_ratio, name)
+    page.put("torchperf_unrecorded_rows_total", reading.unrecorded, name)
+    tiers, lateness, steps = stage.journal.figures.histograms()
+    for tier, snapshot in tiers.items():
+        page.put_histogram("torchperf_latency_seconds", *snapshot, name, tier)
+    page.put_histogram("torchperf_lateness_seconds", *lateness, name)
+    for step, snapshot in steps.items():
+        page.put_histogram("torchperf_step_seconds", *snapshot, name, step)
+
+
+def _put_quantiles(page: MetricPage, metric: str, quantiles: Quantiles, name: str) -> None:
+    for statistic, value_ms in quantiles.items():
+        page.put(metric, value_ms / 1000, name, statistic.removesuffix("_ms"))
+
+
+def _put_tiers(page: MetricPage, stage: StageActor) -> None:
+    """How each tier runs, as the workers say; nothing before one is ready."""
+    for tier in stage.crew.tally.rows(stage.crew.everyone):
+        labels = stage.config.name, tier["name"]
+        page.put("torchperf_tier_engine", 1, *labels, tier["engine"], tier["package"][:_PACKAGE_DIGITS])
+        for fact, metric in _TIER_FACTS.items():
+            page.put(metric, tier[fact], *labels)
+
+
+def _version(package: str) -> str:
+    """Of an installed package, without importing it; empty if there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _ros_distro() -> str:
+    """The distribution that is sourced; without one, the version of the wheels' rclpy."""
+    return os.environ.get("ROS_DISTRO") or f"rclpy {_version('ros-rclpy')}".strip()
 
 
 class MetricsExporter:
-    """An HTTP server on 127.0.0.1 that answers `/metrics`."""
+    """An HTTP server that answers `/metrics`."""
 
-    def __init__(self, port: int, stages: Iterable[StageActor]) -> None:
-        """Serve on `port`.
+    def __init__(self, config: NodeConfig, stages: Iterable[StageActor]) -> None:
+        """Serve on `metrics_port` of `metrics_address`.
 
         Raises:
-            OSError: the port is taken or not allowed.
+            OSError: the port is taken or not allowed, or the address is none of this machine's.
         """
         registry = CollectorRegistry()
-        registry.register(StageCollector(list(stages)))
-        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        registry.register(StageCollector(config, list(stages)))
+        ProcessCollector(registry=registry)
+        self._server, self._thread = start_http_server(
+            config.metrics_port, addr=config.metrics_address, registry=registry
+        )
 
     def close(self) -> None:
         """Stop serving and free the port."""
