@@ -101,7 +101,7 @@ class PerfProcess:
         folder.mkdir(exist_ok=True)
         if parameters is not None:
             file = folder / "parameters.yaml"
-            given = {"metrics_port": 0, "worker_threads": 1, "compile_missing": False, **parameters}
+            given = {"metrics_port": 0, "worker_threads": 1, "compile_missing": False, "recorder": False, **parameters}
             file.write_text(json.dumps({"/**": {"ros__parameters": given}}))  # JSON is YAML too
             arguments = ("--params-file", str(file), *arguments)
         self._err = folder / "stderr"

@@ -1,6 +1,7 @@
 """The lifecycle node `perf`: ROS on the outside, stages on the inside."""
 
 import functools
+import math
 import threading
 import time
 import traceback
@@ -14,6 +15,8 @@ from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.frame import Answer, Frame
 from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, output_publisher, ros_message_class, stage_inputs, subscribe
 from torchperf_ros.ros.parameters import NodeParameters
+from torchperf_ros.ros.record_service import RecordService
+from torchperf_ros.ros.recording_setup import recording_setup
 from torchperf_ros.ros.reporter import Reporter
 from torchperf_ros.ros.swap_service import SwapService
 from torchperf_ros.supervise import realtime
@@ -23,6 +26,7 @@ from torchperf_ros.supervise.worker_setup import worker_setup
 from torchperf_ros.telemetry.labelled_array import float64_bytes
 from torchperf_ros.telemetry.latency_record import LatencyRecord
 from torchperf_ros.telemetry.metrics import MetricsExporter
+from torchperf_ros.telemetry.recording import Recording
 
 _DESCRIBE_POLL_S = 0.02
 _SUCCESS, _FAILURE, _ERROR = (
@@ -69,12 +73,14 @@ class PerfNode(LifecycleNode):
         self._outputs: list[Any] = []
         self._subscriptions_of_stages: list[Any] = []
         self._exporter: MetricsExporter | None = None
+        self._recording: Recording | None = None
         self._lifecycle = "unconfigured"
         self._latency = self.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/latency", OUTPUT_QOS)
         array = ros_message_class("std_msgs/msg/Float64MultiArray")
         self._latency_stages = self.create_publisher(array, "~/latency_stages", OUTPUT_QOS)
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
+        self._record = RecordService(self, self._reporter.announcer)
         self._reporter.start()
 
     # -- transitions --------------------------------------------------------------------------------------------------
@@ -99,6 +105,7 @@ class PerfNode(LifecycleNode):
         if not self._wait_for_descriptions(config.start_timeout_s) or not self._connect():
             self._tear_down()
             return _FAILURE
+        self._start_recording(config)
         self._export_metrics(config)
         self._log("info", f"configured: {', '.join(stage.name for stage in config.stages)}; workers are loading")
         self.parameters.configured = True
@@ -167,7 +174,7 @@ class PerfNode(LifecycleNode):
             publish=lambda payload: self._publish_output(index, payload),
             hand_on=lambda payload, frame: self._hand_on(index, payload, frame),
             answered=lambda answer: self._publish_record(record, answer, last),
-            anomaly=self._reporter.found,
+            anomaly=self._reporter.announcer.found,
             log=self._log,
         )
         return StageActor(stage, worker_setup(stage, config), ports, lambda: self.get_clock().now().nanoseconds)
@@ -205,6 +212,12 @@ class PerfNode(LifecycleNode):
             return False
         return True
 
+    def _start_recording(self, config: NodeConfig) -> None:
+        if config.recorder:
+            fds = [stage.crew.ring.fd for stage in self._stages]
+            self._recording = Recording(config, recording_setup(self, self._stages), fds)
+            self._reporter.announcer.recording = self._recording
+
     def _export_metrics(self, config: NodeConfig) -> None:
         if not config.metrics_port:
             return
@@ -222,6 +235,7 @@ class PerfNode(LifecycleNode):
             self.destroy_subscription(subscription)
         self._subscriptions_of_stages.clear()
         self._reporter.inputs, self._reporter.stages, self._reporter.facts = [], [], {}
+        self._reporter.announcer.recording = None
         for stage in self._stages:
             stage.stop()
         for publisher in self._outputs:
@@ -230,6 +244,11 @@ class PerfNode(LifecycleNode):
         if self._exporter is not None:
             self._exporter.close()
         self._exporter = None
+        if self._recording is not None:
+            problem = self._recording.close(self.get_clock().now().nanoseconds)
+            if problem:
+                self.get_logger().error(problem)
+        self._recording = None
         self._stages, self._outputs, self._followers = [], [], []
         self._lifecycle = "unconfigured"
 
@@ -241,6 +260,7 @@ class PerfNode(LifecycleNode):
     # -- what the stages call -----------------------------------------------------------------------------------------
 
     def _log(self, severity: str, text: str) -> None:
+        self._reporter.announcer.log(severity, text)
         logger = self.get_logger()  # one call for each severity: rclpy remembers it by the place of the call
         if severity == "error":
             logger.error(text)
@@ -258,8 +278,11 @@ class PerfNode(LifecycleNode):
 
     def _publish_record(self, record: LatencyRecord, answer: Answer, last: bool) -> None:
         self._latency_stages.publish(record.encode(answer))
+        latency_ms = answer.frame.origin.latency_ms(answer.published_ns) if last else math.nan
         if last:
-            self._latency.publish(float64_bytes(answer.frame.origin.latency_ms(answer.published_ns)))
+            self._latency.publish(float64_bytes(latency_ms))
+        if self._recording is not None:
+            self._recording.frame(record.stage_index, self.get_clock().now().nanoseconds, answer, latency_ms)
 
     def _reconfigure(self, config: NodeConfig) -> None:
         for stage, stage_config in zip(self._stages, config.stages, strict=True):

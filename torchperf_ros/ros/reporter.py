@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import psutil
 from rclpy.node import Node
+from rclpy.publisher import Publisher
 
-from torchperf_ros.core.anomaly_desk import AnomalyDesk
 from torchperf_ros.core.anomaly_rules import Anomaly, Level
 from torchperf_ros.core.clock import monotonic_ns
 from torchperf_ros.core.outcome import Health
+from torchperf_ros.ros.announcer import Announcer
 from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, ros_message_class
+from torchperf_ros.ros.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
 from torchperf_ros.supervise.memory_limit import limit_memory
 from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.stage_actor import StageActor
@@ -21,6 +23,7 @@ from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.memory import LABELS, sample_memory
 
 _EVERY_S = 1.0
+_UNSAID = frozenset({"kind", "problem"})
 _WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
 
 
@@ -32,6 +35,7 @@ class Reporter:
         inputs: their inputs from topics, checked for publishers of another type.
         facts: what else the node's own status says, by key.
         memory_limit_mib, memory_share: the parameters.
+        announcer: tells what happens, and the recorder everything.
     """
 
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
@@ -40,6 +44,7 @@ class Reporter:
         self.inputs: list[Input] = []
         self.facts: dict[str, str] = {}
         self.memory_limit_mib, self.memory_share = 0, 1.0
+        self.announcer = Announcer(node)
         self._node = node
         self._lifecycle_state = lifecycle_state
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
@@ -47,8 +52,6 @@ class Reporter:
         self._diagnostics = node.create_publisher(diagnostics, "/diagnostics", OUTPUT_QOS)
         self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
-        self._anomaly = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
-        self._desk = AnomalyDesk()
         self._memory_array = LabelledArray(LABELS)
         self._name_warned = False
         self._ending = threading.Event()
@@ -84,24 +87,25 @@ class Reporter:
         statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
         statuses.extend(self._wrong_types())
         ros_now_ns = self._node.get_clock().now().nanoseconds
-        self._tell_anomalies(now_ns, ros_now_ns)
-        self._diagnostics.publish(diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns))
-        self._memory.publish(float64_bytes(memory.workers_mib))
-        self._memory_stats.publish(self._memory_array.encode(memory.row()))
+        self.announcer.step(now_ns, ros_now_ns, healths)
+        diagnostics = diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns)
+        self._publish(self._diagnostics, DIAGNOSTICS, ros_now_ns, diagnostics)
+        self._publish(self._memory, MEMORY, ros_now_ns, float64_bytes(memory.workers_mib))
+        self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(memory.row()))
+        if self.announcer.recording is not None:
+            values = dict(zip(LABELS, memory.row(), strict=True))
+            self.announcer.recording.tell(ros_now_ns, kind="memory", values=values)
 
-    def found(self, anomaly: Anomaly) -> None:
-        """A finding, from any thread: it is told within a second, with what belongs to it."""
-        self._desk.report(anomaly, monotonic_ns())
-
-    def _tell_anomalies(self, now_ns: int, ros_now_ns: int) -> None:
-        for event in self._desk.tick(now_ns):
-            self._anomaly.publish(diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns))
+    def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:
+        publisher.publish(data)
+        if self.announcer.recording is not None:
+            self.announcer.recording.message(index, ros_now_ns, data)
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Anomaly:
         state = self._lifecycle_state()
         values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         health = next((health for health in _WORST_FIRST if health in healths), None)
-        facts = self.facts | self._shared_name()
+        facts = self.facts | self._shared_name() | self._recorder_facts()
         warnings = [text for key, text in facts.items() if key.endswith("_warning")]
         if health is None:
             message = "; ".join([f"not configured ({state})", *warnings])
@@ -109,6 +113,15 @@ class Reporter:
         level = max(LEVELS[health], Level.WARN) if warnings else LEVELS[health]
         message = "; ".join([health.name, *warnings])
         return Anomaly(level, "perf: node", message, {"health": health.name, **values, **facts})
+
+    def _recorder_facts(self) -> dict[str, str]:
+        """How the recorder is doing, and a warning if it cannot do its work."""
+        recording = self.announcer.recording
+        if recording is None:
+            return {}
+        facts = {f"recorder_{key}": str(value) for key, value in recording.status.items() if key not in _UNSAID}
+        facts["recorder_restarts"] = str(recording.restarts)
+        return facts | ({"recorder_warning": recording.problem} if recording.problem else {})
 
     def _shared_name(self) -> dict[str, str]:
         """A warning if the graph holds this node's name more than once: topics and services of all of them mix."""

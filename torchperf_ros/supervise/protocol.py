@@ -7,6 +7,7 @@ No pickle.
 
 import enum
 import json
+import signal
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ MAX_CONTROL_BYTES = 65_536
 RESULT_OFFSET = 8
 """The worker's area begins with a u64: how many requests it has handled; the result follows."""
 _MAX_TEXT = 8_000
+STACK_SIGNAL = signal.SIGUSR1
+STACK_FILE = "stacks.txt"
+"""A worker that gets this signal appends its stacks to this file in its TMPDIR, whatever it is doing."""
 
 
 class Kind(enum.IntFlag):

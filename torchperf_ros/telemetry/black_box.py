@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rosbags.rosbag2 import StoragePlugin, Writer
 
@@ -19,7 +19,7 @@ from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.latency_record import LABELS, frame_row
 from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
 
-_VERSION = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself
+_VERSION: Final = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself
 _FOLDER = "black_box"
 
 

@@ -13,11 +13,11 @@ LABELS = (
 
 
 class LatencyRecord:
-    """Encodes answers of one stage."""
+    """Encodes answers of one stage, the one at `stage_index` of the parameter `stages`."""
 
     def __init__(self, stage_index: int) -> None:
-        """Take the index of the stage in the parameter `stages`."""
-        self._stage_index = stage_index
+        """Take the stage's index."""
+        self.stage_index = stage_index
         self._array = LabelledArray(LABELS)
 
     def encode(self, answer: Answer) -> bytes:
@@ -25,7 +25,7 @@ class LatencyRecord:
         steps = answer.steps
         return self._array.encode(
             (
-                self._stage_index, answer.frame.seq, answer.frame.age_ms, answer.wait_ms,
+                self.stage_index, answer.frame.seq, answer.frame.age_ms, answer.wait_ms,
                 steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
                 answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else math.nan,
                 answer.outcome, math.nan if answer.fallback is None else answer.fallback,

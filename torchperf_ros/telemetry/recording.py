@@ -1,5 +1,7 @@
 """What the node does to be recorded: starts the recorder, tells it what happens, and starts another if it is gone."""
 
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ _MOST_WAITING = 1000
 
 
 class Recording:
-    """The node's side of the recorder. `frame` is for the stages' threads, `tell` for any, the rest for one.
+    """The node's side of the recorder. `frame` is for the stages' threads and takes no lock, the rest for any thread.
 
     Attributes:
         status: what the recorder last said of itself.
@@ -57,6 +59,7 @@ class Recording:
         self._after_ns = round(config.black_box_after_s * NS_PER_S)
         self._incident = ("", 0)
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._lock = threading.Lock()
         self._tried_at = time.monotonic()
         self._process: RecorderProcess | None = self._spawn()
 
@@ -73,7 +76,8 @@ class Recording:
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """A message that was published; `topic` is its index among the setup's topics."""
-        self._node.message(topic, t_ns, data)
+        with self._lock:
+            self._node.message(topic, t_ns, data)
 
     def tell(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Anything else, with its `kind`, from any thread; it is passed on within a second."""
@@ -81,25 +85,29 @@ class Recording:
             self._node.lost += 1
         self._waiting.append((t_ns, fields))
 
-    def record(self, what: str, why: str, t_ns: int, now_ns: int, stacks: str) -> str:
-        """Have an incident written, or be part of the one that is being recorded; returns its folder.
-
-        Args:
-            what: one or two words for the folder's name.
-            why: a line for people.
-            t_ns: ROS time.
-            now_ns: monotonic time.
-            stacks: of node and workers, as text.
-        """
+    def incident(self, what: str, now_ns: int) -> str:
+        """The name of an incident of now, or of the one that is being recorded; `what`: one or two words for it."""
         name, until_ns = self._incident
         if now_ns >= until_ns:
             name = self._evidence.name(what)
             self._incident = (name, now_ns + self._after_ns)
-        self._node.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
+        return name
+
+    def evidence_path(self, name: str) -> str:
+        """Where that incident will be once it is complete."""
         return str(self._evidence.root / name)
+
+    def record(self, name: str, why: str, t_ns: int, stacks: str) -> None:
+        """Have an incident written, with a line for people and the stacks of node and workers."""
+        with self._lock:
+            self._node.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
 
     def step(self) -> list[dict[str, Any]]:
         """Once a second: pass on what was told, and hear what the recorder says; another one is started if need be."""
+        with self._lock:
+            return self._step()
+
+    def _step(self) -> list[dict[str, Any]]:
         while self._waiting:
             self._node.event(*self._waiting.popleft())
         if self._process is None:
@@ -129,12 +137,14 @@ class Recording:
 
     def close(self, t_ns: int) -> str:
         """End the recorder once it has written what it has to; returns what went wrong."""
-        self.step()
-        problem = ""
-        if self._process is not None:
-            self._node.event(t_ns, {"kind": "end"})
-            problem = self._process.close(orderly=True)
-            self._process = None
-        for writer in (*self._writers, self._node):
-            writer.close()
-        return problem
+        with self._lock:
+            self._step()
+            self._tried_at = math.inf
+            problem = ""
+            if self._process is not None:
+                self._node.event(t_ns, {"kind": "end"})
+                problem = self._process.close(orderly=True)
+                self._process = None
+            for writer in (*self._writers, self._node):
+                writer.close()
+            return problem

@@ -4,6 +4,7 @@ Spawned by the node, never by hand. What has to happen before torch is imported 
 """
 
 import contextlib
+import faulthandler
 import os
 import resource
 import signal
@@ -11,12 +12,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from torchperf_ros.core.compiler_cache import use_compiler_cache
+from torchperf_ros.core.detachment import detach_from_node
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
 from torchperf_ros.core.thread_nice import set_nice
-from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
-from torchperf_ros.core.detachment import detach_from_node
+from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, STACK_FILE, STACK_SIGNAL, pack_control, unpack_control
 
 _RLIMIT_NICE_0 = 20
 _BACKGROUND_NICE = 5
@@ -37,6 +39,8 @@ def _load_in_background() -> Callable[[], None]:
 def main() -> int:
     """Set up, report, serve until the node is gone. Returns the exit status."""
     detach_from_node()
+    stacks_fd = os.open(Path(os.environ["TMPDIR"], STACK_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)  # answers without the interpreter lock
     for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node ends its workers itself
         signal.signal(ending, signal.SIG_IGN)
     frames_fd, control_fd, ring_fd, result_fd = (int(word) for word in sys.argv[1:])
