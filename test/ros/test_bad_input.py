@@ -159,7 +159,7 @@ def test_given_a_free_metrics_port_then_the_counters_can_be_scraped(car):
     assert f'torchperf_frames_total{{stage="perception"}} {len(car.node.rows_of(PERCEPTION))}.0' in text
     on_time = sum(row["outcome"] == Outcome.ON_TIME for row in car.node.rows_of(PLANNING))
     assert f'torchperf_answers_total{{outcome="on_time",stage="planning"}} {on_time}.0' in text
-    assert 'torchperf_health{stage="perception"}' in text
+    assert 'torchperf_health{stage="perception",state="' in text
 
 
 def test_given_the_node_then_after_all_that_nothing_was_lost_or_restarted(car):
