@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchperf_ros.analysis.anomalies_command import anomalies_command
 from torchperf_ros.analysis.bench_command import app as bench
 from torchperf_ros.analysis.check_model_command import check_model
 from torchperf_ros.analysis.compile_command import cache_command, compile_command
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.command("anomalies")(anomalies_command)
 app.command("check-model")(check_model)
 app.command("compile")(compile_command)
 app.command("cache")(cache_command)

@@ -15,6 +15,8 @@ THRESHOLD = 0.5
 """A score from here on is an anomaly."""
 
 _AT_THRESHOLD = 2.5  # mean surprise: every judge sees what happens once in 300 samples, or one of six once in a million
+_MOST_CAUTION = 4.0
+_FEWEST_JUDGES = 6  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
 _OFF = 0.3  # the state ends when the evidence, not the trail, falls below
 _FIRST = 16  # samples before departures mean anything
 _BASELINE = 384  # samples: the level is their median, so a new level is the baseline after 192
@@ -64,16 +66,18 @@ class SeriesDetector:
     dozens, as each judge learns.
     """
 
-    def __init__(self, direction: Direction = "both", floor: float = 0.0) -> None:
+    def __init__(self, direction: Direction = "both", floor: float = 0.0, caution: float = 1.0) -> None:
         """Watch for departures in `direction`.
 
         Args:
             direction: `up` or `down`: only values above or below the baseline; no `variance` and no `flat` then.
             floor: the smallest departure from the baseline worth telling, in the unit of the value. Smaller ones
                 score in proportion below the threshold.
+            caution: how much more surprising than usual an anomaly has to be, from 1 (a sample in 10,000 of noise
+                with heavy tails is one) to 4; 1.6 makes a tenth of the false alarms.
 
         Raises:
-            ValueError: `direction` is another word, or `floor` negative or not finite.
+            ValueError: `direction` is another word, `floor` negative or not finite, or `caution` not from 1 to 4.
         """
         if direction not in {"both", "up", "down"}:
             msg = f"direction {direction!r}: has to be both, up or down"
@@ -81,6 +85,10 @@ class SeriesDetector:
         if not 0 <= floor < math.inf:
             msg = f"floor {floor!r}: has to be a number >= 0, in the unit of the value"
             raise ValueError(msg)
+        if not 1 <= caution <= _MOST_CAUTION:
+            msg = f"caution {caution!r}: has to be a number from 1 to {_MOST_CAUTION:g}"
+            raise ValueError(msg)
+        self._at_threshold = _AT_THRESHOLD * caution
         self._up = direction != "down"
         self._down = direction != "up"
         self._floor = floor
@@ -96,6 +104,7 @@ class SeriesDetector:
         self._tails: dict[str, Tail] = {}
         self._rise = self._fall = 0.0
         self._still = self._longest_still = 0
+        self._seasonal = False
         self._trail = 0.0
         self._since_s: float | None = None
 
@@ -103,6 +112,12 @@ class SeriesDetector:
     def active(self) -> bool:
         """Whether an anomaly is on: from a score of 0.5 until the evidence falls below 0.3."""
         return self._since_s is not None
+
+    @property
+    def usual_departure(self) -> float:
+        """What 2 % of the departures from the baseline exceed, in the unit of the value; 0 while nothing is known."""
+        tail = self._tails.get("season" if self._seasonal else "spike")
+        return 0.0 if tail is None else tail.begins
 
     def update(self, time_s: float, value: float) -> Reading:
         """Judge one sample, then learn it. Never raises for any floats.
@@ -121,7 +136,7 @@ class SeriesDetector:
         expected = self._expected(time_s)
         departures = self._departures(time_s, value)
         surprise, kind = self._judge(departures)
-        evidence = (1.0 - 2.0 ** (-surprise / _AT_THRESHOLD)) * self._worth(departures)
+        evidence = (1.0 - 2.0 ** (-surprise / self._at_threshold)) * self._worth(departures)
         self._learn(time_s, value)
         self._switch(time_s, evidence)
         score = max(evidence, self._trail)
@@ -159,6 +174,7 @@ class SeriesDetector:
         self._fall = max(0.0, self._fall - position - _DRIFT_SLACK)
         found["drift"] = max(self._rise if self._up else 0.0, self._fall if self._down else 0.0)
         usual = self._day.usual(time_s) if math.isfinite(time_s) else None
+        self._seasonal = usual is not None
         if usual is not None:
             residual = value - usual
             self._day_residuals.append(residual)
@@ -176,7 +192,7 @@ class SeriesDetector:
             total += surprise * surprise
             if surprise > largest:
                 largest, kind = surprise, name
-        mean = math.sqrt(total / len(departures)) if departures else 0.0
+        mean = math.sqrt(total / max(_FEWEST_JUDGES, len(departures)))
         still = self._stillness()
         if still > mean:
             return still, "flat"
@@ -186,7 +202,7 @@ class SeriesDetector:
         """Surprise of a flat line: 2.5 at three times the longest one before and 8 samples; at most 3.75."""
         if not (self._up and self._down) or self._still >= self._count - 2 or self._floor:
             return 0.0
-        return _AT_THRESHOLD * min(1.5, self._still / (_STILL_FACTOR * self._longest_still + _STILL_LEAST))
+        return self._at_threshold * min(1.5, self._still / (_STILL_FACTOR * self._longest_still + _STILL_LEAST))
 
     def _worth(self, departures: dict[str, float]) -> float:
         if not self._floor or not departures:

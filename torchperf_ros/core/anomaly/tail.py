@@ -38,6 +38,11 @@ class Tail:
         self._index = _PRIOR_INDEX
         self._fit_in = 0
 
+    @property
+    def begins(self) -> float:
+        """The departure from which on the tail is extrapolated: about 2 % of them are larger."""
+        return self._from
+
     def judge(self, departure: float) -> float:
         """Surprise of a departure >= 0, and learn it: -log10 of the probability of one as large, from 0 to 30."""
         surprise = self._surprise(departure)
