@@ -1,7 +1,9 @@
 """Structured records: one JSON object per line for each frame and event, in files that are rotated."""
 
+import contextlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,6 +96,8 @@ class RecordLog:
         except OSError as error:  # a full or read-only disk: said, counted, and tried again in a second
             self.problem = f"records cannot be written to {self._path}: {error}"
             self._dropped["disk"] += len(lines)
+            with contextlib.suppress(OSError):  # half a line, if the disk was full in the middle of it
+                os.truncate(self._path, self._size)
             self._write_start = True
 
     def _write(self, lines: list[str], t_ns: int) -> None:

@@ -1,0 +1,163 @@
+import json
+import math
+import resource
+from dataclasses import replace
+
+import pytest
+from rosbags.highlevel import AnyReader
+from rosbags.rosbag2 import Reader
+
+from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.evidence_folder import EvidenceFolder
+from torchperf_ros.core.frame import StepTimes
+from torchperf_ros.core.message_types import encode, message_class, typestore
+from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.supervise.frame_ring import InputBytes
+from torchperf_ros.telemetry.black_box import BlackBox, BlackBoxLimits, Stage, Topic
+from torchperf_ros.telemetry.labelled_array import float64_bytes
+from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
+
+TYPE = "std_msgs/msg/String"
+IMAGE, ODOM, BOXES, PATH = (Topic(f"/{name}", TYPE) for name in ("image", "odom", "boxes", "path"))
+MEMORY = Topic("/perf/memory", "std_msgs/msg/Float64")
+STAGES = [Stage(BOXES, (IMAGE,)), Stage(PATH, (None, ODOM))]
+
+
+def text(words):
+    return bytes(encode(message_class(TYPE)(data=words), TYPE))
+
+
+def frame(at_s, stage=0, inputs=("image",), output="boxes", answer_ms=math.nan):
+    """A frame answered at this second, 10 ms after it was received."""
+    return FrameRecord(
+        t_ns=round(at_s * NS_PER_S), stage=stage, seq=round(at_s * 10), stamp_ns=1, received_ns=1,
+        outcome=Outcome.ON_TIME, fallback=None, tier=0, reason="", age_ms=1.0, wait_ms=0.0, steps=StepTimes(),
+        total_ms=10.0, budget_ms=50.0, lateness_ms=-40.0, answer_ms=answer_ms,
+        inputs=[InputBytes(index, 0, 0.0, text(words)) for index, words in enumerate(inputs)],
+        output=None if output is None else text(output),
+    )  # fmt: skip
+
+
+class Box(BlackBox):
+    """With times in seconds, and what was written."""
+
+    def __init__(self, folder, before_s=10.0, after_s=2.0, part_bytes=1 << 20):
+        self.evidence = EvidenceFolder(folder / "evidence", 5, 64)
+        super().__init__("/perf", STAGES, [MEMORY], BlackBoxLimits(before_s, after_s, part_bytes), self.evidence)
+
+    def incident(self, at_s, what="test", **files):
+        self.record(self.evidence.name(what), round(at_s * NS_PER_S), files, [])
+
+    def written(self):
+        """(second, topic, text or number) of each message of the last incident, in the log's order."""
+        self.finish()
+        folder = self.evidence.incidents()[-1]
+        with AnyReader([folder / "black_box"], default_typestore=typestore([TYPE])) as reader:
+            return [
+                (t_ns / NS_PER_S, connection.topic, getattr(reader.deserialize(data, connection.msgtype), "data", None))
+                for connection, t_ns, data in reader.messages()
+                if connection.topic != "/perf/latency_stages"
+            ]
+
+
+def test_given_frames_when_recorded_then_inputs_come_when_received_and_outputs_when_published(tmp_path):
+    box = Box(tmp_path)
+    box.frame(frame(1, answer_ms=12.5))
+    box.message(MessageRecord(2 * NS_PER_S, 0, float64_bytes(80.0)))
+    box.incident(2)
+    assert box.written() == [
+        (0.99, "/image", "image"), (1.0, "/boxes", "boxes"), (1.0, "/perf/latency", 12.5), (2.0, "/perf/memory", 80.0),
+    ]  # fmt: skip
+
+
+def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_once_and_other_inputs_when_new(tmp_path):
+    box = Box(tmp_path)
+    for second, odom in ((1, "a"), (2, "a"), (3, "b")):
+        box.frame(frame(second, stage=1, inputs=("boxes", odom), output="path"))
+    box.incident(3)
+    written = box.written()
+    assert [(round(at, 2), words) for at, topic, words in written if topic == "/odom"] == [(0.99, "a"), (2.99, "b")]
+    assert {topic for _, topic, _ in written} == {"/odom", "/path"}
+    assert [words for _, _, words in written] == ["a", "path", "path", "b", "path"]
+
+
+def test_given_seconds_when_an_incident_happens_then_those_before_and_after_are_written_and_no_others(tmp_path):
+    box = Box(tmp_path, before_s=3.0, after_s=2.0)
+    for second in range(20):
+        box.frame(frame(second))
+        if second == 10:
+            box.incident(second)
+        box.tick(second * NS_PER_S)
+    assert [at for at, topic, _ in box.written() if topic == "/boxes"] == [7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
+    assert box.incidents == 1
+
+
+def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_follows_is_left_out_and_said(tmp_path):
+    size = len(text("x" * 1000))
+    box = Box(tmp_path, part_bytes=5 * size)
+    for second in range(10):
+        box.message(MessageRecord(second * NS_PER_S, 0, text("x" * 1000)))
+    assert box.held_bytes <= 5 * size
+    box.incident(10)
+    for second in range(10, 20):
+        box.message(MessageRecord(second * NS_PER_S, 0, text("x" * 1000)))
+    box.finish()
+    (folder,) = box.evidence.incidents()
+    with Reader(folder / "black_box") as reader:
+        assert reader.message_count == 10
+    assert json.loads((folder / "left_out.json").read_text())["messages_left_out"] == 5
+
+
+def test_given_an_incident_when_another_one_happens_meanwhile_then_it_is_part_of_the_first(tmp_path):
+    box = Box(tmp_path)
+    box.frame(frame(1))
+    box.incident(1, "first", **{"incident.json": "1"})
+    box.incident(2, "second", **{"incident.json": "2"})
+    box.finish()
+    (folder,) = box.evidence.incidents()
+    assert folder.name.endswith("_first")
+    assert (folder / "incident.json").read_text() == "1"
+    assert [path.read_text() for path in folder.glob("*_second_incident.json")] == ["2"]
+
+
+def test_given_a_disk_that_takes_no_more_when_an_incident_is_written_then_it_is_said_and_the_next_one_is_kept(tmp_path):
+    box = Box(tmp_path)
+    box.frame(frame(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        box.incident(1, "lost", **{"stacks.txt": "x" * 1000})
+        box.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "_lost is lost: " in box.problem
+    assert list((tmp_path / "evidence").iterdir()) == []
+    box.incident(2, "kept")
+    box.finish()
+    assert [path.name.partition("_")[2] for path in box.evidence.incidents()] == ["kept"]
+    assert (box.problem, box.incidents) == ("", 1)
+
+
+def test_given_an_incident_when_written_then_definitions_come_along_for_readers_that_know_no_types(tmp_path):
+    box = Box(tmp_path)
+    box.frame(frame(1))
+    box.incident(1)
+    box.finish()
+    (folder,) = box.evidence.incidents()
+    with Reader(folder / "black_box") as reader:
+        definitions = {connection.topic: connection.msgdef.data for connection in reader.connections}
+    assert definitions["/image"].strip() == "string data"
+    assert "MultiArrayLayout layout" in definitions["/perf/latency_stages"]
+    assert (folder / "black_box" / "metadata.yaml").is_file()
+
+
+@pytest.mark.parametrize("output", [None, "held"])
+def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(tmp_path, output):
+    box = Box(tmp_path)
+    box.frame(replace(frame(1, output=output), inputs=[]))
+    box.incident(1)
+    box.finish()
+    (folder,) = box.evidence.incidents()
+    with Reader(folder / "black_box") as reader:
+        topics = {connection.topic for connection in reader.connections}
+    assert topics == {"/perf/latency_stages"} | ({"/boxes"} if output else set())
