@@ -145,6 +145,17 @@ def demo(
     raise typer.Exit(status)
 
 
+@app.command("schema")
+def print_schema() -> None:
+    """Print the JSON schema of the records that a node writes.
+
+    Example: torchperf schema > records.schema.json
+    """
+    from torchperf_ros.telemetry.record_log import schema
+
+    typer.echo(schema(), nl=False)
+
+
 def _need_rclpy() -> None:
     if importlib.util.find_spec("rclpy") is None:
         _fail("rclpy is not installed: source a ROS 2 installation, or `pip install torchperf_ros[ros]`", _BAD_INPUT)
