@@ -49,6 +49,7 @@ def answer(stage=None, inputs=(), **changed):
     values = {
         "outcome": Outcome.ON_TIME, "fallback": None, "reason": "", "tier": 1, "wait_ms": 0.5, "total_ms": 20.0,
         "budget_ms": 50.0, "lateness_ms": -30.0, "published_ns": 3000, "steps": StepTimes(1.0, 2.0, 3.0, 4.0),
+        "profiled": True,
     }  # fmt: skip
     return Answer(frame, **{**values, **changed}, offset=offset, length=length)
 
@@ -62,7 +63,7 @@ def test_given_a_frame_when_told_then_everything_about_it_arrives(stream):
     record = stream.reader.read()
     assert (record.t_ns, record.stage, record.seq, record.stamp_ns, record.received_ns) == (99, 0, 7, 12, 1000)
     assert (record.outcome, record.fallback, record.tier) == (Outcome.LATE, Fallback.HOLD_LAST, 1)
-    assert (record.reason, record.output, record.answer_ms) == ("why é", b"out", 21.5)
+    assert (record.reason, record.output, record.answer_ms, record.profiled) == ("why é", b"out", 21.5, True)
     assert [(item.index, item.stamp_ns, item.age_ms, item.data) for item in record.inputs] == [
         (0, 12, 1.5, b"image"), (1, 11, 2.5, b"odometry"),
     ]  # fmt: skip

@@ -107,6 +107,7 @@ class Answer:
         published_ns: monotonic time at which the answer was out.
         payload: the output's bytes, None if nothing was published.
         offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
+        profiled: whether its worker was recording a profile meanwhile, which takes time.
     """
 
     frame: Frame
@@ -123,3 +124,4 @@ class Answer:
     payload: bytes | None = None
     offset: int = 0
     length: int = 0
+    profiled: bool = False

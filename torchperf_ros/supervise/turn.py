@@ -118,4 +118,5 @@ class Turn:
             payload=payload,
             offset=self.offset,
             length=self.length,
+            profiled=self.runner is not None and bool(self.runner.recording),
         )  # fmt: skip

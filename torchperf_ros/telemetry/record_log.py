@@ -53,7 +53,7 @@ class RecordLog:
         self._size = self._path.stat().st_size if self._path.exists() else 0
         self._write_start = True
 
-    def frame(self, record: FrameRecord, *, profiled: bool = False) -> None:
+    def frame(self, record: FrameRecord) -> None:
         """Add a frame."""
         steps, tiers = record.steps, self._tiers[record.stage]
         self._add(
@@ -64,7 +64,7 @@ class RecordLog:
             budget_ms=_known(record.budget_ms), lateness_ms=_known(record.lateness_ms),
             tier=tiers[record.tier] if 0 <= record.tier < len(tiers) else None, outcome=record.outcome.word,
             fallback=None if record.fallback is None else record.fallback.word, reason=record.reason,
-            profiled=profiled,
+            profiled=record.profiled,
         )  # fmt: skip
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:

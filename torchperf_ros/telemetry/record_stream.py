@@ -21,8 +21,8 @@ VERSION = 1
 MAX_PACKET_BYTES = 131_072
 _MAX_REASON = 4_000
 _HEAD = struct.Struct("<BBHIqQQ")  # version, kind, index, lost, ROS time, offset and length in the sender's ring
-_FRAME = struct.Struct("<QbbhQQqq10d")
-"""seq, outcome, fallback (-1: none), tier, offset and length in the stage's ring, stamp, receipt, then times in ms."""
+_FRAME = struct.Struct("<Qbbh?QQqq10d")
+"""seq, outcome, fallback (-1: none), tier, profiled, offset and length in the stage's ring, stamp, receipt, times."""
 _NO_FALLBACK = -1
 
 
@@ -62,6 +62,7 @@ class FrameRecord:
     budget_ms: float
     lateness_ms: float
     answer_ms: float
+    profiled: bool = False
     inputs: list[InputBytes] = field(default_factory=list)
     output: bytes | None = None
 
@@ -115,7 +116,7 @@ class StreamWriter:
         offset, length = self._put(answer.payload)
         body = _FRAME.pack(
             frame.seq, answer.outcome, _NO_FALLBACK if answer.fallback is None else answer.fallback,
-            answer.tier, answer.offset, answer.length, frame.stamp_ns, frame.received_ns,
+            answer.tier, answer.profiled, answer.offset, answer.length, frame.stamp_ns, frame.received_ns,
             frame.age_ms, answer.wait_ms, steps.decode_ms, steps.preprocess_ms, steps.inference_ms,
             steps.postprocess_ms, answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
         )  # fmt: skip
@@ -211,15 +212,14 @@ class StreamReader:
         return copy
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None) -> FrameRecord:
-        seq, outcome, fallback, tier, offset, length, stamp_ns, received_ns, *times = _FRAME.unpack_from(
-            data, _HEAD.size
-        )
+        numbers = _FRAME.unpack_from(data, _HEAD.size)
+        seq, outcome, fallback, tier, profiled, offset, length, stamp_ns, received_ns, *times = numbers
         age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
         return FrameRecord(
             t_ns, stage, seq, stamp_ns, received_ns, Outcome(outcome),
             None if fallback == _NO_FALLBACK else Fallback(fallback), tier,
             data[_HEAD.size + _FRAME.size :].decode(errors="replace"), age_ms, wait_ms, StepTimes(*steps),
-            total_ms, budget_ms, lateness_ms, answer_ms, self._inputs(stage, offset, length, seq), output,
+            total_ms, budget_ms, lateness_ms, answer_ms, profiled, self._inputs(stage, offset, length, seq), output,
         )  # fmt: skip
 
     def _inputs(self, stage: int, offset: int, length: int, seq: int) -> list[InputBytes]:
