@@ -24,6 +24,8 @@ setup(
         (f"share/{NAME}", ["package.xml"]),
         (f"share/{NAME}/launch", glob("launch/*.launch.py")),
         (f"share/{NAME}/config", glob("config/*.yaml") + glob("config/*.xml")),
+        (f"share/{NAME}/config/prometheus", glob("config/prometheus/*.yaml")),
+        (f"share/{NAME}/config/grafana", glob("config/grafana/*.json")),
     ],
     zip_safe=False,
     install_requires=[
