@@ -121,3 +121,72 @@ def test_lock_names_one_exact_version_of_everything_asked_for(run, calls):
 
 def test_versions_of_package_and_manifest_agree():
     assert ElementTree.parse(ROOT / "package.xml").findtext("version") == __version__
+
+
+@pytest.fixture
+def debian(run, monkeypatch, tmp_path):
+    """A machine of Debian's without the optional packages, on which this is root; what apt-get was asked is noted."""
+    (tmp_path / "bin").mkdir()
+    apt = tmp_path / "bin" / "apt-get"
+    policy = tmp_path / "policy-rc.d"
+    apt.write_text(
+        f'#!/bin/sh\n{policy} prometheus start; echo "$* | policy $? | $DEBIAN_FRONTEND" >>{tmp_path}/asked\n'
+        f"if [ -e {tmp_path}/offline ]; then echo E: no network; exit 100; fi\n"
+    )
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", str(apt.parent))
+    monkeypatch.setattr(run, "SERVICE_POLICY", policy)
+    monkeypatch.setattr(run, "SYSTEMD", tmp_path / "systemd")
+    monkeypatch.setattr(run.os, "geteuid", lambda: 0)
+    environment = run.Environment("kilted")
+    environment.folder = tmp_path / "environment"
+    environment.folder.mkdir()
+    return environment
+
+
+def asked(folder):
+    return (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
+
+
+def test_optional_packages_are_installed_once_and_start_no_service(run, debian, tmp_path):
+    debian.install_optional_packages()
+    debian.install_optional_packages()
+    update, install = asked(tmp_path)
+    assert " update | policy 101 | noninteractive" in update
+    assert "--no-install-recommends prometheus chromium | policy 101 | noninteractive" in install
+    assert not run.SERVICE_POLICY.exists()
+
+
+def test_machines_own_policy_for_services_stays(run, debian, tmp_path):
+    run.SERVICE_POLICY.write_text("#!/bin/sh\nexit 104\n")
+    run.SERVICE_POLICY.chmod(0o755)
+    debian.install_optional_packages()
+    assert all("| policy 104 |" in line for line in asked(tmp_path))
+    assert run.SERVICE_POLICY.read_text().endswith("exit 104\n")
+
+
+def test_what_is_there_is_not_installed(debian, tmp_path):
+    for program in ("promtool", "chromium"):
+        (tmp_path / "bin" / program).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / program).chmod(0o755)
+    debian.install_optional_packages()
+    assert asked(tmp_path) == []
+
+
+def test_failed_installation_is_only_a_message(run, debian, tmp_path, capsys):
+    (tmp_path / "offline").touch()
+    debian.install_optional_packages()
+    assert "will be skipped: E: no network" in capsys.readouterr().err
+    assert not run.SERVICE_POLICY.exists()
+
+
+def test_machine_with_systemd_or_another_user_is_only_told(run, debian, tmp_path, monkeypatch, capsys):
+    run.SYSTEMD.mkdir()
+    debian.install_optional_packages()
+    assert "sudo apt-get install prometheus chromium" in capsys.readouterr().err
+    run.SYSTEMD.rmdir()
+    (debian.folder / "optional-packages").unlink()
+    monkeypatch.setattr(run.os, "geteuid", lambda: 1000)
+    debian.install_optional_packages()
+    assert "sudo apt-get install prometheus chromium" in capsys.readouterr().err
+    assert asked(tmp_path) == []
