@@ -13,7 +13,14 @@ _NAME = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
 _WIDTH = 100
 
 
-def _node_name(text: str) -> str:
+def node_name(text: str | None) -> str | None:
+    """A node's name with its namespace, from an option; `perf` is `/perf`.
+
+    Raises:
+        BadParameter: no node can be called so.
+    """
+    if text is None:
+        return None
     name = text if text.startswith("/") else f"/{text}"
     if not _NAME.fullmatch(name):
         msg = f"{text!r}: a node's name with its namespace is letters, digits, _ and /, for example /robot1/perf"
@@ -30,7 +37,7 @@ def _svg_path(path: Path | None) -> Path | None:
 
 def top(
     name: Annotated[
-        str, typer.Option("--node", callback=_node_name, help="The node, with its namespace, for example /robot1/perf.")
+        str, typer.Option("--node", callback=node_name, help="The node, with its namespace, for example /robot1/perf.")
     ] = "/perf",
     once: Annotated[bool, typer.Option("--once", help="Print one picture after three reports, and end.")] = False,
     seconds: Annotated[

@@ -1,0 +1,48 @@
+"""What a path is: a recorded log, records, or an evidence folder with both; read as what it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torchperf_ros.analysis.run_log import RunLog, RunLogError
+from torchperf_ros.analysis.run_log_bag import read_bag
+from torchperf_ros.analysis.run_log_records import read_records
+
+_BAGS = {".mcap", ".db3", ".bag"}
+
+
+def bag_paths(path: Path) -> list[Path]:
+    """The recorded logs that a path stands for, as `rosbags` takes them; none if it is something else."""
+    if path.is_file():
+        return [path] if path.suffix in _BAGS else []
+    if (path / "metadata.yaml").is_file():
+        return [path]
+    return sorted(file for file in path.glob("*") if file.suffix in _BAGS)
+
+
+def read_runs(path: Path, progress: Callable[[int, int], None], node: str | None = None) -> list[RunLog]:
+    """Everything that a path holds.
+
+    Args:
+        path: a rosbag2 folder, a `.mcap`, `.db3` or `.bag` file, a `.jsonl` file of records, or a folder with such.
+        progress: told how far it is.
+        node: only this one, where a recorded log holds several.
+
+    Raises:
+        RunLogError: it does not exist, holds nothing of the kind, or cannot be read.
+    """
+    if not path.exists():
+        msg = f"log {path}: does not exist"
+        raise RunLogError(msg)
+    name = path.resolve().name
+    if path.suffix == ".jsonl":
+        return [read_records(path, name, progress)]
+    bags = bag_paths(path)
+    documents = sorted(path.glob("*.json")) if path.is_dir() else []
+    if bags:
+        return read_bag(bags, name, progress, documents, node)
+    records = sorted(path.glob("*.jsonl")) if path.is_dir() else []
+    newest = [file for file in records if not file.suffixes[0][1:].isdigit()]
+    if newest:
+        return [read_records(file, f"{name}/{file.name}", progress, documents) for file in newest]
+    msg = f"log {path}: is no rosbag2 folder, .mcap, .db3, .bag or .jsonl, and holds none"
+    raise RunLogError(msg)
