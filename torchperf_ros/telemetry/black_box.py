@@ -1,6 +1,7 @@
 """The last seconds of everything, in memory; after an incident, with the seconds that follow, on disk."""
 
 import json
+import math
 import shutil
 import threading
 import traceback
@@ -15,6 +16,7 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.core.evidence_folder import EvidenceFolder
 from torchperf_ros.core.message_types import typestore
+from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.latency_record import LABELS, frame_row
 from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
@@ -112,12 +114,12 @@ class BlackBox:
                 continue
             if item.index:
                 self._last_input[topic] = bytes(item.data)
-            self._keep(_Entry(received_ns - (item.index > 0), topic, bytes(item.data)))
+            self._keep(_Entry(_received_ns(item, received_ns), topic, bytes(item.data)))
         if record.output is not None:
             self._keep(_Entry(record.t_ns, stage.output, record.output))
         topic, array = self._rows
         self._keep(_Entry(record.t_ns, topic, array.encode(frame_row(record))))
-        if record.answer_ms == record.answer_ms:  # not NaN: the last stage's
+        if not math.isnan(record.answer_ms):  # the last stage's
             self._keep(_Entry(record.t_ns, self._latency, float64_bytes(record.answer_ms)))
 
     def message(self, record: MessageRecord) -> None:
@@ -207,3 +209,12 @@ class BlackBox:
         if incident.left_out:
             text = json.dumps({"messages_left_out": incident.left_out, "why": "black_box_mib was full"})
             (folder / "left_out.json").write_text(text, encoding="utf-8")
+
+
+def _received_ns(item: InputBytes, frame_ns: int) -> int:
+    """When an input came in, in ROS time; `frame_ns` is when the frame's trigger did, later than all others."""
+    if not item.index:
+        return frame_ns
+    if item.stamp_ns and math.isfinite(item.age_ms):
+        return min(item.stamp_ns + round(item.age_ms * NS_PER_MS), frame_ns - 1)
+    return frame_ns - 1
