@@ -14,6 +14,8 @@ from torchperf_ros.core.config import NodeConfig, StageConfig
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.frame import Answer, Frame
 from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, output_publisher, ros_message_class, stage_inputs, subscribe
+from torchperf_ros.ros.evidence_services import EvidenceServices
+from torchperf_ros.ros.node_log import NodeLog
 from torchperf_ros.ros.parameters import NodeParameters
 from torchperf_ros.ros.record_service import RecordService
 from torchperf_ros.ros.recording_setup import recording_setup
@@ -80,6 +82,9 @@ class PerfNode(LifecycleNode):
         self._latency_stages = self.create_publisher(array, "~/latency_stages", OUTPUT_QOS)
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
+        self._log = NodeLog(self, self._reporter.announcer)
+        self._evidence = EvidenceServices(self, lambda: self._stages, self._log)
+        self._reporter.announcer.told = self._evidence.told
         self._record = RecordService(self, self._reporter.announcer)
         self._reporter.start()
 
@@ -258,16 +263,6 @@ class PerfNode(LifecycleNode):
         self._reporter.stop()
 
     # -- what the stages call -----------------------------------------------------------------------------------------
-
-    def _log(self, severity: str, text: str) -> None:
-        self._reporter.announcer.log(severity, text)
-        logger = self.get_logger()  # one call for each severity: rclpy remembers it by the place of the call
-        if severity == "error":
-            logger.error(text)
-        elif severity == "warn":
-            logger.warning(text)
-        else:
-            logger.info(text)
 
     def _publish_output(self, index: int, payload: bytes) -> None:
         self._outputs[index].publish(payload)
