@@ -93,8 +93,9 @@ class PerfNodeProcess:
     """This project's node with one stage, `bench`."""
 
     def __init__(
-        self, graph: Graph, adapter: str, options: dict[str, Any], instrumented: Path | None = None, **stage: Any
-    ) -> None:
+        self, graph: Graph, adapter: str, options: dict[str, Any], instrumented: Path | None = None,
+        metrics_port: int = 0, **stage: Any,
+    ) -> None:  # fmt: skip
         """Start it.
 
         Args:
@@ -102,13 +103,16 @@ class PerfNodeProcess:
             adapter: `module:Class`.
             options: of the adapter.
             instrumented: file that it writes what its stopwatch measured to, see `instrumented_node`.
+            metrics_port: of its exporter; 0: none.
             stage: parameters of the stage.
         """
         stage = {
             "adapter": adapter, "options": json.dumps(options), "output": "answer", "tiers": list(TIERS),
             "engine": "eager", **stage,
         }  # fmt: skip
-        parameters = {"stages": [STAGE], "metrics_port": 0, "worker_threads": 1, "device": "cpu", STAGE: stage}
+        parameters = {
+            "stages": [STAGE], "metrics_port": metrics_port, "worker_threads": 1, "device": "cpu", STAGE: stage,
+        }  # fmt: skip
         file = graph.folder / "parameters.yaml"
         file.write_text(json.dumps({"/**": {"ros__parameters": parameters}}), encoding="utf-8")
         self._graph = graph

@@ -19,6 +19,7 @@ ARGUMENTS = {
     "failover": ["--times", "1", "--backups", "standby", "--settle", "0.5", *SMALL],
     "soak": ["--frames", "400", "--rate", "100", "--model-ms", "0", *ALONE],
     "telemetry": ["--seconds", "1.5", *SMALL, *ALONE],
+    "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
     "startup": ["--times", "1", "--model-ms", "0", *ALONE],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
@@ -105,3 +106,12 @@ def test_startup_has_its_phases_in_order(report):
 
     order = ["process started", "configure", "worker 0: hello", "active", "worker 0: ready", "first fresh answer"]
     assert [start[phase] for phase in order] == sorted(start[phase] for phase in order)
+
+
+def test_scrape_has_frames_with_and_without_and_the_scrapes(report):
+    figures = report("scrape")
+
+    assert figures["with scrapes"]["lateness_ms"]["count"] > 0
+    assert figures["without"]["overhead_ms"]["p50"] > 0
+    assert figures["scrape_ms"]["count"] > 3
+    assert figures["page_lines"] > 100

@@ -1,0 +1,174 @@
+"""Whether scraping the exporter makes answers late: the same stream with a scrape every second and without, in turns.
+
+One node, one camera. The scraper, in the onlooker's process, asks as Prometheus does and notes when each scrape began
+and ended; so the frames that were on their way through the node during a scrape can be looked at alone.
+
+Lateness is receipt to publish less the budget; overhead is the same less the model's own steps, which the scrape has
+no part in. Processor time is the node process's, with scrapes less without, for each scrape.
+"""
+
+import argparse
+import gzip
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
+from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.figures import distribution
+from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
+from benchmarks.rig.observer import Row
+from benchmarks.rig.report import Report, Target, say
+
+_STEPS = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
+_FIRST_FRAMES = 10  # of each slice: after the pause, caches are cold
+_NS_PER_MS = 1e6
+_WITH, _WITHOUT, _DURING = "with scrapes", "without", "during a scrape"
+_ROOM_MS = 0.1
+_EPILOG = """\
+target: p99.9 of the lateness moves by no more than 0.1 ms
+
+examples:
+  ./run bench scrape
+  ./run bench scrape --seconds 120 --every 0.2 --json scrape.json"""
+
+
+@dataclass
+class Scrapes:
+    """What the scraper saw: begin and end of each scrape (system clock, ns), bytes of the last page."""
+
+    spans_ns: list[tuple[int, int]] = field(default_factory=list)
+    page_bytes: int = 0
+    page_lines: int = 0
+
+    def run(self, port: int, every_s: float, ending: threading.Event) -> None:
+        """Scrape until the end."""
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept-Encoding": "gzip"})
+        while not ending.wait(every_s):
+            began_ns = time.time_ns()
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                page = gzip.decompress(reply.read())
+            self.spans_ns.append((began_ns, time.time_ns()))
+            self.page_bytes, self.page_lines = len(page), page.count(b"\n")
+
+    def touches(self, row: Row) -> bool:
+        """Whether a scrape was going on while this frame was on its way."""
+        received_ns = row.written_ns - row["total_ms"] * _NS_PER_MS
+        return any(began <= row.written_ns and ended >= received_ns for began, ended in self.spans_ns)
+
+
+@dataclass
+class Slices:
+    """What the slices of one kind add up to."""
+
+    rows: list[Row] = field(default_factory=list)
+    processor_s: float = 0.0
+
+
+def main() -> int:
+    """Measure, show, write."""
+    arguments = _parser().parse_args()
+    report = Report("scrape", arguments)
+    slices, scrapes = _measure(arguments)
+    figures = _figures(slices, scrapes)
+    _show(report, figures)
+    moved_ms = figures[_WITH]["lateness_ms"]["p99_9"] - figures[_WITHOUT]["lateness_ms"]["p99_9"]
+    report.finish(figures, [Target("p99.9 of the lateness, with scrapes less without", moved_ms, "<=", _ROOM_MS, "ms")])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of stream with and without each (default 60)")
+    parser.add_argument("--slice", type=float, default=10.0, help="seconds of each turn (default 10)")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between scrapes (default 1)")
+    add_camera(parser)
+    add_stage(parser)
+    add_backup(parser)
+    return parser
+
+
+def _measure(arguments: argparse.Namespace) -> tuple[dict[str, Slices], Scrapes]:
+    port, options = _free_port(), model_options(arguments.model_ms)
+    slices, scrapes = {_WITHOUT: Slices(), _WITH: Slices()}, Scrapes()
+    with Graph((OURS,)) as graph:
+        stage = {"budget_ms": arguments.budget_ms, "backup": arguments.backup}
+        node = PerfNodeProcess(graph, ADAPTER, options, metrics_port=port, **stage)
+        camera = CameraProcess(graph)
+        node.wait_ready()
+        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
+        process, seen = psutil.Process(node.pid), graph.observer.seen[OURS]
+        seconds = min(arguments.slice, arguments.seconds)
+        for turn in range(max(1, round(arguments.seconds / seconds))):
+            for kind, found in slices.items():
+                say(f"turn {turn + 1}: {kind}, {seconds:g} s")
+                ending = threading.Event()
+                scraper = threading.Thread(target=scrapes.run, args=(port, arguments.every, ending))
+                seen.clear()
+                before_s = sum(process.cpu_times()[:2])
+                if kind == _WITH:
+                    scraper.start()
+                camera.stream(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
+                ending.set()
+                if kind == _WITH:
+                    scraper.join()
+                found.processor_s += sum(process.cpu_times()[:2]) - before_s
+                found.rows += seen.rows[_FIRST_FRAMES:]
+    return slices, scrapes
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _figures(slices: dict[str, Slices], scrapes: Scrapes) -> dict[str, Any]:
+    rows = {kind: found.rows for kind, found in slices.items()}
+    rows[_DURING] = [row for row in rows[_WITH] if scrapes.touches(row)]
+    more_ms = 1000 * (slices[_WITH].processor_s - slices[_WITHOUT].processor_s)
+    return {
+        **{kind: _lateness(found) for kind, found in rows.items()},
+        "scrape_ms": distribution([(end_ns - began_ns) / _NS_PER_MS for began_ns, end_ns in scrapes.spans_ns]),
+        "processor_ms_per_scrape": more_ms / max(1, len(scrapes.spans_ns)),
+        "page_bytes": scrapes.page_bytes,
+        "page_lines": scrapes.page_lines,
+    }
+
+
+def _lateness(rows: list[Row]) -> dict[str, Any]:
+    fresh = [row for row in rows if row["outcome"] == 0]
+    return {
+        "lateness_ms": distribution([row["total_ms"] - row["budget_ms"] for row in rows]),
+        "overhead_ms": distribution([row["total_ms"] - sum(row[step] for step in _STEPS) for row in fresh]),
+        "not_on_time": len(rows) - len(fresh),
+    }
+
+
+def _show(report: Report, figures: dict[str, Any]) -> None:
+    columns = ("", "frames", "not on time", "p50", "p99", "p99.9", "max")
+    names = ("p50", "p99", "p99_9", "max")
+    titles = {"lateness_ms": "Lateness in ms; negative: before the deadline", "overhead_ms": "Overhead in ms"}
+    for key, title in titles.items():
+        lines = []
+        for kind in (_WITHOUT, _WITH, _DURING):
+            found = figures[kind][key]
+            lines.append([kind, found["count"], figures[kind]["not_on_time"], *(found[name] for name in names)])
+        report.table(title, columns, lines)
+    took = figures["scrape_ms"]
+    report.table("The scrapes", ("", ""), [
+        ["scrapes", took["count"]],
+        ["took, p50 / max, in ms", f"{took['p50']:.2f} / {took['max']:.2f}"],
+        ["processor time of the node for each, in ms", figures["processor_ms_per_scrape"]],
+        ["page", f"{figures['page_lines']} lines, {figures['page_bytes'] / 1024:.0f} KiB"],
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
