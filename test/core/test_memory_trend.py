@@ -105,7 +105,7 @@ def test_given_samples_for_days_when_followed_then_what_is_kept_is_bounded():
     trend, _ = follow(lambda s: BASE, 3 * 86_400, every_s=120)
     kept = sum(len(scale.points) + len(scale.pending) for scale in trend._scales)
     assert kept <= 4 * (60 + 8)
-    assert trend.growth.window_s == pytest.approx(60 * 1024, rel=0.1)  # the longest window is full
+    assert 16 * 3600 < trend.growth.window_s < 21 * 3600  # and the longest window is full
 
 
 numbers = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 1)), min_size=4, max_size=60)

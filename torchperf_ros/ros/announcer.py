@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rclpy.node import Node
@@ -26,11 +26,13 @@ class Announcer:
 
     Attributes:
         recording: who writes it all down; None while nothing is recorded.
+        told: called with each anomaly that was told.
     """
 
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
         self.recording: Recording | None = None
+        self.told: Callable[[Anomaly], None] = lambda anomaly: None
         self._node = node
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
         self._publisher = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
@@ -81,6 +83,8 @@ class Announcer:
     def _tell(self, event: Sequence[Anomaly], ros_now_ns: int) -> None:
         data = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns)
         self._publisher.publish(data)
+        for anomaly in event:
+            self.told(anomaly)
         if self.recording is None:
             return
         self.recording.message(ANOMALY, ros_now_ns, data)

@@ -3,14 +3,15 @@
 import gc
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import psutil
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 
 from torchperf_ros.core.anomaly_rules import Anomaly, Level
-from torchperf_ros.core.clock import monotonic_ns
+from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.core.outcome import Health
 from torchperf_ros.ros.announcer import Announcer
 from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, ros_message_class
@@ -21,6 +22,7 @@ from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
 from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.memory import LABELS, sample_memory
+from torchperf_ros.telemetry.memory_watch import NODE, MemoryWatch
 
 _EVERY_S = 1.0
 _UNSAID = frozenset({"kind", "problem"})
@@ -53,6 +55,7 @@ class Reporter:
         self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
+        self._memory_watch = MemoryWatch()
         self._name_warned = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -82,8 +85,10 @@ class Reporter:
         for stage in self.stages:
             limit_memory(stage, memory.used_share(self.memory_limit_mib), self.memory_share)
         now_ns = monotonic_ns()
+        for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
+            self.announcer.found(finding)
         healths = [(stage, stage.journal.health.state(now_ns)) for stage in self.stages]
-        statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
+        statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
         statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
         statuses.extend(self._wrong_types())
         ros_now_ns = self._node.get_clock().now().nanoseconds
@@ -101,9 +106,15 @@ class Reporter:
         if self.announcer.recording is not None:
             self.announcer.recording.message(index, ros_now_ns, data)
 
+    def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Anomaly:
+        status = stage_status(stage, health, rss_bytes)
+        more = {**self._memory_watch.values(stage.config.name), "evidence": stage.crew.inquiry.last}
+        return replace(status, values={**status.values, **more})
+
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Anomaly:
         state = self._lifecycle_state()
         values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
+        values |= self._memory_watch.values(NODE)
         health = next((health for health in _WORST_FIRST if health in healths), None)
         facts = self.facts | self._shared_name() | self._recorder_facts()
         warnings = [text for key, text in facts.items() if key.endswith("_warning")]

@@ -1,0 +1,94 @@
+import math
+
+import psutil
+import pytest
+
+from torchperf_ros.core.anomaly_rules import Level
+from torchperf_ros.telemetry.memory import MemoryUse
+from torchperf_ros.telemetry.memory_watch import MemoryWatch
+
+MIB = 1 << 20
+AVAILABLE = psutil.virtual_memory().available / MIB
+
+
+@pytest.fixture
+def stages(make_stage, make_worker):
+    def make(*pids, told=()):
+        workers = [make_worker(pid, memory_bytes=told) for pid in pids]
+        for worker in workers:
+            worker.ready_at_ns = 1
+        return [make_stage("perception", workers=workers)]
+
+    return make
+
+
+def follow(watch, stages, seconds, rss_mib, *, limit_mib=0, told=(), start=0, node_mib=lambda s: 300.0):
+    """Feed one sample a second; returns what was found at the last."""
+    found = []
+    for second in range(start, start + seconds):
+        for worker in stages[0].crew.everyone:
+            worker.memory_bytes = {key: round(value(second) * MIB) for key, value in dict(told).items()}
+        summed = {key: round(value(second) * MIB) for key, value in dict(told).items()}
+        rss = {pid: round(value(second) * MIB) for pid, value in rss_mib.items()}
+        use = MemoryUse(round(node_mib(second) * MIB), rss, summed, 0)
+        found = watch.step(use, stages, limit_mib, float(second))
+    return found
+
+
+def test_given_a_worker_that_leaks_when_watched_then_a_warning_says_which_how_fast_and_for_how_long(stages):
+    watch = MemoryWatch()
+    found = follow(watch, stages(7, 8), 1000, {7: lambda s: 500 + s / 60, 8: lambda s: 500}, limit_mib=4000)
+    (finding,) = found
+    assert (finding.level, finding.name) == (Level.WARN, "perception: memory grows")
+    assert finding.values["series"] == "resident memory of pid 7"
+    assert float(finding.values["memory_growth_mib_per_hour"]) == pytest.approx(60, rel=0.05)
+    room_mib = min(4000 - 500 - 500 - 1000 / 60, AVAILABLE)
+    assert float(finding.values["memory_exhausted_in_s"]) == pytest.approx(room_mib * 60, rel=0.1)
+    assert finding.message.startswith("resident memory of pid 7 grows by 60.0 MiB/h, as seen over 1")
+    assert watch.values("perception")["memory_growth_mib_per_hour"] == finding.values["memory_growth_mib_per_hour"]
+    assert watch.values("node")["memory_exhausted_in_s"] == "nan"
+
+
+def test_given_a_leak_that_leaves_minutes_when_watched_then_it_is_an_error_within_minutes(stages):
+    (finding,) = follow(MemoryWatch(), stages(7), 200, {7: lambda s: 500 + s}, limit_mib=1000)
+    assert finding.level is Level.ERROR
+    assert float(finding.values["memory_exhausted_in_s"]) == pytest.approx(300, rel=0.1)
+
+
+def test_given_a_leaking_worker_when_it_is_replaced_then_its_series_ends_with_it(stages):
+    watch, leak = MemoryWatch(), {7: lambda s: 500 + s}
+    assert follow(watch, stages(7), 200, leak, limit_mib=1000)
+    assert follow(watch, stages(9), 1, {9: lambda s: 500}, limit_mib=1000, start=200) == []
+    assert watch.values("perception") == {"memory_growth_mib_per_hour": "nan", "memory_exhausted_in_s": "nan"}
+    assert len(watch._trends) == 2
+
+
+def test_given_a_worker_that_loads_when_watched_then_it_is_no_leak(stages):
+    loading = stages(7)
+    loading[0].crew.workers[0].ready_at_ns = None
+    assert follow(MemoryWatch(), loading, 200, {7: lambda s: 500 + s}, limit_mib=1000) == []
+
+
+def test_given_the_node_itself_when_it_leaks_then_it_is_told_of_the_node(stages):
+    rate = AVAILABLE / 1000  # MiB a second: gone in a quarter of an hour
+    (finding,) = follow(MemoryWatch(), stages(), 200, {}, node_mib=lambda s: 300 + rate * s)
+    assert finding.name == "node: memory grows"
+    assert finding.values["series"] == "resident memory of the node"
+
+
+def test_given_cuda_memory_when_it_grows_then_the_devices_room_counts(stages):
+    told = {
+        "allocated": lambda s: 100 + s,
+        "reserved": lambda s: 5000,
+        "free": lambda s: 1000 - s,
+        "history": lambda s: 1,
+    }
+    (finding,) = follow(MemoryWatch(), stages(7), 200, {7: lambda s: 500}, told=told)
+    assert finding.values["series"] == "CUDA memory in use of pid 7"
+    assert finding.level is Level.WARN
+    assert float(finding.values["memory_exhausted_in_s"]) == pytest.approx(800, rel=0.05)
+
+
+def test_given_nothing_yet_when_asked_then_it_is_unknown():
+    values = MemoryWatch().values("perception")
+    assert all(math.isnan(float(value)) for value in values.values())

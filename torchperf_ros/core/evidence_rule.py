@@ -1,0 +1,34 @@
+"""Which events are worth a profile or a look at the memory, and how often."""
+
+from collections.abc import Collection
+
+from torchperf_ros.core.anomaly_rules import Anomaly, Level
+from torchperf_ros.core.clock import NS_PER_S
+
+
+class EvidenceRule:
+    """Memory that grows asks for a look at it, any other error of a stage for a profile; each seldom."""
+
+    def __init__(self, every_s: float = 600.0) -> None:
+        """Ask for each kind of evidence of a stage at most every `every_s` seconds."""
+        self._every_ns = round(every_s * NS_PER_S)
+        self._asked_ns: dict[tuple[str, str], int] = {}
+
+    def wanted(self, anomaly: Anomaly, stages: Collection[str], now_ns: int) -> tuple[str, str] | None:
+        """The stage and what is wanted of it, `profile` or `memory`; None mostly.
+
+        Args:
+            anomaly: as it is told.
+            stages: names that it may begin with.
+            now_ns: monotonic time.
+        """
+        stage, _, what = anomaly.name.partition(": ")
+        kind = "memory" if what == "memory grows" else "profile"
+        least = Level.WARN if kind == "memory" else Level.ERROR
+        asked_ns = self._asked_ns.get((stage, kind))
+        if stage not in stages or anomaly.level is Level.STALE or anomaly.level < least:
+            return None
+        if asked_ns is not None and now_ns - asked_ns < self._every_ns:
+            return None
+        self._asked_ns[stage, kind] = now_ns
+        return stage, kind
