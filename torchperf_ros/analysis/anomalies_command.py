@@ -49,7 +49,7 @@ def anomalies_command(
 
     The detector learns while it reads: each row is judged by the rows before
     it, and none has to be set up for a file. It finds spikes, new levels,
-    drifts, changed variation, flat lines and, once it has seen two days, what
+    drifts, changed variation, flat lines and, once it has seen three days, what
     is unusual for the time of day. The first 48 rows score 0.
 
     The output has a row for each of the input's, in order:

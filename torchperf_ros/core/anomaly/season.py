@@ -3,7 +3,7 @@
 from collections import deque
 
 _VISITS = 7  # remembered for each slot: a week of days
-_NEEDED = 2  # visits before a slot predicts
+_NEEDED = 3  # visits before a slot predicts: the first whose median one odd day cannot move
 
 
 class Season:

@@ -18,9 +18,9 @@ _AT_THRESHOLD = 2.5  # mean surprise: every judge sees what happens once in 300 
 _MOST_CAUTION = 4.0
 _FEWEST_JUDGES = 6  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
 _OFF = 0.3  # the state ends when the evidence, not the trail, falls below
-_FIRST = 16  # samples before departures mean anything
 _BASELINE = 384  # samples: the level is their median, so a new level is the baseline after 192
 _RECENT = 17  # samples whose mean is compared with the baseline
+_FIRST = _RECENT - 1  # samples before departures mean anything
 _VARIATION = 32  # steps from sample to sample that are summed up
 _DAY_S, _DAY_SLOTS = 86_400.0, 96
 _SEASON_RECENT = 8  # residuals to the season that are summed up
@@ -32,7 +32,7 @@ _RESOLUTION = 1e-9  # of the values: departures below are rounding
 _LARGEST = 1e150  # values are cut off here: sums of a few stay finite
 _STILL_FACTOR, _STILL_LEAST = 3, 8  # a flat line is 3 times as long as any before, and 8 samples
 _GAP_FACTOR = 5.0  # intervals from so many times the usual one on
-_GAP_MOST = 0.45  # a gap says more about the recorder than about the value: graded, below the threshold
+_GAP_MOST = 0.3  # a gap says more about the recorder than about the value: told, far below the threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class SeriesDetector:
         expected = self._expected(time_s)
         departures = self._departures(time_s, value)
         surprise, kind = self._judge(departures)
-        evidence = (1.0 - 2.0 ** (-surprise / self._at_threshold)) * self._worth(departures)
+        evidence = self._worth(1.0 - 2.0 ** (-surprise / self._at_threshold), departures)
         self._learn(time_s, value)
         self._switch(time_s, evidence)
         score = max(evidence, self._trail)
@@ -166,7 +166,7 @@ class SeriesDetector:
 
         found["spike"] = side(value - level)
         found["step"] = side(value - self._last)
-        found["level"] = side((sum(self._recent) + value) / (len(self._recent) + 1) - level)
+        found["level"] = side(sum(self._recent) + value - _RECENT * level)  # a sum: a mean would round, and break ties
         if self._up and self._down:
             found["variance"] = sum(self._steps) + abs(value - self._last)
         position = self._baseline.position(value)
@@ -204,10 +204,11 @@ class SeriesDetector:
             return 0.0
         return self._at_threshold * min(1.5, self._still / (_STILL_FACTOR * self._longest_still + _STILL_LEAST))
 
-    def _worth(self, departures: dict[str, float]) -> float:
+    def _worth(self, evidence: float, departures: dict[str, float]) -> float:
         if not self._floor or not departures:
-            return 1.0
-        return min(1.0, max(departures["spike"], departures["level"]) / self._floor)
+            return evidence
+        departure = max(departures["spike"], departures["level"] / _RECENT)
+        return evidence if departure >= self._floor else min(evidence, THRESHOLD) * (departure / self._floor)
 
     def _gap(self, time_s: float) -> float:
         interval_s = time_s - self._time_s
