@@ -75,8 +75,8 @@ def test_given_any_answers_when_read_then_numpy_says_the_same_of_the_window_and_
 def test_given_nothing_when_read_then_everything_is_unknown():
     reading = Stage().read()
     assert reading.latency.window.count == reading.unrecorded == 0
-    for value in (reading.miss_ratio, reading.interval_ms, reading.interval_jitter_ms, reading.latency_jitter_ms,
-                  reading.age.p99_ms, reading.wait.p50_ms, reading.lateness.max_ms):  # fmt: skip
+    unknown = (reading.latency.miss_ratio, reading.interval_ms, reading.interval_jitter_ms, reading.latency_jitter_ms)
+    for value in (*unknown, reading.age.p99_ms, reading.wait.p50_ms, reading.lateness.max_ms):
         assert math.isnan(value)
 
 
@@ -98,7 +98,8 @@ def test_given_misses_when_read_then_age_wait_lateness_and_the_ratio_are_of_the_
     for _ in range(3):
         stage.answer(20.0, age_ms=6.0)
     reading = stage.read()
-    assert reading.miss_ratio == 0.25
+    assert reading.latency.miss_ratio == reading.tiers["full"].miss_ratio == 0.25
+    assert math.isnan(reading.tiers["fast"].miss_ratio)
     assert reading.lateness.max_ms == 3.0
     assert (reading.age.count, reading.age.p50_ms) == (3, 6.0)
     assert reading.wait.p99_ms == 0.5

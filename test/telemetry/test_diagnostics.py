@@ -70,6 +70,31 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
     read(diagnostic_bytes([status], "/perf", NOW_NS))
 
 
+def test_given_answers_of_two_tiers_when_reported_then_each_span_tier_and_state_has_its_times(
+    make_stage, make_answer, answered
+):
+    stage = make_stage(tiers=["full", "fast"], window_s=600.0)
+    for total_ms in (10.0, 14.0, 12.0):
+        answered(stage, make_answer(total_ms=total_ms, age_ms=3.0))
+    stage.journal.activated()
+    answered(stage, make_answer(Outcome.LATE, Fallback.STOP, total_ms=51.0, tier=1, age_ms=5.0))
+    values = stage_status(stage, Health.DEGRADED, {}).values
+    wanted = {
+        "p50_ms": "13.000", "window_p50_ms": "13.000", "window_max_ms": "51.000", "run_max_ms": "51.000",
+        "active_max_ms": "51.000", "window_miss_ratio": "0.250",
+        "tier_full_p50_ms": "12.000", "tier_full_max_ms": "14.000", "tier_full_run_max_ms": "14.000",
+        "tier_full_active_p99_ms": "nan", "tier_full_window_miss_ratio": "0.000", "tier_fast_p99_ms": "51.000",
+        "tier_fast_active_max_ms": "51.000", "tier_fast_window_miss_ratio": "1.000",
+        "lateness_max_ms": "-1.000", "age_max_ms": "5.000", "wait_p99_ms": "0.500",
+        "latency_jitter_ms": f"{(4 + 2 + 39) / 3:.3f}", "unrecorded": "0",
+        "health_nominal_s": "0.000", "health_safe_stop_s": "0.000",
+    }  # fmt: skip
+    assert {key: values.get(key) for key in wanted} == wanted
+    assert float(values["run_p99_ms"]) == pytest.approx(14.0, rel=0.01)
+    assert float(values["interval_ms"]) >= 0 <= float(values["interval_jitter_ms"])
+    assert not [key for key in values if key.startswith(("tier__", "health_NOMINAL"))]
+
+
 FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d", "recompiles": 2, "hits": 8, "misses": 1}
 FAST = {"name": "fast", "engine": "eager", "why": "not compiled yet", "waste": 0.25}
 

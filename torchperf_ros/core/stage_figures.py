@@ -31,16 +31,18 @@ STEPS = {
 
 @dataclass(frozen=True)
 class Spans:
-    """The same quantity over three spans of time.
+    """Latencies over three spans of time.
 
     Attributes:
         window: the last seconds; exact.
         run, active: since configure, since the last activation; to 1 %, see `LatencySketch`.
+        miss_ratio: share of the window's answers that were not on time, 0 to 1; NaN without answers.
     """
 
     window: Quantiles
     run: Quantiles
     active: Quantiles
+    miss_ratio: float
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,6 @@ class StageReading:
         wait: in the mailbox.
         interval_ms, interval_jitter_ms: between receipts of frames: mean, and standard deviation.
         latency_jitter_ms: mean absolute difference of the latencies of successive answers (RFC 3393: IPDV).
-        miss_ratio: share of answers that were not on time, 0 to 1; NaN without answers.
         health_s: time in each state since configure, as often as someone looks (once a second).
         unrecorded: rows of receipts and answers that were pushed out before anyone took them.
     """
@@ -68,7 +69,6 @@ class StageReading:
     interval_ms: float
     interval_jitter_ms: float
     latency_jitter_ms: float
-    miss_ratio: float
     health_s: dict[Health, float]
     unrecorded: int
 
@@ -108,8 +108,8 @@ class _Latencies:
         self.active.add(total_ms[is_active])
         self.buckets.add(total_ms / 1000)
 
-    def spans(self, window_ms: np.ndarray) -> Spans:
-        return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles())
+    def spans(self, window_ms: np.ndarray, missed: np.ndarray) -> Spans:
+        return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles(), _mean(missed))
 
 
 class StageFigures:
@@ -184,9 +184,9 @@ class StageFigures:
         intervals_ms = np.diff(self._receipts.column(ReceiptColumn.RECEIVED_NS)) / NS_PER_MS
         missed = self._answers.column(AnswerColumn.OUTCOME) != Outcome.ON_TIME
         return StageReading(
-            latency=self._stage.spans(total_ms),
+            latency=self._stage.spans(total_ms, missed),
             tiers={
-                name: kept.spans(total_ms[tier == index])
+                name: kept.spans(total_ms[tier == index], missed[tier == index])
                 for index, (name, kept) in zip(_tier_indices(len(self._tiers)), self._tiers.items(), strict=True)
             },
             lateness=Quantiles.of(self._answers.column(AnswerColumn.LATENESS_MS)),
@@ -195,7 +195,6 @@ class StageFigures:
             interval_ms=_mean(intervals_ms),
             interval_jitter_ms=float(intervals_ms.std()) if len(intervals_ms) else math.nan,
             latency_jitter_ms=_mean(np.abs(np.diff(total_ms))),
-            miss_ratio=_mean(missed),
             health_s=dict(self._health_s),
             unrecorded=sum(log.unrecorded for log in (self._receipts, self._answers)),
         )

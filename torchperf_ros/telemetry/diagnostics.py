@@ -7,7 +7,7 @@ from torchperf_ros.core.anomaly_rules import Anomaly, Level
 from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.core.message_types import encode, message_class
 from torchperf_ros.core.outcome import Fallback, Health, Outcome
-from torchperf_ros.core.stage_figures import StageReading
+from torchperf_ros.core.stage_figures import Spans, StageReading
 from torchperf_ros.supervise.stage_actor import StageActor
 
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
@@ -95,22 +95,27 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
 
 def _timing(reading: StageReading) -> dict[str, str]:
     """Latency, jitter and misses; without a word on the span of time, over the window."""
-    spans = {"": reading.latency.window, "window_": reading.latency.window, "run_": reading.latency.run,
-             "active_": reading.latency.active}  # fmt: skip
-    for tier, latency in reading.tiers.items():
+    values = _spans("", reading.latency)
+    values |= {f"window_{name}": _number(value) for name, value in reading.latency.window.items()}
+    for tier, spans in reading.tiers.items():
         if tier:
-            spans |= {f"tier_{tier}_": latency.window, f"tier_{tier}_run_": latency.run}
-    values = {f"{span}{name}": _number(value) for span, quantiles in spans.items() for name, value in quantiles.items()}
+            values |= _spans(f"tier_{tier}_", spans)
     for name, quantiles in (("lateness", reading.lateness), ("age", reading.age), ("wait", reading.wait)):
         values |= {f"{name}_{key}": _number(value) for key, value in quantiles.items()}
     return values | {
         "interval_ms": _number(reading.interval_ms),
         "interval_jitter_ms": _number(reading.interval_jitter_ms),
         "latency_jitter_ms": _number(reading.latency_jitter_ms),
-        "window_miss_ratio": _number(reading.miss_ratio),
         **{f"health_{state.name.lower()}_s": _number(seconds) for state, seconds in reading.health_s.items()},
         "unrecorded": str(reading.unrecorded),
     }
+
+
+def _spans(prefix: str, spans: Spans) -> dict[str, str]:
+    values = {f"{prefix}window_miss_ratio": _number(spans.miss_ratio)}
+    for span, quantiles in (("", spans.window), ("run_", spans.run), ("active_", spans.active)):
+        values |= {f"{prefix}{span}{name}": _number(value) for name, value in quantiles.items()}
+    return values
 
 
 _COUNTERS = (

@@ -130,7 +130,7 @@ def _put_times(page: MetricPage, stage: StageActor) -> None:
     page.put("torchperf_interval_seconds", reading.interval_ms / 1000, name)
     page.put("torchperf_interval_jitter_seconds", reading.interval_jitter_ms / 1000, name)
     page.put("torchperf_latency_jitter_seconds", reading.latency_jitter_ms / 1000, name)
-    page.put("torchperf_window_miss_ratio", reading.miss_ratio, name)
+    page.put("torchperf_window_miss_ratio", reading.latency.miss_ratio, name)
     page.put("torchperf_unrecorded_rows_total", reading.unrecorded, name)
     tiers, lateness, steps = stage.journal.figures.histograms()
     for tier, snapshot in tiers.items():
