@@ -24,7 +24,8 @@ LABELS = [
 ]  # fmt: skip
 MEMORY_LABELS = [
     "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
-    "shared_memory_mib",
+    "shared_memory_mib", "node_pss_mib", "workers_pss_mib", "cuda_peak_mib", "cuda_inactive_split_mib",
+    "cuda_alloc_retries", "cuda_out_of_memory",
 ]  # fmt: skip
 STAGE_KEYS = {
     "health", "progress", "tier", "tiers", "engine", "device", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms",

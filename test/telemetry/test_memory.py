@@ -21,6 +21,17 @@ def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_na
     assert all(math.isnan(row[label]) for label in unknown)
 
 
+def test_given_a_sample_with_everything_when_laid_out_then_sizes_are_in_mib_and_counts_are_counts():
+    told = {"peak": 9 * MIB, "inactive_split": 2 * MIB, "retries": 3, "ooms": 1}
+    use = MemoryUse(10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, told, 0, {os.getpid(): 8 * MIB, 1: 12 * MIB, 2: 4 * MIB})
+    row = dict(zip(LABELS, use.row(), strict=True))
+    assert (row["node_pss_mib"], row["workers_pss_mib"]) == (8.0, 16.0)
+    assert (row["cuda_peak_mib"], row["cuda_inactive_split_mib"]) == (9.0, 2.0)
+    assert (row["cuda_alloc_retries"], row["cuda_out_of_memory"]) == (3, 1)
+    one_unread = MemoryUse(0, {1: MIB, 2: MIB}, {}, 0, {1: MIB})
+    assert math.isnan(dict(zip(LABELS, one_unread.row(), strict=True))["workers_pss_mib"])
+
+
 def test_given_a_sample_when_asked_for_the_headline_then_it_is_device_memory_on_cuda_and_resident_memory_else():
     assert MemoryUse(0, {1: 20 * MIB}, {"history": MIB}, 0).workers_mib == 20.0
     assert MemoryUse(0, {1: 20 * MIB}, {"allocated": 7 * MIB, "history": MIB}, 0).workers_mib == 7.0

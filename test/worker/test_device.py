@@ -123,6 +123,8 @@ def test_given_a_tensor_when_allocated_then_the_memory_shows_it(cuda):
     after = cuda.memory_bytes()
     assert after["allocated"] - before["allocated"] >= kept.numel() * 4
     assert after["reserved"] >= after["allocated"]
+    assert after["peak"] >= after["allocated"]
+    assert {"inactive_split", "retries", "ooms"} <= after.keys()
     assert 0 < after["free"] < torch.cuda.get_device_properties(0).total_memory
 
 

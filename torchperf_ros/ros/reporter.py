@@ -23,6 +23,7 @@ from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_
 from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.memory import LABELS, sample_memory
 from torchperf_ros.telemetry.memory_watch import NODE, MemoryWatch
+from torchperf_ros.telemetry.proportional_memory import ProportionalMemory
 
 _EVERY_S = 1.0
 _UNSAID = frozenset({"kind", "problem"})
@@ -56,6 +57,7 @@ class Reporter:
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
         self._memory_watch = MemoryWatch()
+        self._proportional_memory = ProportionalMemory()
         self._name_warned = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -81,7 +83,7 @@ class Reporter:
         """Publish one report and collect what garbage there is."""
         if not gc.isenabled():  # before that, at start, there is much to look through, and Python does it itself
             gc.collect()
-        memory = sample_memory(self.stages)
+        memory = sample_memory(self.stages, self._proportional_memory)
         for stage in self.stages:
             limit_memory(stage, memory.used_share(self.memory_limit_mib), self.memory_share)
         now_ns = monotonic_ns()

@@ -1,17 +1,21 @@
 """Memory in use by the node and its workers."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import psutil  # reads /proc in C and knows other systems too
 
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.supervise.worker_process import WorkerProcess
+from torchperf_ros.telemetry.proportional_memory import ProportionalMemory
 
 _MIB = 1 << 20
 LABELS = (
     "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
-    "shared_memory_mib",
+    "shared_memory_mib", "node_pss_mib", "workers_pss_mib", "cuda_peak_mib", "cuda_inactive_split_mib",
+    "cuda_alloc_retries", "cuda_out_of_memory",
 )  # fmt: skip
 
 
@@ -22,15 +26,17 @@ class MemoryUse:
     Attributes:
         node_rss: resident memory of the node process.
         rss_by_pid: the same of each worker.
-        told: what the workers report themselves, summed: `history`; on CUDA `allocated`, `reserved`, and of the device
-            the least `free` and `total`.
+        told: what the workers report themselves, summed: `history`; on CUDA `allocated`, `reserved`, `peak`,
+            `inactive_split`, the counts `retries` and `ooms`, and of the device the least `free` and `total`.
         shared: shared memory that the stages' rings have touched.
+        pss_by_pid: proportional memory of the node and the workers, as far as it was read.
     """
 
     node_rss: int
     rss_by_pid: dict[int, int]
     told: dict[str, int]
     shared: int
+    pss_by_pid: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def workers_mib(self) -> float:
@@ -50,22 +56,33 @@ class MemoryUse:
         return sum(self.rss_by_pid.values()) / float(psutil.virtual_memory().total)
 
     def row(self) -> list[float]:
-        """Values for `LABELS`, in MiB; NaN where not measured."""
+        """Values for `LABELS`, in MiB but for the counts; NaN where not measured."""
         nan = float("nan")
         told = [self.told.get(key, nan) for key in ("allocated", "reserved", "free", "history")]
-        values = [self.node_rss, sum(self.rss_by_pid.values()), *told, self.shared]
-        return [value / _MIB for value in values]
+        pss = [self.pss_by_pid.get(pid, nan) for pid in self.rss_by_pid]
+        values = [
+            self.node_rss, sum(self.rss_by_pid.values()), *told, self.shared, self.pss_by_pid.get(os.getpid(), nan),
+            sum(pss), self.told.get("peak", nan), self.told.get("inactive_split", nan),
+        ]  # fmt: skip
+        return [*(value / _MIB for value in values), self.told.get("retries", nan), self.told.get("ooms", nan)]
 
 
-def sample_memory(stages: Iterable[StageActor]) -> MemoryUse:
-    """Read the memory of this process and of every worker that lives."""
+def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory | None = None) -> MemoryUse:
+    """Read the memory of this process and of every worker that lives.
+
+    Args:
+        stages: whose workers.
+        proportional: reads PSS now and then; None: it is not looked at.
+    """
     workers = [worker for stage in stages for worker in stage.crew.everyone]
     told: dict[str, int] = {}
     for worker in workers:
         for key, value in worker.memory_bytes.items():
             told[key] = min(told.get(key, value), value) if key in {"free", "total"} else told.get(key, 0) + value
     rss = {worker.pid: rss for worker in workers if (rss := _rss_bytes(worker)) is not None}
-    return MemoryUse(psutil.Process().memory_info().rss, rss, told, sum(s.crew.ring.used_bytes for s in stages))
+    pss = proportional.sample([os.getpid(), *rss], time.monotonic()) if proportional is not None else {}
+    shared = sum(stage.crew.ring.used_bytes for stage in stages)
+    return MemoryUse(psutil.Process().memory_info().rss, rss, told, shared, pss)
 
 
 def _rss_bytes(worker: WorkerProcess) -> int | None:

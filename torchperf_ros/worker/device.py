@@ -11,6 +11,14 @@ from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.worker.pinned_copy import PinnedCopy
 
 _NS_PER_MS = 1e6
+_MEMORY_STATISTICS = {
+    "allocated": "allocated_bytes.all.current",
+    "peak": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.current",
+    "inactive_split": "inactive_split_bytes.all.current",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -86,13 +94,18 @@ class Device:
             torch.cuda.empty_cache()
 
     def memory_bytes(self) -> dict[str, int]:
-        """Device memory: allocated, reserved and free; empty on the CPU, where the node reads the process's own."""
+        """Device memory, without waiting for the device; empty on the CPU, where the node reads the process's own.
+
+        In bytes: `allocated` now and at its `peak`, `reserved`, `inactive_split` (free parts of blocks in use, which
+        other sizes cannot have), `free` and `total` of the device. Counts: `retries` (the cache was emptied to get
+        memory) and `ooms` (there was none even so).
+        """
         if not self.is_cuda:
             return {}
         free, total = torch.cuda.mem_get_info(self.device)
+        statistics = torch.cuda.memory_stats(self.device)
         return {
-            "allocated": torch.cuda.memory_allocated(self.device),
-            "reserved": torch.cuda.memory_reserved(self.device),
+            **{name: int(statistics.get(key, 0)) for name, key in _MEMORY_STATISTICS.items()},
             "free": free,
             "total": total,
         }
