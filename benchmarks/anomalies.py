@@ -1,0 +1,156 @@
+"""How well anomalies are found in series that are labelled: ours, a frozen z-score, an EWMA and a rolling median.
+
+Two series are recorded here and now, while a model runs and is really disturbed; the others are generated. Every
+detector has its defaults for all of them, sees each sample once, and calls a score of 0.5 and more an anomaly.
+"""
+
+import math
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.rig.anomaly_baselines import DETECTORS
+from benchmarks.rig.anomaly_series import Labelled, generated, recorded
+from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.report import Report, Target, say
+
+OURS = "torchperf_ros"
+_THRESHOLD = 0.5
+_WARM_UP = 200  # samples that count for no detector
+_SAME_ALARM = 12  # samples: alarms closer than that are one
+_EPILOG = """\
+recall: anomalies with an alarm in them; precision: alarms in an anomaly; delay: samples to the first alarm;
+AUC-PR: every sample in an anomaly against every other, over all thresholds, mean of the series.
+
+example:
+  ./run bench anomalies --samples 2000 --json anomalies.json"""
+
+
+@dataclass
+class Tally:
+    """What one detector found."""
+
+    anomalies: int = 0
+    found: int = 0
+    alarms: int = 0
+    false_alarms: int = 0
+    samples: int = 0
+    hours: float = 0.0
+    delays: list[int] = field(default_factory=list)
+    areas: list[float] = field(default_factory=list)
+
+    def add(self, series: Labelled, scores: list[float]) -> None:
+        inside = [False] * len(scores)
+        for first, end in series.anomalies:
+            if first == end:
+                continue
+            self.anomalies += 1
+            inside[first:end] = [True] * (end - first)
+            delay = next((i for i in range(end - first) if scores[first + i] >= _THRESHOLD), None)
+            if delay is not None:
+                self.found += 1
+                self.delays.append(delay)
+        last = -math.inf
+        for i in range(_WARM_UP, len(scores)):
+            if scores[i] >= _THRESHOLD:
+                if i - last > _SAME_ALARM:
+                    self.alarms += 1
+                    self.false_alarms += not inside[i]
+                last = i
+        self.samples += len(scores) - _WARM_UP
+        self.hours += (series.times[-1] - series.times[_WARM_UP]) / 3600
+        if any(inside):
+            self.areas.append(_area(scores[_WARM_UP:], inside[_WARM_UP:]))
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "recall": self.found / self.anomalies if self.anomalies else math.nan,
+            "precision": 1 - self.false_alarms / self.alarms if self.alarms else math.nan,
+            "auc_pr": statistics.fmean(self.areas) if self.areas else math.nan,
+            "delay_samples": statistics.median(self.delays) if self.delays else math.nan,
+            "false_alarms_per_10000": 1e4 * self.false_alarms / self.samples,
+            "false_alarms_per_hour": self.false_alarms / self.hours,
+        }
+
+
+def _area(scores: list[float], inside: list[bool]) -> float:
+    """Average precision; samples with the same score count together."""
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    positives, hits, area, i = sum(inside), 0, 0.0, 0
+    while i < len(order):
+        end = i
+        while end < len(order) and scores[order[end]] == scores[order[i]]:
+            end += 1
+        gained = sum(inside[k] for k in order[i:end])
+        hits += gained
+        area += gained / positives * hits / end
+        i = end
+    return area
+
+
+def main() -> int:
+    """Record, generate, judge, show."""
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument(
+        "--samples", type=int, default=4000, help="of each recorded series, 1000 and more (default 4000)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the generated series (default 1)")
+    arguments = parser.parse_args()
+    if arguments.samples < 1000:
+        parser.error(f"--samples {arguments.samples}: 1000 at least, for a warm-up and four disturbances")
+    report = Report("anomalies", arguments)
+    say("recording latency and memory of a model")
+    series = [*recorded(arguments.samples), *generated(arguments.seed)]
+    groups: dict[str, dict[str, Tally]] = {}
+    cost_us = {}
+    for name, make in DETECTORS.items():
+        say(name)
+        began, count = time.process_time(), 0
+        for one in series:
+            detector = make()
+            scores = [detector.update(at, value) for at, value in zip(one.times, one.values, strict=True)]
+            count += len(scores)
+            for group in ("all", one.group):
+                groups.setdefault(group, {}).setdefault(name, Tally()).add(one, scores)
+        cost_us[name] = (time.process_time() - began) / count * 1e6
+    figures = {group: {name: tally.figures() for name, tally in found.items()} for group, found in groups.items()}
+    _show(report, series, figures, cost_us)
+    total, others = figures["all"][OURS], [figures["all"][name] for name in DETECTORS if name != OURS]
+    report.finish({"groups": figures, "cost_us": cost_us}, [
+        Target("recall", total["recall"], ">=", 0.8),
+        Target("precision", total["precision"], ">=", 0.8),
+        Target("AUC-PR over the best of the others", total["auc_pr"] / max(o["auc_pr"] for o in others), ">=", 1.2),
+        Target("false alarms per 10,000 samples", total["false_alarms_per_10000"], "<=", 2.0),
+    ])  # fmt: skip
+    return 0
+
+
+def _show(report: Report, series: list[Labelled], figures: dict, cost_us: dict[str, float]) -> None:
+    columns = (
+        "detector",
+        "recall",
+        "precision",
+        "AUC-PR",
+        "delay",
+        "false per 10,000",
+        "false per hour",
+        "us a sample",
+    )
+    report.table(f"All {len(series)} series, {sum(len(one.values) for one in series)} samples", columns,
+                 [(name, *figures["all"][name].values(), cost_us[name]) for name in DETECTORS])  # fmt: skip
+    rows = []
+    for group, found in figures.items():
+        if group != "all":
+            rows.append((group, *(_cell(found[name]) for name in DETECTORS)))
+    report.table("By kind: recall / precision / median delay in samples / false alarms per 10,000 samples",
+                 ("anomaly", *DETECTORS), rows)  # fmt: skip
+
+
+def _cell(figures: dict[str, float]) -> str:
+    keys = ("recall", "precision", "delay_samples", "false_alarms_per_10000")
+    return " / ".join("-" if math.isnan(figures[key]) else f"{figures[key]:.3g}" for key in keys)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
