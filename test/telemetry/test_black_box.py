@@ -151,6 +151,17 @@ def test_given_an_incident_when_written_then_definitions_come_along_for_readers_
     assert (folder / "black_box" / "metadata.yaml").is_file()
 
 
+def test_given_a_profile_taken_meanwhile_when_an_incident_is_written_then_it_says_where(tmp_path):
+    box = Box(tmp_path)
+    box.frame(frame(1))
+    box.evidence.keep("before", lambda folder: None)
+    box.incident(1)
+    profile = box.evidence.keep("profile", lambda folder: None, box.evidence.name("profile") + ".later")
+    box.finish()
+    (incident,) = [path for path in box.evidence.incidents() if path.name.endswith("_test")]
+    assert (incident / "see_also.txt").read_text() == f"{profile.name}\n"
+
+
 @pytest.mark.parametrize("output", [None, "held"])
 def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(tmp_path, output):
     box = Box(tmp_path)

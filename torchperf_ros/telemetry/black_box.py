@@ -195,6 +195,9 @@ class BlackBox:
         for file in incident.copies:
             if file.exists():
                 shutil.copy(file, folder)
+        others = [path.name for path in self._evidence.incidents() if path.name > incident.name]
+        if others:  # a profile, a memory snapshot
+            (folder / "see_also.txt").write_text("\n".join(others) + "\n", encoding="utf-8")
         if not incident.entries:
             return
         store = typestore({entry.topic.type_name for entry in incident.entries})
