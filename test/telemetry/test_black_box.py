@@ -1,7 +1,9 @@
+import itertools
 import json
 import math
 import resource
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
 from rosbags.highlevel import AnyReader
@@ -42,7 +44,10 @@ class Box(BlackBox):
     """With times in seconds, and what was written."""
 
     def __init__(self, folder, before_s=10.0, after_s=2.0, part_bytes=1 << 20):
-        self.evidence = EvidenceFolder(folder / "evidence", 5, 64)
+        seconds = itertools.count()
+        self.evidence = EvidenceFolder(
+            folder / "evidence", 5, 64, lambda: datetime(2026, 1, 1, second=next(seconds), tzinfo=timezone.utc)
+        )
         super().__init__("/perf", STAGES, [MEMORY], BlackBoxLimits(before_s, after_s, part_bytes), self.evidence)
 
     def incident(self, at_s, what="test", **files):
@@ -156,7 +161,7 @@ def test_given_a_profile_taken_meanwhile_when_an_incident_is_written_then_it_say
     box.frame(frame(1))
     box.evidence.keep("before", lambda folder: None)
     box.incident(1)
-    profile = box.evidence.keep("profile", lambda folder: None, box.evidence.name("profile") + ".later")
+    profile = box.evidence.keep("profile", lambda folder: None)
     box.finish()
     (incident,) = [path for path in box.evidence.incidents() if path.name.endswith("_test")]
     assert (incident / "see_also.txt").read_text() == f"{profile.name}\n"
