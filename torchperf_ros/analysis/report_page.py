@@ -19,7 +19,7 @@ from torchperf_ros.analysis.run_log_source import bag_paths
 MOST_BYTES = 8_000_000
 _PAGE = Path(__file__).with_name("report_page.html")
 _POINTS, _SIDE = 4000, 360
-_LEAST_POINTS = 200
+_LEAST_POINTS = 50
 
 
 class ReportPage:
@@ -86,7 +86,7 @@ def write_report(runs: list[RunLog], path: Path, progress: Callable[[str], None]
         if len(data) <= MOST_BYTES:
             path.write_bytes(data)
             return len(data)
-        points, side = points // 2, side * 2 // 3
+        points, side = points // 4, side // 2
     msg = f"{len(runs)} logs make a page of more than {MOST_BYTES // 1_000_000} MB; report on fewer at a time"
     raise RunLogError(msg)
 

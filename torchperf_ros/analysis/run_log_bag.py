@@ -104,7 +104,11 @@ def _read(reader: AnyReader, builders: dict[str, RunLogBuilder], progress: Progr
                 progress(done, total)
     except Exception as error:  # see above: a damaged chunk may raise anything
         for builder in builders.values():
-            builder.trouble(f"damaged after {done:,} of {total:,} messages, read up to there ({type(error).__name__})")
+            builder.trouble(f"{total - done:,} of {total:,} messages cannot be read: {type(error).__name__}: {error}")
+    else:
+        if done < total:  # a damaged chunk may also end the messages as if there were no more
+            for builder in builders.values():
+                builder.trouble(f"{total - done:,} of {total:,} messages are not there: the log is damaged")
     progress(done, total)
 
 

@@ -1,0 +1,77 @@
+"""The page as a browser shows it, without a network."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("plotly", reason="plotly is not installed")
+
+from torchperf_ros.analysis.report_page import write_report
+from torchperf_ros.analysis.run_log_source import read_runs
+
+sys.path.insert(0, str(Path(__file__).parent))
+import report_logs as logs
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on this machine")
+BAN = re.compile(r'<meta http-equiv="Content-Security-Policy" content="default-src .none.;[^>]*>')
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--hide-scrollbars", "--virtual-time-budget=10000",
+    "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--log-level=0",
+)  # fmt: skip
+
+
+def browse(page: Path, folder: Path, *arguments: str) -> tuple[str, list[str]]:
+    """What the browser writes, and what the page's console said."""
+    done = subprocess.run(
+        [BROWSER, *QUIET, f"--user-data-dir={folder / 'user'}", *arguments, page.as_uri()],
+        check=False, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, re.findall(r":CONSOLE[:(].*", done.stderr)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of a small drive."""
+    folder = tmp_path_factory.mktemp("page")
+    write_report(
+        read_runs(logs.write_log(folder / "drive"), lambda done, total: None), folder / "r.html", lambda text: None
+    )
+    return folder / "r.html"
+
+
+def test_given_the_page_when_opened_then_every_plot_is_drawn_and_nothing_is_complained_of_or_asked_for(page, tmp_path):
+    assert BAN.search(page.read_text(encoding="utf-8"))  # what it asked the network for, the console would tell
+    drawn, console = browse(page, tmp_path, "--dump-dom")
+    assert console == []
+    assert 'data-drawn="7"' in drawn
+    assert drawn.count('class="main-svg"') >= 7
+    assert "scatterlayer" in drawn
+    assert "late (1)" in drawn
+
+
+def test_given_the_page_when_looked_at_then_it_is_not_blank(page, tmp_path):
+    _, console = browse(page, tmp_path, f"--screenshot={tmp_path / 'shot.png'}", "--window-size=1280,1600")
+    assert console == []
+    pixels = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 300
+    blue = (np.abs(pixels.astype(int) - (0, 114, 178)) < 8).all(axis=2)
+    assert blue[400:].sum() > 500
+
+
+def test_given_a_page_that_errs_and_asks_the_network_when_opened_then_this_test_would_see_both(page, tmp_path):
+    bad = tmp_path / "bad.html"
+    asking = '<img src="http://nowhere.example/x.png">'
+    bad.write_text(f"{BAN.search(page.read_text(encoding='utf-8'))[0]}{asking}<script>undefined_name()</script>")
+    _, console = browse(bad, tmp_path, "--dump-dom")
+    assert any("undefined_name" in line for line in console)
+    assert any("nowhere.example" in line for line in console)
