@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--margin-ms", type=float, default=1.0,
                         help="how long before the deadline the naive node stops waiting (default 1)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of the faults; each turn has the next one (default 1)")
+    parser.add_argument("--no-recorder", action="store_true", help="no black box, records and watch beside the node")
     parser.add_argument("--no-faults", action="store_true", help="inject nothing")
     return parser
 
@@ -109,7 +110,10 @@ def _take_turn(
         seen = graph.observer.seen[namespace]
         stream = {"seconds": seconds, "rate": arguments.rate, "size": arguments.size}
         if namespace == OURS:
-            node = PerfNodeProcess(graph, adapter, sabotage, budget_ms=arguments.budget_ms, backup=arguments.backup)
+            node = PerfNodeProcess(
+                graph, adapter, sabotage, recorder=not arguments.no_recorder,
+                budget_ms=arguments.budget_ms, backup=arguments.backup,
+            )  # fmt: skip
             node.wait_ready()
             camera.connect(namespace, size=arguments.size, rate=arguments.rate)
             before = node.settled_counters()

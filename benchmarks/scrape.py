@@ -8,12 +8,8 @@ no part in. Processor time is the node process's, with scrapes less without, for
 """
 
 import argparse
-import gzip
-import socket
 import sys
 import threading
-import time
-import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +21,11 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
+from benchmarks.rig.scraper import Scrapes, free_port
 
 _STEPS = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
-_FIRST_FRAMES = 10  # of each slice: after the pause, caches are cold
 _NS_PER_MS = 1e6
+_FIRST_FRAMES = 10  # of each slice: after the pause, caches are cold
 _WITH, _WITHOUT, _DURING = "with scrapes", "without", "during a scrape"
 _ROOM_MS = 0.1
 _EPILOG = """\
@@ -37,30 +34,6 @@ target: p99.9 of the lateness moves by no more than 0.1 ms
 examples:
   ./run bench scrape
   ./run bench scrape --seconds 120 --every 0.2 --json scrape.json"""
-
-
-@dataclass
-class Scrapes:
-    """What the scraper saw: begin and end of each scrape (system clock, ns), bytes of the last page."""
-
-    spans_ns: list[tuple[int, int]] = field(default_factory=list)
-    page_bytes: int = 0
-    page_lines: int = 0
-
-    def run(self, port: int, every_s: float, ending: threading.Event) -> None:
-        """Scrape until the end."""
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept-Encoding": "gzip"})
-        while not ending.wait(every_s):
-            began_ns = time.time_ns()
-            with urllib.request.urlopen(request, timeout=30) as reply:
-                page = gzip.decompress(reply.read())
-            self.spans_ns.append((began_ns, time.time_ns()))
-            self.page_bytes, self.page_lines = len(page), page.count(b"\n")
-
-    def touches(self, row: Row) -> bool:
-        """Whether a scrape was going on while this frame was on its way."""
-        received_ns = row.written_ns - row["total_ms"] * _NS_PER_MS
-        return any(began <= row.written_ns and ended >= received_ns for began, ended in self.spans_ns)
 
 
 @dataclass
@@ -95,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(arguments: argparse.Namespace) -> tuple[dict[str, Slices], Scrapes]:
-    port, options = _free_port(), model_options(arguments.model_ms)
+    port, options = free_port(), model_options(arguments.model_ms)
     slices, scrapes = {_WITHOUT: Slices(), _WITH: Slices()}, Scrapes()
     with Graph((OURS,)) as graph:
         stage = {"budget_ms": arguments.budget_ms, "backup": arguments.backup}
@@ -121,12 +94,6 @@ def _measure(arguments: argparse.Namespace) -> tuple[dict[str, Slices], Scrapes]
                 found.processor_s += sum(process.cpu_times()[:2]) - before_s
                 found.rows += seen.rows[_FIRST_FRAMES:]
     return slices, scrapes
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _figures(slices: dict[str, Slices], scrapes: Scrapes) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class PerfNodeProcess:
 
     def __init__(
         self, graph: Graph, adapter: str, options: dict[str, Any], instrumented: Path | None = None,
-        metrics_port: int = 0, **stage: Any,
+        metrics_port: int = 0, recorder: bool = True, **stage: Any,
     ) -> None:  # fmt: skip
         """Start it.
 
@@ -104,6 +104,7 @@ class PerfNodeProcess:
             options: of the adapter.
             instrumented: file that it writes what its stopwatch measured to, see `instrumented_node`.
             metrics_port: of its exporter; 0: none.
+            recorder: whether it is recorded, as by default.
             stage: parameters of the stage.
         """
         stage = {
@@ -112,6 +113,8 @@ class PerfNodeProcess:
         }  # fmt: skip
         parameters = {
             "stages": [STAGE], "metrics_port": metrics_port, "worker_threads": 1, "device": "cpu", STAGE: stage,
+            "recorder": recorder, "evidence_dir": str(graph.folder / "evidence"),
+            "record_dir": str(graph.folder / "records"),
         }  # fmt: skip
         file = graph.folder / "parameters.yaml"
         file.write_text(json.dumps({"/**": {"ros__parameters": parameters}}), encoding="utf-8")

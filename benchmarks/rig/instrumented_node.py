@@ -117,6 +117,7 @@ def _instrument() -> Callable[[list[str]], int]:
     from torchperf_ros.supervise.stage_journal import StageJournal
     from torchperf_ros.supervise.worker_process import WorkerProcess
     from torchperf_ros.telemetry.latency_record import LatencyRecord
+    from torchperf_ros.telemetry.recording import Recording
 
     _happened("imported")
     _noted(PerfNode, "__init__", "node begins", "node constructed")
@@ -126,6 +127,7 @@ def _instrument() -> Callable[[list[str]], int]:
     parts = [
         Stopwatch(Publisher, "publish", _topic_of),
         Stopwatch(LatencyRecord, "encode", lambda *_: "encode the record"),
+        Stopwatch(Recording, "frame", lambda *_: "tell the recorder"),
     ]
     for part in parts:
         part.on = False
