@@ -12,6 +12,7 @@ import torch
 from torchperf_ros.core.errors import ProtocolError, TorchperfError
 from torchperf_ros.core.evidence_folder import open_evidence
 from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, unpack_control
+from torchperf_ros.worker.background import step_into_background
 from torchperf_ros.worker.memory_recording import MemoryRecording
 from torchperf_ros.worker.profile_recording import ProfileRecording
 from torchperf_ros.worker.recording import Recording
@@ -32,7 +33,7 @@ class EvidenceTaker:
         self._recording: Recording | None = None
         self._what = ""
         self._evidence: dict[str, Any] = {}
-        self._said_full = False
+        self._said_full = self._marks = False
 
     def poll(self) -> None:
         """Obey what has come in; never waits. Whatever fails is said, and the worker serves on."""
@@ -50,7 +51,7 @@ class EvidenceTaker:
 
     def mark(self, name: str) -> AbstractContextManager[object]:
         """A context that shows up under this name in what is recorded."""
-        return _NOT_MARKED if self._recording is None else torch.profiler.record_function(name)
+        return torch.profiler.record_function(name) if self._marks else _NOT_MARKED
 
     def frame_done(self) -> None:
         """A frame was run."""
@@ -58,6 +59,7 @@ class EvidenceTaker:
             self._recording.frame_done()
 
     def _obey(self, command: dict[str, Any]) -> None:
+        come_forward = step_into_background()  # another worker answers meanwhile
         if command["kind"] == "record":
             self._begin(command["what"], command["evidence"])
         elif command["kind"] == "finish":
@@ -65,6 +67,7 @@ class EvidenceTaker:
         else:
             msg = f"unknown command {command['kind']!r}"
             raise ProtocolError(msg)
+        come_forward()
 
     def _begin(self, what: str, evidence: dict[str, Any]) -> None:
         made: Recording
@@ -75,11 +78,11 @@ class EvidenceTaker:
         except Exception:  # a profiler that cannot start must not end a worker that can serve
             error = traceback.format_exc()
         self._what, self._evidence, self._said_full = what, evidence, False
-        self._recording = None if error else made
+        self._recording, self._marks = (None, False) if error else (made, what == "profile")
         self._say("recording", what=what, error=error)
 
     def _finish(self) -> None:
-        recording, self._recording = self._recording, None
+        recording, self._recording, self._marks = self._recording, None, False
         path = summary = error = ""
         if recording is None:
             error = "nothing was being recorded"

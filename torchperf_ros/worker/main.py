@@ -6,34 +6,19 @@ Spawned by the node, never by hand. What has to happen before torch is imported 
 import contextlib
 import faulthandler
 import os
-import resource
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 from torchperf_ros.core.compiler_cache import use_compiler_cache
 from torchperf_ros.core.detachment import detach_from_node
 from torchperf_ros.core.errors import AdapterError, ConfigError, TorchperfError, UnknownMessageType
-from torchperf_ros.core.thread_nice import set_nice
 from torchperf_ros.supervise.protocol import MAX_CONTROL_BYTES, STACK_FILE, STACK_SIGNAL, pack_control, unpack_control
+from torchperf_ros.worker.background import step_into_background
 
-_RLIMIT_NICE_0 = 20
-_BACKGROUND_NICE = 5
 _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
-
-
-def _load_in_background() -> Callable[[], None]:
-    """Give way to the worker that serves while this one loads; returns what makes it a normal process again.
-
-    Only where the way back is permitted: to root, or with an RLIMIT_NICE that allows nice 0 (20).
-    """
-    if os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < _RLIMIT_NICE_0:
-        return lambda: None
-    os.setpriority(os.PRIO_PROCESS, 0, _BACKGROUND_NICE)
-    return lambda: set_nice(os.getpid(), 0)
 
 
 def main() -> int:
@@ -49,7 +34,7 @@ def main() -> int:
     control = socket.socket(fileno=control_fd)
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
     try:
-        come_forward = _load_in_background() if setup["background"] else lambda: None
+        come_forward = step_into_background() if setup["background"] else lambda: None
         if setup.get("compile") and any(build["engine"] == "compile" for build in setup["build"]):
             setup["compiler_cache"] = use_compiler_cache(setup["cache_dir"], setup["cache_mib"] << 20)
         from torchperf_ros.worker.session import Session  # imports torch, which takes seconds

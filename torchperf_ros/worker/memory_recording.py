@@ -52,6 +52,7 @@ class MemoryRecording:
         """Compare, write, stop tracing; the line says how long the window was and what grew most."""
         window_s = time.monotonic() - self._began_s
         gc.collect()
+        now = _objects_by_type()
         grown = [
             change for change in tracemalloc.take_snapshot().compare_to(self._before, "lineno") if change.size_diff > 0
         ]
@@ -66,7 +67,6 @@ class MemoryRecording:
             most = grown[0]
             where = f"{most.traceback[0].filename}:{most.traceback[0].lineno}"
             summary += f", Python's allocations most at {where} ({_signed_mib(most.size_diff)})"
-        now = _objects_by_type()
         changed = Counter({name: count - self._objects[name] for name, count in now.items()})
         lines = [
             "# Memory of a worker",

@@ -1,5 +1,6 @@
 """The profiler on demand: a bounded window of frames under torch.profiler, as a trace and as tables."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -25,7 +26,8 @@ class ProfileRecording:
         self._frames = 0
 
     def begin(self) -> None:
-        """Load and prepare the profiler."""
+        """Load and prepare the profiler, without its remarks on that (they would go to the log as warnings)."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         self._profile = profile(
             activities=activities, schedule=lambda _: self._action, record_shapes=True, acc_events=False

@@ -53,7 +53,8 @@ class ProfileTables:
                 self._steps.setdefault(event.name, []).append(span)
             elif not event.name.startswith("ProfilerStep#"):
                 operators.append(span)
-                if event.cpu_parent is None or event.cpu_parent.name in STEPS:
+                parent = "" if event.cpu_parent is None else event.cpu_parent.name
+                if not parent or parent in STEPS or parent.startswith(f"{stage}/"):
                     outermost.append(span)
         self._frames.sort(key=lambda span: span.start_us)
         self._operators = [span for span in operators if self._frame_of(span) is not None]

@@ -1,0 +1,122 @@
+"""An inquiry step by step, with a clock and a worker of the test's own: what real workers do too seldom."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.supervise.inquiry import Inquiry
+
+S = 1_000_000_000
+MS = 1_000_000
+
+
+class WorkerOnPaper:
+    def __init__(self, busy_since_ns=0):
+        self.busy_since_ns = busy_since_ns
+        self.seq, self.usable, self.caught_up = None, True, True
+        self.away = self.recording = self.kill_reason = ""
+        self.told = []
+
+    @property
+    def available(self):
+        return self.usable and not self.away
+
+    def command(self, kind, **fields):
+        self.told.append((kind, fields))
+        return True
+
+    def kill(self, reason):
+        self.usable, self.kill_reason = False, reason
+
+
+@pytest.fixture
+def inquiry():
+    inquiry = Inquiry("tested", {"evidence_dir": "there"}, lambda severity, text: inquiry.logs.append(text))
+    inquiry.logs = []
+    return inquiry
+
+
+def test_given_two_workers_when_asked_then_the_serving_one_goes_through_every_phase(inquiry):
+    spare, serving = WorkerOnPaper(1), WorkerOnPaper(2)
+    workers = [spare, serving]
+    inquiry.ask("profile", workers)
+    inquiry.step(workers, 0)
+    assert (serving.available, spare.available, serving.recording) == (False, True, "")
+    serving.seq = 7  # it was being handed a frame
+    inquiry.step(workers, 50 * MS)
+    assert serving.told == []
+    serving.seq = None
+    inquiry.step(workers, 100 * MS)
+    assert serving.told == [("record", {"what": "profile", "evidence": {"evidence_dir": "there"}})]
+    inquiry.take(serving, {"kind": "recording", "error": ""}, S)
+    serving.caught_up = False
+    inquiry.step(workers, S)
+    assert not serving.available
+    serving.caught_up = True
+    inquiry.step(workers, S)
+    assert (serving.available, serving.recording) == (True, "profile: records")
+    inquiry.take(serving, {"kind": "recorded"}, 2 * S)
+    inquiry.step(workers, 3 * S)
+    assert serving.told[1:] == [("finish", {})]
+    inquiry.take(serving, {"kind": "evidence", "error": "", "path": "/there/x", "summary": "fast"}, 4 * S)
+    inquiry.step(workers, 4 * S)
+    assert (serving.available, serving.recording, inquiry.state) == (True, "", "")
+    assert inquiry.last == "/there/x: fast"
+    assert inquiry.logs == ["tested: profile in /there/x: fast"]
+    assert spare.told == []
+
+
+def test_given_frames_that_do_not_come_when_recording_then_it_is_finished_all_the_same(inquiry):
+    worker = WorkerOnPaper()
+    inquiry.ask("profile", [worker])
+    for now_ns in (0, S):
+        inquiry.step([worker], now_ns)
+    inquiry.take(worker, {"kind": "recording", "error": ""}, S)
+    for now_ns in (S, 15 * S, 17 * S, 18 * S):
+        inquiry.step([worker], now_ns)
+    assert [kind for kind, _ in worker.told] == ["record", "finish"]
+
+
+def test_given_a_worker_that_never_answers_when_asked_then_it_is_killed_and_the_inquiry_ends(inquiry):
+    worker = WorkerOnPaper()
+    inquiry.ask("profile", [worker])
+    for now_ns in (0, S, 120 * S):
+        inquiry.step([worker], now_ns)
+    assert worker.usable
+    inquiry.step([worker], 122 * S)
+    assert worker.kill_reason == "profile: no answer to 'record' after 121 s"
+    inquiry.step([worker], 122 * S)
+    assert (inquiry.state, worker.away) == ("", "")
+    assert inquiry.last == "profile: the worker is gone: profile: no answer to 'record' after 121 s"
+
+
+def test_given_a_profiler_that_cannot_start_when_asked_then_why_is_said_and_the_worker_serves_on(inquiry):
+    worker = WorkerOnPaper()
+    inquiry.ask("memory", [worker])
+    for now_ns in (0, S):
+        inquiry.step([worker], now_ns)
+    inquiry.take(worker, {"kind": "recording", "error": "Traceback\n  somewhere\nRuntimeError: no"}, 2 * S)
+    inquiry.step([worker], 2 * S)
+    assert (inquiry.state, worker.available) == ("", True)
+    assert inquiry.last == "memory: RuntimeError: no"
+    assert "somewhere" in inquiry.logs[0]
+
+
+def test_given_a_worker_that_is_replaced_when_recording_then_another_can_be_asked(inquiry):
+    worker, successor = WorkerOnPaper(), WorkerOnPaper()
+    inquiry.ask("profile", [worker])
+    for now_ns in (0, S):
+        inquiry.step([worker], now_ns)
+    inquiry.step([successor], 2 * S)
+    assert inquiry.last == "profile: the worker is gone: it died, or was replaced"
+    inquiry.take(worker, {"kind": "evidence", "error": "", "path": "/late", "summary": ""}, 3 * S)
+    assert "/late" not in inquiry.last
+    assert inquiry.ask("profile", [successor])
+
+
+def test_given_nobody_who_can_be_asked_when_asked_then_the_error_says_why(inquiry):
+    with pytest.raises(ConfigError, match="stage tested has no worker that is ready"):
+        inquiry.ask("profile", [None, SimpleNamespace(available=False)])
+    with pytest.raises(ConfigError, match="stage tested has no evidence folder"):
+        Inquiry("tested", None, print).ask("profile", [WorkerOnPaper()])
