@@ -204,6 +204,12 @@ class SeriesDetector:
             return 0.0
         return self._at_threshold * min(1.5, self._still / (_STILL_FACTOR * self._longest_still + _STILL_LEAST))
 
+    def _still_learnt(self) -> int:
+        """The line that ended, or so much of it as was no anomaly: one does not hide the next."""
+        if self._still >= self._count - 1:  # nothing but this line so far
+            return self._still
+        return min(self._still, _STILL_FACTOR * self._longest_still + _STILL_LEAST)
+
     def _worth(self, evidence: float, departures: dict[str, float]) -> float:
         if not self._floor or not departures:
             return evidence
@@ -228,7 +234,7 @@ class SeriesDetector:
             if value == self._last:
                 self._still += 1
             else:
-                self._longest_still = max(self._longest_still, self._still)
+                self._longest_still = max(self._longest_still, self._still_learnt())
                 self._still = 0
         self._baseline.add(value)
         self._recent.append(value)
