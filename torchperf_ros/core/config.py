@@ -88,6 +88,7 @@ class NodeConfig:
     black_box_s: float
     black_box_after_s: float
     black_box_mib: int
+    watch: bool
     start_timeout_s: float
 
 

@@ -34,6 +34,7 @@ NODE_PARAMETERS = (
     Parameter("black_box_s", 10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0),
     Parameter("black_box_after_s", 5.0, "Seconds after an incident that it keeps.", 0.0, 600.0),
     Parameter("black_box_mib", 256, "MiB that it keeps at most before, and as much after.", 1, 1 << 16),
+    Parameter("watch", True, "Have the recorder judge signals of node, inputs, outputs and machine."),
     Parameter("start_timeout_s", 120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0),
 )
 

@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torchperf_ros.core.evidence_folder import open_evidence
 from torchperf_ros.telemetry.black_box import BlackBox, BlackBoxLimits, Stage, Topic
 from torchperf_ros.telemetry.record_log import RecordLog
 from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader
+from torchperf_ros.telemetry.watch import Watch
 
 _TICK_S = 1.0
 _MOST_AT_ONCE = 64
@@ -44,6 +46,8 @@ class Recorder:
             BlackBoxLimits(setup["black_box_s"], setup["black_box_after_s"], setup["black_box_mib"] * _MIB),
             self._evidence,
         )
+        self._watch = Watch(setup) if setup["watch"] else None
+        self._watch_problem = ""
 
     def run(self) -> None:
         """Until the node says that it ends, or is gone: then what is known of its end is written."""
@@ -75,6 +79,11 @@ class Recorder:
 
     def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
         self._t_ns = record.t_ns
+        if self._watch is not None:
+            try:
+                self._watch.take(record)
+            except Exception:  # a message that nobody thought of: what is recorded must not depend on it
+                self._end_watch()
         if isinstance(record, FrameRecord):
             self._box.frame(record)
             if self._log is not None:
@@ -111,19 +120,41 @@ class Recorder:
     def _tick(self) -> None:
         lost = sum(reader.lost for reader in self._readers)
         overwritten = sum(reader.overwritten for reader in self._readers)
+        self._tell_findings()
         if self._log is not None:
             self._log.tick(self._t_ns, lost - self._lost)
         self._lost = lost
         self._box.tick(self._t_ns)
         self._say(
             kind="status",
-            problem="; ".join(filter(None, [self._log.problem if self._log else "", self._box.problem])),
+            problem="; ".join(
+                filter(None, [self._log.problem if self._log else "", self._box.problem, self._watch_problem])
+            ),
             written=self._log.written if self._log else 0,
             incidents=self._box.incidents,
             held_mib=round(self._box.held_bytes / _MIB, 1),
             lost=lost,
             overwritten=overwritten,
+            **({} if self._watch is None else {"gpu": self._watch.gpu}),
         )
+
+    def _tell_findings(self) -> None:
+        if self._watch is None:
+            return
+        try:
+            findings = self._watch.tick(time.monotonic_ns())
+        except Exception:  # as above
+            self._end_watch()
+            return
+        for found in findings:
+            values = dict(found.values)
+            self._say(kind="finding", level=found.level.name, name=found.name, message=found.message, values=values)
+        if self._log is not None and self._t_ns:
+            self._log.event(self._t_ns, {"kind": "signals", **self._watch.signals})
+
+    def _end_watch(self) -> None:
+        self._watch = None
+        self._watch_problem = f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
 
     def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one

@@ -51,7 +51,7 @@ class Recording:
             **setup, "record_dir": str(records), "record_mib": config.record_mib, "evidence_dir": config.evidence_dir,
             "evidence_count": config.evidence_count, "evidence_mib": config.evidence_mib,
             "black_box_s": config.black_box_s, "black_box_after_s": config.black_box_after_s,
-            "black_box_mib": config.black_box_mib,
+            "black_box_mib": config.black_box_mib, "watch": config.watch,
         }  # fmt: skip
         self._stage_fds = list(stage_fds)
         self._writers = [StreamWriter(record_size([stage.max_frame_bytes])) for stage in config.stages]

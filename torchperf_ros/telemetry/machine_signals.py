@@ -1,0 +1,229 @@
+"""What the machine is doing: processors, memory, pressure, temperatures; read from /proc and /sys, cheaply."""
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; 3 and 4 are idle and iowait
+_STEAL, _FIELDS = 7, 8
+_KIB_PER_MIB = 1024
+_NAMES = 3
+_LOWEST_TRIP_C = 40.0
+_WORTH_NAMING = 0.02  # of the processors
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A line of /proc/PID/stat: times in ticks; `reaped` is what its children took that have ended."""
+
+    name: str
+    parent: int
+    ticks: int
+    reaped: int
+    started: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One second of the machine; NaN where the kernel does not say.
+
+    Attributes:
+        cpus: processors.
+        cpu_share: of all processors that was in use, 0 to 1.
+        others_share: of all processors that processes outside the node's own family took, 0 to 1.
+        steal_share: the same for other guests of a virtual machine's host.
+        memory_total_mib, memory_available_mib, swap_used_mib: memory in MiB.
+        pressure: share of the last 10 s, 0 to 1, in which some (`cpu`, `io`) or all (`memory`) of the tasks waited.
+        temperatures_c: by thermal zone.
+        too_hot_c: the temperature from which on a zone throttles, where it says so.
+    """
+
+    cpus: int
+    cpu_share: float
+    others_share: float
+    steal_share: float
+    memory_total_mib: float
+    memory_available_mib: float
+    swap_used_mib: float
+    pressure: dict[str, float]
+    temperatures_c: dict[str, float]
+    too_hot_c: dict[str, float]
+
+    @property
+    def available_share(self) -> float:
+        """Of the memory, 0 to 1."""
+        return self.memory_available_mib / self.memory_total_mib if self.memory_total_mib > 0 else math.nan
+
+    def values(self) -> dict[str, float]:
+        """As numbers by name, for the records; shares in percent."""
+        values = {
+            "cpu_percent": 100 * self.cpu_share, "others_cpu_percent": 100 * self.others_share,
+            "steal_percent": 100 * self.steal_share, "memory_available_mib": self.memory_available_mib,
+            "swap_used_mib": self.swap_used_mib,
+        }  # fmt: skip
+        values |= {f"{name}_pressure_percent": 100 * share for name, share in self.pressure.items()}
+        return values | {f"{zone}_c": degrees for zone, degrees in self.temperatures_c.items()}
+
+
+class MachineSignals:
+    """Reads the machine once a second; all processes are looked through only when somebody asks."""
+
+    def __init__(self, node: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+        """Begin now.
+
+        Args:
+            node: process id of the node: it and what descends from it are the family.
+            proc: where the kernel tells of processes.
+            sys: where it tells of devices.
+        """
+        self._node = node
+        self._proc = proc
+        self._family = {node}
+        self._processes: dict[int, _Process] = {}
+        self._scan_total = 0.0
+        self._zones = _zones(sys)
+        self._too_hot_c = {name: c for name, folder in self._zones.items() if (c := _trip_c(folder)) < math.inf}
+        self._cpus = self._count_cpus()
+        self._cpu = self._cpu_ticks()
+        self.scan()
+        self._own = self._own_ticks()
+
+    def read(self) -> Machine:
+        """What happened since the last call."""
+        cpu, own = self._cpu_ticks(), self._own_ticks()
+        passed = [now - before for now, before in zip(cpu, self._cpu, strict=True)]
+        total, busy = sum(passed), sum(passed[field] for field in _BUSY)
+        own_ticks = min(max(0, own - self._own), busy)
+        self._cpu, self._own = cpu, own
+        memory = self._memory_mib()
+        return Machine(
+            self._cpus,
+            busy / total if total > 0 else math.nan,
+            (busy - own_ticks) / total if total > 0 else math.nan,
+            passed[_STEAL] / total if total > 0 else math.nan,
+            memory.get("MemTotal", math.nan),
+            memory.get("MemAvailable", math.nan),
+            memory.get("SwapTotal", math.nan) - memory.get("SwapFree", math.nan),
+            {name: self._pressure(name, word) for name, word in (("cpu", "some"), ("memory", "full"), ("io", "some"))},
+            {name: _celsius(folder / "temp") for name, folder in self._zones.items()},
+            self._too_hot_c,
+        )
+
+    @property
+    def family(self) -> frozenset[int]:
+        """The node and its descendants, as of the last scan."""
+        return frozenset(self._family)
+
+    def scan(self) -> list[tuple[str, float]]:
+        """Look through all processes: the largest outside the family since the last scan, as (name, share 0 to 1).
+
+        Also finds out who belongs to the family by now. Takes some 20 us for each process of the machine.
+        """
+        before, self._processes = self._processes, dict(self._read_all())
+        total = float(sum(self._cpu_ticks()))
+        passed, self._scan_total = total - self._scan_total, total
+        self._family = self._descendants()
+        if not before or passed <= 0:
+            return []
+        took: dict[str, float] = {}
+        for pid, process in self._processes.items():
+            if pid not in self._family:
+                was = before.get(pid)
+                ticks = process.ticks - (was.ticks if was and was.started == process.started else 0)
+                took[process.name] = took.get(process.name, 0.0) + ticks / passed
+        largest = sorted(took.items(), key=lambda item: -item[1])[:_NAMES]
+        return [(name, share) for name, share in largest if share >= _WORTH_NAMING]
+
+    def _descendants(self) -> set[int]:
+        family = {self._node}
+        children: dict[int, list[int]] = {}
+        for pid, process in self._processes.items():
+            children.setdefault(process.parent, []).append(pid)
+        waiting = [self._node]
+        while waiting:
+            for child in children.get(waiting.pop(), []):
+                if child not in family:
+                    family.add(child)
+                    waiting.append(child)
+        return family
+
+    def _own_ticks(self) -> int:
+        """Of the family that is known, with those of it that have ended."""
+        found = (self._read_one(pid) for pid in self._family)
+        return sum(process.ticks + process.reaped for process in found if process is not None)
+
+    def _read_all(self) -> Iterable[tuple[int, _Process]]:
+        for entry in os.scandir(self._proc):
+            if entry.name.isdigit() and (process := self._read_one(int(entry.name))) is not None:
+                yield int(entry.name), process
+
+    def _read_one(self, pid: int) -> _Process | None:
+        try:
+            text = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended
+            return None
+        name, _, rest = text.partition("(")[2].rpartition(")")
+        words = rest.split()
+        # the fields after the name, see proc(5): 1 ppid, 11 utime, 12 stime, 13 cutime, 14 cstime, 19 starttime
+        return _Process(
+            name, int(words[1]), int(words[11]) + int(words[12]), int(words[13]) + int(words[14]), int(words[19])
+        )
+
+    def _cpu_ticks(self) -> list[int]:
+        words = _text(self._proc / "stat").partition("\n")[0].split()[1:]
+        ticks = [int(word) for word in words[:_FIELDS]]
+        return ticks + [0] * (_FIELDS - len(ticks))
+
+    def _count_cpus(self) -> int:
+        return max(1, sum(line.startswith("cpu") for line in _text(self._proc / "stat").splitlines()) - 1)
+
+    def _memory_mib(self) -> dict[str, float]:
+        words = (line.split() for line in _text(self._proc / "meminfo").splitlines())
+        return {word[0].rstrip(":"): int(word[1]) / _KIB_PER_MIB for word in words if len(word) > 1}
+
+    def _pressure(self, name: str, kind: str) -> float:
+        """Pressure stall information, see the kernel's Documentation/accounting/psi.rst; NaN without it."""
+        for line in _text(self._proc / "pressure" / name).splitlines():
+            words = line.split()
+            if words and words[0] == kind:
+                return float(words[1].partition("=")[2]) / 100
+        return math.nan
+
+
+def _zones(sys: Path) -> dict[str, Path]:
+    """Thermal zones by type; of the same type, by number."""
+    zones: dict[str, Path] = {}
+    for folder in sorted((sys / "class" / "thermal").glob("thermal_zone*")):
+        name = _text(folder / "type").strip() or folder.name
+        zones[name if name not in zones else f"{name}_{folder.name.removeprefix('thermal_zone')}"] = folder
+    return zones
+
+
+def _trip_c(zone: Path) -> float:
+    """The lowest temperature at which the kernel slows something down or worse; infinity if the zone has none.
+
+    See the kernel's Documentation/driver-api/thermal/sysfs-api.rst. Some firmware names absurd ones.
+    """
+    trips = [
+        _celsius(path.with_name(path.name.replace("_type", "_temp")))
+        for path in zone.glob("trip_point_*_type")
+        if _text(path).strip() in {"passive", "hot", "critical"}
+    ]
+    return min((celsius for celsius in trips if celsius > _LOWEST_TRIP_C), default=math.inf)
+
+
+def _celsius(path: Path) -> float:
+    try:
+        return int(_text(path)) / 1000
+    except ValueError:
+        return math.nan
+
+
+def _text(path: Path) -> str:
+    """Of a file of the kernel; empty where this kernel does not have it, or the device sleeps."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,145 @@
+"""The watch over a node's signals: fed by the recorder, it says once a second what is unusual, and since when."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.core.anomaly_rules import Anomaly
+from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.message_types import decode
+from torchperf_ros.telemetry.content import InputContent, InputTopic
+from torchperf_ros.telemetry.content_output import OutputContent
+from torchperf_ros.telemetry.machine_signals import MachineSignals
+from torchperf_ros.telemetry.machine_signals_gpu import GpuSource, gpu_source
+from torchperf_ros.telemetry.machine_signals_watch import MachineWatch
+from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord
+from torchperf_ros.telemetry.signal_counters import CounterSignals
+from torchperf_ros.telemetry.signal_input import InputSignals
+from torchperf_ros.telemetry.signal_stage import StageFacts, StageSignals
+
+_DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
+_PREFIX = "perf: "
+_NODE = f"{_PREFIX}node"
+
+
+class StageWatch:
+    """All signals of one stage."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        """Take what the node says of the stage at the start, see `Recorder`."""
+        name, inputs = setup["name"], setup["inputs"]
+        trigger = inputs[0][0] if inputs and inputs[0] is not None else ""
+        facts = StageFacts(name, tuple(setup["tiers"]), setup["budget_ms"], trigger)
+        self.signals = StageSignals(facts)
+        self.counters = CounterSignals(name, list(setup["tiers"]))
+        self.dropped = {"superseded": 0, "stale": 0}
+        self._input = InputSignals(name, trigger, facts.budget_ms) if trigger else None
+        self._contents = {
+            index: InputContent(name, InputTopic(*topic), trigger=index == 0)
+            for index, topic in enumerate(inputs) if topic is not None
+        }  # fmt: skip
+        self._output = OutputContent(name, *setup["output"])
+
+    def frame(self, record: FrameRecord) -> None:
+        """Take an answered frame."""
+        self.signals.frame(record)
+        if self._input is not None:
+            self._input.frame(record)
+        for item in record.inputs:
+            if (content := self._contents.get(item.index)) is not None:
+                content.take(item, record.received_ns)
+        self._output.take(record)
+
+    def second(self, now_ns: int, others: str, *, active: bool) -> tuple[dict[str, float], list[Anomaly]]:
+        """What the last second was, and what is unusual about it."""
+        values, findings = self.signals.second(now_ns, others)
+        told = [self.counters.second(now_ns / NS_PER_S), self._output.second(now_ns)]
+        if self._input is not None:
+            told.append(self._input.second(now_ns, active=active))
+        for more, found in told:
+            values |= more
+            findings += found
+        values |= {name: float(count) for name, count in self.dropped.items()}
+        self.dropped = dict.fromkeys(self.dropped, 0)
+        if active:
+            for content in self._contents.values():
+                findings += content.findings(now_ns)
+        return values, findings
+
+
+class Watch:
+    """Watches one node.
+
+    Attributes:
+        signals: what the last second was, as the records have it: `machine` and `stages`.
+    """
+
+    def __init__(
+        self, setup: Mapping[str, Any], gpu: GpuSource | None = None, proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+    ) -> None:  # fmt: skip
+        """Take what the node says at its start.
+
+        Args:
+            setup: see `Recorder`.
+            gpu: the card; by default that of the node's parameter `device`.
+            proc: where the kernel tells of processes.
+            sys: where it tells of devices.
+        """
+        self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
+        self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
+        self._by_index = list(self._stages.values())
+        topics = [name for name, _ in setup["topics"]]
+        self._diagnostics = topics.index("/diagnostics") if "/diagnostics" in topics else -1
+        gpu = gpu or gpu_source(str(setup["parameters"].get("device", "auto")), sys)
+        self._machine = MachineWatch(MachineSignals(setup["pid"], proc, sys), gpu)
+        self._active = True
+        self._status: dict[str, Mapping[str, str]] = {}
+
+    @property
+    def gpu(self) -> str:
+        """The card, or why none is watched."""
+        return self._machine.gpu_word
+
+    def take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
+        """Take whatever the node tells: frames; drops; of `/diagnostics` the counters and the lifecycle."""
+        if isinstance(record, FrameRecord):
+            self._by_index[record.stage].frame(record)
+        elif isinstance(record, MessageRecord):
+            if record.topic == self._diagnostics:
+                self._diagnosed(record)
+        elif record.fields["kind"] == "dropped":
+            dropped = self._stages[record.fields["stage"]].dropped
+            for name in dropped:
+                dropped[name] += record.fields[name]
+
+    def _diagnosed(self, record: MessageRecord) -> None:
+        for status in decode(record.data, _DIAGNOSTICS).status:
+            self._status[status.name] = {pair.key: pair.value for pair in status.values}
+
+    def tick(self, now_ns: int) -> list[Anomaly]:
+        """Once a second: what is unusual now. What lasts is said every time, and is over when it is no longer said.
+
+        Args:
+            now_ns: monotonic time, as `FrameRecord.received_ns`.
+        """
+        time_s = now_ns / NS_PER_S
+        self._active = self._status.get(_NODE, {}).get("lifecycle", "active") == "active"
+        machine, gpu = self._machine.read(time_s)
+        findings: list[Anomaly] = []
+        stages: dict[str, dict[str, float | None]] = {}
+        for name, stage in self._stages.items():
+            stage.counters.status(time_s, self._status.get(f"{_PREFIX}{name}", {}))
+            values, found = stage.second(now_ns, self._machine.others_percent, active=self._active)
+            stages[name] = _json(values)
+            findings += found
+        missed = sum(stage.signals.missed for stage in self._by_index)
+        harmed = any(stage.signals.harmed for stage in self._by_index)
+        causes = self._machine.judge(time_s, machine, gpu, missed, harmed=harmed)
+        self.signals = {"machine": _json(self._machine.values), "stages": stages}
+        return causes + findings
+
+
+def _json(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: round(value, 3) if math.isfinite(value) else None for name, value in values.items()}
