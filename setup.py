@@ -24,6 +24,7 @@ setup(
         (f"share/{NAME}", ["package.xml"]),
         (f"share/{NAME}/launch", glob("launch/*.launch.py")),
         (f"share/{NAME}/config", glob("config/*.yaml") + glob("config/*.xml")),
+        *((f"share/{NAME}/config/{tool}", glob(f"config/{tool}/*")) for tool in ("rqt", "plotjuggler", "foxglove")),
         (f"share/{NAME}/config/prometheus", glob("config/prometheus/*.yaml")),
         (f"share/{NAME}/config/grafana", glob("config/grafana/*.json")),
     ],
