@@ -71,3 +71,11 @@ def test_given_changed_limits_when_reconfigured_then_they_hold_at_once(journal):
     journal.reconfigure(stage_config("perception", {"sustained_misses": 2, "recover_frames": 2}))
     answer(journal, Outcome.LATE, Fallback.HOLD_LAST)
     assert state(journal) is Health.SAFE_STOP
+
+
+def test_given_a_changed_window_when_reconfigured_then_latencies_are_told_of_that_span(journal):
+    answer(journal, Outcome.ON_TIME, None)
+    now_ns = time.monotonic_ns() + 3_000_000_000
+    assert journal.figures.read(now_ns, Health.NOMINAL).latency.window.count == 1
+    journal.reconfigure(stage_config("perception", {"window_s": 2.0}))
+    assert journal.figures.read(now_ns, Health.NOMINAL).latency.window.count == 0
