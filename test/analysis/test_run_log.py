@@ -109,6 +109,30 @@ def test_given_rotated_records_when_the_newest_is_named_then_all_are_read_oldest
     assert [len(stage) for stage in run.stages] == [100, 100]
 
 
+def test_given_drops_and_reasons_in_records_when_read_then_they_belong_to_their_stage_and_frame(tmp_path):
+    lines = logs.records()
+    late = next(line for line in lines if line.get("outcome") == "late")
+    late["reason"] = "the model took too long\nTraceback ..."
+    lines += [{"v": 1, "kind": "dropped", "t_ns": 1, "stage": "perception", "superseded": 3, "stale": 1}] * 2
+    (run,) = read(logs.write_records(tmp_path / "records.jsonl", lines))
+    assert [stage.dropped for stage in run.stages] == [8, None]
+    assert run.stages[0].reasons == {late["t_ns"]: "the model took too long"}
+
+
+def test_given_counters_and_another_process_in_a_log_when_read_then_drops_add_up_and_it_is_a_restart(tmp_path):
+    told = []
+    for second, (pid, superseded) in enumerate([(1, 10), (1, 14), (2, 3), (2, 5)]):
+        values = {"health": "NOMINAL", "superseded": str(superseded), "stale": "0"}
+        statuses = [logs.Anomaly(logs.Level.OK, "perf: perception", "", values)]
+        statuses.append(logs.Anomaly(logs.Level.OK, "perf: node", "", {"pid": str(pid)}))
+        t_ns = logs.START_NS + second * 1_000_000_000
+        told.append(("/diagnostics", logs.DIAGNOSTICS, t_ns, logs.diagnostic_bytes(statuses, "/perf", t_ns)))
+    rows = [message for message in logs.messages(diagnostics=False) if message[0] == "/perf/latency_stages"]
+    (run,) = read(logs.write_log(tmp_path / "drive", told + rows))
+    assert run.stages[0].dropped == 4 + 3 + 2
+    assert run.restarts == 1
+
+
 def test_given_a_torn_last_line_and_drops_when_read_then_both_are_told(tmp_path):
     file = logs.write_records(tmp_path / "records.jsonl", [*logs.records(), {"v": 1, "kind": "drops", "records": 7}])
     with file.open("a") as lines:

@@ -161,13 +161,15 @@ def memory(run: RunLog, most: int) -> go.Figure:
     """Memory by whom, in MiB."""
     figure = go.Figure()
     colours = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
-    for number, (label, column) in enumerate(run.memory.items()):
+    dashes = ("solid", "dot")
+    sizes = {label: column for label, column in run.memory.items() if label.endswith("_mib")}  # the rest are counts
+    for number, (label, column) in enumerate(sizes.items()):
         if np.isfinite(column).any() and np.nanmax(column) > 0:
             shown = envelope(column, most)
             figure.add_scatter(
                 x=_times(run.memory_t_ns[shown]), y=_rounded(column[shown]), mode="lines",
                 name=label.removesuffix("_mib").replace("_", " "), hovertemplate="%{y:,.1f} MiB",
-                line={"color": colours[number % len(colours)], "width": 2},
+                line={"color": colours[number % len(colours)], "width": 2, "dash": dashes[number // len(colours) % 2]},
             )  # fmt: skip
     figure.update_yaxes(title_text="MiB", rangemode="tozero")
     figure.update_layout(height=280, hovermode="x unified", legend=_LEGEND)

@@ -141,12 +141,13 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[int, InputPicture]) ->
     outcome = Outcome(int(row["outcome"])).word.replace("_", " ")
     fallback = "" if row["fallback"] == UNKNOWN else f" → {Fallback(int(row['fallback'])).word.replace('_', ' ')}"
     steps = ", ".join(f"{name.removesuffix('_ms')} {row[name]:.1f}" for name in STEPS if math.isfinite(row[name]))
+    reason = f"<br>{_text(stage.reasons[int(row['t_ns'])])}" if int(row["t_ns"]) in stage.reasons else ""
     css = "bad" if row["outcome"] != Outcome.ON_TIME else "good"
     return (
         f'<div class="frame">{shown}<div class="text"><b>{_ms(row["total_ms"])} ms</b> of {_ms(row["budget_ms"])} '
         f'<span class="tag {css}">{outcome}{fallback}</span><div class="small soft">frame {int(row["seq"])}, '
         f"{utc(int(row['t_ns']))[11:]}.{int(row['t_ns']) // 1_000_000 % 1000:03d}, "
-        f"{_text(stage.tier_name(int(row['tier'])))}<br>{steps or 'steps unknown'}</div></div></div>"
+        f"{_text(stage.tier_name(int(row['tier'])))}<br>{steps or 'steps unknown'}{reason}</div></div></div>"
     )
 
 

@@ -69,6 +69,8 @@ def in_words(run: RunLog) -> list[str]:
     sentences = [_stage_words(stage) for stage in run.stages if len(stage)]
     if not sentences:
         sentences = ["No frames were answered in this log."]
+    if run.restarts:
+        sentences.append(f"The node was restarted {_count(run.restarts, 'time')} meanwhile.")
     if len(run.memory_t_ns):
         sentences.append(_memory_words(run))
     bad = [anomaly for anomaly in run.anomalies if anomaly.level != "OK"]
@@ -133,6 +135,8 @@ def _stage_words(stage: StageLog) -> str:
             if worst > 0
             else " Every answer left before its deadline."
         )
+    if stage.dropped:
+        text += f" {_count(stage.dropped, 'frame')} more were never started: a newer one came, or they were too old."
     if figures.starting:
         text += f" {_count(figures.starting, 'frame')} came while it started and are not counted."
     return text

@@ -31,14 +31,16 @@ class StageLog:
         frames: columns of equal length: `t_ns` (publish), `stamp_ns` (0 if unknown), `seq`, `tier`, `outcome` and
             `fallback` as integers (indexes, -1: unknown, of `fallback`: none needed); times in ms, NaN where unknown.
         health: ROS time in ns and the word, each time that it changed.
-        levels: ROS time in ns and the name of the tier in force, each time that it changed on `/diagnostics`.
+        dropped: frames that were never started, because a newer one came or they were too old; None where not told.
+        reasons: why a frame was not on time, by `t_ns`, where the log tells (records do).
     """
 
     name: str
     tiers: tuple[str, ...]
     frames: Mapping[str, NDArray[np.float64] | NDArray[np.int64]]
     health: tuple[tuple[int, str], ...] = ()
-    levels: tuple[tuple[int, str], ...] = ()
+    dropped: int | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.frames["t_ns"])
@@ -89,6 +91,7 @@ class RunLog:
         memory: MiB by label, one for each sample, NaN where unknown.
         anomalies: oldest first.
         versions: what the log says about the software.
+        restarts: how often another process took the node's name, as far as the log tells.
         missing: what the log does not hold, in words.
         troubles: what could not be read, in words.
         documents: other files that belong to it (JSON of an evidence folder).
@@ -102,6 +105,7 @@ class RunLog:
     memory: Mapping[str, NDArray[np.float64]]
     anomalies: tuple[LoggedAnomaly, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    restarts: int = 0
     missing: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     documents: tuple[Path, ...] = ()

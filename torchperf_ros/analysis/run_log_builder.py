@@ -16,6 +16,7 @@ _WHOLE = tuple(name for name in COLUMNS if name not in TIMES)
 _LEVELS = ("OK", "WARN", "ERROR", "STALE")
 _FARTHEST_MS = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES = 20
+_MOST_REASONS = 50_000
 
 
 class _Stage:
@@ -25,7 +26,9 @@ class _Stage:
         self.whole = {name: array("q") for name in _WHOLE}
         self.times = {name: array("d") for name in TIMES}
         self.health: list[tuple[int, str]] = []
-        self.levels: list[tuple[int, str]] = []
+        self.reasons: dict[int, str] = {}
+        self.dropped: int | None = None
+        self.dropped_told: int | None = None
         self.tiers: tuple[str, ...] = ()
 
     def add(self, whole: Mapping[str, int], times: Mapping[str, float]) -> None:
@@ -53,6 +56,8 @@ class RunLogBuilder:
         self._anomalies: list[LoggedAnomaly] = []
         self._versions: dict[str, str] = {}
         self._troubles: list[str] = []
+        self._pid = ""
+        self._restarts = 0
 
     def trouble(self, text: str) -> None:
         """Note what could not be read."""
@@ -112,11 +117,19 @@ class RunLogBuilder:
             },
             {key: math.nan if record.get(key) is None else float(record[key]) for key in TIMES},
         )
+        if (reason := str(record.get("reason") or "")) and len(stage.reasons) < _MOST_REASONS:
+            stage.reasons[int(record["t_ns"])] = reason.splitlines()[0]
 
     def tiers(self, stage: str, names: Iterable[str]) -> None:
         """Name a stage's tiers."""
         self.stages([stage])
         self._stage(self._names.index(stage)).tiers = tuple(names)
+
+    def drops(self, stage: str, count: int) -> None:
+        """Note frames of a stage that were never started."""
+        self.stages([stage])
+        found = self._stage(self._names.index(stage))
+        found.dropped = (found.dropped or 0) + count
 
     def health(self, t_ns: int, stage: str, word: str) -> None:
         """Note a stage's health; only changes are kept."""
@@ -150,13 +163,16 @@ class RunLogBuilder:
             if status.name.startswith(STATUS_PREFIX) and status.hardware_id in {self.node, ""}
         ]
         for name, values in ours:
+            if name == NODE_STATUS:
+                self._restarts += self._pid not in {"", values.get("pid", "")}
+                self._pid = values.get("pid", "")
             if name == NODE_STATUS or "health" not in values:
                 continue
             self.health(t_ns, name, values["health"])
             stage = self._stage(self._names.index(name))
             if tiers := values.get("tiers", ""):
                 stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
-            _note_change(stage.levels, t_ns, values.get("tier", ""))
+            self._count_drops(stage, values)
 
     def build(
         self, name: str, source: Path | None, missing: Iterable[str] = (), documents: Iterable[Path] = ()
@@ -177,9 +193,19 @@ class RunLogBuilder:
             name, source, self.node, tuple(self._built(index) for index in indexes),
             np.array(self._memory_t_ns, dtype=np.int64),
             {label: np.array(column, dtype=np.float64) for label, column in self._memory.items()},
-            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), dict(self._versions), tuple(missing),
-            tuple(troubles), tuple(documents),
+            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), dict(self._versions), self._restarts,
+            tuple(missing), tuple(troubles), tuple(documents),
         )  # fmt: skip
+
+    def _count_drops(self, stage: _Stage, values: Mapping[str, str]) -> None:
+        """Add what the counters grew by since the last report; they begin anew with another process."""
+        try:
+            told = int(values["superseded"]) + int(values["stale"])
+        except (KeyError, ValueError):
+            return
+        before = stage.dropped_told if stage.dropped_told is not None else told
+        stage.dropped = (stage.dropped or 0) + (told - before if told >= before else told)
+        stage.dropped_told = told
 
     def _built(self, index: int) -> StageLog:
         stage = self._stage(index)
@@ -187,7 +213,7 @@ class RunLogBuilder:
         frames = {name: np.array(column, dtype=np.int64)[order] for name, column in stage.whole.items()}
         times = {name: np.array(column, dtype=np.float64)[order] for name, column in stage.times.items()}
         name = self._names[index] if index < len(self._names) else f"stage {index}"
-        return StageLog(name, stage.tiers, {**frames, **times}, tuple(stage.health), tuple(stage.levels))
+        return StageLog(name, stage.tiers, {**frames, **times}, tuple(stage.health), stage.dropped, stage.reasons)
 
     def _stage(self, index: int) -> _Stage:
         return self._by_index.setdefault(index, _Stage())

@@ -86,6 +86,8 @@ def _fold(builder: RunLogBuilder, kind: str, record: dict[str, Any]) -> None:
         values = {key: str(value) for key, value in (record.get("values") or {}).items()}
         level, name, message = (str(record[key]) for key in ("level", "name", "message"))
         builder.anomaly(LoggedAnomaly(int(record["t_ns"]), level, name, message, values))
+    elif kind == "dropped":
+        builder.drops(str(record["stage"]), int(record["superseded"]) + int(record["stale"]))
     elif kind == "start":
         builder.node = str(record.get("node", builder.node))
         builder.versions(record.get("versions") or {})
