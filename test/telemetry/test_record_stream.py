@@ -15,6 +15,7 @@ from torchperf_ros.telemetry.latency_record import LABELS, LatencyRecord, frame_
 from torchperf_ros.telemetry.record_stream import EventRecord, MessageRecord, StreamReader, StreamWriter
 
 RING = 1 << 16
+LARGE = 20_000
 times = st.floats(0, 1e6) | st.just(math.nan)
 
 
@@ -89,6 +90,12 @@ def test_given_any_answer_when_told_then_its_row_is_what_the_node_publishes(seq,
         stream.close()
 
 
+def test_given_a_large_output_when_told_then_it_arrives_too(stream):
+    stream.writer.frame(0, 1, answer(payload=bytes(LARGE), reason="why"), math.nan)
+    record = stream.reader.read()
+    assert (record.output, record.reason) == (bytes(LARGE), "why")
+
+
 def test_given_messages_and_events_when_told_then_they_arrive_in_order(stream):
     stream.writer.message(3, 10, b"cdr")
     stream.writer.event(11, {"kind": "log", "text": "x"})
@@ -99,7 +106,7 @@ def test_given_messages_and_events_when_told_then_they_arrive_in_order(stream):
 def test_given_a_reader_that_is_late_when_bytes_were_overwritten_then_the_record_comes_without(
     stream,
 ):
-    told = answer(stream.stage, [InputBytes(0, 1, 0.0, b"first")], payload=b"first")
+    told = answer(stream.stage, [InputBytes(0, 1, 0.0, b"first")], payload=bytes(LARGE))
     stream.writer.frame(0, 1, told, math.nan)
     for _ in range(4):  # both rings go round
         stream.stage.write(8, [InputBytes(0, 1, 0.0, bytes(RING // 3))])

@@ -69,6 +69,7 @@ class Announcer:
     def step(self, now_ns: int, ros_now_ns: int, healths: Sequence[tuple[StageActor, Health]]) -> None:
         """Tell what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
+            recording.ros_offset_ns = ros_now_ns - now_ns
             for finding in recording.step():
                 self.found(_finding(finding))
         for event in self._desk.tick(now_ns):

@@ -277,7 +277,7 @@ class PerfNode(LifecycleNode):
         if last:
             self._latency.publish(float64_bytes(latency_ms))
         if self._recording is not None:
-            self._recording.frame(record.stage_index, self.get_clock().now().nanoseconds, answer, latency_ms)
+            self._recording.frame(record.stage_index, answer, latency_ms)
 
     def _reconfigure(self, config: NodeConfig) -> None:
         for stage, stage_config in zip(self._stages, config.stages, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 
 from torchperf_ros import __version__
+from torchperf_ros.core.clock import monotonic_ns
 from torchperf_ros.ros.endpoints import stage_inputs
 from torchperf_ros.supervise.stage_actor import StageActor
 
@@ -29,6 +30,7 @@ def recording_setup(node: LifecycleNode, stages: Sequence[StageActor]) -> dict[s
     return {
         "node": node.get_fully_qualified_name(),
         "pid": os.getpid(),
+        "ros_offset_ns": node.get_clock().now().nanoseconds - monotonic_ns(),
         "versions": _versions(),
         "parameters": _parameters(node),
         "topics": [(node.resolve_topic_name(name), type_name) for name, type_name in TOPICS],

@@ -1,8 +1,8 @@
 """What the node tells its recorder: a packet for each frame, message and event; the bytes stay in shared memory.
 
-A `SOCK_SEQPACKET` socket carries fixed structs, and JSON for what is rare. A frame's inputs are read from the ring that
-its stage wrote for the workers; outputs and other messages from a ring of the sender's. Nobody waits: what finds the
-socket full, or its bytes overwritten, is lost and counted.
+A `SOCK_SEQPACKET` socket carries fixed structs with small payloads, and JSON for what is rare. A frame's inputs are
+read from the ring that its stage wrote for the workers, large outputs from a ring of the sender's. Nobody waits: what
+finds the socket full, or its bytes overwritten, is lost and counted.
 """
 
 import enum
@@ -19,10 +19,14 @@ from torchperf_ros.supervise.frame_ring import FrameReader, FrameRing, InputByte
 
 VERSION = 1
 MAX_PACKET_BYTES = 131_072
+_MAX_INLINE = 16_384
+"""A payload up to this size travels in the packet itself, which takes less time than a ring does."""
 _MAX_REASON = 4_000
-_HEAD = struct.Struct("<BBHIqQQ")  # version, kind, index, lost, ROS time, offset and length in the sender's ring
+_HEAD = struct.Struct("<BBHIqQII")
+"""Version, kind, index, lost, ROS time; of the payload: offset and length in the ring, length in the packet."""
 _FRAME = struct.Struct("<Qbbh?QQqq10d")
 """seq, outcome, fallback (-1: none), tier, profiled, offset and length in the stage's ring, stamp, receipt, times."""
+_FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NO_FALLBACK = -1
 
 
@@ -32,6 +36,9 @@ class Kind(enum.IntEnum):
     FRAME = 0
     MESSAGE = 1
     EVENT = 2
+
+
+_FRAME_KIND = int(Kind.FRAME)
 
 
 @dataclass(slots=True)
@@ -112,45 +119,45 @@ class StreamWriter:
         """Tell of an answered frame."""
         if self._socket is None:
             return
-        frame, steps = answer.frame, answer.steps
-        offset, length = self._put(answer.payload)
-        body = _FRAME.pack(
+        frame, steps, inline, offset, length = answer.frame, answer.steps, answer.payload or b"", 0, 0
+        if len(inline) > _MAX_INLINE:
+            inline, offset, length = self._put(inline)
+        packet = _FRAME_PACKET.pack(
+            VERSION, _FRAME_KIND, stage, self.lost, t_ns, offset, length, len(inline),
             frame.seq, answer.outcome, _NO_FALLBACK if answer.fallback is None else answer.fallback,
             answer.tier, answer.profiled, answer.offset, answer.length, frame.stamp_ns, frame.received_ns,
             frame.age_ms, answer.wait_ms, steps.decode_ms, steps.preprocess_ms, steps.inference_ms,
             steps.postprocess_ms, answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
         )  # fmt: skip
-        reason = answer.reason.encode(errors="replace")[:_MAX_REASON] if answer.reason else b""
-        self._send(Kind.FRAME, stage, t_ns, offset, length, body + reason)
+        if answer.reason:
+            self._send(packet + inline + answer.reason.encode(errors="replace")[:_MAX_REASON])
+        else:
+            self._send(packet + inline)
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """Tell of a message that was published."""
-        if self._socket is not None:
-            self._send(Kind.MESSAGE, topic, t_ns, *self._put(data), b"")
+        inline, offset, length = (data, 0, 0) if len(data) <= _MAX_INLINE else self._put(data)
+        self._send(_HEAD.pack(VERSION, Kind.MESSAGE, topic, self.lost, t_ns, offset, length, len(inline)) + inline)
 
     def event(self, t_ns: int, fields: dict[str, Any]) -> None:
         """Tell of anything else, as JSON."""
-        if self._socket is not None:
-            self._send(Kind.EVENT, 0, t_ns, 0, 0, json.dumps(fields).encode())
+        self._send(_HEAD.pack(VERSION, Kind.EVENT, 0, self.lost, t_ns, 0, 0, 0) + json.dumps(fields).encode())
 
-    def _put(self, payload: bytes | memoryview | None) -> tuple[int, int]:
-        if payload is None:
-            return 0, 0
+    def _put(self, payload: bytes) -> tuple[bytes, int, int]:
+        """What remains to be sent of a payload that goes through the ring: nothing, and where it is."""
         try:
-            offset, length = self.ring.write(0, [InputBytes(0, 0, 0.0, payload)])
+            return b"", *self.ring.write(0, [InputBytes(0, 0, 0.0, payload)])
         except ValueError:  # larger than any output may be
             self.lost += 1
-            return 0, 0
-        return offset, length
+            return b"", 0, 0
 
-    def _send(self, kind: Kind, index: int, t_ns: int, offset: int, length: int, body: bytes) -> None:
+    def _send(self, packet: bytes) -> None:
         own = self._socket
-        head = _HEAD.pack(VERSION, kind, index, self.lost, t_ns, offset, length)
+        if own is None:
+            return
         try:
-            sent = own is not None and own.send(head + body)
+            own.send(packet)
         except OSError:  # full, or the recorder is gone, or just disconnected by another thread
-            sent = False
-        if not sent:
             self.lost += 1
         else:
             self.lost = 0
@@ -189,14 +196,15 @@ class StreamReader:
         if len(data) < _HEAD.size or data[0] != VERSION:
             msg = f"a packet of {len(data)} bytes and version {data[0]}; it has to be version {VERSION}"
             raise ProtocolError(msg)
-        _, kind, index, lost, t_ns, offset, length = _HEAD.unpack_from(data)
+        _, kind, index, lost, t_ns, offset, length, inline = _HEAD.unpack_from(data)
         self.lost += lost
         if kind == Kind.EVENT:
             return EventRecord(t_ns, json.loads(data[_HEAD.size :]))
-        payload = self._payload(offset, length)
+        begin = _HEAD.size if kind == Kind.MESSAGE else _FRAME_PACKET.size
+        payload = data[begin : begin + inline] or self._payload(offset, length)
         if kind == Kind.MESSAGE:
             return MessageRecord(t_ns, index, payload or b"")
-        return self._frame(index, t_ns, data, payload)
+        return self._frame(index, t_ns, data, payload, data[begin + inline :].decode(errors="replace"))
 
     def _payload(self, offset: int, length: int) -> bytes | None:
         """A copy of what a sender put into its ring."""
@@ -211,14 +219,14 @@ class StreamReader:
             return None
         return copy
 
-    def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None) -> FrameRecord:
+    def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
         numbers = _FRAME.unpack_from(data, _HEAD.size)
         seq, outcome, fallback, tier, profiled, offset, length, stamp_ns, received_ns, *times = numbers
         age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
         return FrameRecord(
             t_ns, stage, seq, stamp_ns, received_ns, Outcome(outcome),
             None if fallback == _NO_FALLBACK else Fallback(fallback), tier,
-            data[_HEAD.size + _FRAME.size :].decode(errors="replace"), age_ms, wait_ms, StepTimes(*steps),
+            reason, age_ms, wait_ms, StepTimes(*steps),
             total_ms, budget_ms, lateness_ms, answer_ms, profiled, self._inputs(stage, offset, length, seq), output,
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ import sys
 import psutil
 
 from torchperf_ros.core.detachment import leave_priority
+from torchperf_ros.supervise.realtime import keep_freed_memory
 from torchperf_ros.telemetry.record_stream import EventRecord, StreamReader
 from torchperf_ros.telemetry.recorder import Recorder
 
@@ -36,6 +37,7 @@ def main() -> int:
     for own in sockets:
         own.setblocking(False)
     assert isinstance(setup, EventRecord)
+    keep_freed_memory(max(os.fstat(int(ring)).st_size for _, ring in pairs))
     Recorder(setup.fields, readers, node).run()
     return 0
 

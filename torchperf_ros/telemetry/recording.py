@@ -30,6 +30,7 @@ class Recording:
         status: what the recorder last said of itself.
         problem: why nothing is recorded at present, empty if all is well.
         restarts: recorders that had to be replaced.
+        ros_offset_ns: ROS time less monotonic time, as of the last second.
     """
 
     def __init__(self, config: NodeConfig, setup: Mapping[str, Any], stage_fds: Sequence[int]) -> None:
@@ -43,6 +44,7 @@ class Recording:
         self.status: dict[str, Any] = {}
         self.problem = ""
         self.restarts = 0
+        self.ros_offset_ns = int(setup["ros_offset_ns"])
         self._evidence = open_evidence(config.evidence_dir, config.evidence_count, config.evidence_mib)
         records = Path(config.record_dir).expanduser() if config.record_dir else (
             user_folder("XDG_STATE_HOME", ".local/state") / "records"
@@ -70,9 +72,9 @@ class Recording:
             self.problem = f"the recorder cannot be started: {error}"
             return None
 
-    def frame(self, stage: int, t_ns: int, answer: Answer, answer_ms: float) -> None:
+    def frame(self, stage: int, answer: Answer, answer_ms: float) -> None:
         """An answered frame; on its stage's thread."""
-        self._writers[stage].frame(stage, t_ns, answer, answer_ms)
+        self._writers[stage].frame(stage, answer.published_ns + self.ros_offset_ns, answer, answer_ms)
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """A message that was published; `topic` is its index among the setup's topics."""
