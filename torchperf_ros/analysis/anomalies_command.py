@@ -49,8 +49,8 @@ def anomalies_command(
 
     The detector learns while it reads: each row is judged by the rows before
     it, and none has to be set up for a file. It finds spikes, new levels,
-    drifts, changed variation, flat lines and, once it has seen three days, what
-    is unusual for the time of day. The first 48 rows score 0.
+    drifts, changed variation, flat lines and, once it has seen three days or
+    three cycles, what is unusual for the time. The first 64 rows score 0.
 
     The output has a row for each of the input's, in order:
     timestamp,value,anomaly_score, the first two as they were written. 0.5 and

@@ -5,8 +5,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from torchperf_ros.core.anomaly.cycle import Cycle
 from torchperf_ros.core.anomaly.ranked_window import RankedWindow
-from torchperf_ros.core.anomaly.season import Season
 from torchperf_ros.core.anomaly.tail import MOST_SURPRISING, Tail
 
 Direction = Literal["both", "up", "down"]
@@ -22,7 +22,6 @@ _BASELINE = 384  # samples: the level is their median, so a new level is the bas
 _RECENT = 17  # samples whose mean is compared with the baseline
 _FIRST = _RECENT - 1  # samples before departures mean anything
 _VARIATION = 32  # steps from sample to sample that are summed up
-_DAY_S, _DAY_SLOTS = 86_400.0, 96
 _SEASON_RECENT = 8  # residuals to the season that are summed up
 _DRIFT_SLACK = 0.5  # of the position from -1 to 1: half of a steady series' samples lie within
 _TRAIL_SAMPLES = 200.0  # the aftermath of an event fades by 1/e in so many samples,
@@ -58,7 +57,8 @@ class SeriesDetector:
 
     Several judges look at different departures: of the value from the baseline (`spike`), from the value before
     (`spike`), of the mean of the last 17 from the baseline (`level`), of the variation (`variance`), of a rank-based
-    cumulative sum (`drift`) and from what is usual at this time of day (`season`). Each compares its departure with
+    cumulative sum (`drift`) and from what is usual at this time of the
+    day or of a shorter cycle (`season`). Each compares its departure with
     those that it has seen (see `Tail`); none needs a scale, a unit or a distribution. The score is the root mean
     square of their surprises.
 
@@ -99,8 +99,8 @@ class SeriesDetector:
         self._recent: deque[float] = deque(maxlen=_RECENT - 1)
         self._steps: deque[float] = deque(maxlen=_VARIATION - 1)
         self._intervals = RankedWindow(64)
-        self._day = Season(_DAY_S, _DAY_SLOTS)
-        self._day_residuals: deque[float] = deque(maxlen=_SEASON_RECENT)
+        self._cycle = Cycle()
+        self._cycle_residuals: deque[float] = deque(maxlen=_SEASON_RECENT)
         self._tails: dict[str, Tail] = {}
         self._rise = self._fall = 0.0
         self._still = self._longest_still = 0
@@ -150,7 +150,7 @@ class SeriesDetector:
     def _expected(self, time_s: float) -> float:
         if self._count == 0:
             return math.nan
-        usual = self._day.usual(time_s) if math.isfinite(time_s) else None
+        usual = self._cycle.usual(time_s) if math.isfinite(time_s) else None
         return self._baseline.median() if usual is None else usual
 
     def _departures(self, time_s: float, value: float) -> dict[str, float]:
@@ -173,13 +173,13 @@ class SeriesDetector:
         self._rise = max(0.0, self._rise + position - _DRIFT_SLACK)
         self._fall = max(0.0, self._fall - position - _DRIFT_SLACK)
         found["drift"] = max(self._rise if self._up else 0.0, self._fall if self._down else 0.0)
-        usual = self._day.usual(time_s) if math.isfinite(time_s) else None
+        usual = self._cycle.usual(time_s) if math.isfinite(time_s) else None
         self._seasonal = usual is not None
         if usual is not None:
             residual = value - usual
-            self._day_residuals.append(residual)
+            self._cycle_residuals.append(residual)
             found["season"] = side(residual)
-            found["season so far"] = side(sum(self._day_residuals))
+            found["season so far"] = side(sum(self._cycle_residuals))
         return found
 
     def _judge(self, departures: dict[str, float]) -> tuple[float, str]:
@@ -241,7 +241,7 @@ class SeriesDetector:
         self._last = value
         self._count += 1
         if math.isfinite(time_s):
-            self._day.learn(time_s, value)
+            self._cycle.learn(time_s, value)
 
     def _switch(self, time_s: float, evidence: float) -> None:
         if self._since_s is None and evidence >= THRESHOLD:
