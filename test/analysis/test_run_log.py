@@ -80,6 +80,15 @@ def test_given_an_evidence_folder_when_read_then_its_log_and_its_documents_are_f
     (run,) = read(folder)
     assert len(run.stages[0]) == logs.FRAMES
     assert [path.name for path in run.documents] == ["about.json"]
+    assert run.recordings == (folder / "black_box.mcap",)
+
+
+def test_given_evidence_with_records_and_a_black_box_when_read_then_records_tell_and_the_box_has_the_inputs(tmp_path):
+    box = logs.write_log(tmp_path / "black_box")
+    logs.write_records(tmp_path / "records.jsonl", logs.records())
+    (run,) = read(tmp_path)
+    assert run.versions == {"torch": "2.13"}
+    assert run.recordings == (box,)
 
 
 def test_given_a_log_with_a_damaged_middle_when_read_then_what_there_is_counts_and_the_rest_is_told(tmp_path):
@@ -140,7 +149,7 @@ def test_given_a_torn_last_line_and_drops_when_read_then_both_are_told(tmp_path)
     (run,) = read(file)
     assert len(run.stages[0]) == logs.FRAMES
     assert run.troubles[0].startswith("1 lines could not be read")
-    assert run.troubles[1].startswith("7 records were dropped")
+    assert run.troubles[1].startswith("7 records were not written")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from torchperf_ros.analysis.report_inputs import InputPicture, input_pictures
 from torchperf_ros.analysis.report_section import WORST, comparison, section, utc
 from torchperf_ros.analysis.report_summary import worst_frames
 from torchperf_ros.analysis.run_log import RunLog, RunLogError
-from torchperf_ros.analysis.run_log_source import bag_paths
 
 MOST_BYTES = 8_000_000
 _PAGE = Path(__file__).with_name("report_page.html")
@@ -92,17 +91,14 @@ def write_report(runs: list[RunLog], path: Path, progress: Callable[[str], None]
 
 
 def _pictures(run: RunLog, side: int) -> tuple[dict[int, InputPicture], str]:
-    paths = bag_paths(run.source) if run.source is not None else []
-    if run.source is not None and not paths and run.documents:
-        paths = bag_paths(run.source.parent)
-    if not paths:
+    if not run.recordings:
         return {}, "no recorded inputs beside these figures, so the worst frames are shown without pictures"
     wanted: dict[int, int] = {}
     for stage in run.stages:
         for index in worst_frames(stage, WORST):
             if stamp_ns := int(stage.frames["stamp_ns"][index]):
                 wanted[stamp_ns] = int(stage.frames["t_ns"][index])
-    return input_pictures(paths, wanted.items(), side)
+    return input_pictures(run.recordings, wanted.items(), side)
 
 
 def _escaped(text: str) -> str:

@@ -44,7 +44,7 @@ def section(
     begin_ns, end_ns = run.span_ns
     told = [
         f"node {run.node}", f"{utc(begin_ns)} UTC", f"{(end_ns - begin_ns) / _NS_PER_S:,.1f} s",
-        *(f"{name} {version}" for name, version in run.versions.items()),
+        *(f"{name} {version}" for name, version in run.versions.items() if version),
     ]  # fmt: skip
     parts = [f'<section id="{anchor}"><h2>{_text(run.name)}</h2><p class="soft">{_text(" · ".join(told))}</p>']
     parts.append('<div class="card">' + "".join(f"<p>{_text(line)}</p>" for line in in_words(run)) + "</div>")

@@ -95,6 +95,7 @@ class RunLog:
         missing: what the log does not hold, in words.
         troubles: what could not be read, in words.
         documents: other files that belong to it (JSON of an evidence folder).
+        recordings: recorded logs that may hold the frames' inputs, as `rosbags` takes them.
     """
 
     name: str
@@ -109,6 +110,7 @@ class RunLog:
     missing: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     documents: tuple[Path, ...] = ()
+    recordings: tuple[Path, ...] = ()
 
     @property
     def span_ns(self) -> tuple[int, int]:

@@ -42,9 +42,7 @@ class _Rows:
         return dict(zip(self._labels, self._numbers.unpack_from(raw, len(raw) - self._numbers.size), strict=True))
 
 
-def read_bag(
-    paths: Sequence[Path], name: str, progress: Progress, documents: Sequence[Path] = (), node: str | None = None
-) -> list[RunLog]:
+def read_bag(paths: Sequence[Path], name: str, progress: Progress, node: str | None = None) -> list[RunLog]:
     """Read what nodes said about themselves, one log for each node that is in it.
 
     A log that is damaged is read up to there, and says so.
@@ -53,7 +51,6 @@ def read_bag(
         paths: a rosbag2 folder, `.mcap`, `.db3` or `.bag` files that belong together.
         name: what the report calls it.
         progress: told how far it is.
-        documents: other files that belong to it.
         node: only this one, for example `/perf`.
 
     Raises:
@@ -72,10 +69,7 @@ def read_bag(
             raise RunLogError(_nothing(paths[0], reader, node))
         _read(reader, builders, progress)
         stem = {found: name if len(builders) == 1 else f"{name} {found}" for found in builders}
-        return [
-            builder.build(stem[found], paths[0], _missing(reader, found), documents)
-            for found, builder in builders.items()
-        ]
+        return [builder.build(stem[found], paths[0], _missing(reader, found)) for found, builder in builders.items()]
     finally:
         reader.close()
 

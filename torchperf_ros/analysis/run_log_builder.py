@@ -174,16 +174,13 @@ class RunLogBuilder:
                 stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
             self._count_drops(stage, values)
 
-    def build(
-        self, name: str, source: Path | None, missing: Iterable[str] = (), documents: Iterable[Path] = ()
-    ) -> RunLog:
+    def build(self, name: str, source: Path | None, missing: Iterable[str] = ()) -> RunLog:
         """The log as it stands.
 
         Args:
             name: what the report calls it.
             source: where it was read.
             missing: what it does not hold, in words.
-            documents: other files that belong to it.
         """
         troubles = list(self._troubles)
         if self.odd:
@@ -194,7 +191,7 @@ class RunLogBuilder:
             np.array(self._memory_t_ns, dtype=np.int64),
             {label: np.array(column, dtype=np.float64) for label, column in self._memory.items()},
             tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), dict(self._versions), self._restarts,
-            tuple(missing), tuple(troubles), tuple(documents),
+            tuple(missing), tuple(troubles),
         )  # fmt: skip
 
     def _count_drops(self, stage: _Stage, values: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,19 @@ def rotated(path: Path) -> list[Path]:
     return [file for _, file in sorted(older, reverse=True)] + [path]
 
 
-def read_records(path: Path, name: str, progress: Callable[[int, int], None], documents: Sequence[Path] = ()) -> RunLog:
+def is_newest(path: Path) -> bool:
+    """Whether this is `records.jsonl` rather than `records.3.jsonl`."""
+    match = _ROTATED.fullmatch(path.name)
+    return match is not None and match["number"] is None
+
+
+def read_records(path: Path, name: str, progress: Callable[[int, int], None]) -> RunLog:
     """Read a file of records, and those rotated away from it; kinds and fields that are not known are passed over.
 
     Args:
         path: for example `records.jsonl`.
         name: what the report calls it.
         progress: told how many of how many bytes have been read.
-        documents: other files that belong to it.
 
     Raises:
         RunLogError: it cannot be read, or none of its lines is such a record.
@@ -67,12 +72,12 @@ def read_records(path: Path, name: str, progress: Callable[[int, int], None], do
     if broken:
         builder.trouble(f"{broken:,} lines could not be read and were left out (a cut-off last line is normal)")
     if lost:
-        builder.trouble(f"{lost:,} records were dropped by the node when it could not write them")
+        builder.trouble(f"{lost:,} records were not written by the node: too many at once, or no room on the disk")
     if other := kinds.get("of another version"):
         builder.trouble(f"{other:,} records are of another version than {_VERSION} and were left out")
     expected = {"frame": "latencies", "memory": "memory", "health": "health", "anomaly": "anomalies"}
     missing = [f"no records of kind {kind}: {what}" for kind, what in expected.items() if kind not in kinds]
-    return builder.build(name, path, missing, documents)
+    return builder.build(name, path, missing)
 
 
 def _fold(builder: RunLogBuilder, kind: str, record: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
 """What a path is: a recorded log, records, or an evidence folder with both; read as what it is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torchperf_ros.analysis.run_log import RunLog, RunLogError
 from torchperf_ros.analysis.run_log_bag import read_bag
-from torchperf_ros.analysis.run_log_records import read_records
+from torchperf_ros.analysis.run_log_records import is_newest, read_records
 
 _BAGS = {".mcap", ".db3", ".bag"}
 
@@ -16,7 +17,8 @@ def bag_paths(path: Path) -> list[Path]:
         return [path] if path.suffix in _BAGS else []
     if (path / "metadata.yaml").is_file():
         return [path]
-    return sorted(file for file in path.glob("*") if file.suffix in _BAGS)
+    found = sorted(file for file in path.glob("*") if file.suffix in _BAGS)
+    return found or sorted(file.parent for file in path.glob("*/metadata.yaml"))
 
 
 def read_runs(path: Path, progress: Callable[[int, int], None], node: str | None = None) -> list[RunLog]:
@@ -38,11 +40,13 @@ def read_runs(path: Path, progress: Callable[[int, int], None], node: str | None
         return [read_records(path, name, progress)]
     bags = bag_paths(path)
     documents = sorted(path.glob("*.json")) if path.is_dir() else []
+    records = [file for file in sorted(path.glob("*.jsonl")) if path.is_dir() and is_newest(file)]
+    if records:  # they tell more than the topics do; what was recorded beside them shows the inputs
+        names = [name if len(records) == 1 else f"{name}/{file.name}" for file in records]
+        runs = [read_records(file, shown, progress) for file, shown in zip(records, names, strict=True)]
+        return [replace(run, documents=tuple(documents), recordings=tuple(bags)) for run in runs]
     if bags:
-        return read_bag(bags, name, progress, documents, node)
-    records = sorted(path.glob("*.jsonl")) if path.is_dir() else []
-    newest = [file for file in records if not file.suffixes[0][1:].isdigit()]
-    if newest:
-        return [read_records(file, f"{name}/{file.name}", progress, documents) for file in newest]
+        runs = read_bag(bags, name, progress, node)
+        return [replace(run, documents=tuple(documents), recordings=tuple(bags)) for run in runs]
     msg = f"log {path}: is no rosbag2 folder, .mcap, .db3, .bag or .jsonl, and holds none"
     raise RunLogError(msg)
