@@ -1,6 +1,7 @@
 """The page: what it says, what it holds, how large it is."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import sys
 from torchperf_ros.analysis import report_page
 from torchperf_ros.analysis.report_envelope import envelope
 from torchperf_ros.analysis.report_page import write_report
-from torchperf_ros.analysis.report_summary import in_words, stage_figures, worst_frames
+from torchperf_ros.analysis.report_summary import in_words, memory_trend, stage_figures, worst_frames
 from torchperf_ros.analysis.run_log import RunLogError
 from torchperf_ros.analysis.run_log_source import read_runs
 
@@ -57,6 +58,17 @@ def test_given_a_drive_when_the_worst_are_asked_for_then_the_missed_one_is_first
     worst = worst_frames(run.stages[0], 10)
     assert worst[0] == logs.LATE
     assert set(run.stages[0].frames["total_ms"][worst[1:]]) == {19.0}
+
+
+def test_given_memory_that_grows_when_the_trend_is_asked_for_then_replaced_workers_and_the_end_do_not_bend_it(run):
+    t_s = np.arange(3600.0)
+    column = 800.0 + t_s / 360  # 10 MiB in an hour
+    column[1000:1200] -= 250.0
+    column[3580:] = 0.0
+    long = replace(run, memory_t_ns=(t_s * 1e9).astype(np.int64), memory={"workers_rss_mib": column})
+    label, slope = memory_trend(long)
+    assert label == "workers_rss_mib"
+    assert slope == pytest.approx(10.0, rel=0.05)
 
 
 def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_ends():

@@ -11,7 +11,8 @@ from torchperf_ros.core.outcome import Fallback, Outcome
 
 _NS_PER_S = 1e9
 _S_PER_H = 3600.0
-_LEAST_TREND_S = 60.0
+_LEAST_TREND_S = 300.0
+_TREND_SAMPLES = 400
 _PUNCTUAL_MS = 1.0
 _HEADLINE_LABELS = ("cuda_allocated_mib", "workers_rss_mib", "memory_mib")
 
@@ -101,18 +102,22 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
 
 
 def memory_trend(run: RunLog) -> tuple[str, float]:
-    """Label of the headline figure and its slope in MiB per hour, least squares over all but the first tenth.
+    """Label of the headline figure and its slope in MiB per hour; NaN where there are less than five minutes of it.
 
-    NaN where there is less than a minute of it.
+    The median of the slopes between all pairs of samples (Theil, 1950; Sen, 1968), which a worker that is replaced now
+    and then does not bend. The first tenth, in which a start fills memory, and samples without workers are left out.
     """
     label = next((name for name in _HEADLINE_LABELS if np.isfinite(run.memory.get(name, np.array([]))).any()), "")
     if not label:
         return "", math.nan
     column, t_s = run.memory[label], (run.memory_t_ns - run.memory_t_ns[0]) / _NS_PER_S
-    used = np.isfinite(column) & (t_s >= 0.1 * t_s[-1])
-    if used.sum() < 3 or np.ptp(t_s[used]) < _LEAST_TREND_S:  # noqa: PLR2004 - a line through two points is no trend
+    used = np.flatnonzero(np.isfinite(column) & (column > 0) & (t_s >= 0.1 * t_s[-1]))
+    used = used[np.linspace(0, len(used) - 1, min(len(used), _TREND_SAMPLES)).astype(int)]
+    if len(used) < 2 or np.ptp(t_s[used]) < _LEAST_TREND_S:  # noqa: PLR2004 - a slope takes two
         return label, math.nan
-    return label, float(np.polyfit(t_s[used], column[used], 1)[0]) * _S_PER_H
+    first, second = np.triu_indices(len(used), 1)
+    slopes = np.diff(column[used][[first, second]], axis=0) / np.diff(t_s[used][[first, second]], axis=0)
+    return label, float(np.nanmedian(slopes)) * _S_PER_H
 
 
 def _stage_words(stage: StageLog) -> str:
