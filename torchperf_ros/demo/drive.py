@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from torchperf_ros.core.errors import ConfigError, TorchperfError
+from torchperf_ros.core.evidence_folder import open_evidence
 from torchperf_ros.core.parameter_tables import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.drive_state import DriveState
@@ -91,6 +92,7 @@ class Drive:
         self._console = console
         self._image_type, title = _what(options)
         self._state = DriveState(STAGES, title, options.seconds)
+        self._evidence = open_evidence("", 1, 1)  # the node's defaults; here it is only looked at
 
     def run(self) -> int:
         """Drive, show it, print the summary; returns 0 if every started frame was answered in time, else 1.
@@ -100,7 +102,7 @@ class Drive:
         """
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         _own_graph()
-        processor = ProcessorShare()
+        processor, began = ProcessorShare(), self._evidence.name("")
         with tempfile.TemporaryDirectory(prefix="torchperf-demo-") as name, contextlib.ExitStack() as stack:
             folder = Path(name)
             parameters = folder / "parameters.yaml"
@@ -113,7 +115,9 @@ class Drive:
             self._show = stack.enter_context(self._screen())
             self._drive()
         self._state.others_share = processor.of_others()
-        return self._end()
+        status = self._end()
+        self._point_to_evidence(began)
+        return status
 
     def _drive(self) -> None:
         state = self._state
@@ -180,6 +184,15 @@ class Drive:
             text = json.dumps(report(self._state, verdict), indent=2)
             self._options.json_file.write_text(text + "\n", encoding="utf-8")
         return verdict.exit_status
+
+    def _point_to_evidence(self, began: str) -> None:
+        """Where the node wrote down what it found; `began` sorts before what is new."""
+        new = [path for path in self._evidence.incidents() if path.name > began]
+        if new:
+            told = [f"Evidence of this drive, in {self._evidence.root}:", *(f"  {path.name}" for path in new)]
+            logs = [path for path in new if (path / "black_box").is_dir()]
+            told += [f"Look at it: torchperf report {logs[-1]} -o report.html"] if logs else []
+            self._console.print(Text("\n".join(told)), soft_wrap=True)
 
     @contextlib.contextmanager
     def _screen(self) -> Iterator[Callable[[], None]]:
