@@ -86,6 +86,7 @@ class NodeState:
             tier=-1 if (tier := _whole(values.get("tier"))) is None else tier,
             total_ms=total_ms,
             budget_ms=values.get("budget_ms", math.nan),
+            published_ns=published_ns,
         )
         stage = self.stages[names[index]]
         far_late = stage.far_late

@@ -25,6 +25,7 @@ class FrameRecord:
         tier: index of the tier, -1 if unknown.
         total_ms: receipt to publish.
         budget_ms: its budget.
+        published_ns: when it was answered; 0 if unknown.
     """
 
     stamp_ns: int
@@ -33,6 +34,7 @@ class FrameRecord:
     tier: int
     total_ms: float
     budget_ms: float
+    published_ns: int = 0
 
     @property
     def lateness_ms(self) -> float:
@@ -88,10 +90,10 @@ class StageState:
 
     @property
     def rate_hz(self) -> float:
-        """Answered frames per second, over the last ones, by their stamps; NaN if unknown or if none come."""
-        stamps = [record.stamp_ns for record in list(self.recent)[-_RATE_FRAMES:] if record.stamp_ns]
-        moving = len(stamps) > 1 and self.health != "WAITING"
-        return (len(stamps) - 1) / (stamps[-1] - stamps[0]) * 1e9 if moving and stamps[-1] > stamps[0] else math.nan
+        """Answers per second, over the last ones; NaN if unknown or if no input comes."""
+        times = [record.published_ns for record in list(self.recent)[-_RATE_FRAMES:] if record.published_ns]
+        moving = len(times) > 1 and self.health != "WAITING"
+        return (len(times) - 1) / (times[-1] - times[0]) * 1e9 if moving and times[-1] > times[0] else math.nan
 
     @property
     def health(self) -> str:
