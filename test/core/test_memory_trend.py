@@ -142,6 +142,28 @@ def test_given_white_noise_when_tested_then_false_alarms_are_as_rare_as_the_p_va
     assert np.mean(np.array(p_values) < 0.05) == pytest.approx(0.05, abs=0.02)
 
 
+def autocorrelated(rng, length, correlation, deviation):
+    values = [0.0]
+    for _ in range(length):
+        step = rng.normal(0.0, deviation * math.sqrt(1 - correlation**2))
+        values.append(correlation * values[-1] + step)
+    return np.array(values)
+
+
+def test_given_noise_that_wanders_when_tested_then_autocorrelation_keeps_most_false_alarms_away():
+    rng, times, found = np.random.default_rng(0), np.arange(61.0), 0
+    for _ in range(400):
+        values = autocorrelated(rng, 60, 0.8, 1.0)
+        found += mann_kendall_p(values, theil_sen_slope(times, values) * times) < 0.01
+    assert found / 400 < 0.14  # 0.09; the plain test 0.20
+
+
+def test_given_little_room_and_noise_that_wanders_far_when_followed_then_suspicions_are_rare_and_short():
+    wandering = [autocorrelated(np.random.default_rng(seed), 1500, 0.97, 30.0) for seed in range(8)]
+    held = [len(follow(lambda s, w=w: BASE + w[s], 1500, noise=0.0, room_mib=300.0)[1]) for w in wandering]
+    assert sum(held) < 100, held
+
+
 @given(
     scale=st.floats(0.5, 100.0), shift=st.floats(-1e3, 1e3), values=st.lists(st.floats(0, 100), min_size=8, max_size=30)
 )
