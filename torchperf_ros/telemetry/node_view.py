@@ -79,7 +79,7 @@ def _head(node: WatchedNode, width: int) -> Table:
         left.append(f" {node.node.get('lifecycle', '')}", "grey62")
     right = Text()
     if node.restarts:
-        right.append(f"restarted {node.restarts} times  ", "bold gold1")
+        right.append(f"node restarts {node.restarts}  ", "bold gold1")
     if pid := node.node.get("pid"):
         right.append("pid ", "grey62").append(f"{pid} ")
     row.add_row(left, right)
