@@ -11,6 +11,7 @@ from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.core.message_types import decode, has_header
 from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.telemetry.content_image import blindness, compressed_points, raw_points
+from torchperf_ros.telemetry.signal_series import since
 
 _IMAGE, _COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 _CLOUD = "sensor_msgs/msg/PointCloud2"
@@ -147,7 +148,7 @@ class InputContent:
             "topic": self._input.topic, "value": f"{value:.3g}", "baseline": f"{baseline:.3g}", "unit": "",
             "score": "1.00", "kind": "flat", "since": f"{since_s:.1f}",
         }  # fmt: skip
-        return Anomaly(level, f"{self._stage}: {kind}{self._suffix}", f"{text}, since {since_s:.0f} s", values)
+        return Anomaly(level, f"{self._stage}: {kind}{self._suffix}", f"{text}{since(since_s)}", values)
 
 
 def _is_empty(cloud: object) -> bool:

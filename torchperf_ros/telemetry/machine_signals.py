@@ -11,7 +11,9 @@ _STEAL, _FIELDS = 7, 8
 _KIB_PER_MIB = 1024
 _NAMES = 3
 _LOWEST_TRIP_C = 40.0
-_WORTH_NAMING = 0.02  # of the processors
+_WORTH_LOOKING, _WORTH_NAMING = 0.005, 0.02  # of the processors
+_WITH_VALUE = {"-W", "-X", "-O", "-o"}  # options of interpreters that take another word
+_INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node")
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,28 @@ class MachineSignals:
             return []
         took: dict[str, float] = {}
         for pid, process in self._processes.items():
-            if pid not in self._family:
-                was = before.get(pid)
-                ticks = process.ticks - (was.ticks if was and was.started == process.started else 0)
-                took[process.name] = took.get(process.name, 0.0) + ticks / passed
+            was = before.get(pid)
+            ticks = process.ticks - (was.ticks if was and was.started == process.started else 0)
+            if pid not in self._family and ticks / passed >= _WORTH_LOOKING:
+                name = self._name(pid, process)
+                took[name] = took.get(name, 0.0) + ticks / passed
         largest = sorted(took.items(), key=lambda item: -item[1])[:_NAMES]
         return [(name, share) for name, share in largest if share >= _WORTH_NAMING]
+
+    def _name(self, pid: int, process: _Process) -> str:
+        """Of an interpreter the module or script that it runs, otherwise as the kernel has it."""
+        if not process.name.startswith(_INTERPRETERS):
+            return process.name
+        words = iter(_text(self._proc / str(pid) / "cmdline").split("\0")[1:])
+        for word in words:
+            if word in {"-m", "-c"}:
+                what = next(words, "") if word == "-m" else ""
+                return f"{process.name} {word} {what}".rstrip()
+            if word in _WITH_VALUE:
+                next(words, "")
+            elif word and not word.startswith("-"):
+                return f"{process.name} {Path(word).name}"
+        return process.name
 
     def _descendants(self) -> set[int]:
         family = {self._node}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torchperf_ros.core.anomaly_rules import Anomaly, Level
 from torchperf_ros.telemetry.machine_signals import Machine, MachineSignals
 from torchperf_ros.telemetry.machine_signals_gpu import Gpu, GpuSource
-from torchperf_ros.telemetry.signal_series import number
+from torchperf_ros.telemetry.signal_series import number, since
 
 _SCAN_S = 5.0
 _OTHERS = 0.3  # of the processors: more than this, taken by others while deadlines are missed, is told
@@ -138,4 +138,4 @@ class MachineWatch:
             "value": number(value), "baseline": number(limit), "unit": unit, "score": "1.00", "kind": "level",
             "since": f"{since_s:.0f}", **more,
         }  # fmt: skip
-        return Anomaly(level, f"machine: {what}", f"{text}, since {since_s:.0f} s", values)
+        return Anomaly(level, f"machine: {what}", f"{text}{since(since_s)}", values)

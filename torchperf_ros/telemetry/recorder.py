@@ -48,6 +48,8 @@ class Recorder:
         )
         self._watch = Watch(setup) if setup["watch"] else None
         self._watch_problem = ""
+        self._known_ns = time.monotonic_ns()
+        self._behind = False
 
     def run(self) -> None:
         """Until the node says that it ends, or is gone: then what is known of its end is written.
@@ -57,11 +59,14 @@ class Recorder:
         next_tick = time.monotonic() + _TICK_S
         while not self._ended:
             time.sleep(_LOOK_S)
+            looked_ns, self._behind = time.monotonic_ns(), False
             for reader in self._readers[:-1]:
                 self._take_from(reader)
             if not self._take_from(self._readers[-1]) and not self._ended:
                 self._node_died()
                 return
+            if not self._behind:
+                self._known_ns = looked_ns
             if time.monotonic() >= next_tick:
                 self._tick()
                 next_tick = time.monotonic() + _TICK_S
@@ -78,6 +83,7 @@ class Recorder:
             if record is None:
                 return False
             self._take(record)
+        self._behind = True
         return True
 
     def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
@@ -145,7 +151,7 @@ class Recorder:
         if self._watch is None:
             return
         try:
-            findings = self._watch.tick(time.monotonic_ns())
+            findings = self._watch.tick(time.monotonic_ns(), self._known_ns)
         except Exception:  # as above
             self._end_watch()
             return

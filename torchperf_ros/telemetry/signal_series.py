@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from torchperf_ros.core.anomaly.series_detector import THRESHOLD, Direction, SeriesDetector
 from torchperf_ros.core.anomaly_rules import Anomaly, Level
 
-_CAUTION = 1.6  # a dozen signals are watched for days: a tenth of the detector's usual false alarms
+_CAUTION = 1.0  # what is told has to last, too: one unusual second is nothing yet
 _USUAL_AFTER_S = 300.0  # what has lasted this long is how it is now, and is learnt anew
 _CALM_S = 3  # seconds within the usual after which a departure is over
+_REPEATS = 3
 _LEARN_S = 60  # seconds before anything is told: a start is like no other time
 
 
@@ -52,7 +53,7 @@ class Departure:
     Attributes:
         value: now.
         baseline: what was usual before it began.
-        score: how unusual it was when it began, 0.5 to 1.
+        score: how unusual it was when it began, 0 to 1.
         kind: of departure, see `Reading.kind`.
         began_s: when it began, on the clock of the samples.
         lasted_s: seconds since then.
@@ -70,7 +71,7 @@ class Departure:
         """The sentence for people: `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why, if that is known."""
         rule, unit = self.rule, f" {self.rule.unit}".rstrip()
         text = f"{rule.what} {number(self.value)}{unit}, usually {number(self.baseline)}{unit}"
-        text += f", since {self.lasted_s:.0f} s"
+        text += since(self.lasted_s)
         return Anomaly(
             rule.level, f"{stage}: {rule.kind}", f"{text}{why}",
             {
@@ -84,8 +85,9 @@ class Signal:
     """Judges the seconds of one signal.
 
     A departure begins with a second that the detector finds unusual, and is told once most of the seconds since then
-    lie half as far out or farther. What is told is not learnt, so that it can be told again; it is over after three
-    usual seconds, or after five minutes, when it is the new usual.
+    lie half as far out or farther. It is over after three usual seconds, or after five minutes, when it is the new
+    usual. The detector learns its first second, and would find the next such event less unusual: what was told once
+    is told again when it comes again, three times; what comes more often is how things are.
 
     Attributes:
         usual: what the signal usually is, NaN before that is known.
@@ -101,6 +103,8 @@ class Signal:
         self._told = False
         self._least = 0.0  # the departure that counts as one, while one is on
         self._far = self._near = 0
+        self._known = math.inf  # a departure that was told before
+        self._repeats_left = _REPEATS
         self._unlearnt: deque[tuple[float, float]] = deque(maxlen=16)
 
     def update(self, time_s: float, value: float) -> Departure | None:
@@ -129,7 +133,8 @@ class Signal:
         self.usual = reading.baseline
         least = max(self.rule.floor, self.rule.share * abs(reading.baseline))
         departure = self.rule.departure(value, reading.baseline)
-        if reading.score < THRESHOLD or departure < least or self._seen <= _LEARN_S:
+        unusual = reading.score >= THRESHOLD or departure >= self._known
+        if not unusual or departure < least or self._seen <= _LEARN_S:
             return
         self._began = Departure(self.rule, value, reading.baseline, reading.score, reading.kind, time_s, 0.0)
         self._least = max(least, departure / 2)
@@ -144,10 +149,13 @@ class Signal:
         else:
             self._near += 1
         self._unlearnt.append((time_s, value))
-        self._told = self._told or self._far >= self.rule.confirm_s
+        if not self._told and self._far >= self.rule.confirm_s:
+            self._told = True
+            self._repeats_left -= self._known < math.inf
+            self._known = self._least if self._repeats_left > 0 else math.inf
         if time_s - began.began_s > _USUAL_AFTER_S:
             self._detector = SeriesDetector(self.rule.direction, self.rule.floor, _CAUTION)
-            self._seen = 0
+            self._seen, self._known, self._repeats_left = 0, math.inf, _REPEATS
             self._end()
         elif self._near >= (_CALM_S if self._told else max(1, self.rule.confirm_s // 2)):
             if not self._told:  # a moment that was not worth telling is how things are
@@ -158,6 +166,11 @@ class Signal:
     def _end(self) -> None:
         self._began, self._told = None, False
         self._unlearnt.clear()
+
+
+def since(seconds: float) -> str:
+    """The end of a sentence: for how long it has been so, where that is a second and more."""
+    return f", since {seconds:.0f} s" if seconds >= 1 else ""
 
 
 def number(value: float) -> str:

@@ -12,7 +12,7 @@ from torchperf_ros.core.anomaly_rules import Anomaly, Level
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.telemetry.record_stream import FrameRecord
-from torchperf_ros.telemetry.signal_series import Departure, Signal, SignalRule, number
+from torchperf_ros.telemetry.signal_series import Departure, Signal, SignalRule, number, since
 
 _MISSES = (0.1, 0.02, 10.0)  # told from this share of the frames on, until this one, over so many seconds
 _FEWEST_MISSES = 3
@@ -39,14 +39,16 @@ class StageSignals:
     """One stage's answers.
 
     Attributes:
-        missed: deadlines that were missed in the last second that is over.
+        missed: deadlines that were missed in the last second.
         harmed: whether the last second had misses, or an unusual latency.
+        superseded, stale: frames of this second that will never be answered; set by whoever hears of them.
     """
 
     def __init__(self, facts: StageFacts) -> None:
         """Know nothing yet."""
         self.missed = 0
         self.harmed = False
+        self.superseded = self.stale = 0
         self._facts = facts
         self._latency: dict[int, tuple[Signal, Signal]] = {}
         self._usual_steps: dict[int, dict[str, RankedWindow]] = {}
@@ -56,7 +58,6 @@ class StageSignals:
         self._counted = Counter[str]()
         self._recent: list[Counter[str]] = []
         self._frames: list[FrameRecord] = []
-        self._last_seq: int | None = None
 
     def frame(self, record: FrameRecord) -> None:
         """Take an answered frame."""
@@ -72,32 +73,28 @@ class StageSignals:
         frames, self._frames = [f for f in self._frames if f.outcome is not Outcome.STARTING], []
         time_s = now_ns / NS_PER_S
         values = dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
-        values |= {"frames": float(len(frames)), "misses": 0.0}
+        dropped, received = self.superseded + self.stale, self.superseded + self.stale + len(frames)
+        values |= {"frames": float(len(frames)), "superseded": float(self.superseded), "stale": float(self.stale)}
+        self.superseded = self.stale = 0
         findings = self._judge_misses(time_s, frames, others)
         values["misses"] = float(self.missed)
+        if received:
+            values["drops_share"] = dropped / received
+            if (departure := self._drops.update(time_s, 100 * values["drops_share"])) is not None:
+                findings.append(departure.finding(self._facts.name))
         if frames:
-            values["drops_share"] = self._drops_share(frames)
             values["tier"] = fmean(max(0, frame.tier) for frame in frames)
-            found = [self._drops.update(time_s, 100 * values["drops_share"])]
-            findings += [departure.finding(self._facts.name) for departure in found if departure is not None]
             findings += self._judge_tier(self._tier.update(time_s, values["tier"]))
             findings += self._judge_latency(time_s, frames, values)
         self.harmed = self.missed > 0 or any(finding.name.endswith(": latency") for finding in findings)
         return values, findings
-
-    def _drops_share(self, frames: Sequence[FrameRecord]) -> float:
-        """Share of the frames received that were never answered: the gaps in their numbers."""
-        last = self._last_seq if self._last_seq is not None else frames[0].seq - 1
-        self._last_seq = frames[-1].seq
-        received = frames[-1].seq - last
-        return max(0.0, (received - len(frames)) / received) if received > 0 else 0.0
 
     def _judge_tier(self, departure: Departure | None) -> list[Anomaly]:
         if departure is None:
             return []
         now, usual = (self._facts.tiers[round(tier)] for tier in (departure.value, departure.baseline))
         found = departure.finding(self._facts.name)
-        text = f"tier {now}, usually {usual}, since {departure.lasted_s:.0f} s"
+        text = f"tier {now}, usually {usual}{since(departure.lasted_s)}"
         return [Anomaly(found.level, found.name, text, found.values)]
 
     def _judge_latency(self, time_s: float, frames: list[FrameRecord], values: dict[str, float]) -> list[Anomaly]:
@@ -151,7 +148,7 @@ class StageSignals:
         since_s = time_s - (self._misses.since_s or time_s)
         share = recent.total() / max(1, total)
         said = ", ".join(f"{count} {word}" for word, count in recent.most_common())
-        text = f"{share:.0%} of the last {total} frames missed ({said}), usually {usual:.1%}, since {since_s:.0f} s"
+        text = f"{share:.0%} of the last {total} frames missed ({said}), usually {usual:.1%}{since(since_s)}"
         if others:
             text += f"; other processes took {others} % of the CPU"
         values = {

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchperf_ros.core.anomaly_rules import Anomaly
-from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.core.message_types import decode
 from torchperf_ros.telemetry.content import InputContent, InputTopic
 from torchperf_ros.telemetry.content_output import OutputContent
@@ -21,28 +22,41 @@ from torchperf_ros.telemetry.signal_stage import StageFacts, StageSignals
 _DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
 _PREFIX = "perf: "
 _NODE = f"{_PREFIX}node"
+_MOST_SECONDS = 600  # a longer silence is not judged second by second
 
 
 class StageWatch:
-    """All signals of one stage."""
+    """All signals of one stage, second by second of the frames' own time.
+
+    What comes late because the recorder had no processor is judged as if it had come in time.
+
+    Attributes:
+        values: what the last second was.
+        findings: what was unusual about it.
+    """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         """Take what the node says of the stage at the start, see `Recorder`."""
         name, inputs = setup["name"], setup["inputs"]
         trigger = inputs[0][0] if inputs and inputs[0] is not None else ""
         facts = StageFacts(name, tuple(setup["tiers"]), setup["budget_ms"], trigger)
+        self.values: dict[str, float] = {}
+        self.findings: list[Anomaly] = []
         self.signals = StageSignals(facts)
         self.counters = CounterSignals(name, list(setup["tiers"]))
-        self.dropped = {"superseded": 0, "stale": 0}
         self._input = InputSignals(name, trigger, facts.budget_ms) if trigger else None
         self._contents = {
             index: InputContent(name, InputTopic(*topic), trigger=index == 0)
             for index, topic in enumerate(inputs) if topic is not None
         }  # fmt: skip
         self._output = OutputContent(name, *setup["output"])
+        self._end_ns = 0
+        self._missed = 0
+        self._harmed = False
 
-    def frame(self, record: FrameRecord) -> None:
+    def frame(self, record: FrameRecord, world: "World") -> None:
         """Take an answered frame."""
+        self.advance(record.received_ns + round(record.total_ms * NS_PER_MS), world)
         self.signals.frame(record)
         if self._input is not None:
             self._input.frame(record)
@@ -51,21 +65,47 @@ class StageWatch:
                 content.take(item, record.received_ns)
         self._output.take(record)
 
-    def second(self, now_ns: int, others: str, *, active: bool) -> tuple[dict[str, float], list[Anomaly]]:
-        """What the last second was, and what is unusual about it."""
-        values, findings = self.signals.second(now_ns, others)
+    def advance(self, known_ns: int, world: "World") -> None:
+        """Judge the seconds that end until `known_ns`, up to which every frame has come."""
+        if not self._end_ns or known_ns - self._end_ns > _MOST_SECONDS * NS_PER_S:
+            self._end_ns = known_ns + NS_PER_S
+        while known_ns >= self._end_ns:
+            self._second(self._end_ns, world)
+            self._end_ns += NS_PER_S
+
+    def _second(self, now_ns: int, world: "World") -> None:
+        values, findings = self.signals.second(now_ns, world.others_percent)
         told = [self.counters.second(now_ns / NS_PER_S), self._output.second(now_ns)]
         if self._input is not None:
-            told.append(self._input.second(now_ns, active=active))
+            told.append(self._input.second(now_ns, active=world.active))
         for more, found in told:
             values |= more
             findings += found
-        values |= {name: float(count) for name, count in self.dropped.items()}
-        self.dropped = dict.fromkeys(self.dropped, 0)
-        if active:
+        if world.active:
             for content in self._contents.values():
                 findings += content.findings(now_ns)
-        return values, findings
+        self.values, self.findings = values, findings
+        self._missed += self.signals.missed
+        self._harmed |= self.signals.harmed
+
+    def suffered(self) -> tuple[int, bool]:
+        """Deadlines missed, and whether answers were late or slower than usual, since the last call."""
+        told = self._missed, self._harmed
+        self._missed, self._harmed = 0, False
+        return told
+
+
+@dataclass
+class World:
+    """What stages are judged by besides their frames.
+
+    Attributes:
+        active: whether the node takes frames.
+        others_percent: of the processor that other processes took in the last second; empty if unknown.
+    """
+
+    active: bool = True
+    others_percent: str = ""
 
 
 class Watch:
@@ -94,7 +134,7 @@ class Watch:
         self._diagnostics = topics.index("/diagnostics") if "/diagnostics" in topics else -1
         gpu = gpu or gpu_source(str(setup["parameters"].get("device", "auto")), sys)
         self._machine = MachineWatch(MachineSignals(setup["pid"], proc, sys), gpu)
-        self._active = True
+        self._world = World()
         self._status: dict[str, Mapping[str, str]] = {}
 
     @property
@@ -105,40 +145,41 @@ class Watch:
     def take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
         """Take whatever the node tells: frames; drops; of `/diagnostics` the counters and the lifecycle."""
         if isinstance(record, FrameRecord):
-            self._by_index[record.stage].frame(record)
+            self._by_index[record.stage].frame(record, self._world)
         elif isinstance(record, MessageRecord):
             if record.topic == self._diagnostics:
                 self._diagnosed(record)
         elif record.fields["kind"] == "dropped":
-            dropped = self._stages[record.fields["stage"]].dropped
-            for name in dropped:
-                dropped[name] += record.fields[name]
+            signals = self._stages[record.fields["stage"]].signals
+            signals.superseded += record.fields["superseded"]
+            signals.stale += record.fields["stale"]
 
     def _diagnosed(self, record: MessageRecord) -> None:
         for status in decode(record.data, _DIAGNOSTICS).status:
             self._status[status.name] = {pair.key: pair.value for pair in status.values}
 
-    def tick(self, now_ns: int) -> list[Anomaly]:
+    def tick(self, now_ns: int, known_ns: int) -> list[Anomaly]:
         """Once a second: what is unusual now. What lasts is said every time, and is over when it is no longer said.
 
         Args:
             now_ns: monotonic time, as `FrameRecord.received_ns`.
+            known_ns: the time until which everything that the node told has been taken; earlier than `now_ns` where
+                the machine has left this process no time.
         """
         time_s = now_ns / NS_PER_S
-        self._active = self._status.get(_NODE, {}).get("lifecycle", "active") == "active"
         machine, gpu = self._machine.read(time_s)
-        findings: list[Anomaly] = []
-        stages: dict[str, dict[str, float | None]] = {}
+        self._world.active = self._status.get(_NODE, {}).get("lifecycle", "active") == "active"
+        self._world.others_percent = self._machine.others_percent
+        missed, harmed = 0, False
         for name, stage in self._stages.items():
-            stage.counters.status(time_s, self._status.get(f"{_PREFIX}{name}", {}))
-            values, found = stage.second(now_ns, self._machine.others_percent, active=self._active)
-            stages[name] = _json(values)
-            findings += found
-        missed = sum(stage.signals.missed for stage in self._by_index)
-        harmed = any(stage.signals.harmed for stage in self._by_index)
+            stage.counters.status(known_ns / NS_PER_S, self._status.get(f"{_PREFIX}{name}", {}))
+            stage.advance(known_ns, self._world)
+            more, also = stage.suffered()
+            missed, harmed = missed + more, harmed or also
         causes = self._machine.judge(time_s, machine, gpu, missed, harmed=harmed)
+        stages = {name: _json(stage.values) for name, stage in self._stages.items()}
         self.signals = {"machine": _json(self._machine.values), "stages": stages}
-        return causes + findings
+        return causes + [finding for stage in self._stages.values() for finding in stage.findings]
 
 
 def _json(values: Mapping[str, float]) -> dict[str, float | None]:
