@@ -17,7 +17,8 @@ STAGES = ("perception", "planning")
         (Level.ERROR, "perception: memory grows", ("perception", "memory")),
         (Level.OK, "perception: memory grows", None),
         (Level.STALE, "perception: deadline missed", None),
-        (Level.ERROR, "node: memory grows", None),
+        (Level.WARN, "node: memory grows", ("perception", "memory")),
+        (Level.WARN, "node: load", None),
         (Level.ERROR, "unknown", None),
     ],
 )
@@ -33,3 +34,7 @@ def test_given_errors_that_keep_coming_when_told_then_each_stage_and_kind_is_ask
     assert rule.wanted(Anomaly(Level.ERROR, "planning: deadline missed", ""), STAGES, 1801 * S)
     assert rule.wanted(Anomaly(Level.WARN, "perception: memory grows", ""), STAGES, 1801 * S)
     assert not rule.wanted(Anomaly(Level.ERROR, "perception: model error", ""), STAGES, 1801 * S)
+
+
+def test_given_a_node_without_stages_when_its_memory_grows_then_there_is_nobody_to_ask():
+    assert EvidenceRule().wanted(Anomaly(Level.WARN, "node: memory grows", ""), (), 0) is None

@@ -23,6 +23,8 @@ class EvidenceRule:
             now_ns: monotonic time.
         """
         stage, _, what = anomaly.name.partition(": ")
+        if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
+            stage = next(iter(stages))
         kind = "memory" if what == "memory grows" else "profile"
         least = Level.WARN if kind == "memory" else Level.ERROR
         asked_ns = self._asked_ns.get((stage, kind))
