@@ -118,3 +118,11 @@ def test_given_a_node_that_starts_again_when_recorded_then_it_goes_on_in_the_sam
     again.frame(FRAME)
     again.tick(2, 0)
     assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame"]
+
+
+def test_given_an_incident_when_asked_for_records_since_then_they_are_a_file_of_their_own(log):
+    for second in range(5):
+        log.frame(replace(FRAME, t_ns=second, seq=second))
+    start, *frames = [json.loads(line) for line in log.since(3).splitlines()]
+    assert (start["kind"], start["stages"]) == ("start", START["stages"])
+    assert [frame["seq"] for frame in frames] == [3, 4]

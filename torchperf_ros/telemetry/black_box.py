@@ -2,12 +2,11 @@
 
 import json
 import math
-import shutil
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,8 +65,8 @@ class _Incident:
     files: dict[str, str]
     entries: list[_Entry]
     left_bytes: int
+    more_files: Callable[[int], Mapping[str, str]]
     left_out: int = 0
-    copies: list[Path] = field(default_factory=list)
 
 
 class BlackBox:
@@ -141,7 +140,9 @@ class BlackBox:
             else:
                 incident.left_out += 1
 
-    def record(self, name: str, t_ns: int, files: Mapping[str, str], copies: list[Path]) -> None:
+    def record(
+        self, name: str, t_ns: int, files: Mapping[str, str], more_files: Callable[[int], Mapping[str, str]]
+    ) -> None:
         """Something has happened: write what is kept, and what comes during the next seconds.
 
         While an incident is being recorded another one is part of it.
@@ -150,15 +151,14 @@ class BlackBox:
             name: the incident's folder, as `EvidenceFolder.name` gives it.
             t_ns: ROS time.
             files: texts to be put beside the log, by file name.
-            copies: files to be copied there.
+            more_files: more of them, asked for at the end with the time at which the log begins.
         """
         if self._incident is not None:
             self._incident.files.update({f"{name}_{file}": text for file, text in files.items()})
             return
         until_ns = t_ns + round(self._limits.after_s * NS_PER_S)
-        self._incident = _Incident(
-            name, until_ns, dict(files), list(self._kept), self._limits.part_bytes, copies=copies
-        )
+        entries = list(self._kept)
+        self._incident = _Incident(name, until_ns, dict(files), entries, self._limits.part_bytes, more_files)
 
     def tick(self, t_ns: int) -> None:
         """Once a second: write the incident if its time has come."""
@@ -173,6 +173,7 @@ class BlackBox:
             self._writing = None
         if incident is not None and self._writing is None:
             self._incident = None
+            incident.files.update(incident.more_files(min((e.t_ns for e in incident.entries), default=0)))
             self._writing = threading.Thread(target=self._write, args=(incident,), name="incident")
             self._writing.start()
             if wait:
@@ -192,9 +193,6 @@ class BlackBox:
     def _fill(self, folder: Path, incident: _Incident) -> None:
         for name, text in incident.files.items():
             (folder / name).write_text(text, encoding="utf-8", errors="replace")
-        for file in incident.copies:
-            if file.exists():
-                shutil.copy(file, folder)
         others = [path.name for path in self._evidence.incidents() if path.name > incident.name]
         if others:  # a profile, a memory snapshot
             (folder / "see_also.txt").write_text("\n".join(others) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torchperf_ros.telemetry.record_stream import FrameRecord
 
 VERSION = 1
 _FILES = 4
+_RECENT = 10_000
 _NAME = "records"
 _MOST_PER_S = {"frame": 1000, "event": 50}
 """Records of a kind that are written each second; what comes beyond, in a storm, is counted under `drops`."""
@@ -47,6 +48,7 @@ class RecordLog:
         self._tiers = [list(stage["tiers"]) for stage in start["stages"]]
         self._names = [stage["name"] for stage in start["stages"]]
         self._lines: list[str] = []
+        self._recent: deque[tuple[int, str]] = deque(maxlen=_RECENT)
         self._this_second: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._path = folder / f"{_NAME}.jsonl"
@@ -78,7 +80,14 @@ class RecordLog:
             self._dropped[kind] += 1
             return
         record = {"v": VERSION, "kind": kind, "t_ns": t_ns, **fields}
-        self._lines.append(json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+        line = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        self._lines.append(line)
+        self._recent.append((t_ns, line))
+
+    def since(self, t_ns: int) -> str:
+        """The latest records from then on, 10,000 at most, as a file of their own."""
+        start = json.dumps({"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start})
+        return "\n".join([start, *(line for at_ns, line in self._recent if at_ns >= t_ns)]) + "\n"
 
     def tick(self, t_ns: int, lost: int) -> None:
         """Once a second: write what has come, and how much was dropped (`lost`: on its way here)."""

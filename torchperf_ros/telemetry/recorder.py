@@ -113,8 +113,10 @@ class Recorder:
             "parameters.json": json.dumps(self._setup["parameters"], indent=2),
             "stacks.txt": stacks,
         }
-        copies = sorted(self._folder.glob("records*.jsonl"))[-1:] if self._log is not None else []
-        self._box.record(name, self._t_ns, files, copies)
+        self._box.record(name, self._t_ns, files, self._records_since)
+
+    def _records_since(self, t_ns: int) -> dict[str, str]:
+        return {} if self._log is None else {"records.jsonl": self._log.since(t_ns)}
 
     def _node_died(self) -> None:
         """The stream ended without a word: nobody else is left to say what came before."""

@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.core.percent import percent
 from torchperf_ros.telemetry.stage_state import FrameRecord, StageState
 
 STAGE_ROWS: Final = 9
@@ -76,7 +77,7 @@ def stage_panel(stage: StageState, width: int, rows: int = STAGE_ROWS, *, explai
 def stage_line(stage: StageState) -> str:
     """The same in one line, where there is no terminal to draw in."""
     answered, on_time = stage.count("answered"), stage.count("on_time")
-    share = f"{on_time / answered:.1%}" if answered and on_time is not None else _DASH
+    share = percent(on_time / answered) if answered and on_time is not None else _DASH
     progress = f" ({stage.values.get('progress', '')})" if stage.health == "STARTING" else ""
     return (
         f"{stage.name} {stage.health or _DASH}{progress} {stage.tier} p50 {_short(stage.values.get('p50_ms'))}"
@@ -140,7 +141,7 @@ def _counters(stage: StageState) -> Text:
     answered, on_time = stage.count("answered"), stage.count("on_time")
     row = Text()
     _pair(row, "answered", answered)
-    _pair(row, "on time", None if not answered or on_time is None else f"{on_time / answered:.1%}")
+    _pair(row, "on time", None if not answered or on_time is None else percent(on_time / answered))
     for outcome, letter in _LETTERS.items():
         if count := stage.count(outcome.word):
             _pair(row, f"{letter} {outcome.word.replace('_', ' ')}", count)
