@@ -39,7 +39,7 @@ def without_plotly(page: Path) -> str:
 
 def test_given_a_drive_when_told_in_words_then_the_numbers_are_the_frames(run):
     first, _, memory, anomalies = in_words(run)
-    for words in ("perception: 100 frames, 99.0% on time", "the longest 50.5 ms, of 50 ms", "Not on time: 1 late",
+    for words in ("perception: 100 frames, 99.00% on time", "the longest 50.5 ms, of 50 ms", "Not on time: 1 late",
                   "the last result held (1)", "left 0.5 ms after its deadline"):  # fmt: skip
         assert words in first
     assert memory == "Memory of the workers: 800 to 880 MiB; too short for a trend."

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rosbags.rosbag1 import Writer
+from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.analysis.run_log import RunLogError
 from torchperf_ros.analysis.run_log_source import read_runs
@@ -150,6 +152,18 @@ def test_given_a_torn_last_line_and_drops_when_read_then_both_are_told(tmp_path)
     assert len(run.stages[0]) == logs.FRAMES
     assert run.troubles[0].startswith("1 lines could not be read")
     assert run.troubles[1].startswith("7 records were not written")
+
+
+def test_given_a_ros_1_bag_when_read_then_its_rows_count_too(tmp_path):
+    ros1, ros2 = get_typestore(Stores.ROS1_NOETIC), get_typestore(Stores.ROS2_JAZZY)
+    with Writer(tmp_path / "drive.bag") as writer:
+        connection = writer.add_connection("/perf/latency_stages", logs.ARRAY, typestore=ros1)
+        for topic, kind, t_ns, cdr in logs.messages():
+            if topic == connection.topic:
+                writer.write(connection, t_ns, ros1.serialize_ros1(ros2.deserialize_cdr(cdr, kind), kind))
+    (run,) = read(tmp_path / "drive.bag")
+    assert [len(stage) for stage in run.stages] == [logs.FRAMES, logs.FRAMES]
+    assert run.stages[0].lateness_ms.max() == 0.5
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its
     assert result.exit_code == 0, result.output
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "/perf, live" in page
-    assert "100.0% on time" in page
+    assert "100.00% on time" in page
 
 
 @pytest.mark.ros

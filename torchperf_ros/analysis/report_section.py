@@ -14,6 +14,7 @@ from torchperf_ros.analysis.report_inputs import InputPicture
 from torchperf_ros.analysis.report_summary import StageFigures, in_words, stage_figures, worst_frames
 from torchperf_ros.analysis.run_log import STEPS, UNKNOWN, LoggedAnomaly, RunLog, StageLog
 from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.core.percent import percent
 
 WORST = 10
 _MOST_ANOMALIES = 300
@@ -203,4 +204,4 @@ def _ms(value: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.2%}" if math.isfinite(value) else "-"
+    return percent(value, 2) if math.isfinite(value) else "-"

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.analysis.run_log import RunLog, StageLog
 from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.core.percent import percent
 
 _NS_PER_S = 1e9
 _S_PER_H = 3600.0
@@ -125,8 +126,8 @@ def _stage_words(stage: StageLog) -> str:
     if not figures.frames:
         return f"{stage.name}: {_count(figures.starting, 'frame')}, all of them while it started."
     text = (
-        f"{stage.name}: {_count(figures.frames, 'frame')}, {figures.on_time_share:.1%} on time; half of the answers "
-        f"took {figures.p50_ms:.1f} ms or less, 99 % {figures.p99_ms:.1f} ms or less, the longest "
+        f"{stage.name}: {_count(figures.frames, 'frame')}, {percent(figures.on_time_share, 2)} on time; half of the "
+        f"answers took {figures.p50_ms:.1f} ms or less, 99 % {figures.p99_ms:.1f} ms or less, the longest "
         f"{figures.max_ms:.1f} ms, of {figures.budget_ms:.0f} ms."
     )
     if figures.outcomes:
