@@ -43,7 +43,10 @@ def recorded(samples: int) -> Iterator[Labelled]:
 
 
 def _latency(model: torch.nn.Module, samples: int) -> Labelled:
-    """Milliseconds per frame. Stalls (one frame takes 10 times as long), twice the work, and changing work."""
+    """Milliseconds of processor time per frame, which others on the machine touch least.
+
+    Two stalls (one frame takes 10 times as long), twice the work for a while, and work that changes.
+    """
     image = torch.rand(1, 3, 96, 96)
     draw = random.Random(1)
     at = [round(samples * part) for part in (0.5, 0.6, 0.7, 0.85)]
@@ -54,7 +57,7 @@ def _latency(model: torch.nn.Module, samples: int) -> Labelled:
     gc.disable()
     times, values = [], []
     for number in range(samples):
-        began = time.perf_counter()
+        began = time.thread_time()
         runs = 1
         if any(first == number for first, _ in stalls):
             runs = 10
@@ -64,9 +67,8 @@ def _latency(model: torch.nn.Module, samples: int) -> Labelled:
             runs = draw.choice((1, 1, 3, 5))
         for _ in range(runs):
             model(image)
-        ended = time.perf_counter()
-        times.append(ended)
-        values.append((ended - began) * 1e3)
+        values.append((time.thread_time() - began) * 1e3)
+        times.append(time.perf_counter())
     gc.enable()
     settle = 40  # samples after a disturbance that lasts: its end is a change as well
     anomalies = [*stalls, (slow[0], slow[1] + settle), (uneven[0], uneven[1] + settle)]

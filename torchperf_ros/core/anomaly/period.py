@@ -51,4 +51,5 @@ def _autocorrelation(series: NDArray[np.float64]) -> NDArray[np.float64] | None:
     products = np.fft.irfft(spectrum * spectrum.conj())[: len(series) // _REPEATS + 1]
     if products[0] <= 1e-18 * len(series):  # a straight line, and rounding
         return None
-    return products / products[0] * len(series) / (len(series) - np.arange(len(products)))
+    alike: NDArray[np.float64] = products / products[0] * len(series) / (len(series) - np.arange(len(products)))
+    return alike

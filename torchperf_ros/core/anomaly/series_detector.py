@@ -19,7 +19,7 @@ _MOST_CAUTION = 4.0
 _FEWEST_JUDGES = 6  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
 _OFF = 0.3  # the state ends when the evidence, not the trail, falls below
 _BASELINE = 384  # samples: the level is their median, so a new level is the baseline after 192
-_RECENT = 17  # samples whose mean is compared with the baseline
+_RECENT = 17  # samples whose median is compared with the baseline: a new level shows after 9, stalls do not
 _FIRST = _RECENT - 1  # samples before departures mean anything
 _VARIATION = 32  # steps from sample to sample that are summed up
 _SEASON_RECENT = 8  # residuals to the season that are summed up
@@ -56,7 +56,7 @@ class SeriesDetector:
     """Judges samples one by one, each by what came before it.
 
     Several judges look at different departures: of the value from the baseline (`spike`), from the value before
-    (`spike`), of the mean of the last 17 from the baseline (`level`), of the variation (`variance`), of a rank-based
+    (`spike`), of the median of the last 17 from the baseline (`level`), of the variation (`variance`), of a rank-based
     cumulative sum (`drift`) and from what is usual at this time of the
     day or of a shorter cycle (`season`). Each compares its departure with
     those that it has seen (see `Tail`); none needs a scale, a unit or a distribution. The score is the root mean
@@ -166,7 +166,7 @@ class SeriesDetector:
 
         found["spike"] = side(value - level)
         found["step"] = side(value - self._last)
-        found["level"] = side(sum(self._recent) + value - _RECENT * level)  # a sum: a mean would round, and break ties
+        found["level"] = side(sorted([*self._recent, value])[_RECENT // 2] - level)
         if self._up and self._down:
             found["variance"] = sum(self._steps) + abs(value - self._last)
         position = self._baseline.position(value)
@@ -213,7 +213,7 @@ class SeriesDetector:
     def _worth(self, evidence: float, departures: dict[str, float]) -> float:
         if not self._floor or not departures:
             return evidence
-        departure = max(departures["spike"], departures["level"] / _RECENT)
+        departure = max(departures["spike"], departures["level"])
         return evidence if departure >= self._floor else min(evidence, THRESHOLD) * (departure / self._floor)
 
     def _gap(self, time_s: float) -> float:
