@@ -110,3 +110,22 @@ def test_given_a_folder_that_cannot_be_written_when_profiled_then_that_is_said_a
     assert "cannot be kept in" in stage.actor.crew.inquiry.last
     assert [severity for severity, text in stage.logs if "profile failed" in text] == ["warn"]
     stage.wait_for_workers()
+
+
+def test_given_a_worker_that_is_away_when_it_handles_nothing_for_long_then_it_is_no_hang_until_it_is_back(
+    start_own_stage,
+):
+    stage = start_own_stage(budget_ms=1000.0, hang_ms=1500.0)
+    away = stage.actor.crew.workers[0]
+    away.away = "tested"
+    os.kill(away.pid, signal.SIGSTOP)
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        stage.ask()  # which it is to observe
+        time.sleep(0.05)
+    assert (away.caught_up, away.kill_reason, stage.actor.crew.restarts) == (False, "", 0)
+    away.away = ""
+    while not away.kill_reason:
+        assert time.monotonic() < until + 20.0
+        time.sleep(0.01)
+    assert away.kill_reason.startswith("hung: ")
