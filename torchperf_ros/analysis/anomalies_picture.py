@@ -50,6 +50,7 @@ def save_picture(course: Course, events: list[Event], title: str, path: Path) ->
     if dated:
         below.xaxis_date("UTC")
     else:
+        below.ticklabel_format(axis="x", useOffset=False, style="plain")
         below.set_xlabel("time in s")
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
