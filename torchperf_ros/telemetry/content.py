@@ -127,7 +127,9 @@ class InputContent:
         """A stamp that stands still, of an input whose stamps have advanced regularly before."""
         stood_s = (now_ns - self._stamp_since_ns) / NS_PER_S
         usual_s = self._usual_stamp_s
-        if self._stamp_frames < _FROZEN_FRAMES or not stood_s >= max(_STOOD_S, _STOOD_INTERVALS * usual_s):
+        if math.isnan(usual_s) or self._stamp_frames < _FROZEN_FRAMES:
+            return []
+        if stood_s < max(_STOOD_S, _STOOD_INTERVALS * usual_s):
             return []
         text = f"the stamp of {self._input.topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
         return [self._finding("input stands still", Level.WARN, text, stood_s, usual_s, stood_s)]

@@ -13,8 +13,9 @@ from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.core.message_types import decode
 from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.telemetry.content_stretch import Stretch
 from torchperf_ros.telemetry.record_stream import FrameRecord
-from torchperf_ros.telemetry.signal_series import Signal, SignalRule
+from torchperf_ros.telemetry.signal_series import Signal, SignalRule, since
 
 _LOOK_EVERY_NS = NS_PER_S // 2
 _MOST_BYTES = 1 << 20
@@ -23,8 +24,7 @@ _SCORES = frozenset({"score", "confidence", "probability"})
 _MARKERS = "visualization_msgs/msg/MarkerArray"
 _DELETING = frozenset({2, 3})  # actions of a marker that is no object
 _DEEPEST = 4
-_FROZEN_S, _FROZEN_FACTOR = 10.0, 3.0
-_KNOWN_S = 30.0  # of changing outputs, after which one that stands still says something
+_HEADER_END, _SAMPLES = 12, 4096  # bytes of an input by which two are told apart
 _STAMP = struct.Struct("<iI")
 
 
@@ -41,12 +41,8 @@ class OutputContent:
         self._next_look_ns = 0
         self._counts: list[float] = []
         self._scores: list[float] = []
-        self._last: bytes | None = None
-        self._last_input: bytes = b""
-        self._same_since_ns = 0
-        self._inputs_changed = False
-        self._longest_s = 0.0
-        self._first_ns = 0
+        self._same, self._empty = Stretch(), Stretch()
+        self._last: tuple[bytes, bytes] | None = None  # an output and the input that it came of
 
     def take(self, record: FrameRecord) -> None:
         """Take a frame: its own result only, nothing held, backed up or made."""
@@ -65,20 +61,15 @@ class OutputContent:
             self._counts.append(count)
         self._scores += scores
         trigger = next((bytes(item.data) for item in record.inputs if item.index == 0), b"")
-        self._compare(record, trigger, now_ns, empty=count == 0)
+        self._empty.update(now_ns, is_so=count == 0)
+        self._same.update(now_ns, is_so=self._has_frozen(record, trigger, count))
 
-    def _compare(self, record: FrameRecord, trigger: bytes, now_ns: int, *, empty: bool) -> None:
-        """How long the outputs have been the same, apart from their stamps, while what they come from was not."""
+    def _has_frozen(self, record: FrameRecord, trigger: bytes, count: float) -> bool:
+        """Whether the output is the one before, apart from its stamp, while what it comes from is another."""
         stamp = _STAMP.pack(*divmod(record.stamp_ns, NS_PER_S))
-        output = (record.output or b"").replace(stamp, b"")
-        self._first_ns = self._first_ns or now_ns
-        inputs = trigger[12 :: max(1, len(trigger) // 4096)]
-        if output == self._last and not empty:
-            self._inputs_changed |= inputs != self._last_input
-            return
-        if self._last is not None:
-            self._longest_s = max(self._longest_s, (now_ns - self._same_since_ns) / NS_PER_S)
-        self._last, self._last_input, self._same_since_ns, self._inputs_changed = output, inputs, now_ns, False
+        now = ((record.output or b"").replace(stamp, b""), trigger[_HEADER_END :: max(1, len(trigger) // _SAMPLES)])
+        last, self._last = self._last, now
+        return last is not None and count != 0 and now[0] == last[0] and now[1] != last[1]
 
     def second(self, now_ns: int) -> tuple[dict[str, float], list[Anomaly]]:
         """Means over the last second, and what is unusual about them."""
@@ -90,22 +81,21 @@ class OutputContent:
         self._counts, self._scores = [], []
         found = [self._count.update(time_s, values["objects"]), self._score.update(time_s, values["score"])]
         findings = [departure.finding(self._stage, f" ({self._topic})") for departure in found if departure is not None]
-        return values, findings + self._frozen(now_ns)
+        if now_ns < self._next_look_ns + NS_PER_S:  # outputs still come
+            findings += self._stretched(now_ns, self._same, "output frozen", "has not changed although its inputs have")
+            findings += self._stretched(now_ns, self._empty, "output empty", "holds nothing any more")
+        return values, findings
 
-    def _frozen(self, now_ns: int) -> list[Anomaly]:
-        same_s = (now_ns - self._same_since_ns) / NS_PER_S
-        known = self._first_ns and (self._same_since_ns - self._first_ns) / NS_PER_S >= _KNOWN_S
-        fresh = now_ns < self._next_look_ns + NS_PER_S  # outputs still come
-        least_s = max(_FROZEN_S, _FROZEN_FACTOR * self._longest_s)
-        if not (known and fresh and self._inputs_changed and same_s >= least_s):
+    def _stretched(self, now_ns: int, stretch: Stretch, kind: str, what: str) -> list[Anomaly]:
+        lasted_s = stretch.unusual_s(now_ns)
+        if not lasted_s:
             return []
-        text = f"{self._topic} has not changed for {same_s:.0f} s although its inputs have, at most "
+        text = f"{self._topic} {what}{since(lasted_s)}; {stretch.longest_s:.1f} s at most before"
         values = {
-            "value": f"{same_s:.1f}", "baseline": f"{self._longest_s:.1f}", "unit": "s", "score": "1.00",
-            "kind": "flat", "since": f"{same_s:.0f}",
+            "value": f"{lasted_s:.1f}", "baseline": f"{stretch.longest_s:.1f}", "unit": "s", "score": "1.00",
+            "kind": "flat", "since": f"{lasted_s:.0f}",
         }  # fmt: skip
-        text += f"{self._longest_s:.1f} s before"
-        return [Anomaly(Level.WARN, f"{self._stage}: output frozen", text, values)]
+        return [Anomaly(Level.WARN, f"{self._stage}: {kind}", text, values)]
 
 
 def statistics_of(message: Any, type_name: str) -> tuple[float, list[float]]:  # noqa: ANN401 - made at run time

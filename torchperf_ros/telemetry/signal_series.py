@@ -10,6 +10,7 @@ from torchperf_ros.core.anomaly_rules import Anomaly, Level
 _CAUTION = 1.0  # what is told has to last, too: one unusual second is nothing yet
 _USUAL_AFTER_S = 300.0  # what has lasted this long is how it is now, and is learnt anew
 _CALM_S = 3  # seconds within the usual after which a departure is over
+_FAR = 2.0  # times what 2 % of the departures exceed
 _REPEATS = 3
 _LEARN_S = 60  # seconds before anything is told: a start is like no other time
 
@@ -84,10 +85,10 @@ class Departure:
 class Signal:
     """Judges the seconds of one signal.
 
-    A departure begins with a second that the detector finds unusual, and is told once most of the seconds since then
-    lie half as far out or farther. It is over after three usual seconds, or after five minutes, when it is the new
-    usual. The detector learns its first second, and would find the next such event less unusual: what was told once
-    is told again when it comes again, three times; what comes more often is how things are.
+    A departure begins with a second that the detector finds unusual, or that is twice as far out as all but 2 % were;
+    it is told once most of the seconds since then lie half as far out or farther. It is over after three usual seconds,
+    or after five minutes, when it is the new usual. The detector learns its first second, and would find the next such
+    event less unusual: what was told is told again when it comes again, three times; then it is learnt.
 
     Attributes:
         usual: what the signal usually is, NaN before that is known.
@@ -105,7 +106,7 @@ class Signal:
         self._far = self._near = 0
         self._known = math.inf  # a departure that was told before
         self._repeats_left = _REPEATS
-        self._unlearnt: deque[tuple[float, float]] = deque(maxlen=16)
+        self._unlearnt: deque[tuple[float, float]] = deque(maxlen=64)
 
     def update(self, time_s: float, value: float) -> Departure | None:
         """Take the value of a second; the departure that is to be told, if there is one.
@@ -129,11 +130,12 @@ class Signal:
         )
 
     def _suspect(self, time_s: float, value: float) -> None:
+        far = _FAR * self._detector.usual_departure or math.inf
         reading = self._detector.update(time_s, value)
         self.usual = reading.baseline
         least = max(self.rule.floor, self.rule.share * abs(reading.baseline))
         departure = self.rule.departure(value, reading.baseline)
-        unusual = reading.score >= THRESHOLD or departure >= self._known
+        unusual = reading.score >= THRESHOLD or departure >= min(far, self._known)
         if not unusual or departure < least or self._seen <= _LEARN_S:
             return
         self._began = Departure(self.rule, value, reading.baseline, reading.score, reading.kind, time_s, 0.0)
@@ -158,7 +160,7 @@ class Signal:
             self._seen, self._known, self._repeats_left = 0, math.inf, _REPEATS
             self._end()
         elif self._near >= (_CALM_S if self._told else max(1, self.rule.confirm_s // 2)):
-            if not self._told:  # a moment that was not worth telling is how things are
+            if not self._told or self._repeats_left <= 0:  # not worth telling, or no longer: how things are
                 for sample in self._unlearnt:
                     self._detector.update(*sample)
             self._end()

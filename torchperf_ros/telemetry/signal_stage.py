@@ -17,6 +17,7 @@ from torchperf_ros.telemetry.signal_series import Departure, Signal, SignalRule,
 _MISSES = (0.1, 0.02, 10.0)  # told from this share of the frames on, until this one, over so many seconds
 _FEWEST_MISSES = 3
 _MOSTLY = 0.5
+_KNOWN_FRAMES = 600  # after which it is known how many misses are usual
 _STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
 _STEP_WINDOW = 300  # seconds
 
@@ -144,11 +145,14 @@ class StageSignals:
             self._counted += Counter({"frames": len(frames), "misses": self.missed})
         if not too_many or recent.total() < _FEWEST_MISSES:
             return []
-        usual = self._counted["misses"] / max(1, self._counted["frames"])
+        counted = self._counted["frames"]
+        usual = self._counted["misses"] / counted if counted >= _KNOWN_FRAMES else math.nan
         since_s = time_s - (self._misses.since_s or time_s)
         share = recent.total() / max(1, total)
         said = ", ".join(f"{count} {word}" for word, count in recent.most_common())
-        text = f"{share:.0%} of the last {total} frames missed ({said}), usually {usual:.1%}{since(since_s)}"
+        text = f"{share:.0%} of the last {total} frames missed ({said})"
+        text += f", usually {usual:.1%}" if math.isfinite(usual) else ""
+        text += since(since_s)
         if others:
             text += f"; other processes took {others} % of the CPU"
         values = {
