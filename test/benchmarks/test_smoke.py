@@ -18,7 +18,7 @@ ARGUMENTS = {
     "deadline": ["--seconds", "3", *SMALL],
     "failover": ["--times", "1", "--backups", "standby", "--settle", "0.5", *SMALL],
     "soak": ["--frames", "400", "--rate", "100", "--model-ms", "0", *ALONE],
-    "telemetry": ["--seconds", "1.5", *SMALL, *ALONE],
+    "telemetry": ["--seconds", "1.5", "--turns", "1", "--slice", "1.5", *SMALL, *ALONE],
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
     "startup": ["--times", "1", "--model-ms", "0", *ALONE],
 }
