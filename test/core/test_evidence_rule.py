@@ -27,13 +27,28 @@ def test_given_an_event_when_told_then_it_asks_for_what_helps(level, name, wante
 
 
 def test_given_errors_that_keep_coming_when_told_then_each_stage_and_kind_is_asked_for_once_in_a_while():
-    rule = EvidenceRule(every_s=600.0)
+    rule = EvidenceRule(every_s=600.0, apart_s=60.0)
     error = Anomaly(Level.ERROR, "perception: deadline missed", "")
-    asked = [second for second in range(0, 1900, 10) if rule.wanted(error, STAGES, second * S)]
-    assert asked == [0, 600, 1200, 1800]
-    assert rule.wanted(Anomaly(Level.ERROR, "planning: deadline missed", ""), STAGES, 1801 * S)
-    assert rule.wanted(Anomaly(Level.WARN, "perception: memory grows", ""), STAGES, 1801 * S)
-    assert not rule.wanted(Anomaly(Level.ERROR, "perception: model error", ""), STAGES, 1801 * S)
+    taken = []
+    for second in range(0, 1900, 10):
+        if wanted := rule.wanted(error, STAGES, second * S):
+            rule.taken(*wanted, second * S)
+            taken.append(second)
+    assert taken == [0, 600, 1200, 1800]
+    others = (Anomaly(Level.ERROR, "planning: latency", ""), Anomaly(Level.WARN, "perception: memory grows", ""))
+    assert [rule.wanted(other, STAGES, 1859 * S) for other in others] == [None, None]
+    assert [rule.wanted(other, STAGES, 1860 * S) for other in others] == [
+        ("planning", "profile"),
+        ("perception", "memory"),
+    ]
+    assert not rule.wanted(Anomaly(Level.ERROR, "perception: model error", ""), STAGES, 1860 * S)
+
+
+def test_given_evidence_that_could_not_be_taken_when_the_event_is_told_again_then_it_is_wanted_still():
+    rule = EvidenceRule()
+    error = Anomaly(Level.ERROR, "perception: deadline missed", "")
+    assert rule.wanted(error, STAGES, 0)
+    assert rule.wanted(error, STAGES, S)
 
 
 def test_given_a_node_without_stages_when_its_memory_grows_then_there_is_nobody_to_ask():

@@ -72,7 +72,7 @@ def test_given_one_worker_when_it_is_profiled_then_fallbacks_answer_in_between_a
     stage.ask()
     inquiry, workers = stage.actor.crew.inquiry, stage.actor.crew.workers
     with pytest.raises(ConfigError, match="stage tested has one worker only, and frames would be left"):
-        inquiry.ask("profile", workers, only_with_backup=True)
+        inquiry.ask("profile", workers, settled_at_ns=time.monotonic_ns())
     assert "fallbacks answer" in inquiry.ask("profile", workers)
     answers, _ = until_over(stage)
     assert evidence_path(stage)[0].is_dir()

@@ -1,5 +1,6 @@
 """An inquiry step by step, with a clock and a worker of the test's own: what real workers do too seldom."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ class WorkerOnPaper:
         self.busy_since_ns = busy_since_ns
         self.seq, self.usable, self.caught_up = None, True, True
         self.away = self.recording = self.kill_reason = ""
+        self.ready_at_ns, self.pid = 0, os.getpid()
         self.told = []
 
     @property
@@ -120,3 +122,24 @@ def test_given_nobody_who_can_be_asked_when_asked_then_the_error_says_why(inquir
         inquiry.ask("profile", [None, SimpleNamespace(available=False)])
     with pytest.raises(ConfigError, match="stage tested has no evidence folder"):
         Inquiry("tested", None, print).ask("profile", [WorkerOnPaper()])
+
+
+def test_given_an_event_when_it_asks_then_it_has_to_wait_until_both_workers_have_settled(inquiry):
+    workers = [WorkerOnPaper(1), WorkerOnPaper(2)]
+    workers[1].ready_at_ns = 10 * S
+    with pytest.raises(ConfigError, match="stage tested has had all its workers for less than 30 s"):
+        inquiry.ask("profile", workers, settled_at_ns=39 * S)
+    assert inquiry.ask("profile", workers, settled_at_ns=40 * S)
+
+
+def test_given_a_worker_that_gives_way_when_the_other_one_is_gone_then_it_does_so_no_more(inquiry, monkeypatch):
+    raised = []
+    monkeypatch.setattr("torchperf_ros.supervise.inquiry.set_nice", lambda pid, nice: raised.append(nice))
+    workers = [WorkerOnPaper(1), WorkerOnPaper(2)]
+    inquiry.ask("profile", workers)
+    for at_ns in (0, 100 * MS, 200 * MS):
+        inquiry.step(workers, at_ns)
+    assert raised == []
+    workers[0] = None
+    inquiry.step(workers, 300 * MS)
+    assert raised == [0]

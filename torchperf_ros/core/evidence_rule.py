@@ -9,13 +9,15 @@ from torchperf_ros.core.clock import NS_PER_S
 class EvidenceRule:
     """Memory that grows asks for a look at it, any other error of a stage for a profile; each seldom."""
 
-    def __init__(self, every_s: float = 600.0) -> None:
-        """Ask for each kind of evidence of a stage at most every `every_s` seconds."""
+    def __init__(self, every_s: float = 600.0, apart_s: float = 60.0) -> None:
+        """Ask for each kind of evidence of a stage at most every `every_s` seconds, of all stages every `apart_s`."""
         self._every_ns = round(every_s * NS_PER_S)
+        self._apart_ns = round(apart_s * NS_PER_S)
+        self._last_ns: int | None = None
         self._asked_ns: dict[tuple[str, str], int] = {}
 
     def wanted(self, anomaly: Anomaly, stages: Collection[str], now_ns: int) -> tuple[str, str] | None:
-        """The stage and what is wanted of it, `profile` or `memory`; None mostly.
+        """The stage and what is wanted of it, `profile` or `memory`; None mostly. `taken` says that it could be had.
 
         Args:
             anomaly: as it is told.
@@ -32,5 +34,10 @@ class EvidenceRule:
             return None
         if asked_ns is not None and now_ns - asked_ns < self._every_ns:
             return None
-        self._asked_ns[stage, kind] = now_ns
+        if self._last_ns is not None and now_ns - self._last_ns < self._apart_ns:
+            return None  # the stages share a machine: one loses a worker for a while, not all of them
         return stage, kind
+
+    def taken(self, stage: str, kind: str, now_ns: int) -> None:
+        """What was wanted is being taken."""
+        self._asked_ns[stage, kind] = self._last_ns = now_ns

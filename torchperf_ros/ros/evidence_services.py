@@ -31,15 +31,19 @@ class EvidenceServices:
     def told(self, anomaly: Anomaly) -> None:
         """An event was told: take evidence if it is worth it, and if another worker can answer meanwhile."""
         stages = {stage.config.name: stage for stage in self._stages()}
-        wanted = self._rule.wanted(anomaly, stages, monotonic_ns())
+        now_ns = monotonic_ns()
+        wanted = self._rule.wanted(anomaly, stages, now_ns)
         if wanted is None:
             return
         name, kind = wanted
         crew = stages[name].crew
         try:
-            self._log("info", f"{crew.inquiry.ask(kind, crew.workers, only_with_backup=True)}, as {anomaly.name}")
+            said = crew.inquiry.ask(kind, crew.workers, settled_at_ns=now_ns)
         except ConfigError as error:
-            self._log("info", f"no {kind} was taken although {anomaly.name}: {error}")
+            self._log("info", f"no {kind} is taken now although {anomaly.name}: {error}")
+        else:
+            self._rule.taken(name, kind, now_ns)
+            self._log("info", f"{said}, as {anomaly.name}")
 
     def _answer(self, kind: str, response: Any) -> Any:  # noqa: ANN401 - rclpy's
         said = []

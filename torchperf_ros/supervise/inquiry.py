@@ -4,12 +4,14 @@ What takes long (starting to record, writing) happens while the worker gets no f
 between it serves, and records what it does. With one worker only, the fallbacks answer meanwhile.
 """
 
+import contextlib
 import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.thread_nice import set_nice
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
 KINDS = ("profile", "memory")
@@ -17,6 +19,7 @@ KINDS = ("profile", "memory")
 _SETTLE_NS = NS_PER_S // 50  # a frame that was being handed over when the worker was taken out has arrived by then
 _LONGEST_WINDOW_NS = 15 * NS_PER_S
 _LONGEST_PAUSE_NS = 120 * NS_PER_S
+_SETTLED_NS = 30 * NS_PER_S
 
 Log = Callable[[str, str], None]
 
@@ -53,13 +56,14 @@ class Inquiry:
         worker = self._worker
         return self._wanted if worker is None else worker.away or worker.recording
 
-    def ask(self, what: str, workers: Sequence[WorkerProcess | None], *, only_with_backup: bool = False) -> str:
+    def ask(self, what: str, workers: Sequence[WorkerProcess | None], *, settled_at_ns: int | None = None) -> str:
         """Have a worker record; returns at once, with what will happen in words.
 
         Args:
             what: one of `KINDS`.
             workers: the crew's.
-            only_with_backup: refuse where frames would be left to the fallbacks meanwhile.
+            settled_at_ns: a monotonic time: refuse if the stage did not have all its workers, two or more, for half a
+                minute by then. Frames would be left to the fallbacks, or to a worker whose first runs are slow.
 
         Raises:
             ConfigError: it is not possible now; the message says why.
@@ -75,9 +79,13 @@ class Inquiry:
         if not ready:
             msg = f"{stage} has no worker that is ready; try again later"
             raise ConfigError(msg)
-        if only_with_backup and len(ready) == 1:
-            msg = f"{stage} has one worker only, and frames would be left to the fallbacks"
-            raise ConfigError(msg)
+        if settled_at_ns is not None:
+            if len(ready) == 1:
+                msg = f"{stage} has one worker only, and frames would be left to the fallbacks"
+                raise ConfigError(msg)
+            if any(settled_at_ns - (worker.ready_at_ns or 0) < _SETTLED_NS for worker in ready):
+                msg = f"{stage} has had all its workers for less than {_SETTLED_NS // NS_PER_S} s"
+                raise ConfigError(msg)
         self._wanted = what
         alone = "; it has one worker only, fallbacks answer while that starts and writes" if len(ready) == 1 else ""
         return f"{stage}: {what} of one worker{alone}"
@@ -94,6 +102,9 @@ class Inquiry:
         elif worker not in workers or not worker.usable:
             self._end(f"the worker is gone: {worker.kill_reason or 'it died, or was replaced'}")
         else:
+            if self._phase is _Phase.ASKED and not any(each is not None and each.available for each in workers):
+                with contextlib.suppress(PermissionError):  # it gives way to the other one, which is gone
+                    set_nice(worker.pid, 0)
             self._advance(worker, now_ns)
 
     def _advance(self, worker: WorkerProcess, now_ns: int) -> None:
