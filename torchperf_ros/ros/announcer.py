@@ -19,6 +19,7 @@ from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.recording import Recording
 
 _EVIDENCE_EVERY_NS = 60 * NS_PER_S
+_PATIENCE_NS = 20 * NS_PER_S
 
 
 class Announcer:
@@ -41,6 +42,8 @@ class Announcer:
         self._dropped: dict[str, tuple[int, int]] = {}
         self._wanted: deque[tuple[str, str]] = deque(maxlen=16)
         self._evidence_ns: int | None = None
+        self._finds: list[Anomaly] = []
+        self._heard_ns = 0
         self._lock = threading.Lock()
 
     def found(self, anomaly: Anomaly) -> None:
@@ -70,8 +73,8 @@ class Announcer:
         """Tell what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
             recording.ros_offset_ns = ros_now_ns - now_ns
-            for finding in recording.step():
-                self.found(_finding(finding))
+            for finding in self._recorder_finds(recording, now_ns):
+                self.found(finding)
         for event in self._desk.tick(now_ns):
             self._tell(self._with_evidence(event, now_ns), ros_now_ns)
         for stage, health in healths:
@@ -80,6 +83,14 @@ class Announcer:
             while self._wanted:
                 name, why = self._wanted.popleft()
                 recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
+
+    def _recorder_finds(self, recording: Recording, now_ns: int) -> list[Anomaly]:
+        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look."""
+        status = recording.status
+        found = [_finding(fields) for fields in recording.step()]
+        if found or recording.status is not status:
+            self._finds, self._heard_ns = found, now_ns
+        return self._finds if now_ns - self._heard_ns <= _PATIENCE_NS else []
 
     def _tell(self, event: Sequence[Anomaly], ros_now_ns: int) -> None:
         data = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns)

@@ -118,9 +118,7 @@ class InputContent:
         frozen_s = (now_ns - self._same_since_ns) / NS_PER_S
         if self._same < _FROZEN_FRAMES or frozen_s < _FROZEN_S or self._stamp_frames:
             return []
-        text = (
-            f"{self._input.topic} is frozen: {self._same} messages in {frozen_s:.1f} s with new stamps and equal data"
-        )
+        text = f"{self._input.topic} is frozen: {self._same} messages with new stamps and equal data"
         return [self._finding("input frozen", Level.ERROR, text, self._same, 1, frozen_s)]
 
     def _stood(self, now_ns: int) -> list[Anomaly]:

@@ -73,7 +73,8 @@ class MachineWatch:
         if begins and time_s > self._scanned_s and not self._scan(time_s):
             return None  # it may have been the node's own: a worker or compiler that has just begun
         misses = sum(self._misses)
-        harm = f"while {misses} deadlines were missed" if misses else "while answers took longer than usual"
+        harm = f"while {misses} deadline{' was' if misses == 1 else 's were'} missed"
+        harm = harm if misses else "while answers took longer than usual"
         text = f"other processes took {others:.0%} of the CPU ({machine.cpus} cores) {harm}"
         text += f": {self._named}" if self._named else ""
         if machine.steal_share >= _STEAL:
