@@ -106,7 +106,7 @@ def test_given_a_usual_drive_when_ticked_then_nothing_is_found_and_the_signals_f
 def test_given_a_frozen_camera_when_a_second_has_passed_then_it_is_said_each_second_until_it_is_over(watch):
     drive(watch, 0, 5)
     assert set(drive(watch, 5, 8, value=7)) == {"camera: input frozen"}
-    assert drive(watch, 8, 9) == {}
+    assert drive(watch, 8, 10) == {}
 
 
 def test_given_a_slower_model_when_seconds_have_passed_then_the_latency_is_told(watch):
