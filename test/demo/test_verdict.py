@@ -10,7 +10,7 @@ from rich.console import Console
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.demo.drive_state import DriveState
 from torchperf_ros.demo.verdict import judge, report, summary
-from torchperf_ros.telemetry.stage_state import FrameRecord
+from torchperf_ros.telemetry.stage_state import SeenFrame
 
 STAMP_NS = 1_700_000_000_000_000_000
 
@@ -28,7 +28,7 @@ def drive(unanswered: int = 0) -> DriveState:
             "on_time": "98",
         }
         for number in range(98):
-            stage.add(FrameRecord(STAMP_NS + number * 33_000_000, Outcome.ON_TIME, None, 0, 20.0, 50.0))
+            stage.add(SeenFrame(STAMP_NS + number * 33_000_000, Outcome.ON_TIME, None, 0, 20.0, 50.0))
     return state
 
 
@@ -55,10 +55,10 @@ def test_given_one_frame_in_flight_at_the_end_when_judged_then_it_passes_and_two
 
 def test_given_an_answer_more_than_five_milliseconds_late_when_judged_then_it_fails_and_five_passes() -> None:
     state = drive()
-    state.stages["planning"].add(FrameRecord(0, Outcome.LATE, Fallback.STOP, 0, 55.0, 50.0))
+    state.stages["planning"].add(SeenFrame(0, Outcome.LATE, Fallback.STOP, 0, 55.0, 50.0))
     assert judge(state).exit_status == 0
     assert "5.00 ms after its deadline" in printed(state)
-    state.stages["planning"].add(FrameRecord(0, Outcome.LATE, Fallback.STOP, 0, 56.5, 50.0))
+    state.stages["planning"].add(SeenFrame(0, Outcome.LATE, Fallback.STOP, 0, 56.5, 50.0))
     assert judge(state).failures == ("planning: 1 answers later than 5 ms after their deadline, the worst by 6.5 ms",)
     assert "FAIL" in printed(state)
 
@@ -109,7 +109,7 @@ def test_given_a_terminal_when_summed_up_then_no_word_is_cut_off(width: int, res
 
 def test_given_sabotage_when_summed_up_then_each_kind_tells_how_often_and_how_it_was_answered() -> None:
     state = drive()
-    state.stages["perception"].add(FrameRecord(STAMP_NS - 10**9, Outcome.CRASHED, Fallback.BACKUP, 0, 41.0, 50.0))
+    state.stages["perception"].add(SeenFrame(STAMP_NS - 10**9, Outcome.CRASHED, Fallback.BACKUP, 0, 41.0, 50.0))
     for kind, stamp_ns in (("sigkill", STAMP_NS - 10**9), ("hang", STAMP_NS), ("hang", STAMP_NS - 5 * 10**9)):
         state.on_journal("perception", json.dumps({"kind": kind, "stamp_ns": stamp_ns, "pid": 1}))
     state.match()

@@ -10,7 +10,7 @@ from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.demo.drive_state import DriveState
 from torchperf_ros.demo.view import picture, save_svg, status_line
 from torchperf_ros.telemetry.event_panel import event_line
-from torchperf_ros.telemetry.stage_state import FrameRecord
+from torchperf_ros.telemetry.stage_state import SeenFrame
 
 VALUES = {
     "health": "DEGRADED",
@@ -45,7 +45,7 @@ def drive() -> DriveState:
 
 
 def add(state: DriveState, outcome: Outcome, fallback: Fallback | None, total_ms: float = 25.0) -> None:
-    state.stages["perception"].add(FrameRecord(0, outcome, fallback, 0, total_ms, 50.0))
+    state.stages["perception"].add(SeenFrame(0, outcome, fallback, 0, total_ms, 50.0))
 
 
 def drawn(state: DriveState, width: int = 100, height: int = 30) -> list[str]:

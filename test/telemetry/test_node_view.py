@@ -8,7 +8,7 @@ from rich.console import Console
 
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.telemetry.node_view import node_line, node_picture
-from torchperf_ros.telemetry.stage_state import FrameRecord, StageState
+from torchperf_ros.telemetry.stage_state import SeenFrame, StageState
 from torchperf_ros.telemetry.watched_node import WatchedNode
 
 VALUES = {
@@ -26,7 +26,7 @@ def watched(stages: int = 2) -> WatchedNode:
     for number in range(stages):
         node.stages[f"stage{number}"] = StageState(f"stage{number}", dict(VALUES))
         for _ in range(300):
-            node.stages[f"stage{number}"].add(FrameRecord(0, Outcome.LATE, None, 0, 25.0, 50.0))
+            node.stages[f"stage{number}"].add(SeenFrame(0, Outcome.LATE, None, 0, 25.0, 50.0))
     for second in range(90):
         node.memory.append((float(second), 800.0 + second))
         node.event("warn", "stage0", "deadline missed: " + "again " * 40)

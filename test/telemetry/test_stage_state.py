@@ -5,7 +5,7 @@ import math
 import pytest
 
 from torchperf_ros.core.outcome import Outcome
-from torchperf_ros.telemetry.stage_state import FrameRecord, StageState
+from torchperf_ros.telemetry.stage_state import SeenFrame, StageState
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_given_stamps_when_asked_for_the_nearest_then_only_one_within_eight_mill
     stage = StageState("s")
     assert stage.nearest(0) is None
     for stamp_ns in (0, 33_000_000, 66_000_000):
-        stage.add(FrameRecord(stamp_ns, Outcome.ON_TIME, None, 0, 10.0, 50.0))
+        stage.add(SeenFrame(stamp_ns, Outcome.ON_TIME, None, 0, 10.0, 50.0))
     near = stage.nearest(40_000_000)
     assert near is not None
     assert near.stamp_ns == 33_000_000
@@ -48,7 +48,7 @@ def test_given_answers_a_thirtieth_apart_when_asked_for_the_rate_then_it_is_thir
     stage = StageState("s")
     assert math.isnan(stage.rate_hz)
     for number in range(1, 100):
-        stage.add(FrameRecord(1, Outcome.ON_TIME, None, 0, 10.0, 50.0, published_ns=number * 33_333_333))
+        stage.add(SeenFrame(1, Outcome.ON_TIME, None, 0, 10.0, 50.0, published_ns=number * 33_333_333))
     assert stage.rate_hz == pytest.approx(30.0)
     stage.values["health"] = "WAITING"
     assert math.isnan(stage.rate_hz)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchperf_ros.telemetry.node_state import NodeState
-from torchperf_ros.telemetry.stage_state import FrameRecord
+from torchperf_ros.telemetry.stage_state import SeenFrame
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Injection:
     kind: str
     stamp_ns: int
     pid: int
-    record: FrameRecord | None = None
+    record: SeenFrame | None = None
 
     @property
     def answer(self) -> str:

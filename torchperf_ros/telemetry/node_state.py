@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.telemetry.stage_state import FrameRecord, StageState
+from torchperf_ros.telemetry.stage_state import SeenFrame, StageState
 
 _EVENTS: Final = 200
 _LONGEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
@@ -79,7 +79,7 @@ class NodeState:
             return
         total_ms, age_ms = values.get("total_ms", math.nan), values.get("age_ms", math.nan)
         before_ms = total_ms + age_ms
-        record = FrameRecord(
+        record = SeenFrame(
             stamp_ns=published_ns - round(before_ms * 1e6) if abs(before_ms) < _LONGEST_MS else 0,
             outcome=Outcome(outcome),
             fallback=None if fallback is None or not 0 <= fallback < len(Fallback) else Fallback(fallback),

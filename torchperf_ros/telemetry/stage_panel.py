@@ -9,7 +9,7 @@ from rich.text import Text
 
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.percent import percent
-from torchperf_ros.telemetry.stage_state import FrameRecord, StageState
+from torchperf_ros.telemetry.stage_state import SeenFrame, StageState
 
 STAGE_ROWS: Final = 9
 _STRIP_ROWS: Final = 2
@@ -126,14 +126,14 @@ def _strip(stage: StageState, width: int) -> list[Text]:
     return rows
 
 
-def _eighths(record: FrameRecord) -> int:
+def _eighths(record: SeenFrame) -> int:
     """Height of a frame's bar in eighths of a row, never none: the top is its budget."""
     if not record.budget_ms > 0 or not math.isfinite(record.total_ms):
         return 1
     return max(1, min(round(record.total_ms / record.budget_ms * _STRIP_ROWS * 8), _STRIP_ROWS * 8))
 
 
-def _colour(record: FrameRecord) -> str:
+def _colour(record: SeenFrame) -> str:
     return _OWN if record.fallback is None else _FALLBACK_COLOURS[record.fallback]
 
 

@@ -15,7 +15,7 @@ _AT_WORK: Final = ("idle", "busy")
 
 
 @dataclass(frozen=True)
-class FrameRecord:
+class SeenFrame:
     """One answered frame, from `/perf/latency_stages`.
 
     Attributes:
@@ -63,12 +63,12 @@ class StageState:
 
     name: str
     values: dict[str, str] = field(default_factory=dict)
-    recent: deque[FrameRecord] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))
+    recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))
     records: int = 0
     worst_ms: float = -math.inf
     far_late: int = 0
 
-    def add(self, record: FrameRecord) -> None:
+    def add(self, record: SeenFrame) -> None:
         """Take an answered frame."""
         self.recent.append(record)
         self.records += 1
@@ -76,7 +76,7 @@ class StageState:
             self.worst_ms = max(self.worst_ms, record.lateness_ms)
             self.far_late += record.lateness_ms > FAR_LATE_MS
 
-    def nearest(self, stamp_ns: int) -> FrameRecord | None:
+    def nearest(self, stamp_ns: int) -> SeenFrame | None:
         """The recent frame whose stamp is nearest to this one, None if none is within 8 ms."""
         near = min(self.recent, key=lambda record: abs(record.stamp_ns - stamp_ns), default=None)
         return near if near is not None and abs(near.stamp_ns - stamp_ns) <= _MATCH_NS else None
