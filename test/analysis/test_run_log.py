@@ -9,6 +9,7 @@ import pytest
 from rosbags.rosbag1 import Writer
 from rosbags.typesys import Stores, get_typestore
 
+from torchperf_ros.analysis.report_figures import timeline
 from torchperf_ros.analysis.run_log import RunLogError
 from torchperf_ros.analysis.run_log_source import read_runs
 from torchperf_ros.core.outcome import Fallback, Outcome
@@ -128,6 +129,18 @@ def test_given_drops_and_reasons_in_records_when_read_then_they_belong_to_their_
     (run,) = read(logs.write_records(tmp_path / "records.jsonl", lines))
     assert [stage.dropped for stage in run.stages] == [8, None]
     assert run.stages[0].reasons == {late["t_ns"]: "the model took too long"}
+
+
+def test_given_frames_under_a_profiler_in_records_when_drawn_then_they_are_marked(tmp_path):
+    lines = logs.records()
+    frames = [line for line in lines if line["kind"] == "frame" and line["stage"] == "perception"]
+    for frame in frames[10:20]:
+        frame["profiled"] = True
+    (run,) = read(logs.write_records(tmp_path / "records.jsonl", lines))
+    assert run.stages[0].profiled == {frame["t_ns"] for frame in frames[10:20]}
+    names = [trace.name for trace in timeline(run.stages[0], 1000).data]
+    assert "under a profiler (10)" in names
+    assert not any("profiler" in (trace.name or "") for trace in timeline(run.stages[1], 1000).data)
 
 
 def test_given_counters_and_another_process_in_a_log_when_read_then_drops_add_up_and_it_is_a_restart(tmp_path):

@@ -65,6 +65,13 @@ def timeline(stage: StageLog, most: int) -> go.Figure:
                 name=f"{outcome.word.replace('_', ' ')} ({len(hit):,})", hovertemplate="%{y:.2f} ms",
                 marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 0.5}}, row=1, col=1,
             )  # fmt: skip
+    profiled = np.flatnonzero(np.isin(frames["t_ns"], list(stage.profiled)))
+    if len(profiled):
+        figure.add_scatter(
+            x=_times(frames["t_ns"][profiled]), y=_rounded(total_ms[profiled]), mode="markers",
+            name=f"under a profiler ({len(profiled):,})", hoverinfo="skip",
+            marker={"color": GREY, "symbol": "circle-open", "size": 12}, row=1, col=1,
+        )  # fmt: skip
     budget = _changes(np.asarray(frames["budget_ms"]))
     figure.add_scatter(
         x=_times(frames["t_ns"][budget]), y=_rounded(frames["budget_ms"][budget]), name="budget", mode="lines",

@@ -33,6 +33,7 @@ class StageLog:
         health: ROS time in ns and the word, each time that it changed.
         dropped: frames that were never started, because a newer one came or they were too old; None where not told.
         reasons: why a frame was not on time, by `t_ns`, where the log tells (records do).
+        profiled: `t_ns` of frames that ran under a profiler, which takes time (records tell).
     """
 
     name: str
@@ -41,6 +42,7 @@ class StageLog:
     health: tuple[tuple[int, str], ...] = ()
     dropped: int | None = None
     reasons: Mapping[int, str] = field(default_factory=dict)
+    profiled: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.frames["t_ns"])

@@ -30,6 +30,7 @@ class _Stage:
         self.dropped: int | None = None
         self.dropped_told: int | None = None
         self.tiers: tuple[str, ...] = ()
+        self.profiled: set[int] = set()
 
     def add(self, whole: Mapping[str, int], times: Mapping[str, float]) -> None:
         for name in _WHOLE:
@@ -117,6 +118,8 @@ class RunLogBuilder:
             },
             {key: math.nan if record.get(key) is None else float(record[key]) for key in TIMES},
         )
+        if record.get("profiled"):
+            stage.profiled.add(int(record["t_ns"]))
         if (reason := str(record.get("reason") or "")) and len(stage.reasons) < _MOST_REASONS:
             stage.reasons[int(record["t_ns"])] = reason.splitlines()[0]
 
@@ -210,7 +213,10 @@ class RunLogBuilder:
         frames = {name: np.array(column, dtype=np.int64)[order] for name, column in stage.whole.items()}
         times = {name: np.array(column, dtype=np.float64)[order] for name, column in stage.times.items()}
         name = self._names[index] if index < len(self._names) else f"stage {index}"
-        return StageLog(name, stage.tiers, {**frames, **times}, tuple(stage.health), stage.dropped, stage.reasons)
+        return StageLog(
+            name, stage.tiers, {**frames, **times}, tuple(stage.health), stage.dropped, stage.reasons,
+            frozenset(stage.profiled),
+        )  # fmt: skip
 
     def _stage(self, index: int) -> _Stage:
         return self._by_index.setdefault(index, _Stage())
