@@ -51,7 +51,7 @@ class Box(BlackBox):
         super().__init__("/perf", STAGES, [MEMORY], BlackBoxLimits(before_s, after_s, part_bytes), self.evidence)
 
     def incident(self, at_s, what="test", **files):
-        self.record(self.evidence.name(what), round(at_s * NS_PER_S), files, lambda t_ns: {"since.txt": str(t_ns)})
+        self.record(self.evidence.name(what), at_s, files, lambda t_ns: {"since.txt": str(t_ns)})
 
     def written(self):
         """(second, topic, text or number) of each message of the last incident, in the log's order."""
@@ -92,7 +92,7 @@ def test_given_seconds_when_an_incident_happens_then_those_before_and_after_are_
         box.frame(frame(second))
         if second == 10:
             box.incident(second)
-        box.tick(second * NS_PER_S)
+        box.tick(second)
     assert [at for at, topic, _ in box.written() if topic == "/boxes"] == [7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     assert box.incidents == 1
     assert (box.evidence.incidents()[0] / "since.txt").read_text() == str(7 * NS_PER_S)

@@ -61,7 +61,7 @@ class _Incident:
     """An incident that is being recorded: what was kept before, and what has come since."""
 
     name: str
-    until_ns: int
+    until_s: float
     files: dict[str, str]
     entries: list[_Entry]
     left_bytes: int
@@ -141,7 +141,7 @@ class BlackBox:
                 incident.left_out += 1
 
     def record(
-        self, name: str, t_ns: int, files: Mapping[str, str], more_files: Callable[[int], Mapping[str, str]]
+        self, name: str, now_s: float, files: Mapping[str, str], more_files: Callable[[int], Mapping[str, str]]
     ) -> None:
         """Something has happened: write what is kept, and what comes during the next seconds.
 
@@ -149,20 +149,19 @@ class BlackBox:
 
         Args:
             name: the incident's folder, as `EvidenceFolder.name` gives it.
-            t_ns: ROS time.
+            now_s: monotonic time: ROS time may stand still.
             files: texts to be put beside the log, by file name.
             more_files: more of them, asked for at the end with the time at which the log begins.
         """
         if self._incident is not None:
             self._incident.files.update({f"{name}_{file}": text for file, text in files.items()})
             return
-        until_ns = t_ns + round(self._limits.after_s * NS_PER_S)
-        entries = list(self._kept)
-        self._incident = _Incident(name, until_ns, dict(files), entries, self._limits.part_bytes, more_files)
+        until_s, entries = now_s + self._limits.after_s, list(self._kept)
+        self._incident = _Incident(name, until_s, dict(files), entries, self._limits.part_bytes, more_files)
 
-    def tick(self, t_ns: int) -> None:
+    def tick(self, now_s: float) -> None:
         """Once a second: write the incident if its time has come."""
-        if self._incident is not None and t_ns >= self._incident.until_ns:
+        if self._incident is not None and now_s >= self._incident.until_s:
             self.finish(wait=False)
 
     def finish(self, *, wait: bool = True) -> None:

@@ -113,7 +113,7 @@ class Recorder:
             "parameters.json": json.dumps(self._setup["parameters"], indent=2),
             "stacks.txt": stacks,
         }
-        self._box.record(name, self._t_ns, files, self._records_since)
+        self._box.record(name, time.monotonic(), files, self._records_since)
 
     def _records_since(self, t_ns: int) -> dict[str, str]:
         return {} if self._log is None else {"records.jsonl": self._log.since(t_ns)}
@@ -135,7 +135,7 @@ class Recorder:
         if self._log is not None:
             self._log.tick(self._t_ns, lost - self._lost)
         self._lost = lost
-        self._box.tick(self._t_ns)
+        self._box.tick(time.monotonic())
         self._say(
             kind="status",
             problem="; ".join(
