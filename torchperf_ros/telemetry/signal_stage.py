@@ -121,14 +121,17 @@ class StageSignals:
                 values[f"{step}_ms"] = value
                 self._usual_steps[tier][step].add(value)
         departure = departure or often
-        return [] if departure is None else [departure.finding(self._facts.name, self._most_of_it(tier, steps))]
+        if departure is None:
+            return []
+        why = self._most_of_it(tier, steps, departure.value - departure.baseline)
+        return [departure.finding(self._facts.name, why)]
 
-    def _most_of_it(self, tier: int, steps: dict[str, float]) -> str:
-        """The step that grew most."""
+    def _most_of_it(self, tier: int, steps: dict[str, float], grown_ms: float) -> str:
+        """The step that grew most, if that is most of what the whole grew by."""
         usual = {step: window.median() for step, window in self._usual_steps[tier].items() if len(window)}
         grown = {step: value - usual[step] for step, value in steps.items() if step in usual}
         step = max(grown, key=grown.__getitem__, default="")
-        if not step or grown[step] <= 0:
+        if not step or grown[step] < _MOSTLY * grown_ms:
             return ""
         return f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
 
