@@ -23,8 +23,8 @@ _MOST_GUARDS_SHOWN = 2
 
 def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
     """Print it, most important first, the summary last."""
-    title = f"{inspection.name} · torch {torch.__version__} · {inspection.device} · backend {inspection.backend}"
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(Text(inspection.name, style="bold"))
+    console.print(Text(f"torch {torch.__version__} · {inspection.device} · backend {inspection.backend}"))
     if inspection.backend == "eager":
         console.print(Text("captured graphs run op by op here; --backend inductor times compiled ones", style="dim"))
     for part in _parts(inspection):
