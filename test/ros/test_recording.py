@@ -117,13 +117,18 @@ def test_given_records_when_read_then_each_line_fits_the_schema_and_every_frame_
     assert lines[0]["kind"] == "start"
 
 
-def test_given_a_recorder_that_is_killed_when_frames_come_then_they_are_answered_and_it_is_said(recorded, image):
+def test_given_a_recorder_that_is_killed_when_frames_come_then_all_are_answered_and_another_starts(recorded, image):
     recorded.recorder().kill()
     row = recorded.node.answer(recorded.camera, image(width=40))
     assert row["outcome"] == 0
     recorded.node.wait_for(
         lambda: "the recorder is gone" in recorded.node.values("node").get("recorder_warning", ""), "the warning"
     )
+    recorded.node.wait_for(lambda: recorded.node.values("node").get("recorder_restarts") == "1", "another recorder")
+    recorded.node.wait_for(lambda: "recorder_warning" not in recorded.node.values("node"), "no warning any more")
+    recorded.node.answer(recorded.camera, image(width=41))
+    seq = len(recorded.node.rows) - 1
+    recorded.node.wait_for(lambda: any(line.get("seq") == seq for line in recorded.lines()), "the frame's record")
 
 
 def test_given_a_node_that_is_killed_when_gone_then_its_last_seconds_are_written_all_the_same(
