@@ -17,9 +17,9 @@ from torchperf_ros.supervise.stack_dump import stacks
 from torchperf_ros.supervise.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.recording import Recording
+from torchperf_ros.telemetry.signal_findings import LastFindings
 
 _EVIDENCE_EVERY_NS = 60 * NS_PER_S
-_PATIENCE_NS = 20 * NS_PER_S
 
 
 class Announcer:
@@ -42,8 +42,7 @@ class Announcer:
         self._dropped: dict[str, tuple[int, int]] = {}
         self._wanted: deque[tuple[str, str]] = deque(maxlen=16)
         self._evidence_ns: int | None = None
-        self._finds: list[Anomaly] = []
-        self._heard_ns = 0
+        self._last_findings = LastFindings()
         self._lock = threading.Lock()
 
     def found(self, anomaly: Anomaly) -> None:
@@ -84,13 +83,11 @@ class Announcer:
                 name, why = self._wanted.popleft()
                 recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
 
-    def _recorder_finds(self, recording: Recording, now_ns: int) -> list[Anomaly]:
+    def _recorder_finds(self, recording: Recording, now_ns: int) -> Sequence[Anomaly]:
         """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look."""
         status = recording.status
         found = [_finding(fields) for fields in recording.step()]
-        if found or recording.status is not status:
-            self._finds, self._heard_ns = found, now_ns
-        return self._finds if now_ns - self._heard_ns <= _PATIENCE_NS else []
+        return self._last_findings.update(found, now_ns, looked=recording.status is not status)
 
     def _tell(self, event: Sequence[Anomaly], ros_now_ns: int) -> None:
         data = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns)

@@ -58,6 +58,7 @@ class StageSignals:
         self._misses = RateRule(*_MISSES)
         self._counted = Counter[str]()
         self._recent: list[Counter[str]] = []
+        self._frames_before = 0
         self._frames: list[FrameRecord] = []
 
     def frame(self, record: FrameRecord) -> None:
@@ -74,7 +75,9 @@ class StageSignals:
         frames, self._frames = [f for f in self._frames if f.outcome is not Outcome.STARTING], []
         time_s = now_ns / NS_PER_S
         values = dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
-        dropped, received = self.superseded + self.stale, self.superseded + self.stale + len(frames)
+        dropped = self.superseded + self.stale
+        received = dropped + max(len(frames), self._frames_before)  # drops are heard of up to a second later
+        self._frames_before = len(frames)
         values |= {"frames": float(len(frames)), "superseded": float(self.superseded), "stale": float(self.stale)}
         self.superseded = self.stale = 0
         findings = self._judge_misses(time_s, frames, others)
