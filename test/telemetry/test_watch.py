@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import time
 
 import jsonschema
 import numpy as np
@@ -13,11 +14,12 @@ from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.frame import StepTimes
 from torchperf_ros.core.message_types import encode, message_class
 from torchperf_ros.core.outcome import Outcome
-from torchperf_ros.supervise.frame_ring import InputBytes
+from torchperf_ros.supervise.frame_ring import FrameRing, InputBytes
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.machine_signals_gpu import NoGpu
 from torchperf_ros.telemetry.record_log import RecordLog, schema
-from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord
+from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamWriter
+from torchperf_ros.telemetry.recorder_process import RecorderProcess
 from torchperf_ros.telemetry.watch import Watch
 
 IMAGE, MARKERS = "sensor_msgs/msg/Image", "visualization_msgs/msg/MarkerArray"
@@ -140,3 +142,29 @@ def test_given_diagnostics_and_drops_when_taken_then_they_are_counted(watch):
     tick(watch, 2)
     assert set(drive(watch, 2, 3)) == {"camera: restarts"}
     assert (watch.signals["stages"]["camera"]["superseded"], watch.signals["stages"]["camera"]["stale"]) == (3, 2)
+
+
+def test_given_an_input_of_an_unknown_type_when_recorded_then_the_watch_says_that_it_has_ended_and_the_rest_goes_on(
+    tmp_path,
+):
+    """With a real recorder, as the node spawns it."""
+    stage = {**SETUP["stages"][0], "inputs": [["/image", "nobody_msgs/msg/Knows"]]}
+    setup = {
+        **SETUP, "stages": [stage], "versions": {}, "record_dir": str(tmp_path / "records"), "record_mib": 1,
+        "evidence_dir": str(tmp_path / "evidence"), "evidence_count": 5, "evidence_mib": 5, "black_box_s": 1.0,
+        "black_box_after_s": 1.0, "black_box_mib": 1, "watch": True,
+    }  # fmt: skip
+    ring, writers = FrameRing(4096), [StreamWriter(4096), StreamWriter(4096)]
+    recorder = RecorderProcess(writers, [ring.fd], setup)
+    writers[-1].event(START_NS, {"kind": "log", "severity": "info", "text": "still recorded"})
+    heard = []
+    until = time.monotonic() + 60.0
+    while not heard and time.monotonic() < until:
+        time.sleep(0.02)
+        heard = list(recorder.heard())
+    writers[-1].event(START_NS, {"kind": "end"})
+    assert recorder.close(orderly=True) == ""
+    ring.close()
+    assert "the watch has ended" in heard[0]["problem"]
+    assert "nobody_msgs/msg/Knows" in heard[0]["problem"]
+    assert "still recorded" in (tmp_path / "records" / "records.jsonl").read_text()

@@ -46,8 +46,12 @@ class Recorder:
             BlackBoxLimits(setup["black_box_s"], setup["black_box_after_s"], setup["black_box_mib"] * _MIB),
             self._evidence,
         )
-        self._watch = Watch(setup) if setup["watch"] else None
+        self._watch: Watch | None = None
         self._watch_problem = ""
+        try:
+            self._watch = Watch(setup) if setup["watch"] else None
+        except Exception:  # a message type that nobody thought of: what is recorded must not depend on the watch
+            self._end_watch()
         self._known_ns = time.monotonic_ns()
         self._behind = False
 
@@ -91,7 +95,7 @@ class Recorder:
         if self._watch is not None:
             try:
                 self._watch.take(record)
-            except Exception:  # a message that nobody thought of: what is recorded must not depend on it
+            except Exception:  # as above
                 self._end_watch()
         if isinstance(record, FrameRecord):
             self._box.frame(record)

@@ -47,7 +47,7 @@ class StageWatch:
         self._input = InputSignals(name, trigger, facts.budget_ms) if trigger else None
         self._contents = {
             index: InputContent(name, InputTopic(*topic), trigger=index == 0)
-            for index, topic in enumerate(inputs) if topic is not None
+            for index, topic in enumerate(inputs) if topic is not None and topic[1]
         }  # fmt: skip
         self._output = OutputContent(name, *setup["output"])
         self._end_ns = 0
