@@ -46,6 +46,16 @@ def test_given_one_cause_when_several_things_are_found_then_they_are_one_message
     assert message[0].values["also"] == "a: deadline missed; b: deadline missed"
 
 
+def test_given_a_full_machine_when_deadlines_are_missed_then_the_load_stands_first():
+    desk = Desk()
+    names = ("a: deadline missed", "a: misses", "a: latency", "machine: load", "a: tier")
+    desk.take(0, *(found(name, Level.ERROR if "missed" in name else Level.WARN) for name in names))
+    [message] = desk.told(1)
+    assert [status.name for status in message] == [
+        "machine: load", "a: tier", "a: latency", "a: misses", "a: deadline missed",
+    ]  # fmt: skip
+
+
 def test_given_an_event_when_more_is_found_soon_after_then_it_belongs_to_it_and_later_things_do_not():
     desk = Desk()
     desk.take(0, found("a: worker died"))

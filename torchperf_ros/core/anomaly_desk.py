@@ -10,8 +10,8 @@ from torchperf_ros.core.clock import NS_PER_S
 _MOST_WAITING = 1024
 _MOST_OPEN = 256
 _CAUSES_FIRST = (
-    "model", "worker died", "model error", "invalid output", "bad input", "gpu", "memory", "load", "input", "output",
-    "recompilation", "restarts", "drops", "age", "jitter", "latency", "deadline missed",
+    "worker died", "model error", "invalid output", "temperature", "gpu", "memory", "load", "restarts", "input",
+    "bad input", "recompilation", "tier", "output", "age", "jitter", "drops", "latency", "misses", "deadline missed",
 )  # fmt: skip
 """What stands first when several things are found in the same second: what explains others before what they explain."""
 
