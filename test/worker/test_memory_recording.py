@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchperf_ros.worker.memory_recording import MemoryRecording
 
@@ -79,3 +80,16 @@ def test_given_a_cuda_device_when_recorded_then_torchs_viewer_gets_its_snapshot(
     assert (tmp_path / "cuda_memory.pickle").stat().st_size > 0
     assert "| cuda:0 |" in (tmp_path / "memory.md").read_text(encoding="utf-8")
     del kept
+
+
+@pytest.mark.filterwarnings("error")
+def test_given_a_compilers_fake_tensors_when_recorded_then_they_are_passed_by(recording, tmp_path):
+    with FakeTensorMode():
+        fakes = [torch.ones(300, 1003) for _ in range(20)]
+    kept = torch.ones(301, 1003)
+    recording.begin()
+    recording.finish(tmp_path)
+    report = (tmp_path / "memory.md").read_text(encoding="utf-8")
+    assert re.search(r"\| \[301, 1003\] \| float32 \| cpu \| 1 \| 1\.15\d \|", report)
+    assert not re.search(r"\| \[300, 1003\] \| float32 \| cpu \| \d+ \| [1-9]", report)
+    assert fakes[0].shape != kept.shape

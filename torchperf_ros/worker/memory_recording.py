@@ -108,8 +108,9 @@ def _tensors() -> list[tuple[str, ...]]:
         key = (str(list(each.shape)), str(each.dtype).removeprefix("torch."), str(each.device))
         counts[key] += 1
         storage = each.untyped_storage()
-        sizes[key] += 0 if storage.data_ptr() in storages else storage.nbytes()
-        storages.add(storage.data_ptr())
+        if storage.device.type != "meta":  # a compiler's fake tensor stands for one, and has no memory
+            sizes[key] += 0 if storage.data_ptr() in storages else storage.nbytes()
+            storages.add(storage.data_ptr())
     return [(*key, str(counts[key]), f"{size / _MIB:.3f}") for key, size in sizes.most_common(_ROWS)]
 
 
