@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchperf_ros.core.anomaly.cycle import Cycle
+from torchperf_ros.core.anomaly.precedents import Precedents
 from torchperf_ros.core.anomaly.ranked_window import RankedWindow
 from torchperf_ros.core.anomaly.tail import MOST_SURPRISING, Tail
 
@@ -14,9 +15,11 @@ Direction = Literal["both", "up", "down"]
 THRESHOLD = 0.5
 """A score from here on is an anomaly."""
 
-_AT_THRESHOLD = 2.5  # mean surprise: every judge sees what happens once in 300 samples, or one of six once in a million
+_AT_THRESHOLD = 2.5  # mean surprise: every judge sees what happens once in 300 samples, one of eight once in 10 million
 _MOST_CAUTION = 4.0
-_FEWEST_JUDGES = 6  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
+_FEWEST_JUDGES = 8  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
+_SHAPE_NAMES = 0.5  # shape names the kind where it is twice as surprising as what has a plainer name
+_KINDS = {"above": "spike", "below": "spike", "value": "spike", "season so far": "season"}
 _OFF = 0.3  # the state ends when the evidence, not the trail, falls below
 _BASELINE = 384  # samples: the level is their median, so a new level is the baseline after 192
 _RECENT = 17  # samples whose median is compared with the baseline: a new level shows after 9, stalls do not
@@ -24,8 +27,8 @@ _FIRST = _RECENT - 1  # samples before departures mean anything
 _VARIATION = 32  # steps from sample to sample that are summed up
 _SEASON_RECENT = 8  # residuals to the season that are summed up
 _DRIFT_SLACK = 0.5  # of the position from -1 to 1: half of a steady series' samples lie within
-_TRAIL_SAMPLES = 200.0  # the aftermath of an event fades by 1/e in so many samples,
-_TRAIL = 0.8  # begins at this part of the event's score,
+_LATELY, _LATELY_POWER = 16, 4.0  # samples of the recent surprise, whose mean is near its largest
+_TRAIL_SAMPLES = 300.0  # the aftermath of an event fades by 1/e in so many samples,
 _TRAIL_MOST = 0.49  # and is no anomaly of its own
 _RESOLUTION = 1e-9  # of the values: departures below are rounding
 _LARGEST = 1e150  # values are cut off here: sums of a few stay finite
@@ -40,8 +43,8 @@ class Reading:
 
     Attributes:
         score: 0 (usual) to 1 (never seen the like); 0.5 and more is an anomaly. Fades after an event, below 0.5.
-        kind: `spike`, `level`, `drift`, `variance`, `season`, `flat` or `gap`: what gives most of the score; empty
-            where nothing does, and while an event fades.
+        kind: `spike`, `level`, `drift`, `variance`, `season`, `shape`, `flat` or `gap`: what gives most of the score;
+            empty where nothing does, and while an event fades.
         baseline: what was expected, in the unit of the value; NaN before the first sample.
         since_s: when the anomaly that is on began, on the clock of `time_s`; None if none is on.
     """
@@ -55,14 +58,17 @@ class Reading:
 class SeriesDetector:
     """Judges samples one by one, each by what came before it.
 
-    Several judges look at different departures: of the value from the baseline (`spike`), from the value before
+    Several judges look at different departures: of the value from the baseline and from the nearest earlier value
     (`spike`), of the median of the last 17 from the baseline (`level`), of the variation (`variance`), of a rank-based
-    cumulative sum (`drift`) and from what is usual at this time of the
-    day or of a shorter cycle (`season`). Each compares its departure with
-    those that it has seen (see `Tail`); none needs a scale, a unit or a distribution. The score is the root mean
-    square of their surprises.
+    cumulative sum (`drift`), from what is usual at this time of the day or of a shorter cycle (`season`), and of the
+    last samples together from the nearest earlier ones (`shape`). Each compares its departure with those that it has
+    seen (see `Tail`); none needs a scale, a unit or a distribution. The evidence is the root mean square of their
+    surprises, on a scale from 0 to 1.
 
-    A new level is the baseline once it is half of the last 384 samples. The score falls earlier, within some
+    Evidence of 0.5 and more is the score. Below, the score grades: by the mean of the evidence now and lately, and it
+    fades after an event.
+
+    A new level is the baseline once it is half of the last 384 samples. The evidence falls earlier, within some
     dozens, as each judge learns.
     """
 
@@ -101,11 +107,12 @@ class SeriesDetector:
         self._intervals = RankedWindow(64)
         self._cycle = Cycle()
         self._cycle_residuals: deque[float] = deque(maxlen=_SEASON_RECENT)
+        self._precedents = Precedents()
         self._tails: dict[str, Tail] = {}
         self._rise = self._fall = 0.0
         self._still = self._longest_still = 0
         self._seasonal = False
-        self._trail = 0.0
+        self._lately = self._trail = 0.0
         self._since_s: float | None = None
 
     @property
@@ -116,8 +123,8 @@ class SeriesDetector:
     @property
     def usual_departure(self) -> float:
         """What 2 % of the departures from the baseline exceed, in the unit of the value; 0 while nothing is known."""
-        tail = self._tails.get("season" if self._seasonal else "spike")
-        return 0.0 if tail is None else tail.begins
+        names = ("season",) if self._seasonal else ("above", "below")
+        return max((self._tails[name].begins for name in names if name in self._tails), default=0.0)
 
     def update(self, time_s: float, value: float) -> Reading:
         """Judge one sample, then learn it. Never raises for any floats.
@@ -136,15 +143,17 @@ class SeriesDetector:
         expected = self._expected(time_s)
         departures = self._departures(time_s, value)
         surprise, kind = self._judge(departures)
-        evidence = self._worth(1.0 - 2.0 ** (-surprise / self._at_threshold), departures)
+        self._lately += (surprise**_LATELY_POWER - self._lately) / _LATELY
+        evidence = self._worth(surprise, departures)
+        lately = self._worth(self._lately ** (1 / _LATELY_POWER), departures)
+        self._trail = max(min(_TRAIL_MOST, 0.5 * (evidence + lately)), self._trail * (1.0 - 1.0 / _TRAIL_SAMPLES))
         self._learn(time_s, value)
         self._switch(time_s, evidence)
-        score = max(evidence, self._trail)
+        score = evidence if evidence >= THRESHOLD else self._trail
         if gap > score:
             score, kind = gap, "gap"
-        elif evidence < self._trail or evidence < _OFF:
+        elif evidence < _OFF:
             kind = ""
-        self._trail = max(min(_TRAIL_MOST, _TRAIL * evidence), self._trail * (1.0 - 1.0 / _TRAIL_SAMPLES))
         return Reading(score, kind, expected, self._since_s)
 
     def _expected(self, time_s: float) -> float:
@@ -164,8 +173,10 @@ class SeriesDetector:
             size = abs(signed)
             return size if size > rounding and (self._up if signed > 0 else self._down) else 0.0
 
-        found["spike"] = side(value - level)
-        found["step"] = side(value - self._last)
+        if self._up and (value >= level or not self._down):
+            found["above"] = side(value - level)
+        if self._down and (value <= level or not self._up):
+            found["below"] = side(value - level)
         found["level"] = side(sorted([*self._recent, value])[_RECENT // 2] - level)
         if self._up and self._down:
             found["variance"] = sum(self._steps) + abs(value - self._last)
@@ -180,7 +191,16 @@ class SeriesDetector:
             self._cycle_residuals.append(residual)
             found["season"] = side(residual)
             found["season so far"] = side(sum(self._cycle_residuals))
+        found |= self._without_precedent(value, side(value - (level if usual is None else usual)) > 0, rounding)
         return found
+
+    def _without_precedent(self, value: float, counts: bool, rounding: float) -> dict[str, float]:
+        distances = self._precedents.compare(value)
+        if distances is None:
+            return {}
+        counts = counts or (self._up and self._down)
+        names = ("value", "shape")
+        return {name: d if counts and d > rounding else 0.0 for name, d in zip(names, distances, strict=True)}
 
     def _judge(self, departures: dict[str, float]) -> tuple[float, str]:
         total, largest, kind = 0.0, 0.0, ""
@@ -190,13 +210,15 @@ class SeriesDetector:
                 tail = self._tails[name] = Tail()
             surprise = tail.judge(departure)
             total += surprise * surprise
+            if name == "shape":
+                surprise *= _SHAPE_NAMES
             if surprise > largest:
                 largest, kind = surprise, name
         mean = math.sqrt(total / max(_FEWEST_JUDGES, len(departures)))
         still = self._stillness()
         if still > mean:
             return still, "flat"
-        return min(mean, MOST_SURPRISING), {"step": "spike", "season so far": "season"}.get(kind, kind)
+        return min(mean, MOST_SURPRISING), _KINDS.get(kind, kind)
 
     def _stillness(self) -> float:
         """Surprise of a flat line: 2.5 at three times the longest one before and 8 samples; at most 3.75."""
@@ -210,10 +232,11 @@ class SeriesDetector:
             return self._still
         return min(self._still, _STILL_FACTOR * self._longest_still + _STILL_LEAST)
 
-    def _worth(self, evidence: float, departures: dict[str, float]) -> float:
+    def _worth(self, surprise: float, departures: dict[str, float]) -> float:
+        evidence = 1.0 - math.pow(2.0, -surprise / self._at_threshold)
         if not self._floor or not departures:
             return evidence
-        departure = max(departures["spike"], departures["level"])
+        departure = max(departures.get(name, 0.0) for name in ("above", "below", "level"))
         return evidence if departure >= self._floor else min(evidence, THRESHOLD) * (departure / self._floor)
 
     def _gap(self, time_s: float) -> float:
