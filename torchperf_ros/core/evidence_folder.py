@@ -1,11 +1,12 @@
 """What is kept of incidents for people to look at later: one folder each, bounded in number and size."""
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -79,19 +80,30 @@ class EvidenceFolder:
                     f"{self._max_bytes // _MIB}, allows for all together"
                 )
                 raise EvidenceError(msg)
-            kept = self._give_name(part, name)
+            with self._alone():
+                kept = self._give_name(part, name)
+                self._shrink(kept)
         except OSError as error:
             msg = f"evidence {name} cannot be kept in {self.root}: {error.strerror or error}; see evidence_dir"
             raise EvidenceError(msg) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)  # it is not there any more if all went well
-        self._shrink(kept)
         return kept
 
     def incidents(self) -> list[Path]:
         """The complete ones, oldest first."""
         found = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(path for path in found if _NAME.fullmatch(path.name) and path.is_dir())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While this lasts, no other process gives names here or takes incidents away."""
+        folder = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     def _give_name(self, part: Path, name: str) -> Path:
         """Rename the folder; a name that is taken, in the same millisecond, gets a number."""
@@ -115,7 +127,9 @@ class EvidenceFolder:
         for path in others:
             if count <= self._max_count and total <= self._max_bytes:
                 break
-            shutil.rmtree(path, ignore_errors=True)  # another process may be at it
+            leaving = self.root / f"{_PART}{path.name}"  # so that nobody finds half of it
+            path.rename(leaving)
+            shutil.rmtree(leaving, ignore_errors=True)
             total -= sizes[path]
             count -= 1
         for path in self.root.glob(f"{_PART}*"):  # of processes that were killed over it, a day ago or earlier
