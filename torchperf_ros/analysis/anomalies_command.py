@@ -49,13 +49,13 @@ def anomalies_command(
 
     The detector learns while it reads: each row is judged by the rows before
     it, and none has to be set up for a file. It finds spikes, new levels,
-    drifts, changed variation, flat lines and, once it has seen three days or
-    three cycles, what is unusual for the time. The first 64 rows score 0.
+    drifts, changed variation, runs like none before, flat lines and, once it
+    has seen three days or three cycles, what is unusual for the time. The first 64 rows score 0.
 
     The output has a row for each of the input's, in order:
     timestamp,value,anomaly_score, the first two as they were written. 0.5 and
     more is an anomaly; below, a score says how close a row came. After an
-    event the score fades over 200 rows and stays below 0.5. Empty values and
+    event the score fades over 300 rows and stays below 0.5. Empty values and
     NaN score below 0.5; repeated and backward timestamps are taken as they come.
 
     Examples: torchperf anomalies cpu.csv --plot cpu.png

@@ -111,12 +111,14 @@ def test_given_a_new_level_when_it_stays_then_the_score_fades_and_the_level_beco
 
 
 def test_given_an_anomaly_when_it_comes_again_then_the_first_has_not_hidden_it():
-    values = noise(4000)
-    values[2000] = values[3000] = 140.0
-    found = scores(values)
+    values = noise(5000)
+    spikes = [2000, 2500, 3000, 3500, 4000, 4500]
+    for at in spikes:
+        values[at] = 140.0
 
-    assert found[2000] > 0.5
-    assert found[3000] > 0.5
+    for direction in ("both", "up"):
+        found = scores(values, direction=direction)
+        assert all(found[at] > 0.5 for at in spikes)
 
 
 def test_given_a_daily_season_when_a_day_misses_its_peak_then_it_is_told_though_no_value_is_unusual():

@@ -28,26 +28,26 @@ class Precedents:
         self._count = 0
 
     def compare(self, value: float) -> tuple[float, float] | None:
-        """How far a finite value lies from the nearest earlier one, and its run from the second nearest; remember it.
+        """How far a finite value, and the run that it ends, lie from the nearest earlier ones, in its unit.
 
-        A single precedent of a run may be an anomaly, and must not hide the next. Both distances are in the unit of the
-        value; None for the first 50 samples, which have too few to be compared with.
+        None for the first 49 samples, which have nothing to be compared with. Call it once for each sample, then
+        `learn`.
         """
         known = min(self._count - _RECENT, _LENGTHS)
-        distances = None
-        if known > 0:
-            apart = self._values[self._end - _RECENT - known : self._end - _RECENT] - value
-            np.abs(apart, out=apart)
-            runs = self._runs[_LENGTHS - known :]
-            runs *= _FADE
-            runs += apart
-            if known > _RUN + 1:
-                whole = runs[_RUN if self._count < _SIZE + _RUN else 0 :]
-                distances = float(apart.min()), float(np.partition(whole, 1)[1])
-        self._remember(value)
-        return distances
+        if known <= 0:
+            return None
+        apart = self._values[self._end - _RECENT - known : self._end - _RECENT] - value
+        np.abs(apart, out=apart)
+        runs = self._runs[_LENGTHS - known :]
+        runs *= _FADE
+        runs += apart
+        if known <= _RUN:
+            return None
+        whole = runs[_RUN if self._count < _SIZE + _RUN else 0 :]
+        return float(apart.min()), float(whole.min())
 
-    def _remember(self, value: float) -> None:
+    def learn(self, value: float) -> None:
+        """Remember a finite value, the oldest goes; not that which was compared where that is to be no precedent."""
         if self._end == len(self._values):
             self._values[:_SIZE] = self._values[_SIZE:]
             self._end = _SIZE

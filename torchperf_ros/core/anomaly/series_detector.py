@@ -20,6 +20,7 @@ _MOST_CAUTION = 4.0
 _FEWEST_JUDGES = 8  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
 _SHAPE_NAMES = 0.5  # shape names the kind where it is twice as surprising as what has a plainer name
 _KINDS = {"above": "spike", "below": "spike", "value": "spike", "season so far": "season"}
+_NO_PRECEDENT = 3  # samples of an anomaly that are no precedent: a spike hides no other, what lasts is learnt
 _OFF = 0.3  # the state ends when the evidence, not the trail, falls below
 _BASELINE = 384  # samples: the level is their median, so a new level is the baseline after 192
 _RECENT = 17  # samples whose median is compared with the baseline: a new level shows after 9, stalls do not
@@ -113,6 +114,7 @@ class SeriesDetector:
         self._still = self._longest_still = 0
         self._seasonal = False
         self._lately = self._trail = 0.0
+        self._alarming = 0
         self._since_s: float | None = None
 
     @property
@@ -122,7 +124,10 @@ class SeriesDetector:
 
     @property
     def usual_departure(self) -> float:
-        """What 2 % of the departures from the baseline exceed, in the unit of the value; 0 while nothing is known."""
+        """What 2 % of the departures from the baseline exceed, in the unit of the value; 0 while nothing is known.
+
+        Of the departures to the side that goes farther, where both count.
+        """
         names = ("season",) if self._seasonal else ("above", "below")
         return max((self._tails[name].begins for name in names if name in self._tails), default=0.0)
 
@@ -148,6 +153,8 @@ class SeriesDetector:
         lately = self._worth(self._lately ** (1 / _LATELY_POWER), departures)
         self._trail = max(min(_TRAIL_MOST, 0.5 * (evidence + lately)), self._trail * (1.0 - 1.0 / _TRAIL_SAMPLES))
         self._learn(time_s, value)
+        self._alarming = self._alarming + 1 if evidence >= THRESHOLD else 0
+        self._precedents.learn(expected if 0 < self._alarming <= _NO_PRECEDENT else value)
         self._switch(time_s, evidence)
         score = evidence if evidence >= THRESHOLD else self._trail
         if gap > score:
