@@ -121,6 +121,19 @@ def test_given_an_anomaly_when_it_comes_again_then_the_first_has_not_hidden_it()
         assert all(found[at] > 0.5 for at in spikes)
 
 
+def test_given_bursts_of_slow_frames_when_one_stalls_for_longer_than_any_then_it_is_told():
+    draw = random.Random(2)
+    values = [0.41 + abs(draw.gauss(0, 0.01)) for _ in range(2500)]
+    for at in range(100, 2000, 95):
+        for number in range(at, at + 5):
+            values[number] += draw.choice((0.4, 0.4, 0.8, 1.2))
+    values[2000] = values[2400] = 4.1
+
+    for direction in ("both", "up"):
+        found = scores(values, direction=direction)
+        assert min(found[2000], found[2400]) > 0.5
+
+
 def test_given_a_daily_season_when_a_day_misses_its_peak_then_it_is_told_though_no_value_is_unusual():
     interval_s, a_day = 300.0, 288
     draw = random.Random(3)

@@ -15,11 +15,11 @@ Direction = Literal["both", "up", "down"]
 THRESHOLD = 0.5
 """A score from here on is an anomaly."""
 
-_AT_THRESHOLD = 2.5  # mean surprise: every judge sees what happens once in 300 samples, one of eight once in 10 million
+_AT_THRESHOLD = 2.5  # mean surprise: every judge sees what happens once in 300 samples, or two of nine once in 200,000
 _MOST_CAUTION = 4.0
-_FEWEST_JUDGES = 8  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
+_FEWEST_JUDGES = 9  # the mean is over so many at least: one direction has fewer, and is no more easily alarmed
 _SHAPE_NAMES = 0.5  # shape names the kind where it is twice as surprising as what has a plainer name
-_KINDS = {"above": "spike", "below": "spike", "value": "spike", "season so far": "season"}
+_KINDS = {"above": "spike", "below": "spike", "step": "spike", "value": "spike", "season so far": "season"}
 _NO_PRECEDENT = 3  # samples of an anomaly that are no precedent: a spike hides no other, what lasts is learnt
 _OFF = 0.3  # the state ends when the evidence, not the trail, falls below
 _BASELINE = 384  # samples: the level is their median, so a new level is the baseline after 192
@@ -59,12 +59,12 @@ class Reading:
 class SeriesDetector:
     """Judges samples one by one, each by what came before it.
 
-    Several judges look at different departures: of the value from the baseline and from the nearest earlier value
-    (`spike`), of the median of the last 17 from the baseline (`level`), of the variation (`variance`), of a rank-based
-    cumulative sum (`drift`), from what is usual at this time of the day or of a shorter cycle (`season`), and of the
-    last samples together from the nearest earlier ones (`shape`). Each compares its departure with those that it has
-    seen (see `Tail`); none needs a scale, a unit or a distribution. The evidence is the root mean square of their
-    surprises, on a scale from 0 to 1.
+    Several judges look at different departures: of the value from the baseline, from the value before and from the
+    nearest earlier value (`spike`), of the median of the last 17 from the baseline (`level`), of the variation
+    (`variance`), of a rank-based cumulative sum (`drift`), from what is usual at this time of the day or of a
+    shorter cycle (`season`), and of the last samples together from the nearest earlier ones (`shape`). Each
+    compares its departure with those that it has seen (see `Tail`); none needs a scale, a unit or a distribution.
+    The evidence is the root mean square of their surprises, on a scale from 0 to 1.
 
     Evidence of 0.5 and more is the score. Below, the score grades: by the mean of the evidence now and lately, and it
     fades after an event.
@@ -184,6 +184,7 @@ class SeriesDetector:
             found["above"] = side(value - level)
         if self._down and (value <= level or not self._up):
             found["below"] = side(value - level)
+        found["step"] = side(value - self._last)
         found["level"] = side(sorted([*self._recent, value])[_RECENT // 2] - level)
         if self._up and self._down:
             found["variance"] = sum(self._steps) + abs(value - self._last)
