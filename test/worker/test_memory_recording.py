@@ -19,9 +19,10 @@ def recording():
 def test_given_a_process_that_keeps_things_when_recorded_then_the_report_says_what_where_and_how_much(
     recording, tmp_path
 ):
+    gc.collect()  # what other tests have left behind does not go meanwhile
     recording.begin()
     kept = [bytearray(MIB) for _ in range(3)]  # the line that grows
-    tensors = [torch.ones(7, 1001) for _ in range(5)]
+    tensors = [torch.ones(701, 1001) for _ in range(5)]
     views = [tensor[:1] for tensor in tensors]
     assert recording.full
     summary = recording.finish(tmp_path)
@@ -31,10 +32,9 @@ def test_given_a_process_that_keeps_things_when_recorded_then_the_report_says_wh
         rf"in 0\.\d s: resident memory \+?-?[\d.]+ MiB, Python's allocations most at {where} \(\+3", summary
     )
     assert re.search(rf"\| {where} \| 3\.\d+ \| \+\d+ \|", report)
-    assert re.search(r"\| \[7, 1001\] \| float32 \| cpu \| 5 \| 0\.\d{3} \|", report)
-    assert re.search(r"\| \[1, 1001\] \| float32 \| cpu \| 5 \| 0\.\d{3} \|", report)
-    sums = [float(size) for size in re.findall(r"\| \[[17], 1001\] .*\| ([\d.]+) \|", report)]
-    assert sum(sums) == pytest.approx(5 * 7 * 1001 * 4 / MIB, abs=0.002)  # a view's bytes are counted once
+    assert re.search(r"\| \[701, 1001\] \| float32 \| cpu \| 5 \| \d+\.\d{3} \|", report)
+    sums = [float(size) for size in re.findall(r"\| \[(?:1|701), 1001\] .*\| ([\d.]+) \|", report)]
+    assert sum(sums) == pytest.approx(5 * 701 * 1001 * 4 / MIB, abs=0.002)  # a view's bytes are counted once
     assert re.search(r"\| torch\.Tensor \| \d+ \| \+10 \|", report)
     assert f"This process, pid {os.getpid()}" in report
     assert f"The node, pid {os.getppid()}" in report
