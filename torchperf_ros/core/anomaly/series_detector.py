@@ -80,8 +80,8 @@ class SeriesDetector:
             direction: `up` or `down`: only values above or below the baseline; no `variance` and no `flat` then.
             floor: the smallest departure from the baseline worth telling, in the unit of the value. Smaller ones
                 score in proportion below the threshold.
-            caution: how much more surprising than usual an anomaly has to be, from 1 (3 samples in 10,000 of
-                noise with heavy tails are one at most) to 4; 1.6 makes a tenth of the false alarms.
+            caution: how much more surprising than usual an anomaly has to be, from 1 (about 3 samples in 10,000
+                of noise with heavy tails are one) to 4; 1.6 makes a tenth of the false alarms.
 
         Raises:
             ValueError: `direction` is another word, `floor` negative or not finite, or `caution` not from 1 to 4.
