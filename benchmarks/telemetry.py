@@ -29,6 +29,7 @@ _PER_FRAME = ("record and publish", "encode the record", "publish latency_stages
 _ON, _OFF = "on", "off"
 _FIRST_FRAMES = 10
 _REPORTS_PER_S = 1.0
+_WARM_UP_S = 5.0
 _EPILOG = """\
 targets: record, /perf/latency_stages, /perf/latency and recorder together <= 50 us per frame (p50); reporter <= 1 %
 of a core; recorder and exporter together <= 1 % of the machine
@@ -104,6 +105,7 @@ def _processor_times(arguments: argparse.Namespace, *, on: bool) -> tuple[float,
         camera = CameraProcess(graph)
         node.wait_ready()
         camera.connect(OURS, size=arguments.size, rate=arguments.rate)
+        camera.stream(OURS, seconds=_WARM_UP_S, rate=arguments.rate, size=arguments.size)  # first pages
         watched = [psutil.Process(node.pid), *_recorder_of(node.pid)]
         before = [_processor_s(process) for process in watched]
         began, ending = time.monotonic(), threading.Event()

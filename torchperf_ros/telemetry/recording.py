@@ -15,16 +15,20 @@ from torchperf_ros.core.evidence_folder import open_evidence
 from torchperf_ros.core.frame import Answer
 from torchperf_ros.core.user_folder import user_folder
 from torchperf_ros.supervise.frame_ring import record_size
+from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.telemetry.record_stream import StreamWriter
 from torchperf_ros.telemetry.recorder_process import RecorderProcess
 
 _RESTART_S = 10.0
+_PASS_ON_S = 0.05
 _NODE_RING = 1 << 20
 _MOST_WAITING = 1000
 
 
 class Recording:
     """The node's side of the recorder. `frame` is for the stages' threads and takes no lock, the rest for any thread.
+
+    A stage's thread only leaves its answer here: a thread of this object's passes it on, 20 times a second.
 
     Attributes:
         status: what the recorder last said of itself.
@@ -64,6 +68,10 @@ class Recording:
         self._lock = threading.Lock()
         self._tried_at = time.monotonic()
         self._process: RecorderProcess | None = self._spawn()
+        self._answers: deque[tuple[int, Answer, float]] = deque(maxlen=_MOST_WAITING)
+        self._ending = threading.Event()
+        self._scribe = threading.Thread(target=self._pass_on, name="scribe", daemon=True)
+        self._scribe.start()
 
     def _spawn(self) -> RecorderProcess | None:
         try:
@@ -73,8 +81,22 @@ class Recording:
             return None
 
     def frame(self, stage: int, answer: Answer, answer_ms: float) -> None:
-        """An answered frame; on its stage's thread."""
-        self._writers[stage].frame(stage, answer.published_ns + self.ros_offset_ns, answer, answer_ms)
+        """An answered frame; on its stage's thread. Its bytes are in the ring: they are not kept here."""
+        answer.frame.data = None
+        if len(self._answers) == _MOST_WAITING:
+            self._writers[stage].lost += 1
+        self._answers.append((stage, answer, answer_ms))
+
+    def _pass_on(self) -> None:
+        step_back()
+        while not self._ending.wait(_PASS_ON_S):
+            self._pass_answers()
+        self._pass_answers()
+
+    def _pass_answers(self) -> None:
+        while self._answers:
+            stage, answer, answer_ms = self._answers.popleft()
+            self._writers[stage].frame(stage, answer.published_ns + self.ros_offset_ns, answer, answer_ms)
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """A message that was published; `topic` is its index among the setup's topics."""
@@ -139,6 +161,8 @@ class Recording:
 
     def close(self, t_ns: int) -> str:
         """End the recorder once it has written what it has to; returns what went wrong."""
+        self._ending.set()
+        self._scribe.join()
         with self._lock:
             self._step()
             self._tried_at = math.inf
