@@ -123,7 +123,7 @@ class AnomalyDesk:
         values = {
             **entry.anomaly.values,
             "event": str(entry.event),
-            "since_s": f"{(now_ns - entry.began_ns) / NS_PER_S:.1f}",
+            "since_s": f"{max(0, now_ns - entry.began_ns) / NS_PER_S:.1f}",
             "count": str(entry.count),
             "held_back": str(max(0, entry.untold - 1)),
             "also": "; ".join(also),
