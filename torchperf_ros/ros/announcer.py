@@ -94,11 +94,11 @@ class Announcer:
         self._publisher.publish(data)
         for anomaly in event:
             self.told(anomaly)
-        if self.recording is None:
+        if (recording := self.recording) is None:
             return
-        self.recording.message(ANOMALY, ros_now_ns, data)
+        recording.message(ANOMALY, ros_now_ns, data)
         for anomaly in event:
-            self.recording.tell(
+            recording.tell(
                 ros_now_ns, kind="anomaly", level=anomaly.level.name, name=anomaly.name, message=anomaly.message,
                 values=dict(anomaly.values),
             )  # fmt: skip
@@ -110,7 +110,7 @@ class Announcer:
         return [replace(anomaly, values={**anomaly.values, "evidence": path}) for anomaly in event] if path else event
 
     def _record_once(self, what: str, why: str, now_ns: int) -> str:
-        """Record, but not without end where errors keep coming; the folder of the last time if that was just now."""
+        """Record, but not without end where errors keep coming; the folder, "" if the last time was just now."""
         if self._evidence_ns is not None and now_ns - self._evidence_ns < _EVIDENCE_EVERY_NS:
             return ""
         self._evidence_ns = now_ns
@@ -124,14 +124,14 @@ class Announcer:
         drops = (stage.mailbox.superseded, stage.mailbox.stale)
         superseded, stale = (new - old for new, old in zip(drops, self._dropped.get(name, (0, 0)), strict=True))
         self._dropped[name] = drops
-        if self.recording is None:
+        if (recording := self.recording) is None:
             return
         if health is not before:
-            self.recording.tell(ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name})
+            recording.tell(ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name})
             if health is Health.SAFE_STOP:
                 self._record_once(f"{name} safe stop", f"{name} went from {before.name} to SAFE_STOP", now_ns)
         if superseded > 0 or stale > 0:
-            self.recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded, stale=stale)
+            recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded, stale=stale)
 
     @property
     def _ros_now_ns(self) -> int:

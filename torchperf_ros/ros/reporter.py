@@ -98,15 +98,15 @@ class Reporter:
         diagnostics = diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns)
         self._publish(self._diagnostics, DIAGNOSTICS, ros_now_ns, diagnostics)
         self._publish(self._memory, MEMORY, ros_now_ns, float64_bytes(memory.workers_mib))
-        self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(memory.row()))
-        if self.announcer.recording is not None:
-            values = dict(zip(LABELS, memory.row(), strict=True))
-            self.announcer.recording.tell(ros_now_ns, kind="memory", values=values)
+        row = memory.row()
+        self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(row))
+        if (recording := self.announcer.recording) is not None:
+            recording.tell(ros_now_ns, kind="memory", values=dict(zip(LABELS, row, strict=True)))
 
     def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:
         publisher.publish(data)
-        if self.announcer.recording is not None:
-            self.announcer.recording.message(index, ros_now_ns, data)
+        if (recording := self.announcer.recording) is not None:
+            recording.message(index, ros_now_ns, data)
 
     def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Anomaly:
         status = stage_status(stage, health, rss_bytes)
