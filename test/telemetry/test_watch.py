@@ -154,15 +154,15 @@ def test_given_an_input_of_an_unknown_type_when_recorded_then_the_watch_says_tha
         "evidence_dir": str(tmp_path / "evidence"), "evidence_count": 5, "evidence_mib": 5, "black_box_s": 1.0,
         "black_box_after_s": 1.0, "black_box_mib": 1, "watch": True,
     }  # fmt: skip
-    ring, writers = FrameRing(4096), [StreamWriter(4096), StreamWriter(4096)]
-    recorder = RecorderProcess(writers, [ring.fd], setup)
-    writers[-1].event(START_NS, {"kind": "log", "severity": "info", "text": "still recorded"})
+    ring, writer = FrameRing(4096), StreamWriter(4096)
+    recorder = RecorderProcess(writer, [ring.fd], setup)
+    writer.event(START_NS, {"kind": "log", "severity": "info", "text": "still recorded"})
     heard = []
     until = time.monotonic() + 60.0
     while not heard and time.monotonic() < until:
         time.sleep(0.02)
         heard = list(recorder.heard())
-    writers[-1].event(START_NS, {"kind": "end"})
+    writer.event(START_NS, {"kind": "end"})
     assert recorder.close(orderly=True) == ""
     ring.close()
     assert "the watch has ended" in heard[0]["problem"]

@@ -177,7 +177,7 @@ class StreamReader:
     """
 
     def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
-        """Take the socket, the sender's ring, and the rings of the stages, in their order."""
+        """Take the socket, the node's ring, and the rings of the stages, in their order."""
         self.socket = own
         self.lost = self.overwritten = 0
         self._payloads = FrameReader(ring_fd)

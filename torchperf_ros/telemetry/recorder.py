@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Mapping
@@ -26,10 +25,9 @@ _LAST_WORDS_S = 60
 class Recorder:
     """Everything that is recorded of a node, in a process that no frame waits for."""
 
-    def __init__(self, setup: Mapping[str, Any], readers: list[StreamReader], node: socket.socket) -> None:
-        """Take what the node said at the start, the senders' streams, and the socket on which the node listens."""
-        self._readers = readers
-        self._node = node
+    def __init__(self, setup: Mapping[str, Any], reader: StreamReader) -> None:
+        """Take what the node said at the start, and its stream, on whose socket it also listens."""
+        self._reader = reader
         self._setup = setup
         self._ended = False
         self._t_ns = 0
@@ -64,9 +62,7 @@ class Recorder:
         while not self._ended:
             time.sleep(_LOOK_S)
             looked_ns, self._behind = time.monotonic_ns(), False
-            for reader in self._readers[:-1]:
-                self._take_from(reader)
-            if not self._take_from(self._readers[-1]) and not self._ended:
+            if not self._take_some() and not self._ended:
                 self._node_died()
                 return
             if not self._behind:
@@ -77,11 +73,11 @@ class Recorder:
         self._tick()
         self._box.finish()
 
-    def _take_from(self, reader: StreamReader) -> bool:
-        """Take what one sender has told, others waiting no longer than need be; False at its end."""
+    def _take_some(self) -> bool:
+        """Take what the node has told, but not so much that all else waits; False at its end."""
         for _ in range(_MOST_AT_ONCE):
             try:
-                record = reader.read()
+                record = self._reader.read()
             except BlockingIOError:
                 return True
             if record is None:
@@ -133,8 +129,7 @@ class Recorder:
         self._box.finish()
 
     def _tick(self) -> None:
-        lost = sum(reader.lost for reader in self._readers)
-        overwritten = sum(reader.overwritten for reader in self._readers)
+        lost, overwritten = self._reader.lost, self._reader.overwritten
         self._tell_findings()
         if self._log is not None:
             self._log.tick(self._t_ns, lost - self._lost)
@@ -173,7 +168,7 @@ class Recorder:
 
     def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
-            self._node.send(json.dumps(fields).encode())
+            self._reader.socket.send(json.dumps(fields).encode())
 
 
 def _stage(stage: Mapping[str, Any]) -> Stage:

@@ -1,4 +1,4 @@
-"""Entry of the recorder: `python -m torchperf_ros.telemetry.recorder_main SOCKET:RING... STAGE_RING...` (descriptors).
+"""Entry of the recorder: `python -m torchperf_ros.telemetry.recorder_main SOCKET RING STAGE_RING...` (descriptors).
 
 Spawned by the node, never by hand, at low priority. It outlives a node that is killed, for as long as it takes
 to write down what came before.
@@ -28,17 +28,14 @@ def main() -> int:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node says when it ends
         signal.signal(ending, signal.SIG_IGN)
-    pairs = [word.split(":") for word in sys.argv[1:] if ":" in word]
-    stage_fds = [int(word) for word in sys.argv[1:] if ":" not in word]
-    sockets = [socket.socket(fileno=int(own)) for own, _ in pairs]
-    node = sockets[-1]
-    readers = [StreamReader(own, int(ring), stage_fds) for own, (_, ring) in zip(sockets, pairs, strict=True)]
-    setup = readers[-1].read()  # the first thing that the node says
-    for own in sockets:
-        own.setblocking(False)
+    node_fd, ring_fd, *stage_fds = (int(word) for word in sys.argv[1:])
+    node = socket.socket(fileno=node_fd)
+    reader = StreamReader(node, ring_fd, stage_fds)
+    setup = reader.read()  # the first thing that the node says
     assert isinstance(setup, EventRecord)
-    keep_freed_memory(max(os.fstat(int(ring)).st_size for _, ring in pairs))
-    Recorder(setup.fields, readers, node).run()
+    node.setblocking(False)
+    keep_freed_memory(os.fstat(ring_fd).st_size)
+    Recorder(setup.fields, reader).run()
     return 0
 
 

@@ -18,43 +18,35 @@ _TAIL = 4_000
 
 
 class RecorderProcess:
-    """A process that takes what the writers send; the last of them is the node's own, on which it also answers.
+    """A process that takes what the writer sends, and answers on the same socket.
 
     Attributes:
         pid: of the process.
     """
 
-    def __init__(self, writers: Sequence[StreamWriter], stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
-        """Spawn it, connect the writers, and tell it what it records.
+    def __init__(self, writer: StreamWriter, stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
+        """Spawn it, connect the writer, and tell it what it records.
 
         Args:
-            writers: one for each stage, then the node's.
+            writer: what the node tells goes through it.
             stage_fds: the stages' rings.
             setup: see `Recorder`.
         """
-        with contextlib.ExitStack() as given_away:
-            words, passed = [], list(stage_fds)
-            ends = []
-            for writer in writers:
-                own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                given_away.enter_context(theirs)
-                _enlarge(own)
-                own.setblocking(False)
-                ends.append(own)
-                passed += [theirs.fileno(), writer.ring.fd]
-                words.append(f"{theirs.fileno()}:{writer.ring.fd}")
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _enlarge(own)
+        own.setblocking(False)
+        passed = [theirs.fileno(), writer.ring.fd, *stage_fds]
+        with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "torchperf_ros.telemetry.recorder_main", *words, *map(str, stage_fds)],
+                [sys.executable, "-m", "torchperf_ros.telemetry.recorder_main", *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.pid = self._process.pid
-        self._writers = writers
-        self._node = ends[-1]
+        self._writer, self._own = writer, own
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        for writer, end in zip(writers, ends, strict=True):
-            writer.connect(end)
-        writers[-1].event(0, {"kind": "setup", **setup})
+        writer.connect(own)
+        writer.event(0, {"kind": "setup", **setup})
 
     def heard(self) -> Iterator[dict[str, Any]]:
         """What it has said since the last call.
@@ -64,7 +56,7 @@ class RecorderProcess:
         """
         while True:
             try:
-                data = self._node.recv(MAX_PACKET_BYTES)
+                data = self._own.recv(MAX_PACKET_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -82,8 +74,7 @@ class RecorderProcess:
 
     def close(self, *, orderly: bool) -> str:
         """End it: after what it has to write, or at once. Returns what went wrong, empty if nothing did."""
-        for writer in self._writers:
-            writer.disconnect()
+        self._writer.disconnect()
         if not orderly:
             self._process.kill()
         try:

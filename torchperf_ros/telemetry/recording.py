@@ -21,7 +21,6 @@ from torchperf_ros.telemetry.recorder_process import RecorderProcess
 
 _RESTART_S = 10.0
 _PASS_ON_S = 0.05
-_NODE_RING = 1 << 20
 _MOST_WAITING = 1000
 
 
@@ -60,8 +59,7 @@ class Recording:
             "black_box_mib": config.black_box_mib, "watch": config.watch,
         }  # fmt: skip
         self._stage_fds = list(stage_fds)
-        self._writers = [StreamWriter(record_size([stage.max_frame_bytes])) for stage in config.stages]
-        self._node = StreamWriter(_NODE_RING)
+        self._writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
         self._after_ns = round(config.black_box_after_s * NS_PER_S)
         self._incident = ("", 0)
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
@@ -75,7 +73,7 @@ class Recording:
 
     def _spawn(self) -> RecorderProcess | None:
         try:
-            return RecorderProcess([*self._writers, self._node], self._stage_fds, self._setup)
+            return RecorderProcess(self._writer, self._stage_fds, self._setup)
         except OSError as error:
             self.problem = f"the recorder cannot be started: {error}"
             return None
@@ -84,29 +82,29 @@ class Recording:
         """An answered frame; on its stage's thread. Its bytes are in the ring: they are not kept here."""
         answer.frame.data = None
         if len(self._answers) == _MOST_WAITING:
-            self._writers[stage].lost += 1
+            self._writer.lost += 1
         self._answers.append((stage, answer, answer_ms))
 
     def _pass_on(self) -> None:
         step_back()
         while not self._ending.wait(_PASS_ON_S):
-            self._pass_answers()
-        self._pass_answers()
+            with self._lock:
+                self._pass_answers()
 
     def _pass_answers(self) -> None:
         while self._answers:
             stage, answer, answer_ms = self._answers.popleft()
-            self._writers[stage].frame(stage, answer.published_ns + self.ros_offset_ns, answer, answer_ms)
+            self._writer.frame(stage, answer.published_ns + self.ros_offset_ns, answer, answer_ms)
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """A message that was published; `topic` is its index among the setup's topics."""
         with self._lock:
-            self._node.message(topic, t_ns, data)
+            self._writer.message(topic, t_ns, data)
 
     def tell(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Anything else, with its `kind`, from any thread; it is passed on within a second."""
         if len(self._waiting) == _MOST_WAITING:
-            self._node.lost += 1
+            self._writer.lost += 1
         self._waiting.append((t_ns, fields))
 
     def incident(self, what: str, now_ns: int) -> str:
@@ -124,7 +122,7 @@ class Recording:
     def record(self, name: str, why: str, t_ns: int, stacks: str) -> None:
         """Have an incident written, with a line for people and the stacks of node and workers."""
         with self._lock:
-            self._node.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
+            self._writer.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
 
     def step(self) -> list[dict[str, Any]]:
         """Once a second: pass on what was told, and hear what the recorder says; another one is started if need be."""
@@ -132,8 +130,9 @@ class Recording:
             return self._step()
 
     def _step(self) -> list[dict[str, Any]]:
+        self._pass_answers()
         while self._waiting:
-            self._node.event(*self._waiting.popleft())
+            self._writer.event(*self._waiting.popleft())
         if self._process is None:
             if time.monotonic() - self._tried_at >= _RESTART_S:
                 self._tried_at = time.monotonic()
@@ -168,9 +167,8 @@ class Recording:
             self._tried_at = math.inf
             problem = ""
             if self._process is not None:
-                self._node.event(t_ns, {"kind": "end"})
+                self._writer.event(t_ns, {"kind": "end"})
                 problem = self._process.close(orderly=True)
                 self._process = None
-            for writer in (*self._writers, self._node):
-                writer.close()
+            self._writer.close()
             return problem
