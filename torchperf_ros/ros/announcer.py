@@ -49,6 +49,11 @@ class Announcer:
         """A finding, from any thread: it is told within a second, with what belongs to it."""
         self._desk.report(anomaly, monotonic_ns())
 
+    @property
+    def findings_lost(self) -> int:
+        """Findings that came faster than they could be told."""
+        return self._desk.lost
+
     def log(self, severity: str, text: str) -> None:
         """A line for the records, from any thread."""
         if (recording := self.recording) is not None:

@@ -118,6 +118,7 @@ class Reporter:
         values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         values |= self._memory_watch.values(NODE)
         health = next((health for health in _WORST_FIRST if health in healths), None)
+        values["findings_lost"] = str(self.announcer.findings_lost)
         facts = self.facts | self._shared_name() | self._recorder_facts()
         warnings = [text for key, text in facts.items() if key.endswith("_warning")]
         if health is None:

@@ -5,14 +5,14 @@ import time
 
 from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.core.frame import Frame, StepTimes
-from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.stage_statistics import StageStatistics
 from torchperf_ros.core.tier_ladder import TierLadder
 from torchperf_ros.supervise.crew import Crew
 from torchperf_ros.supervise.fallback_outputs import FallbackOutputs
 from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.supervise.protocol import Response
-from torchperf_ros.supervise.turn import Result, Turn
+from torchperf_ros.supervise.turn import Result, Turn, Verdict
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
 _REHEARSE_AFTER_NS = 5 * NS_PER_S
@@ -53,6 +53,25 @@ class Dispatcher:
     def other_usable(self, worker: WorkerProcess | None) -> bool:
         """Whether another worker is there, idle or busy."""
         return any(other is not worker and other.available for other in self._crew.everyone)
+
+    def may_have_backup(self, turn: Turn) -> bool:
+        """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
+        if turn.failure is Outcome.BAD_INPUT or turn.backup_result is not None or turn.backup_failed:
+            return False
+        return Fallback.BACKUP in self._crew.config.fallback and self.other_usable(turn.runner)
+
+    def why_late(self, turn: Turn, now_ns: int) -> Verdict:
+        """What a frame without a result comes to when its time is up, and why."""
+        if turn.failure is not None:
+            return turn.failure, turn.reason
+        if turn.runner is not None:
+            busy_ms = (now_ns - turn.runner.busy_since_ns) / NS_PER_MS
+            tier = self._crew.config.tiers[turn.tier]
+            reason = f"tier {tier} on worker {turn.runner.number} was not done after {busy_ms:.1f} ms"
+            return Outcome.LATE, reason
+        if self._crew.ready:
+            return Outcome.LATE, f"no worker is free: {self._crew.progress}"
+        return Outcome.STARTING, self._crew.progress
 
     def start(self, turn: Turn, fresh_ms: float, now_ns: int) -> None:
         """Run the turn's frame on an idle worker, if there is one, on the tier that fits the time left.

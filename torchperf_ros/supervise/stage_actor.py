@@ -32,14 +32,11 @@ from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.supervise.stage_journal import StageJournal
 from torchperf_ros.supervise.stage_ports import StagePorts
 from torchperf_ros.supervise.stage_waiter import StageWaiter
-from torchperf_ros.supervise.turn import Turn
+from torchperf_ros.supervise.turn import Turn, Verdict
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
 _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
-
-_Verdict = tuple[Outcome, str]
-"""It is time to answer the current frame, with this outcome and for this reason."""
 
 
 class StageActor:
@@ -206,15 +203,15 @@ class StageActor:
             if received is not None:
                 self._dispatcher.take(worker, *received, self._turn, self._fresh_ms)
 
-    def _decide(self, turn: Turn, now_ns: int) -> _Verdict | None:
+    def _decide(self, turn: Turn, now_ns: int) -> Verdict | None:
         """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
         if turn.result is not None:
             return Outcome.ON_TIME, ""
-        if turn.failure is not None and not self._may_have_backup(turn):
+        if turn.failure is not None and not self._dispatcher.may_have_backup(turn):
             return turn.failure, turn.reason
         if now_ns >= turn.leave_ns:
             self.reserve.woke(-turn.left_ms(now_ns))
-            return self._why_late(turn, now_ns)
+            return self._dispatcher.why_late(turn, now_ns)
         if turn.runner is None:
             self._dispatcher.start(turn, self._fresh_ms, now_ns)
         elif Fallback.BACKUP in self.config.fallback and turn.wants_backup(now_ns):
@@ -225,25 +222,7 @@ class StageActor:
         self._waiter.set(turn.next_event_ns(now_ns))
         return None
 
-    def _may_have_backup(self, turn: Turn) -> bool:
-        """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
-        if turn.failure is Outcome.BAD_INPUT or turn.backup_result is not None or turn.backup_failed:
-            return False
-        return Fallback.BACKUP in self.config.fallback and self._dispatcher.other_usable(turn.runner)
-
-    def _why_late(self, turn: Turn, now_ns: int) -> _Verdict:
-        if turn.failure is not None:
-            return turn.failure, turn.reason
-        if turn.runner is not None:
-            busy_ms = (now_ns - turn.runner.busy_since_ns) / NS_PER_MS
-            tier = self.config.tiers[turn.tier]
-            reason = f"tier {tier} on worker {turn.runner.number} was not done after {busy_ms:.1f} ms"
-            return Outcome.LATE, reason
-        if self.crew.ready:
-            return Outcome.LATE, f"no worker is free: {self.crew.progress}"
-        return Outcome.STARTING, self.crew.progress
-
-    def _answer(self, turn: Turn, verdict: _Verdict) -> None:
+    def _answer(self, turn: Turn, verdict: Verdict) -> None:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         frame, result, fallback = turn.frame, turn.result, None
         started_ns = time.monotonic_ns()
@@ -261,6 +240,7 @@ class StageActor:
         if result is not None:
             self._outputs.remember(result.payload, frame)
         answer = turn.answer(verdict, fallback, result, payload, self.config.budget_ms, published_ns)
+        frame.data = None  # it is in the ring; who remembers the frame need not keep megabytes
         self._ports.answered(answer)
         anomaly = self.journal.answered(answer)
         if anomaly is not None:
@@ -296,8 +276,9 @@ class StageActor:
         with self._lock:
             self._drop(worker)
             alone = not self.crew.ready
-            told = self.journal.worker_died(reason, worker.pid, self.crew.restarts, lasting=lasting, alone=alone)
-            self._untold.append(told)
+            self._untold.append(
+                self.journal.worker_died(reason, worker.pid, self.crew.restarts, lasting=lasting, alone=alone)
+            )
             self._waiter.wake()
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:

@@ -10,6 +10,9 @@ from torchperf_ros.supervise.worker_process import WorkerProcess
 _PREPARE_NS = 4 * NS_PER_MS
 _HEDGE_MARGIN_NS = NS_PER_MS
 
+Verdict = tuple[Outcome, str]
+"""It is time to answer the current frame, with this outcome and for this reason."""
+
 
 @dataclass(slots=True)
 class Result:
@@ -93,7 +96,7 @@ class Turn:
 
     def answer(
         self,
-        verdict: tuple[Outcome, str],
+        verdict: Verdict,
         fallback: Fallback | None,
         result: Result | None,
         payload: bytes | None,

@@ -79,8 +79,7 @@ class Recording:
             return None
 
     def frame(self, stage: int, answer: Answer, answer_ms: float) -> None:
-        """An answered frame; on its stage's thread. Its bytes are in the ring: they are not kept here."""
-        answer.frame.data = None
+        """An answered frame; on its stage's thread."""
         if len(self._answers) == _MOST_WAITING:
             self._writer.lost += 1
         self._answers.append((stage, answer, answer_ms))
@@ -152,11 +151,6 @@ class Recording:
                 self.status = message
                 self.problem = message["problem"]
         return [message for message in heard if message["kind"] != "status"]
-
-    @property
-    def pid(self) -> int | None:
-        """Of the recorder, None while there is none."""
-        return None if self._process is None else self._process.pid
 
     def close(self, t_ns: int) -> str:
         """End the recorder once it has written what it has to; returns what went wrong."""
