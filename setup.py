@@ -34,6 +34,7 @@ setup(
         "numpy",  # statistics windows and views on message bytes, in the node process too, where torch must not be
         "ruamel-yaml",  # parameter files, where no ROS reads them
         "rosbags",  # CDR to messages and back, and recorded logs, without rclpy, which no worker loads
+        "mcap",  # reads recorded logs that have no index, and writes one file as the answers come
         "pillow",  # decodes sensor_msgs/CompressedImage
         "psutil",  # memory and CPU time of the worker processes
         "prometheus-client",  # the /metrics endpoint
@@ -56,13 +57,21 @@ setup(
             "ros-visualization-msgs",
         ],
         "quantization": ["torchao>=0.18"],  # int8 weights of linear layers, the precisions int8_weight and int8_dynamic
-        "analysis": ["matplotlib", "plotly"],  # pictures of the tools, and the pages of `torchperf report`
+        "analysis": [
+            "matplotlib",  # pictures of the tools
+            "plotly",  # the pages of `torchperf report` and `torchperf regress`
+            "scipy",  # statistics of `torchperf regress`; in tests, what our own are compared with
+        ],
+        "logs": [
+            "dask",  # many logs side by side, on this machine or on a cluster
+            "distributed",
+            "pyarrow",  # a frame's record as a row of Parquet
+        ],
         "test": [
             "pytest<8.4",  # from 8.4 on launch_pytest does not work
             "pytest-timeout",
             "hypothesis",
             "jsonschema",  # checks records against the schema that is published
-            "scipy",  # what our own statistics are compared with
             "ruff",
             "mypy",
         ],

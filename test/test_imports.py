@@ -17,6 +17,7 @@ ALLOWED = {
     "worker": {"core", "worker", "supervise.protocol", "supervise.frame_ring"},
     "telemetry": {"core", "supervise", "telemetry"},
     "analysis": {"core", "worker", "supervise", "telemetry", "analysis"},
+    "replay": {"core", "supervise", "telemetry", "analysis", "replay"},
     "ros": set(LAYERS) - {"worker", "models", "demo"},
 }
 """What a layer may import of this package; a layer that is not named is free."""

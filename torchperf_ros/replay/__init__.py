@@ -1,0 +1,1 @@
+"""Logs in, the same workers as live, outputs and verdicts out."""
