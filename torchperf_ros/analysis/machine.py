@@ -3,15 +3,16 @@
 import os
 import platform
 import time
-from pathlib import Path
 
 import torch
+
+from torchperf_ros.core.machine_fingerprint import cpu_model
 
 
 def describe_machine(device: torch.device, threads: int) -> dict[str, object]:
     """Processor, device, versions, load, and the threads that were used, as JSON values."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -32,10 +33,3 @@ def machine_line(machine: dict[str, object]) -> str:
         f"{on}{machine['cpu']}, {machine['cores']} cores, threads {machine['threads']}, torch {machine['torch']}, "
         f"load {load[0]}"
     )
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
