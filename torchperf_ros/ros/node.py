@@ -13,7 +13,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from torchperf_ros.core.config import NodeConfig, StageConfig
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.frame import Answer, Frame
-from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, output_publisher, ros_message_class, stage_inputs, subscribe
+from torchperf_ros.ros.endpoints import OUTPUT_QOS, output_publisher, ros_message_class, stage_inputs, subscribe
 from torchperf_ros.ros.evidence_services import EvidenceServices
 from torchperf_ros.ros.node_log import NodeLog
 from torchperf_ros.ros.parameters import NodeParameters
@@ -23,6 +23,7 @@ from torchperf_ros.ros.reporter import Reporter
 from torchperf_ros.ros.swap_service import SwapService
 from torchperf_ros.supervise import realtime
 from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.supervise.stage_input import StageInput
 from torchperf_ros.supervise.stage_ports import StagePorts
 from torchperf_ros.supervise.worker_setup import worker_setup
 from torchperf_ros.telemetry.labelled_array import float64_bytes
@@ -71,7 +72,7 @@ class PerfNode(LifecycleNode):
         self.parameters = NodeParameters(self)
         self.parameters.on_change = self._reconfigure  # type: ignore[method-assign]
         self._stages: list[StageActor] = []
-        self._followers: list[list[Input]] = []
+        self._followers: list[list[StageInput]] = []
         self._outputs: list[Any] = []
         self._subscriptions_of_stages: list[Any] = []
         self._exporter: MetricsExporter | None = None

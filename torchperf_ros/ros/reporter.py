@@ -14,11 +14,12 @@ from torchperf_ros.core.anomaly_rules import Anomaly, Level
 from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.core.outcome import Health
 from torchperf_ros.ros.announcer import Announcer
-from torchperf_ros.ros.endpoints import OUTPUT_QOS, Input, ros_message_class
+from torchperf_ros.ros.endpoints import OUTPUT_QOS, ros_message_class
 from torchperf_ros.ros.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
 from torchperf_ros.supervise.memory_limit import limit_memory
 from torchperf_ros.supervise.realtime import step_back
 from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.supervise.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
 from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.memory import LABELS, sample_memory
@@ -44,7 +45,7 @@ class Reporter:
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
         """Create the publishers; nothing is said before `start`."""
         self.stages: list[StageActor] = []
-        self.inputs: list[Input] = []
+        self.inputs: list[StageInput] = []
         self.facts: dict[str, str] = {}
         self.memory_limit_mib, self.memory_share = 0, 1.0
         self.announcer = Announcer(node)

@@ -1,7 +1,6 @@
 """Who runs what: writes frames into the ring, hands them to workers, and takes their responses into the turn."""
 
 import math
-import time
 
 from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.core.frame import Frame, StepTimes
@@ -144,10 +143,16 @@ class Dispatcher:
             self._running[worker] = None
 
     def take(
-        self, worker: WorkerProcess, response: Response, payload: bytes, turn: Turn | None, fresh_ms: float
+        self,
+        worker: WorkerProcess,
+        response: Response,
+        payload: bytes,
+        turn: Turn | None,
+        fresh_ms: float,
+        now_ns: int,
     ) -> None:
         """Take a response: give it to the turn that it belongs to, and note its times for `learn`."""
-        took_ms = (time.monotonic_ns() - worker.busy_since_ns) / NS_PER_MS
+        took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
         steps = _step_times(response)
         outcome = Outcome(response.outcome)
         frame = self._running.pop(worker)

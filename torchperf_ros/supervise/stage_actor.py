@@ -7,7 +7,6 @@ follows.
 """
 
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +29,7 @@ from torchperf_ros.supervise.dispatcher import Dispatcher
 from torchperf_ros.supervise.fallback_outputs import FallbackOutputs
 from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.supervise.stage_journal import StageJournal
+from torchperf_ros.supervise.stage_machinery import StageMachinery
 from torchperf_ros.supervise.stage_ports import StagePorts
 from torchperf_ros.supervise.stage_waiter import StageWaiter
 from torchperf_ros.supervise.turn import Turn, Verdict
@@ -48,16 +48,30 @@ class StageActor:
     """
 
     def __init__(
-        self, config: StageConfig, setup: dict[str, Any], ports: StagePorts, ros_now: Callable[[], int]
+        self,
+        config: StageConfig,
+        setup: dict[str, Any],
+        ports: StagePorts,
+        ros_now: Callable[[], int],
+        machinery: StageMachinery = StageMachinery(),  # noqa: B008 - frozen
     ) -> None:
-        """Prepare a stage; `setup` is what its workers are told at start, `ros_now` gives ROS time in ns."""
+        """Prepare a stage.
+
+        Args:
+            config: its parameters.
+            setup: what its workers are told at their start.
+            ports: where its answers go.
+            ros_now: gives ROS time in ns.
+            machinery: what it runs on.
+        """
+        self._clock = machinery.clock
         self.config = config
-        self.journal = StageJournal(config)
+        self.journal = StageJournal(config, self._clock)
         self.ladder = TierLadder(len(config.tiers))
         self.reserve = Reserve(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
         self.mailbox = Mailbox()
-        self.crew = Crew(config, setup, self, ports.log)
+        self.crew: Crew = machinery.crew(config, setup, self, ports.log)
         self._ports = ports
         self._ros_now = ros_now
         self._outputs = FallbackOutputs()
@@ -67,7 +81,7 @@ class StageActor:
         self._accepting = False
         self._open = True
         self._untold: list[Anomaly] = []
-        self._waiter = StageWaiter()
+        self._waiter: StageWaiter = machinery.waiter()
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -118,7 +132,7 @@ class StageActor:
             upstream: the frame of the stage before that this is the output of.
             refusal: why the message cannot be used, if that is known already.
         """
-        received_ns = time.monotonic_ns()
+        received_ns = self._clock()
         if not self._accepting:
             self.journal.statistics.ignored += 1
             return
@@ -168,7 +182,7 @@ class StageActor:
     def _run(self) -> None:
         while self._open:
             try:
-                self._step(self._waiter.wait())
+                self.step(self._waiter.wait())
             except Exception:  # the thread's boundary: this frame is lost, the stage goes on
                 self.journal.statistics.internal_errors += 1
                 self.crew.last_error = traceback.format_exc()
@@ -176,14 +190,15 @@ class StageActor:
                 with self._lock:
                     self._turn = None
 
-    def _step(self, descriptors: list[int]) -> None:
+    def step(self, descriptors: list[int]) -> None:
+        """Take what is ready, and do what follows: answer the frame, or wait on; called by the stage's thread only."""
         with self._lock:
             for descriptor in descriptors:
                 worker = self._waiter.worker(descriptor)
                 if worker is not None:
                     self._receive(worker)
             turn = self._turn
-            verdict = None if turn is None else self._decide(turn, time.monotonic_ns())
+            verdict = None if turn is None else self._decide(turn, self._clock())
             untold, self._untold = self._untold, []
         if turn is not None and verdict is not None:
             self._answer(turn, verdict)
@@ -201,7 +216,7 @@ class StageActor:
             self._drop(worker)
         else:
             if received is not None:
-                self._dispatcher.take(worker, *received, self._turn, self._fresh_ms)
+                self._dispatcher.take(worker, *received, self._turn, self._fresh_ms, self._clock())
 
     def _decide(self, turn: Turn, now_ns: int) -> Verdict | None:
         """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
@@ -225,7 +240,7 @@ class StageActor:
     def _answer(self, turn: Turn, verdict: Verdict) -> None:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         frame, result, fallback = turn.frame, turn.result, None
-        started_ns = time.monotonic_ns()
+        started_ns = self._clock()
         if result is None:
             if turn.backup_result is None:
                 self._outputs.prepare(self.config, self._output_type, started_ns, self._ros_now())
@@ -234,7 +249,7 @@ class StageActor:
         payload = self._outputs.payload(fallback) if result is None else result.payload
         if payload is not None:
             self._ports.publish(payload)
-        published_ns = time.monotonic_ns()
+        published_ns = self._clock()
         self._ports.hand_on(payload, frame if result is not None else replace(frame, stamp_ns=self._outputs.stamp_ns))
         self.reserve.published((published_ns - started_ns) / NS_PER_MS)
         if result is not None:
@@ -252,7 +267,7 @@ class StageActor:
             self._dispatcher.learn()
             self._turn = None
             self._waiter.set(0)
-            now_ns = time.monotonic_ns()
+            now_ns = self._clock()
             self._begin(now_ns)
             if self._turn is None and answered.result is not None:
                 self._dispatcher.practise(answered, self._fresh_ms, now_ns)

@@ -1,8 +1,7 @@
 """What a stage remembers of its frames: counters, health, and the anomalies that follow."""
 
-import time
-
 from torchperf_ros.core.anomaly_rules import Anomaly, AnomalyRules
+from torchperf_ros.core.clock import Clock, monotonic_ns
 from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.frame import Answer, Frame
 from torchperf_ros.core.health import HealthLimits, HealthTracker
@@ -20,10 +19,11 @@ class StageJournal:
         health: the state machine.
     """
 
-    def __init__(self, config: StageConfig) -> None:
+    def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
         """Start empty."""
+        self._clock = clock
         self.statistics = StageStatistics()
-        now_ns = time.monotonic_ns()
+        now_ns = clock()
         self.figures = StageFigures(self.statistics, config.tiers, config.budget_ms, config.window_s, now_ns)
         self.health = HealthTracker(HealthLimits(), now_ns)
         self._rules = AnomalyRules(config.name)
@@ -36,7 +36,7 @@ class StageJournal:
 
     def activated(self) -> None:
         """Frames are taken from now on."""
-        self.statistics.activated_ns = time.monotonic_ns()
+        self.statistics.activated_ns = self._clock()
 
     def received(self, frame: Frame, *, stamped: bool) -> None:
         """A frame came in and gets its number; `stamped`: its message type has a stamp."""
