@@ -16,10 +16,19 @@ _EXAMPLE = f"/**/{_NODE}: {{{_VALUES}: {{stages: [perception]}}}}"
 def read_params_file(path: Path) -> NodeConfig:
     """Read what concerns the node `perf` in any namespace; what the file leaves out has its default.
 
+    Raises:
+        ConfigError: the file cannot be read, is no parameter file, or a value is not allowed.
+    """
+    return config_of(params_of_file(path))
+
+
+def params_of_file(path: Path) -> dict[str, Any]:
+    """The parameters of the node `perf` in any namespace, by dotted name, unchecked.
+
     Later entries win, as in ROS; parameters of stages may be nested or dotted.
 
     Raises:
-        ConfigError: the file cannot be read, is no parameter file, or a value is not allowed.
+        ConfigError: the file cannot be read, or is no parameter file.
     """
     from ruamel.yaml import YAML  # only this needs it
     from ruamel.yaml.error import YAMLError
@@ -43,6 +52,15 @@ def read_params_file(path: Path) -> NodeConfig:
     if not found:
         msg = f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}"
         raise ConfigError(msg)
+    return values
+
+
+def config_of(values: Mapping[str, Any]) -> NodeConfig:
+    """The configuration that parameters by dotted name make; what they leave out has its default.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
     node = {p.name: values[p.name] for p in NODE_PARAMETERS if p.name in values}
     names = node.get("stages", NODE_PARAMETERS[0].default)
     stages = {

@@ -40,6 +40,7 @@ class TierFacts:
         hits, misses: frames of a prepared shape, and others, which eager answered.
         chunked: frames whose batch was run in parts.
         waste: share of what the engine ran that was padding, 0 to 1.
+        model: hash of weights and code, if it was asked for at the start; "" otherwise.
     """
 
     name: str
@@ -58,6 +59,7 @@ class TierFacts:
     misses: int = 0
     chunked: int = 0
     waste: float = 0.0
+    model: str = ""
 
 
 class Tier:

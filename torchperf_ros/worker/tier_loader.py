@@ -1,5 +1,6 @@
 """Makes each tier ready to run: by the engine that was asked for if it is there and right, else by eager."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -62,8 +63,14 @@ class TierLoader:
             else:
                 model = self._built(name)
         if model is None:
-            return self._ready(name, runner, options, example, strict=self._setup.get("swapped") == number)
-        return self._with_engine(name, model.to(self._device.device), options, example)
+            hashes = runner.model
+            tier = self._ready(name, runner, options, example, strict=self._setup.get("swapped") == number)
+        else:
+            hashes = (weights_hash(model), code_hash(model)) if self._setup.get("identify") else None
+            tier = self._with_engine(name, model.to(self._device.device), options, example)
+        if hashes and self._setup.get("identify"):
+            tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return tier
 
     def _ready(
         self, name: str, runner: Runner, options: BuildOptions, example: tuple[torch.Tensor, ...], *, strict: bool
