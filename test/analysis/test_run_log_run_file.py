@@ -1,0 +1,83 @@
+"""Runs that a replay wrote down, read for the report."""
+
+import math
+
+import numpy as np
+import pytest
+
+from torchperf_ros.analysis.run_log import COLUMNS, RunLogError
+from torchperf_ros.analysis.run_log_run_file import RUN_FILE
+from torchperf_ros.analysis.run_log_source import read_runs
+from torchperf_ros.core.frame_table import FRAME
+from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.core.run_file import Run, write_run
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+START_NS = 1_700_000_000_000_000_000
+
+
+def read(path):
+    return read_runs(path, lambda done, total: None)
+
+
+def rows(count=5):
+    """Frames of which the second last was late; the last two were answered in the other order."""
+    found = np.zeros(count, dtype=FRAME)
+    found["seq"] = np.arange(count)
+    found["t_ns"] = START_NS + np.arange(count) * 50_000_000
+    found["fallback"] = -1
+    found["total_ms"], found["budget_ms"], found["inference_ms"] = 10.0, 50.0, 8.0
+    late = count - 2
+    found["outcome"][late], found["fallback"][late] = Outcome.LATE, Fallback.HOLD_LAST
+    found["inference_ms"][late] = math.nan
+    found[[-2, -1]] = found[[-1, -2]]
+    return found
+
+
+def run():
+    anomaly = {"t_ns": START_NS + 7, "level": "WARN", "name": "perception: late", "message": "late", "values": {"a": 1}}
+    perception = {
+        "name": "perception",
+        "tiers": ["full", "fast"],
+        "superseded": 2,
+        "stale": 1,
+        "reasons": {"3": "slow"},
+    }
+    stages = [perception, {"name": "planning"}]
+    return Run({"stages": stages, "anomalies": [anomaly]}, {"perception": rows(), "planning": rows(2)[:0]})
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_given_a_run_file_when_read_then_every_frame_is_there_in_the_order_of_time(tmp_path, suffix):
+    write_run(run(), tmp_path / f"drive{suffix}")
+    (found,) = read(tmp_path / f"drive{suffix}")
+
+    perception, planning = found.stages
+    assert (perception.name, perception.tiers, perception.dropped) == ("perception", ("full", "fast"), 3)
+    assert (planning.name, planning.tiers, planning.dropped, len(planning)) == ("planning", (), None, 0)
+    assert set(perception.frames) == set(COLUMNS)
+    assert perception.frames["seq"].tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(~perception.on_time).tolist() == [3]
+    assert np.isnan(perception.frames["inference_ms"]).tolist() == [False, False, False, True, False]
+    assert perception.reasons == {START_NS + 3 * 50_000_000: "slow"}
+    assert [(a.t_ns, a.level, a.values) for a in found.anomalies] == [(START_NS + 7, "WARN", {"a": "1"})]
+
+
+def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_was_recorded_beside_it(tmp_path):
+    for name in ("tuesday", "monday"):
+        (tmp_path / name).mkdir()
+        write_run(run(), tmp_path / name / RUN_FILE)
+    (tmp_path / "monday" / "output.mcap").touch()
+
+    monday, tuesday = read(tmp_path)
+    assert (monday.name, tuesday.name) == ("monday", "tuesday")
+    assert monday.recordings == (tmp_path / "monday" / "output.mcap",)
+    assert tuesday.recordings == ()
+    assert [run.name for run in read(tmp_path / "tuesday")] == ["tuesday"]
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.json", b"{}"), ("a.json", b"\xff"), ("a.parquet", b"PAR1")])
+def test_given_a_file_that_is_no_run_when_read_then_the_error_names_it(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunLogError, match=rf"run {tmp_path / name}: is no "):
+        read(tmp_path / name)
