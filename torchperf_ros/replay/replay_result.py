@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.core.anomaly_rules import Anomaly
 from torchperf_ros.core.message_types import decode
-from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.run_file import Run
 from torchperf_ros.replay.log_reader import LogReader
 
@@ -35,7 +35,7 @@ class StageResult:
     """What became of one stage's frames.
 
     Attributes:
-        name, tiers, output_topic, output_type: of the stage.
+        name, tiers, output_topic, output_type, budget_ms: of the stage.
         frames: answered frames, rows of `FRAME`.
         received, superseded, stale: frames that came, and those that were never started.
         anomalies: findings about this stage, with the time of the log in ns.
@@ -47,6 +47,7 @@ class StageResult:
     tiers: tuple[str, ...]
     output_topic: str
     output_type: str
+    budget_ms: float
     frames: NDArray[np.void]
     received: int
     superseded: int
@@ -89,6 +90,13 @@ class StageResult:
         """How many frames ended how, by word."""
         values, counts = np.unique(self.frames["outcome"], return_counts=True)
         return Counter({Outcome(value).word: int(count) for value, count in zip(values, counts, strict=True)})
+
+    @property
+    def fallbacks(self) -> Counter[str]:
+        """What was published instead of frames' own results how often, by word."""
+        values, counts = np.unique(self.frames["fallback"], return_counts=True)
+        pairs = zip(values, counts, strict=True)
+        return Counter({Fallback(value).word: int(count) for value, count in pairs if value >= 0})
 
     @property
     def messages(self) -> Iterator[LoggedOutput]:

@@ -1,0 +1,54 @@
+"""The node's parameters as a replay uses them."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import replace
+
+from torchperf_ros.core.config import NodeConfig
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.params_file import config_of, params_of_file
+from torchperf_ros.replay.replay_options import PACES, ReplayOptions
+
+_NO_DEADLINE_MS = 24 * 3_600_000.0
+_LONGEST_RUN_MS = 600_000.0
+_OF_THE_PLACE = (
+    "autostart", "metrics_port", "metrics_address", "cache_dir", "cache_mib", "evidence_dir", "evidence_mib",
+    "evidence_count", "recorder", "record_dir", "record_mib", "watch", "start_timeout_s",
+)  # fmt: skip
+"""Parameters of where and how a node is operated; what a replay comes to does not depend on them."""
+
+
+def read_config(options: ReplayOptions) -> NodeConfig:
+    """The parameters, as the node would have them.
+
+    Raises:
+        ConfigError: the file cannot be used, or a value is not allowed.
+    """
+    if options.pace not in PACES:
+        msg = f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}"
+        raise ConfigError(msg)
+    values = {} if options.params is None else params_of_file(options.params)
+    return config_of({**values, **options.overrides})
+
+
+def paced(config: NodeConfig, pace: str) -> NodeConfig:
+    """The parameters for a pace. Nothing is compiled meanwhile: all frames are to be run by the same engine.
+
+    `fast` has no deadline, and so no use for a second worker; a model may take ten minutes for a frame. `virtual` has
+    deadlines on its own clock, on which a hang is told; how long a run really takes does not count.
+    """
+    config = replace(config, compile_missing=False)
+    if pace == "fast":
+        stages = [
+            replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS)
+            for stage in config.stages
+        ]
+        return replace(config, stages=tuple(stages))
+    return config
+
+
+def params_hash(config: NodeConfig) -> str:
+    """SHA-256 of every parameter that what the stages do depends on."""
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _OF_THE_PLACE}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()

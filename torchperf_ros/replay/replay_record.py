@@ -1,0 +1,118 @@
+"""What a replay keeps of what its stages do: a row for each frame, what was found, and the output log."""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from torchperf_ros.core.anomaly_desk import AnomalyDesk
+from torchperf_ros.core.anomaly_rules import Anomaly
+from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.config import StageConfig
+from torchperf_ros.core.frame import Answer
+from torchperf_ros.core.frame_table import FrameTable
+from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.replay.output_log import OutputLog
+from torchperf_ros.replay.topic_map import absolute
+from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
+from torchperf_ros.telemetry.labelled_array import float64_bytes
+from torchperf_ros.telemetry.latency_record import LatencyRecord
+
+NODE: Final = "/perf"
+_FLOAT: Final = "std_msgs/msg/Float64"
+_ARRAY: Final = "std_msgs/msg/Float64MultiArray"
+_DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
+_MOST_REASONS: Final = 10_000
+_MOST_ANOMALIES: Final = 10_000
+
+
+class ReplayRecord:
+    """Takes answers and findings from the stages' threads.
+
+    Attributes:
+        tables: a row for each answered frame, by stage.
+        reasons: why frames were not on time, by stage and `seq`; the first 10,000.
+        anomalies: what was told, with the log's time in ns; the first 10,000.
+        unkept: reasons and anomalies beyond these.
+        answered: signalled after each answer; its lock guards `pending`.
+        pending: frames that were offered to a stage and are not answered yet.
+    """
+
+    def __init__(self, stages: Sequence[StageConfig], now: Callable[[], int], output: OutputLog | None) -> None:
+        """Start empty; `now` gives the log's time in ns."""
+        self.tables = [FrameTable() for _ in stages]
+        self.reasons: list[dict[int, str]] = [{} for _ in stages]
+        self.anomalies: list[tuple[int, Anomaly]] = []
+        self.unkept = self.pending = 0
+        self.answered = threading.Condition()
+        self._rows = [LatencyRecord(index) for index in range(len(stages))]
+        self.topics = [absolute(stage.output) for stage in stages]
+        self.types = ["" for _ in stages]
+        self._now = now
+        self._output = output
+        self._desk = AnomalyDesk()
+        self._next_tick_ns: int | None = None
+
+    # -- the stages' threads ------------------------------------------------------------------------------------------
+
+    def publish(self, index: int, payload: bytes) -> None:
+        """A stage publishes its output."""
+        if self._output is not None:
+            self._output.write(self.topics[index], self.types[index], payload, self._now())
+
+    def answer(self, index: int, answer: Answer) -> None:
+        """A stage has answered a frame."""
+        t_ns, last = self._now(), index == len(self.tables) - 1
+        answer_ms = answer.frame.origin.latency_ms(answer.published_ns) if last else math.nan
+        self.tables[index].add(answer, t_ns, answer_ms)
+        if answer.outcome is not Outcome.ON_TIME:
+            if len(self.reasons[index]) < _MOST_REASONS:
+                self.reasons[index][answer.frame.seq] = answer.reason
+            else:
+                self.unkept += 1
+        if self._output is not None:
+            self._output.write(f"{NODE}/latency_stages", _ARRAY, self._rows[index].encode(answer), t_ns)
+            if last:
+                self._output.write(f"{NODE}/latency", _FLOAT, float64_bytes(answer_ms), t_ns)
+        with self.answered:
+            self.pending -= 1
+            self.answered.notify_all()
+
+    def found(self, anomaly: Anomaly) -> None:
+        """A finding."""
+        self._desk.report(anomaly, self._now())
+
+    # -- the replay's thread ------------------------------------------------------------------------------------------
+
+    def offered(self) -> None:
+        """A frame is about to be offered to a stage, from any thread."""
+        with self.answered:
+            self.pending += 1
+
+    def tick(self, *, end: bool = False) -> None:
+        """Tell what was found, once in each second of the log, as the node does; at the `end` what is left."""
+        now_ns = self._now()
+        if self._next_tick_ns is None:
+            self._next_tick_ns = now_ns + NS_PER_S
+        if now_ns < self._next_tick_ns and not end:
+            return
+        self._next_tick_ns = now_ns + NS_PER_S
+        for event in self._desk.tick(now_ns):
+            for anomaly in event:
+                if len(self.anomalies) < _MOST_ANOMALIES:
+                    self.anomalies.append((now_ns, anomaly))
+                else:
+                    self.unkept += 1
+            if self._output is not None:
+                data = diagnostic_bytes(event, NODE, now_ns)
+                self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
+
+    @property
+    def lost(self) -> int:
+        """What was found and cannot be shown any more."""
+        return self.unkept + self._desk.lost
+
+    def close(self) -> None:
+        """Remove the tables' files."""
+        for table in self.tables:
+            table.close()
