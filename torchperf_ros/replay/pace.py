@@ -1,5 +1,6 @@
 """When the messages of a log are due, on the monotonic clock."""
 
+import math
 from typing import Final
 
 from torchperf_ros.core.clock import NS_PER_S
@@ -45,9 +46,15 @@ class Pace:
 
     def log_ns(self, now_ns: int) -> int:
         """Time of the log at this monotonic time; it stands still during a pause."""
-        if self._paused_ns is not None:
-            now_ns = self._paused_ns
-        return self._log_start_ns + round((now_ns - self._start_ns) * self._rate)
+        return self._log_start_ns + round((self._going_ns(now_ns) - self._start_ns) * self._rate)
+
+    def wait_ns(self, due_ns: int, now_ns: int) -> float:
+        """How long what is due then still has to wait, <= 0 if it is due; without end during a pause."""
+        ahead_ns = due_ns - self._going_ns(now_ns)
+        return math.inf if ahead_ns > 0 and self.paused else ahead_ns
+
+    def _going_ns(self, now_ns: int) -> int:
+        return now_ns if self._paused_ns is None else self._paused_ns
 
     @property
     def paused(self) -> bool:

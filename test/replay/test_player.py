@@ -1,0 +1,110 @@
+"""The player on a clock that is set by hand: what goes out when."""
+
+from typing import NamedTuple
+
+import pytest
+
+from torchperf_ros.core.clock import NS_PER_MS, VirtualClock
+from torchperf_ros.replay.player import Player, Tally
+
+LOG_MS = 1_600_000_000_000
+
+
+class Message(NamedTuple):
+    t_ns: int
+    name: str = ""
+
+
+class Drive:
+    """A player whose publishing takes as long as the test says, and whom the test interrupts at given times."""
+
+    def __init__(self, publish_ms=(), at_ms=(), **options):
+        self.clock = VirtualClock()
+        self.start_ns = self.clock()
+        self.published = []
+        self.told = []
+        self._publish_ms = iter(publish_ms)
+        self._events = list(at_ms)
+        self.player = Player(
+            self._publish, prepare=lambda message, due_ns: (message, due_ns), tell_time=self._tell,
+            clock=self.clock, wait=self._wait, **options,
+        )  # fmt: skip
+
+    def play(self, *at_ms):
+        self.player.play(
+            [None if ms is None else Message((LOG_MS * NS_PER_MS) + round(ms * NS_PER_MS), f"{ms}") for ms in at_ms]
+        )
+        return self.published
+
+    @property
+    def now_ms(self):
+        return (self.clock() - self.start_ns) / NS_PER_MS
+
+    def _wait(self, seconds):
+        """Until then, or until the test's next event if that comes before."""
+        until_ms = self.now_ms + seconds * 1e3
+        if self._events and self._events[0][0] <= until_ms:
+            until_ms, act = self._events.pop(0)
+            self.clock.advance_ms(until_ms - self.now_ms)
+            act(self.player)
+        else:
+            self.clock.advance_ms(max(until_ms - self.now_ms, 1e-6))
+
+    def _publish(self, prepared):
+        message, due_ns = prepared
+        self.published.append((self.now_ms, message.name, (due_ns - self.start_ns) / NS_PER_MS))
+        self.clock.advance_ms(next(self._publish_ms, 0.0))
+
+    def _tell(self, log_ns):
+        self.told.append((self.now_ms, log_ns / NS_PER_MS - LOG_MS))
+
+
+def times(published):
+    return [at_ms for at_ms, _, _ in published]
+
+
+def test_given_a_log_when_played_then_each_message_goes_out_when_it_is_due():
+    drive = Drive(rate=2.0)
+    assert drive.play(500, 520, 2500) == [(0.0, "500", 0.0), (10.0, "520", 10.0), (1000.0, "2500", 1000.0)]
+    assert drive.player.tally == Tally(played=3, rounds=1)
+
+
+def test_given_a_slow_subscriber_when_played_then_it_is_counted_as_late_and_later_messages_are_back_on_time():
+    drive = Drive(publish_ms=[50.0, 1.0])
+    assert times(drive.play(0, 33, 46, 66)) == [0, 50, 51, 66]
+    assert drive.player.tally == Tally(played=4, late=1, worst_late_ms=pytest.approx(17.0), rounds=1)
+
+
+def test_given_pauses_when_played_then_nothing_goes_out_meanwhile_and_what_was_prepared_is_prepared_anew():
+    drive = Drive(at_ms=[(10, Player.pause), (500, Player.toggle), (505, Player.toggle), (1505, Player.resume)])
+    assert drive.play(0, 33, 66) == [(0.0, "0", 0.0), (1523.0, "33", 1523.0), (1556.0, "66", 1556.0)]
+    assert drive.player.tally.late == 0
+
+
+def test_given_a_pause_when_the_next_is_asked_for_then_one_goes_out_and_the_log_goes_on_from_there():
+    step = (40, Player.play_next), (70, Player.play_next)
+    drive = Drive(paused=True, at_ms=[*step, (100, Player.resume), (101, Player.play_next)])
+    assert times(drive.play(0, 33, 66, 99)) == [0, 40, 70, 133]
+    assert drive.player.tally.late == 0
+
+
+def test_given_the_end_when_asked_for_then_nothing_more_goes_out_even_in_a_pause():
+    assert times(Drive(at_ms=[(20, Player.end)]).play(0, 10, 33)) == [0, 10]
+    assert times(Drive(at_ms=[(5, Player.pause), (20, Player.end)]).play(0, 10)) == [0]
+
+
+def test_given_rounds_when_played_then_each_begins_anew_after_a_gap_and_time_goes_back():
+    drive = Drive()
+    assert times(drive.play(0, 50, None, 0, 50)) == [0, 50, 150, 200]
+    assert drive.player.tally == Tally(played=4, rounds=2)
+    assert drive.told == [(0, 0), (50, 50), (150, 0), (200, 50)]
+
+
+def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_each_message_and_in_a_pause_too():
+    drive = Drive(rate=2.0, clock_hz=100.0, at_ms=[(25, Player.pause), (45, Player.resume)])
+    drive.play(0, 70)
+    assert drive.told == [(0, 0), (0, 0), (10, 20), (20, 40), (30, 50), (40, 50), (50, 60), (55, 70)]
+
+
+def test_given_no_pause_when_the_next_is_asked_for_then_it_says_no():
+    assert not Drive().player.play_next()
