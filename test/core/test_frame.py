@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.core.frame import Answer, Frame, Origin, StepTimes, header_stamp_ns, stamp_age_ms, usable_age_ms
+from torchperf_ros.core.frame import (
+    Answer,
+    Frame,
+    Origin,
+    StepTimes,
+    header_stamp_ns,
+    restamped,
+    stamp_age_ms,
+    usable_age_ms,
+)
 from torchperf_ros.core.outcome import Outcome
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
@@ -21,6 +30,15 @@ def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_the
     header = types["std_msgs/msg/Header"](stamp=types["builtin_interfaces/msg/Time"](sec, nanosec), frame_id=name)
     data = bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
     assert header_stamp_ns(data) == sec * 1_000_000_000 + nanosec
+
+
+@given(sec=st.integers(0, 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
+def test_given_any_time_when_restamped_then_only_the_stamp_changes(sec, nanosec, little, name):
+    types = STORE.types
+    header = types["std_msgs/msg/Header"](stamp=types["builtin_interfaces/msg/Time"](7, 8), frame_id=name)
+    data = bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
+    again = STORE.deserialize_cdr(restamped(data, sec * 1_000_000_000 + nanosec), "std_msgs/msg/Header")
+    assert (again.stamp.sec, again.stamp.nanosec, again.frame_id) == (sec, nanosec, name)
 
 
 def test_given_big_endian_bytes_when_read_then_the_stamp_is_not_turned_around():
@@ -40,6 +58,7 @@ def test_given_any_bytes_when_read_then_the_stamp_fits_a_signed_64_bit_word(data
 
 def test_given_a_stamp_when_its_age_is_asked_then_future_is_negative_and_zero_is_unknown():
     assert stamp_age_ms(10 * MS, 35 * MS) == 25.0
+    assert math.isnan(stamp_age_ms(10 * MS, 0))  # before the first /clock
     assert stamp_age_ms(35 * MS, 10 * MS) == -25.0
     assert math.isnan(stamp_age_ms(0, 10 * MS))
 

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rosbags.rosbag1 import Writer as Writer1
 from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as Writer2
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.core.message_types import decode
-from torchperf_ros.demo.log_source import LogError, LogMessage, LogSource, looped, restamped
+from torchperf_ros.demo.log_source import LogError, LogMessage, LogSource, looped
 from torchperf_ros.demo.road_scene import odometry_cdr
 
 ROS2 = get_typestore(Stores.ROS2_JAZZY)
@@ -198,11 +196,3 @@ def test_given_a_log_that_cannot_be_played_when_opened_then_one_line_says_which_
     assert str(path) in str(error.value)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@given(sec=st.integers(0, 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans())
-def test_given_any_time_when_restamped_then_only_the_stamp_changes(sec: int, nanosec: int, little: bool) -> None:
-    cdr = bytes(ROS2.serialize_cdr(image(ROS2, 3), IMAGE, little_endian=little))
-    message = decode(restamped(cdr, sec * 1_000_000_000 + nanosec), IMAGE)
-    assert (message.header.stamp.sec, message.header.stamp.nanosec) == (sec, nanosec)
-    assert (message.header.frame_id, message.data.tolist()) == ("odd!!", [3] * 12)

@@ -85,7 +85,7 @@ def test_given_a_busy_machine_and_a_late_player_when_judged_then_the_notes_say_s
     state.node = {"scheduling": "normal", "scheduling_warning": "normal: not permitted"}
     state.stages["perception"].values["answered"] = "200"
     text = " | ".join(judge(state).notes)
-    assert "3 images published late, the worst by 9.0 ms" in text
+    assert "3 messages were late, the worst by 9.0 ms" in text
     assert "other programs took 40% of the processor" in text
     assert "node: normal: not permitted" in text
     assert "102 answers were not seen here" in text

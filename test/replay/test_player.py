@@ -108,3 +108,9 @@ def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_ea
 
 def test_given_no_pause_when_the_next_is_asked_for_then_it_says_no():
     assert not Drive().player.play_next()
+
+
+def test_given_a_slow_publish_when_time_is_told_then_the_ticks_that_follow_are_back_in_step():
+    drive = Drive(publish_ms=[14.0], clock_hz=100.0)
+    drive.play(0, 35)
+    assert drive.told == [(0, 0), (14, 14), (20, 20), (30, 30), (35, 35)]

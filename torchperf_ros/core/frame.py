@@ -10,7 +10,7 @@ from torchperf_ros.core.outcome import Fallback, Outcome
 USABLE_AGE_MS = 10_000.0
 """A stamp further than this from the ROS clock says nothing about the frame's age (DESIGN: 10 s)."""
 
-_HEADER_END = 12  # CDR encapsulation (4 bytes), sec (4), nanosec (4)
+_HEADER_BEGIN, _HEADER_END = 4, 12  # after the CDR encapsulation: sec (4 bytes), nanosec (4)
 _LITTLE = struct.Struct("<iI")
 _BIG = struct.Struct(">iI")
 
@@ -19,13 +19,23 @@ def header_stamp_ns(data: bytes) -> int:
     """`header.stamp` of a CDR message whose first field is a `std_msgs/Header`, in ns; 0 if too short to have one."""
     if len(data) < _HEADER_END:
         return 0
-    seconds, nanoseconds = (_LITTLE if data[1] & 1 else _BIG).unpack_from(data, 4)
+    seconds, nanoseconds = (_LITTLE if data[1] & 1 else _BIG).unpack_from(data, _HEADER_BEGIN)
     return int(seconds * NS_PER_S + nanoseconds)
 
 
+def restamped(data: bytes, stamp_ns: int) -> bytes:
+    """The same message with another `header.stamp`, in ns; its first field is a `std_msgs/Header`."""
+    stamp = (_LITTLE if data[1] & 1 else _BIG).pack(*divmod(stamp_ns, NS_PER_S))
+    view = memoryview(data)
+    return b"".join([view[:_HEADER_BEGIN], stamp, view[_HEADER_END:]])
+
+
 def stamp_age_ms(stamp_ns: int, ros_now_ns: int) -> float:
-    """ROS time since the stamp in ms: negative for a stamp in the future, NaN for a zero stamp."""
-    return (ros_now_ns - stamp_ns) / NS_PER_MS if stamp_ns else math.nan
+    """ROS time since the stamp in ms, negative for a stamp in the future.
+
+    NaN where it is unknown: for a zero stamp, and while ROS time is zero, which it is before the first `/clock`.
+    """
+    return (ros_now_ns - stamp_ns) / NS_PER_MS if stamp_ns and ros_now_ns else math.nan
 
 
 def usable_age_ms(age_ms: float) -> float:

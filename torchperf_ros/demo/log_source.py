@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,6 @@ from torchperf_ros.core.errors import TorchperfError
 
 IMAGE_TYPES: Final = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"
-_STAMP: Final = slice(4, 12)  # after the 4 bytes of the encapsulation: seconds and nanoseconds of the header
 
 
 class LogError(TorchperfError):
@@ -159,16 +157,3 @@ def looped(source: LogSource, say: Callable[[str], None]) -> Iterator[LogMessage
         period_ns = (images_ns[-1] - images_ns[0]) // max(len(images_ns) - 1, 1) or 33_000_000
         offset_ns += end_ns - start_ns + period_ns
         say(f"the log ended after {offset_ns / turn / 1e9:.1f} s and starts again (round {turn + 1})")
-
-
-def restamped(cdr: bytes, stamp_ns: int) -> bytes:
-    """The same message with another `header.stamp`.
-
-    Args:
-        cdr: a message whose first field is a `std_msgs/msg/Header`.
-        stamp_ns: ROS time in ns.
-    """
-    order = "<" if cdr[1] & 1 else ">"
-    stamp = struct.pack(order + "iI", *divmod(stamp_ns, 1_000_000_000))
-    view = memoryview(cdr)
-    return b"".join([view[: _STAMP.start], stamp, view[_STAMP.stop :]])

@@ -6,6 +6,7 @@ one JSON object per line, with `event` ready, note, late or done.
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -22,12 +23,13 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from torchperf_ros.core.clock import NS_PER_S
-from torchperf_ros.demo.log_source import IMAGE_TYPES, LogError, LogMessage, LogSource, looped, restamped
+from torchperf_ros.core.frame import restamped
+from torchperf_ros.demo.log_source import IMAGE_TYPES, LogError, LogMessage, LogSource, looped
 from torchperf_ros.demo.road_scene import RoadScene
+from torchperf_ros.replay.player import Player
 
 IMAGE_TOPICS: Final = {IMAGE_TYPES[0]: "/camera/image_raw", IMAGE_TYPES[1]: "/camera/image_raw/compressed"}
 ODOMETRY_TOPIC: Final = "/odom"
-_LATE_NS: Final = 5_000_000
 _MATCH_S: Final = 10.0
 _PRIORITY: Final = 1
 
@@ -39,7 +41,7 @@ class Tally:
     Attributes:
         images: published.
         odometries: published.
-        late: images published more than 5 ms after their time.
+        late: messages published more than 5 ms after their time.
         worst_late_ms: the latest of them.
     """
 
@@ -49,65 +51,40 @@ class Tally:
     worst_late_ms: float = 0.0
 
 
-class Pace:
-    """When the messages of a drive are due: fixed once for the whole drive, so that delays do not add up."""
-
-    def __init__(self, start_ns: int, stamp_start_ns: int, speed: float = 1.0) -> None:
-        """Fix the start.
-
-        Args:
-            start_ns: monotonic time of the drive's time 0.
-            stamp_start_ns: ROS time of it.
-            speed: how much faster than recorded.
-        """
-        self._start_ns = start_ns
-        self._stamp_start_ns = stamp_start_ns
-        self._speed = speed
-
-    def due_ns(self, t_ns: int) -> int:
-        """Monotonic time at which a message of the drive's time `t_ns` is published."""
-        return self._start_ns + round(t_ns / self._speed)
-
-    def stamp_ns(self, t_ns: int) -> int:
-        """ROS time of the same moment."""
-        return self._stamp_start_ns + round(t_ns / self._speed)
-
-
 def play(
     messages: Iterator[LogMessage],
-    pace: Pace,
+    speed: float,
+    seconds: float,
     publish: Callable[[str, bytes], None],
     tally: Tally,
-    *,
-    end_ns: int,
-    clock_ns: Callable[[], int] = time.monotonic_ns,
-    sleep: Callable[[float], None] = time.sleep,
+    **clock: Any,  # noqa: ANN401 - the player's
 ) -> None:
-    """Publish messages at their times until `end_ns` of the monotonic clock.
+    """Publish messages at their times, stamped with them.
 
     Args:
         messages: in order, their times counted from 0.
-        pace: when they are due.
-        publish: takes the message type and the CDR bytes, stamped.
+        speed: how much faster than recorded.
+        seconds: nothing that is due later is published.
+        publish: takes the message type and the CDR bytes.
         tally: counted into.
-        end_ns: no message that is due later is published.
-        clock_ns: the monotonic clock.
-        sleep: waits on it, in seconds.
+        clock: `clock` and `wait` of the player, for tests.
     """
-    for message in messages:
-        due_ns = pace.due_ns(message.t_ns)
-        if due_ns >= end_ns:
-            return
-        cdr = restamped(message.cdr, pace.stamp_ns(message.t_ns))
-        while (ahead_ns := due_ns - clock_ns()) > 0:
-            sleep(ahead_ns / 1e9)
-        publish(message.type, cdr)
-        if message.type in IMAGE_TYPES:
-            tally.images += 1
-            tally.late += ahead_ns < -_LATE_NS
-            tally.worst_late_ms = max(tally.worst_late_ms, -ahead_ns / 1e6)
-        else:
-            tally.odometries += 1
+    ros_offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def stamped(message: LogMessage, due_ns: int) -> LogMessage:
+        return message._replace(cdr=restamped(message.cdr, due_ns + ros_offset_ns))
+
+    def count(message: LogMessage) -> None:
+        publish(message.type, message.cdr)
+        tally.images += message.type in IMAGE_TYPES
+        tally.odometries += message.type not in IMAGE_TYPES
+
+    until_then = itertools.takewhile(lambda message: message.t_ns < seconds * speed * NS_PER_S, messages)
+    player = Player(count, rate=speed, prepare=stamped, **clock)
+    try:
+        player.play(until_then)
+    finally:
+        tally.late, tally.worst_late_ms = player.tally.late, player.tally.worst_late_ms
 
 
 def recorded_rate_hz(source: LogSource) -> float:
@@ -151,16 +128,8 @@ def _run(node: Node, arguments: argparse.Namespace) -> None:
     while not publishers[image_type].get_subscription_count() and time.monotonic() < matched_by:
         time.sleep(0.02)
     tally = Tally()
-    start_ns = time.monotonic_ns() + 20_000_000
-    pace = Pace(start_ns, time.time_ns() + 20_000_000, speed)
     try:
-        play(
-            messages,
-            pace,
-            lambda kind, cdr: publishers[kind].publish(cdr),
-            tally,
-            end_ns=start_ns + int(arguments.seconds * 1e9),
-        )
+        play(messages, speed, arguments.seconds, lambda kind, cdr: publishers[kind].publish(cdr), tally)
     finally:
         _say("done", **asdict(tally))
 

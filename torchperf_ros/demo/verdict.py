@@ -71,7 +71,7 @@ def judge(state: DriveState) -> Verdict:
         )
     if state.player.get("late"):
         notes.append(
-            f"player: {state.player['late']} images published late, the worst by {state.player['worst_late_ms']:.1f} ms"
+            f"player: {state.player['late']} messages were late, the worst by {state.player['worst_late_ms']:.1f} ms"
         )
     notes += [f"node: {text}" for key, text in state.node.items() if key.endswith("_warning")]
     if state.others_share > _OTHERS_SHARE:
