@@ -14,6 +14,7 @@ from torchperf_ros.analysis.compile_command import cache_command, compile_comman
 from torchperf_ros.analysis.inspect_command import inspect_command
 from torchperf_ros.analysis.tune_command import tune_command
 from torchperf_ros.core.build_options import ENGINES
+from torchperf_ros.replay.replay_command import replay_command
 from torchperf_ros.ros.report_command import report
 from torchperf_ros.ros.top_command import top
 
@@ -35,6 +36,7 @@ app.command("inspect")(inspect_command)
 app.command("tune")(tune_command)
 app.command("top")(top)
 app.command("report")(report)
+app.command("replay")(replay_command)
 
 _BAD_INPUT = 2
 

@@ -30,19 +30,11 @@ def params_of_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is no parameter file.
     """
-    from ruamel.yaml import YAML  # only this needs it
-    from ruamel.yaml.error import YAMLError
-
-    reader = YAML(typ="safe", pure=True)
-    reader.version = (1, 1)  # what ROS reads: `yes` and `on` are true
     try:
-        content = reader.load(path.read_text(encoding="utf-8"))
+        content = _yaml(path.read_text(encoding="utf-8"), f"parameter file {path}")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         msg = f"parameter file {path}: cannot be read ({why}); it has to be a YAML file like config/perception.yaml"
-        raise ConfigError(msg) from error
-    except YAMLError as error:
-        msg = f"parameter file {path}: is not YAML: {' '.join(str(error).split())}"
         raise ConfigError(msg) from error
     values: dict[str, Any] = {}
     found = False
@@ -53,6 +45,29 @@ def params_of_file(path: Path) -> dict[str, Any]:
         msg = f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}"
         raise ConfigError(msg)
     return values
+
+
+def parse_value(name: str, text: str) -> object:
+    """One parameter's value as a parameter file would have it; a mapping stays text, as `options` is text.
+
+    Raises:
+        ConfigError: it is not YAML.
+    """
+    value = _yaml(text, f"parameter {name}: {text!r}")
+    return text if isinstance(value, Mapping) or value is None else value
+
+
+def _yaml(text: str, what: str) -> object:
+    from ruamel.yaml import YAML  # only this needs it
+    from ruamel.yaml.error import YAMLError
+
+    reader = YAML(typ="safe", pure=True)
+    reader.version = (1, 1)  # what ROS reads: `yes` and `on` are true
+    try:
+        return reader.load(text)
+    except YAMLError as error:
+        msg = f"{what}: is not YAML: {' '.join(str(error).split())}"
+        raise ConfigError(msg) from error
 
 
 def config_of(values: Mapping[str, Any]) -> NodeConfig:

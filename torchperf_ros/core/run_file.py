@@ -39,6 +39,22 @@ class Run:
     frames: Mapping[str, NDArray[np.void]]
 
 
+def check_run_path(path: Path) -> None:
+    """Find out before a long run whether its file can be written at its end.
+
+    Raises:
+        RunFileError: another suffix, no such folder, or pyarrow is not installed.
+    """
+    if path.suffix not in {".json", ".parquet"}:
+        msg = f"run {path}: has to end in .json or .parquet"
+        raise RunFileError(msg)
+    if not path.resolve().parent.is_dir() or path.is_dir():
+        msg = f"run {path}: has to be a file in a folder that exists"
+        raise RunFileError(msg)
+    if path.suffix == ".parquet":
+        _pyarrow()
+
+
 def write_run(run: Run, path: Path) -> None:
     """Write a run to a `.json` or `.parquet` file: all of it, or nothing under this name.
 
@@ -46,15 +62,13 @@ def write_run(run: Run, path: Path) -> None:
         RunFileError: another suffix, or pyarrow is not installed.
         OSError: it cannot be written.
     """
+    check_run_path(path)
     part = path.with_name(f".{path.name}.part")
     try:
         if path.suffix == ".json":
             _write_json(run, part)
-        elif path.suffix == ".parquet":
-            _write_parquet(run, part)
         else:
-            msg = f"run {path}: has to end in .json or .parquet"
-            raise RunFileError(msg)
+            _write_parquet(run, part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

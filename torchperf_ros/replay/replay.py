@@ -31,7 +31,7 @@ from torchperf_ros.replay.topic_map import match_topics
 from torchperf_ros.supervise.realtime import step_back
 
 Progress = Callable[[int, int], None]
-"""Told how much of how much of the log's time has been replayed, in ns; of 0 where a log does not say how long it is."""
+"""Told how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
 _AHEAD_BYTES: Final = 64 << 20
@@ -67,6 +67,35 @@ def replay(
 
     with LogReader(log, note) as reader:
         return _Replay(reader, options, config, progress, note, troubles).run()
+
+
+def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
+    """What a replay would do, a line for each thing; the workers are started and asked what they take.
+
+    Raises:
+        As `replay` does.
+    """
+    config = paced(read_config(options), options.pace)
+    notes: list[str] = []
+    with LogReader(log, notes.append) as reader, contextlib.ExitStack() as ending:
+        record = ReplayRecord(config.stages, lambda: reader.start_ns, None)
+        ending.callback(record.close)
+        stages = ReplayStages(config, FastPace(reader.start_ns).life(), record, notes.append)
+        ending.callback(stages.stop)
+        topics = match_topics(stages.start(), reader.topics, options.remap, log, notes.append)
+        yield f"log {log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
+        for topic in sorted(reader.topics.values(), key=lambda topic: topic.name):
+            takers = [
+                s.stage.config.name for name, of in topics.items() if of == topic.name for s in stages.inputs(name)
+            ]
+            count = f"{topic.count:,} messages" if topic.count >= 0 else "how many is not said"
+            used = f", goes to {' and '.join(takers)}" if takers else ""
+            yield f"  {topic.name} ({topic.type_name}), {count}{used}"
+        for index, stage in enumerate(config.stages):
+            tiers = ", ".join(stage.tiers)
+            budget = "no deadline" if options.pace == "fast" else f"budget {stage.budget_ms:g} ms"
+            yield f"stage {stage.name}: {tiers}; engine {stage.engine}, {budget}; gives {record.topics[index]}"
+    yield from notes
 
 
 @dataclass

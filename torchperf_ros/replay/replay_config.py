@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torchperf_ros.core.config import NodeConfig
 from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS
 from torchperf_ros.core.params_file import config_of, params_of_file
 from torchperf_ros.replay.replay_options import PACES, ReplayOptions
 
@@ -29,7 +30,15 @@ def read_config(options: ReplayOptions) -> NodeConfig:
         msg = f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}"
         raise ConfigError(msg)
     values = {} if options.params is None else params_of_file(options.params)
-    return config_of({**values, **options.overrides})
+    config = config_of({**values, **options.overrides})
+    known = {p.name for p in NODE_PARAMETERS}
+    known |= {f"{stage.name}.{p.name}" for stage in config.stages for p in STAGE_PARAMETERS}
+    if unknown := sorted(set(options.overrides) - known):
+        msg = (
+            f"parameter {unknown[0]}: is not there; it has to be one of the node's, or STAGE.PARAMETER with a stage of"
+        )
+        raise ConfigError(f"{msg} {', '.join(stage.name for stage in config.stages)}; see config/perception.yaml")
+    return config
 
 
 def paced(config: NodeConfig, pace: str) -> NodeConfig:
