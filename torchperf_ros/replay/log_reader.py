@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from rosbags.highlevel import AnyReader
+from rosbags.interfaces import Connection, ConnectionExtRosbag2, QosDurability
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.core.errors import TorchperfError
@@ -34,11 +35,18 @@ class LogMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class LogTopic:
-    """A topic of a log: its message type, and how many messages the log says it has (-1: it does not say)."""
+    """A topic of a log.
+
+    Attributes:
+        name, type_name: for example `/tf_static`, `tf2_msgs/msg/TFMessage`.
+        count: messages that the log says it has, -1: it does not say.
+        latched: whether its publisher kept messages for those who subscribe later (transient local).
+    """
 
     name: str
     type_name: str
     count: int = -1
+    latched: bool = False
 
 
 class LogReader:
@@ -70,7 +78,7 @@ class LogReader:
         except Exception as error:
             msg = f"log {path}: cannot be read: {error}"
             raise LogError(msg) from error
-        self.topics = {c.topic: LogTopic(c.topic, c.msgtype, c.msgcount) for c in self._reader.connections}
+        self.topics = {c.topic: LogTopic(c.topic, c.msgtype, c.msgcount, _latched(c)) for c in self._reader.connections}
         self.start_ns, self.end_ns = self._reader.start_time, self._reader.end_time
         self.count = self._reader.message_count
 
@@ -99,3 +107,10 @@ class LogReader:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _latched(connection: Connection) -> bool:
+    if isinstance(connection.ext, ConnectionExtRosbag2):
+        profiles = connection.ext.offered_qos_profiles
+        return any(profile.durability is QosDurability.TRANSIENT_LOCAL for profile in profiles)
+    return bool(connection.ext.latching)
