@@ -1,0 +1,163 @@
+"""Golden outputs: what stages published on a log when all was well, and what they were made from, in one MCAP file."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from mcap.exceptions import McapError
+from mcap.reader import make_reader
+from mcap.writer import Writer
+
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.core.frame_table import output_hash
+from torchperf_ros.core.message_types import decode, typestore
+from torchperf_ros.replay.replay_result import ReplayResult, StageResult
+
+_ORIGIN: Final = "torchperf_golden"
+_STAGE: Final = "stage"
+_LIBRARY: Final = "torchperf_ros"
+_ROS2: Final = 2
+
+
+class GoldenError(TorchperfError):
+    """Golden outputs cannot be made, read or compared; the message says why and what would do."""
+
+
+class PublishedFrame(NamedTuple):
+    """What a stage published for a frame: the frame's number and `header.stamp`, the CDR bytes and their type."""
+
+    seq: int
+    stamp_ns: int
+    data: bytes
+    type_name: str
+
+    @property
+    def message(self) -> Any:  # noqa: ANN401 - a rosbags message
+        """Decoded by `rosbags`."""
+        return decode(self.data, self.type_name)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Outputs to compare with.
+
+    Attributes:
+        origin: what they were made from, in words and hashes; see `origin_of`.
+        frames: by stage.
+    """
+
+    origin: Mapping[str, str]
+    frames: Mapping[str, tuple[PublishedFrame, ...]]
+
+    def changes(self, result: ReplayResult) -> list[str]:
+        """What the result was made from that the golden outputs were not, for example `parameters`."""
+        now = origin_of(result)
+        return [what for what in now if what in self.origin and now[what] != self.origin[what]]
+
+
+def origin_of(result: ReplayResult) -> dict[str, str]:
+    """What outputs were made from: `log`, `parameters`, `model of STAGE`, `pace` and `seed`."""
+    summary = result.summary
+    return {
+        "log": str(summary["log"]["sha256"]),
+        "parameters": str(summary["params_sha256"]),
+        **{f"model of {stage}": str(hashed) for stage, hashed in summary["model"].items()},
+        "pace": str(summary["pace"]),
+        "seed": str(summary["seed"]),
+    }
+
+
+def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
+    """What these stages published, as golden outputs.
+
+    Raises:
+        GoldenError: the replay was not deterministic, was interrupted, or its outputs were not kept.
+    """
+    if result.summary["pace"] == "real":
+        msg = "golden outputs of a replay with pace real depend on how fast this machine is; use fast or virtual"
+        raise GoldenError(msg)
+    return Golden(origin_of(result), {name: tuple(published(result, result.stage(name))) for name in stages})
+
+
+def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFrame]:
+    """What a stage published, in order, with the frames that it was published for.
+
+    Raises:
+        GoldenError: the replay was interrupted, or its outputs were not kept or were changed since.
+    """
+    if not result.complete or result.output is None:
+        why = "it was interrupted" if not result.complete else "its outputs were not kept: give it an output file"
+        msg = f"replay of {result.log}: cannot be compared, as {why}"
+        raise GoldenError(msg)
+    messages = stage.messages
+    for frame in stage.frames[stage.frames["output_hash"] != 0]:
+        output = next(messages, None)
+        if output is None or output_hash(output.data) != frame["output_hash"]:
+            msg = f"{result.output}: is not what stage {stage.name} published for frame {frame['seq']}; replay again"
+            raise GoldenError(msg)
+        yield PublishedFrame(int(frame["seq"]), int(frame["stamp_ns"]), output.data, output.type_name)
+
+
+def write_golden(golden: Golden, path: Path) -> None:
+    """Write golden outputs as an MCAP with message definitions: all of it, or nothing under this name.
+
+    Messages are logged at their frame's stamp, so that they stand beside the log's in a viewer.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            _write(golden, file)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(golden: Golden, file: Any) -> None:  # noqa: ANN401 - mcap takes any binary file
+    writer: Any = Writer(file)  # its own types are partial
+    writer.start(profile="ros2", library=_LIBRARY)
+    writer.add_metadata(_ORIGIN, dict(golden.origin))
+    schemas: dict[str, int] = {}
+    for stage, frames in golden.frames.items():
+        channels: dict[str, int] = {}
+        for frame in frames or ():
+            name = frame.type_name
+            if name not in schemas:
+                text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
+                schemas[name] = writer.register_schema(name, "ros2msg", text.encode())
+            if name not in channels:
+                channels[name] = writer.register_channel(stage, "cdr", schemas[name], {_STAGE: stage})
+            writer.add_message(
+                channels[name], log_time=frame.stamp_ns, publish_time=frame.stamp_ns, data=frame.data,
+                sequence=frame.seq,
+            )  # fmt: skip
+    writer.finish()
+
+
+def read_golden(path: Path) -> Golden:
+    """Read what `write_golden` wrote.
+
+    Raises:
+        GoldenError: it is damaged, or no golden file.
+        OSError: it cannot be read.
+    """
+    frames: dict[str, list[PublishedFrame]] = {}
+    try:
+        with path.open("rb") as file:
+            reader = make_reader(file)
+            origin = next((dict(found.metadata) for found in reader.iter_metadata() if found.name == _ORIGIN), None)
+            for schema, channel, message in reader.iter_messages(log_time_order=False):
+                frames.setdefault(channel.metadata[_STAGE], []).append(
+                    PublishedFrame(message.sequence, message.log_time, message.data, schema.name if schema else "")
+                )
+    except (McapError, KeyError, ValueError) as error:
+        msg = f"golden file {path}: cannot be read: {error or type(error).__name__}"
+        raise GoldenError(msg) from error
+    if origin is None:
+        msg = f"golden file {path}: is an MCAP that holds no golden outputs"
+        raise GoldenError(msg)
+    return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
