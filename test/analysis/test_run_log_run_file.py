@@ -44,7 +44,8 @@ def run():
         "reasons": {"3": "slow"},
     }
     stages = [perception, {"name": "planning"}]
-    return Run({"stages": stages, "anomalies": [anomaly]}, {"perception": rows(), "planning": rows(2)[:0]})
+    memory = {"t_ns": [0, 10**9], "rss_mib": [800.0, 810.0], "own_rss_mib": [60.0, 61.0]}
+    return Run({"stages": stages, "anomalies": [anomaly], "memory": memory, "torchperf_ros": "1.2"}, {"perception": rows(), "planning": rows(2)[:0]})
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -60,6 +61,9 @@ def test_given_a_run_file_when_read_then_every_frame_is_there_in_the_order_of_ti
     assert np.flatnonzero(~perception.on_time).tolist() == [3]
     assert np.isnan(perception.frames["inference_ms"]).tolist() == [False, False, False, True, False]
     assert perception.reasons == {START_NS + 3 * 50_000_000: "slow"}
+    assert found.memory_t_ns.tolist() == [START_NS, START_NS + 10**9]
+    assert found.memory["workers_rss_mib"].tolist() == [800.0, 810.0]
+    assert (found.versions, found.missing) == ({"torchperf_ros": "1.2"}, ())
     assert [(a.t_ns, a.level, a.values) for a in found.anomalies] == [(START_NS + 7, "WARN", {"a": "1"})]
 
 

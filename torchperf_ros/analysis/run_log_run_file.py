@@ -13,6 +13,12 @@ from torchperf_ros.core.run_file import RunFileError, read_run
 RUN_FILE = "run.parquet"
 """The run in the folder of a log that was replayed beside others."""
 SUFFIXES = (".json", ".parquet")
+_NODE = "/perf"
+_MEMORY = {
+    "rss_mib": "workers_rss_mib",
+    "own_rss_mib": "node_rss_mib",
+}  # sampled in the replay's time from its start on
+_VERSIONS = ("torchperf_ros", "commit", "pace")
 
 
 def run_files(folder: Path) -> list[Path]:
@@ -50,11 +56,15 @@ def read_run_file(path: Path, name: str) -> RunLog:
             )
         )  # fmt: skip
     anomalies = [_anomaly(told) for told in summary.get("anomalies") or ()]
+    memory = summary.get("memory") or {}
+    begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
     return RunLog(
-        name, path, str(summary.get("node", "/perf")), tuple(stages), np.empty(0, dtype=np.int64), {},
+        name, path, _NODE, tuple(stages), begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64),
+        {label: np.array(memory[key], dtype=np.float64) for key, label in _MEMORY.items() if key in memory},
         tuple(sorted(anomalies, key=lambda anomaly: anomaly.t_ns)),
-        {key: str(value) for key, value in (summary.get("versions") or {}).items()},
-        missing=("a replay takes no memory samples: memory",),
+        {key: str(summary[key]) for key in _VERSIONS if key in summary},
+        missing=() if memory.get("t_ns") else ("no memory samples in this run: memory",),
+        troubles=tuple(map(str, summary.get("troubles") or ())),
     )  # fmt: skip
 
 
