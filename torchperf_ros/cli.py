@@ -15,6 +15,7 @@ from torchperf_ros.analysis.inspect_command import inspect_command
 from torchperf_ros.analysis.tune_command import tune_command
 from torchperf_ros.core.build_options import ENGINES
 from torchperf_ros.replay.replay_command import replay_command
+from torchperf_ros.ros.play_command import play_command
 from torchperf_ros.ros.report_command import report
 from torchperf_ros.ros.top_command import top
 
@@ -37,6 +38,7 @@ app.command("tune")(tune_command)
 app.command("top")(top)
 app.command("report")(report)
 app.command("replay")(replay_command)
+app.command("play")(play_command)
 
 _BAD_INPUT = 2
 

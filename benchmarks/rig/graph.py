@@ -15,7 +15,7 @@ from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import say
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.demo.child_process import ChildProcess
-from torchperf_ros.demo.image_transport import carry_images
+from torchperf_ros.ros.image_transport import carry_images
 
 _START_S = 120.0
 _ON_THE_WAY_S = 0.4

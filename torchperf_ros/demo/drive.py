@@ -20,12 +20,12 @@ from torchperf_ros.core.evidence_folder import open_evidence
 from torchperf_ros.core.parameter_tables import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.drive_state import DriveState
-from torchperf_ros.demo.image_transport import carry_images
 from torchperf_ros.demo.log_source import IMAGE_TYPES, LogSource
 from torchperf_ros.demo.player import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.processor_share import ProcessorShare
 from torchperf_ros.demo.verdict import judge, report, summary
 from torchperf_ros.demo.view import picture, save_svg, status_line
+from torchperf_ros.ros.image_transport import carry_images
 from torchperf_ros.ros.top_listener import TopListener
 from torchperf_ros.telemetry.event_panel import event_line
 
