@@ -30,3 +30,7 @@ class VirtualClock:
             raise ValueError(msg)
         self._now_ns += round(ms * NS_PER_MS)
         return self._now_ns
+
+    def reach(self, at_ns: int) -> None:
+        """Move forward to a time; one that has passed changes nothing."""
+        self._now_ns = max(self._now_ns, at_ns)

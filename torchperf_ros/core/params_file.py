@@ -30,12 +30,7 @@ def params_of_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is no parameter file.
     """
-    try:
-        content = _yaml(path.read_text(encoding="utf-8"), f"parameter file {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        msg = f"parameter file {path}: cannot be read ({why}); it has to be a YAML file like config/perception.yaml"
-        raise ConfigError(msg) from error
+    content = read_yaml(path, "parameter file")
     values: dict[str, Any] = {}
     found = False
     for own in _of_node(content, _NODE, ""):
@@ -45,6 +40,20 @@ def params_of_file(path: Path) -> dict[str, Any]:
         msg = f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}"
         raise ConfigError(msg)
     return values
+
+
+def read_yaml(path: Path, what: str) -> object:
+    """What a YAML file holds; messages begin with `what`, for example `parameter file`.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    try:
+        return _yaml(path.read_text(encoding="utf-8"), f"{what} {path}")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        msg = f"{what} {path}: cannot be read ({why}); it has to be a YAML file"
+        raise ConfigError(msg) from error
 
 
 def parse_value(name: str, text: str) -> object:

@@ -17,8 +17,8 @@ _PATIENCE_S: Final = 10.0
 class ReplayPace(Protocol):
     """What decides when a message of the log is given to the stages."""
 
-    def life(self) -> StageLife:
-        """What the stages run on."""
+    def life(self, stage: int) -> StageLife:
+        """What the stage of this index runs on."""
 
     def now(self) -> int:
         """The log's time in ns."""
@@ -44,7 +44,7 @@ class RealPace:
         self._late = 0
         self._worst_late_ns = 0
 
-    def life(self) -> StageLife:
+    def life(self, stage: int) -> StageLife:
         """As in the node, but for the clock of the ages."""
         return StageLife(StageMachinery(), self.now)
 
@@ -84,7 +84,7 @@ class FastPace:
         """Begin at this time of the log."""
         self._now_ns = start_ns
 
-    def life(self) -> StageLife:
+    def life(self, stage: int) -> StageLife:
         """As in the node, but for the clock of the ages, which stands still while a frame is answered."""
         return StageLife(StageMachinery(), self.now)
 

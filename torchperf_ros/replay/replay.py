@@ -27,7 +27,9 @@ from torchperf_ros.replay.replay_summary import (
     place_summary,
     stage_summary,
 )
+from torchperf_ros.replay.step_times_source import read_step_times
 from torchperf_ros.replay.topic_map import match_topics
+from torchperf_ros.replay.virtual_pace import VirtualPace
 from torchperf_ros.supervise.realtime import step_back
 
 Progress = Callable[[int, int], None]
@@ -80,7 +82,7 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     with LogReader(log, notes.append) as reader, contextlib.ExitStack() as ending:
         record = ReplayRecord(config.stages, lambda: reader.start_ns, None)
         ending.callback(record.close)
-        stages = ReplayStages(config, FastPace(reader.start_ns).life(), record, notes.append)
+        stages = ReplayStages(config, FastPace(reader.start_ns).life, record, notes.append)
         ending.callback(stages.stop)
         topics = match_topics(stages.start(), reader.topics, options.remap, log, notes.append)
         yield f"log {log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
@@ -130,15 +132,15 @@ class _Replay:
 
     def run(self) -> ReplayResult:
         sha256 = log_hash(self._reader.path)
-        pace = self._pace()
         config = paced(self._config, self._options.pace)
+        pace = self._pace(config)
         with contextlib.ExitStack() as ending:
             output = self._open_output()
             if output is not None:
                 ending.callback(output.discard)
             record = ReplayRecord(config.stages, pace.now, output)
             ending.callback(record.close)
-            stages = ReplayStages(config, pace.life(), record, self._note)
+            stages = ReplayStages(config, pace.life, record, self._note)
             ending.callback(stages.stop)
             topics = match_topics(
                 stages.start(), self._reader.topics, self._options.remap, self._reader.path, self._note
@@ -167,10 +169,14 @@ class _Replay:
             self._options.output, complete,
         )  # fmt: skip
 
-    def _pace(self) -> ReplayPace:
-        if self._options.pace == "real":
+    def _pace(self, config: NodeConfig) -> ReplayPace:
+        options = self._options
+        if options.pace == "real":
             return RealPace(self._start_ns)
-        return FastPace(self._start_ns)
+        if options.pace == "fast":
+            return FastPace(self._start_ns)
+        times = read_step_times(options.step_times, self._reader.path, config, options.seed, self._note)
+        return VirtualPace(self._start_ns, times)
 
     def _open_output(self) -> OutputLog | None:
         if self._options.output is None:

@@ -44,10 +44,13 @@ def read_config(options: ReplayOptions) -> NodeConfig:
 def paced(config: NodeConfig, pace: str) -> NodeConfig:
     """The parameters for a pace. Nothing is compiled meanwhile: all frames are to be run by the same engine.
 
-    `fast` has no deadline, and so no use for a second worker; a model may take ten minutes for a frame. `virtual` has
-    deadlines on its own clock, on which a hang is told; how long a run really takes does not count.
+    `fast` has no deadline, and so no use for a second worker; a model may take ten minutes for a frame. `virtual` is to
+    come to the same on any machine: eager, whose arithmetic varies least, on one thread.
     """
     config = replace(config, compile_missing=False)
+    if pace == "virtual":
+        stages = [replace(stage, engine="eager") for stage in config.stages]
+        return replace(config, stages=tuple(stages), worker_threads=1)
     if pace == "fast":
         stages = [
             replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS)

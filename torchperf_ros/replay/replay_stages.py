@@ -27,17 +27,17 @@ class ReplayError(TorchperfError):
 
 @dataclass(frozen=True)
 class StageLife:
-    """What the stages of a replay run on: see `StageActor` for the first two.
+    """What a stage of a replay runs on: see `StageActor` for the first two.
 
     Attributes:
         machinery: the clock among it.
         ros_now: gives the log's time in ns.
-        threads: whether each stage has a thread; without, who replays calls `step`.
+        settle: waits until its workers are ready; who replays then calls `step`. None: the stage has a thread for that.
     """
 
     machinery: StageMachinery
     ros_now: Callable[[], int]
-    threads: bool = True
+    settle: Callable[[], None] | None = None
 
 
 class ReplayStages:
@@ -48,14 +48,24 @@ class ReplayStages:
         start_up_s: how long it took until every worker was ready.
     """
 
-    def __init__(self, config: NodeConfig, life: StageLife, record: ReplayRecord, say: Callable[[str], None]) -> None:
-        """Make the stages; `say` is told what workers say and what becomes of them."""
+    def __init__(
+        self, config: NodeConfig, life: Callable[[int], StageLife], record: ReplayRecord, say: Callable[[str], None]
+    ) -> None:
+        """Make the stages.
+
+        Args:
+            config: the parameters.
+            life: what the stage of an index runs on.
+            record: what is kept of what they do.
+            say: told what workers say and what becomes of them.
+        """
         self.start_up_s = 0.0
         self._config = config
         self._record = record
         self._say = say
-        self._threads = life.threads
-        self.actors = [self._actor(index, stage, life) for index, stage in enumerate(config.stages)]
+        self._lives = [life(index) for index in range(len(config.stages))]
+        pairs = zip(config.stages, self._lives, strict=True)
+        self.actors = [self._actor(index, stage, own) for index, (stage, own) in enumerate(pairs)]
         self._followers: list[list[StageInput]] = [[] for _ in self.actors]
         self._by_topic: dict[str, list[StageInput]] = {}
 
@@ -86,12 +96,14 @@ class ReplayStages:
             ReplayError: a stage cannot run.
         """
         started_s = time.monotonic()
-        for actor in self.actors:
-            if self._threads:
+        for actor, life in zip(self.actors, self._lives, strict=True):
+            if life.settle is None:
                 actor.start()
             else:
                 actor.crew.start()
-        for actor in self.actors:
+        for actor, life in zip(self.actors, self._lives, strict=True):
+            if life.settle is not None:
+                life.settle()
             self._wait_until_ready(actor)
         self.start_up_s = time.monotonic() - started_s
         for index, actor in enumerate(self.actors):

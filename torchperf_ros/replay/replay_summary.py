@@ -71,6 +71,7 @@ def stage_summary(stage: StageResult) -> dict[str, Any]:
         "superseded": stage.superseded, "stale": stage.stale, "outcomes": dict(stage.outcomes),
         "fallbacks": dict(fallbacks), "miss_ratio": known(stage.miss_ratio), "p50_ms": known(stage.p50_ms),
         "p95_ms": known(stage.p95_ms), "p99_ms": known(stage.p99_ms), "max_ms": known(stage.max_ms),
+        "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in stage.reasons.items()},
     }  # fmt: skip
 
 
