@@ -72,12 +72,13 @@ def timeline(stage: StageLog, most: int) -> go.Figure:
             name=f"under a profiler ({len(profiled):,})", hoverinfo="skip",
             marker={"color": GREY, "symbol": "circle-open", "size": 12}, row=1, col=1,
         )  # fmt: skip
-    budget = _changes(np.asarray(frames["budget_ms"]))
-    figure.add_scatter(
-        x=_times(frames["t_ns"][budget]), y=_rounded(frames["budget_ms"][budget]), name="budget", mode="lines",
-        line={"color": VERMILION, "width": 1.5, "dash": "dash", "shape": "hv"}, hovertemplate="%{y:.1f} ms",
-        row=1, col=1,
-    )  # fmt: skip
+    if np.isfinite(frames["budget_ms"]).any():
+        budget = _changes(np.asarray(frames["budget_ms"]))
+        figure.add_scatter(
+            x=_times(frames["t_ns"][budget]), y=_rounded(frames["budget_ms"][budget]), name="budget", mode="lines",
+            line={"color": VERMILION, "width": 1.5, "dash": "dash", "shape": "hv"}, hovertemplate="%{y:.1f} ms",
+            row=1, col=1,
+        )  # fmt: skip
     ran = np.asarray(frames["tier"], dtype=np.float64)
     shown = _thinned(_changes(ran), ran, most)
     figure.add_scatter(

@@ -98,19 +98,19 @@ def _latencies(rows: Sequence[OverviewRow]) -> go.Figure:
     for number, stage in enumerate(dict.fromkeys(row.stage for row in rows)):
         own = [row for row in rows if row.stage == stage and math.isfinite(row.figures.p99_ms)]
         colour = _COLOURS[number % len(_COLOURS)]
-        figure.add_scattergl(
+        figure.add_scatter(
             x=[places[row.run] for row in own], y=[round(row.figures.p99_ms, 3) for row in own], name=stage,
             text=[row.run for row in own], mode="markers", marker={"color": colour, "size": 6},
             hovertemplate="%{text}: %{y:.2f} ms",
         )  # fmt: skip
         budgets = [row for row in own if math.isfinite(row.figures.budget_ms)]
         if budgets:
-            figure.add_scattergl(
+            figure.add_scatter(
                 x=[places[row.run] for row in budgets], y=[row.figures.budget_ms for row in budgets],
                 name=f"budget of {stage}", mode="lines", line={"color": VERMILION, "width": 1.5, "dash": "dash"},
                 hoverinfo="skip",
             )  # fmt: skip
-    figure.update_xaxes(title_text="log, in the order of the table", rangemode="tozero")
+    figure.update_xaxes(title_text="log, in the order of the table", type="linear", rangemode="tozero")
     figure.update_yaxes(title_text="ms", rangemode="tozero")
     figure.update_layout(height=320, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure

@@ -61,7 +61,7 @@ class ReportPage:
     def _add(self, figure: go.Figure) -> str:
         name = f"figure{len(self._figures)}"
         figure.update_layout(template=None)
-        if figure.data and figure.data[0].type == "scatter":  # of points in time
+        if figure.data and figure.data[0].type == "scatter" and figure.layout.xaxis.type is None:
             figure.update_xaxes(type="date")
         told = json.dumps(figure.to_plotly_json(), separators=(",", ":"), allow_nan=False)
         self._figures.append(f'"{name}":{told}'.replace("</", "<\\/"))

@@ -116,7 +116,7 @@ def _figures(figures: StageFigures) -> str:
         (f"{_ms(figures.p50_ms)} ms", "p50", ""),
         (f"{_ms(figures.p95_ms)} ms", "p95", ""),
         (f"{_ms(figures.p99_ms)} ms", "p99", ""),
-        (f"{_ms(figures.max_ms)} ms", f"longest, of {_ms(figures.budget_ms)} ms", ""),
+        (f"{_ms(figures.max_ms)} ms", f"longest{_of(figures.budget_ms)}", ""),
         (
             f"{late:+.1f} ms" if math.isfinite(late) else "-",
             "latest answer, to its deadline",
@@ -145,7 +145,7 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[int, InputPicture]) ->
     reason = f"<br>{_text(stage.reasons[int(row['t_ns'])])}" if int(row["t_ns"]) in stage.reasons else ""
     css = "bad" if row["outcome"] != Outcome.ON_TIME else "good"
     return (
-        f'<div class="frame">{shown}<div class="text"><b>{_ms(row["total_ms"])} ms</b> of {_ms(row["budget_ms"])} '
+        f'<div class="frame">{shown}<div class="text"><b>{_ms(row["total_ms"])} ms</b>{_of(row["budget_ms"])} '
         f'<span class="tag {css}">{outcome}{fallback}</span><div class="small soft">frame {int(row["seq"])}, '
         f"{utc(int(row['t_ns']))[11:]}.{int(row['t_ns']) // 1_000_000 % 1000:03d}, "
         f"{_text(stage.tier_name(int(row['tier'])))}<br>{steps or 'steps unknown'}{reason}</div></div></div>"
@@ -201,6 +201,10 @@ def _text(text: str) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:,.1f}" if math.isfinite(value) else "-"
+
+
+def _of(budget_ms: float) -> str:
+    return f", of {_ms(budget_ms)} ms" if math.isfinite(budget_ms) else ""
 
 
 def _share(value: float) -> str:

@@ -125,10 +125,11 @@ def _stage_words(stage: StageLog) -> str:
     figures = stage_figures(stage)
     if not figures.frames:
         return f"{stage.name}: {_count(figures.starting, 'frame')}, all of them while it started."
+    of_budget = f", of {figures.budget_ms:.0f} ms" if math.isfinite(figures.budget_ms) else ", without a deadline"
     text = (
         f"{stage.name}: {_count(figures.frames, 'frame')}, {percent(figures.on_time_share, 2)} on time; half of the "
         f"answers took {figures.p50_ms:.1f} ms or less, 99 % {figures.p99_ms:.1f} ms or less, the longest "
-        f"{figures.max_ms:.1f} ms, of {figures.budget_ms:.0f} ms."
+        f"{figures.max_ms:.1f} ms{of_budget}."
     )
     if figures.outcomes:
         reasons = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in _most_first(figures.outcomes))

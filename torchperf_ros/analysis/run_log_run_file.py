@@ -14,6 +14,7 @@ RUN_FILE = "run.parquet"
 """The run in the folder of a log that was replayed beside others."""
 SUFFIXES = (".json", ".parquet")
 _NODE = "/perf"
+_NO_DEADLINES = "fast"
 _MEMORY = {
     "rss_mib": "workers_rss_mib",
     "own_rss_mib": "node_rss_mib",
@@ -47,11 +48,14 @@ def read_run_file(path: Path, name: str) -> RunLog:
         order = np.argsort(rows["t_ns"], kind="stable")
         drops = [told[word] for word in ("superseded", "stale") if word in told]
         reasons = {int(seq): str(reason) for seq, reason in (told.get("reasons") or {}).items()}
+        columns = {column: rows[column][order] for column in COLUMNS}
+        if summary.get("pace") == _NO_DEADLINES:
+            columns["budget_ms"] = np.full(len(rows), np.nan)
         at_ns = dict(zip(rows["seq"].tolist(), rows["t_ns"].tolist(), strict=True)) if reasons else {}
         stages.append(
             StageLog(
                 str(told["name"]), tuple(map(str, told.get("tiers") or ())),
-                {column: rows[column][order] for column in COLUMNS}, dropped=sum(drops) if drops else None,
+                columns, dropped=sum(drops) if drops else None,
                 reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
             )
         )  # fmt: skip

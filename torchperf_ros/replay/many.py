@@ -18,7 +18,7 @@ from torchperf_ros.replay.many_logs import FoundLog, ManyError, duration_s, find
 from torchperf_ros.replay.many_options import ManyOptions
 from torchperf_ros.replay.many_results import finished, options_key, result_key
 from torchperf_ros.replay.many_run import ManyRun
-from torchperf_ros.replay.many_summary import PAGE, summary_rows, write_page, write_summary
+from torchperf_ros.replay.many_summary import summary_rows, write_page, write_summary
 from torchperf_ros.replay.many_task import Ended, LogTask
 from torchperf_ros.replay.replay_config import read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _RUN: Final = ".run-"
 _LOCK: Final = ".lock"
 _MIB: Final = 1 << 20
+_PLAIN_WIDTH: Final = 120
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class ManyResult:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if every log has its results, else 1."""
+        """The exit status: 0 if every log has its results, 1 if some have none, 2 if none has any."""
+        if self.failed and not (self.replayed or self.kept or self.interrupted):
+            return 2
         return 1 if self.failed or self.interrupted else 0
 
 
@@ -77,7 +80,9 @@ def plan_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions) 
     yield f"{left} of {len(logs)} logs to replay, {sum(log.size_bytes for log in logs) / _MIB:,.1f} MiB in all"
 
 
-def replay_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions, console: "Console") -> ManyResult:
+def replay_many(
+    paths: Sequence[Path], options: ReplayOptions, many: ManyOptions, told: "Console", shown: "Console"
+) -> ManyResult:
     """Replay logs side by side; what is done already is kept, what fails stops nothing.
 
     Ctrl-C and SIGTERM end it; the next start goes on from there.
@@ -86,7 +91,8 @@ def replay_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions
         paths: logs, and folders to search.
         options: how to replay each; `output` is not used.
         many: where to, how many at a time, and the rest.
-        console: for progress and the table.
+        told: for progress and what fails; standard error.
+        shown: for the table.
 
     Raises:
         TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
@@ -95,7 +101,7 @@ def replay_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions
     check_installed()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        told.print(text, highlight=False, markup=False, soft_wrap=True)
 
     options = _absolute(options)
     read_config(options)  # what is wrong for every log is told before one is looked at
@@ -118,7 +124,7 @@ def replay_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions
         interrupted = False
         try:
             if tasks:
-                _replay(tasks, many, console, ended)
+                _replay(tasks, many, told, ended)
         except KeyboardInterrupt:
             interrupted = True
             say("interrupted: what is done is kept, and the same command goes on from there")
@@ -129,7 +135,7 @@ def replay_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions
             for name in (*kept, *replayed)
             if (summary := finished(many.folder / name, keys[name])) is not None
         }
-        _tell(summaries, failed, many, console)
+        _tell(summaries, failed, many, told, shown)
     reasons = {name: how.reason for name, (_, how) in failed.items()}
     return ManyResult(replayed, tuple(kept), reasons, interrupted, many.folder)
 
@@ -154,27 +160,23 @@ def _failed(ended: Mapping[str, Ended], task: LogTask) -> bool:
 
 def _tell(
     summaries: Mapping[str, Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]], many: ManyOptions,
-    console: "Console",
+    told: "Console", shown: "Console",
 ) -> None:  # fmt: skip
     """Write and show what all of it came to."""
     from torchperf_ros.replay.many_view import summary_table
 
     rows = summary_rows(summaries)
     write_summary(many.folder, rows, failed)
+    page = ""
     if rows:
-        console.print(summary_table(rows))
-    with console.status("writing the page") if console.is_terminal else contextlib.nullcontext():
-        try:
-            why_not = write_page(many.folder, rows, failed, many.worst)
-        except TorchperfError as error:
-            why_not = f"no page: {error}"
-    for name, (_, how) in failed.items():
-        console.print(f"failed: {name}: {how.reason}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"{len(summaries)} of {len(summaries) + len(failed)} logs have results in {many.folder}; "
-        + (why_not or f"all of them on a page: {many.folder / PAGE}"),
-        highlight=False, markup=False, soft_wrap=True,
-    )  # fmt: skip
+        shown.print(summary_table(rows), width=None if shown.is_terminal else _PLAIN_WIDTH)
+        with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
+            try:
+                page = write_page(many.folder, rows, failed, many.worst)
+            except TorchperfError as error:
+                page = f"no page: {error}"
+    count = f"{len(summaries):,} of {len(summaries) + len(failed):,} logs have results in {many.folder}"
+    shown.print(f"{count}; {page}" if page else count, highlight=False, markup=False, soft_wrap=True)
 
 
 def _absolute(options: ReplayOptions) -> ReplayOptions:

@@ -108,6 +108,7 @@ def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
             silence_logs=logging.CRITICAL, security=_security(), env={"TMPDIR": folder},
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
+        client.as_current(),
     ):  # fmt: skip
         client.register_plugin(_leave_signals_plugin())
         yield Cluster(client, workers, workers, cluster.dashboard_link if many.dashboard else "")
@@ -116,15 +117,17 @@ def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
 @contextlib.contextmanager
 def _reached(many: ManyOptions) -> Iterator[Cluster]:
     from distributed import Client
+    from distributed import TimeoutError as Overdue
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_silent())
         try:
             client = stack.enter_context(Client(many.scheduler, timeout=_CONNECT_S, set_as_default=False))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, Overdue) as error:
             msg = f"--scheduler {many.scheduler}: nobody answers there: {error}"
             raise ManyError(msg) from error
-        with contextlib.suppress(TimeoutError):
+        stack.enter_context(client.as_current())
+        with contextlib.suppress(Overdue):
             client.wait_for_workers(1, timeout=_WORKERS_S)
         hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
         if not hosts:

@@ -139,7 +139,7 @@ def _described(log: Path, resolved: Path) -> FoundLog:
 
 
 def _named(logs: Sequence[FoundLog], results: Path) -> tuple[FoundLog, ...]:
-    """Names that differ: with a part of the path's hash where two would be the same, or where one is taken."""
+    """Names that differ: with their folder's and a part of the path's hash where two are the same, or one is taken."""
     count = Counter(log.name for log in logs)
     named = []
     for log in logs:
@@ -147,6 +147,7 @@ def _named(logs: Sequence[FoundLog], results: Path) -> tuple[FoundLog, ...]:
         taken = owner not in {"", str(log.path)} and Path(owner).exists()
         if taken or (owner != str(log.path) and count[log.name] > 1):
             digest = hashlib.blake2b(str(log.path).encode(), digest_size=8).hexdigest()[:_DIGITS]
-            log = replace(log, name=f"{log.name}-{digest}")  # noqa: PLW2901 - the same log
+            beside = _ODD.sub("_", log.path.parent.name).lstrip(".")
+            log = replace(log, name=f"{beside}-{log.name}-{digest}".lstrip("-"))  # noqa: PLW2901 - the same log
         named.append(log)
     return tuple(named)

@@ -66,7 +66,7 @@ def write_summary(
 def write_page(
     folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]], worst: int
 ) -> str:
-    """Write `report.html`: all logs in a table, and the worst in detail. Returns why not, "" if it was written.
+    """Write `report.html`: all logs in a table, and the worst in detail. Returns where it is, or why there is none.
 
     One run is in memory at a time, and those that are shown in detail.
 
@@ -92,7 +92,7 @@ def write_page(
     lost = [(name, how.reason) for name, (_, how) in failed.items()]
     title = f"{len(names):,} of {len(names) + len(failed):,} logs in {folder.resolve().name}"
     _replace(folder / PAGE, lambda part: write_report(detailed, part, lambda _: None, Overview(told, lost, title)))
-    return ""
+    return f"all of them on a page: {folder / PAGE}"
 
 
 def _row(name: str, summary: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class ManyView:
 def summary_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The first 40 rows of `summary_rows`: the worst."""
     table = Table(title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("log", overflow="fold")
+    table.add_column("log", overflow="fold", min_width=20)
     table.add_column("stage", no_wrap=True)
     for name in ("frames", "missed", "p50", "p99", "anomalies", "seconds", "speed"):
         table.add_column(name, justify="right", no_wrap=True)
