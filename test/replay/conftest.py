@@ -1,0 +1,67 @@
+import os
+from pathlib import Path
+
+import pytest
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+STORE = get_typestore(Stores.ROS2_JAZZY)
+POINT = "geometry_msgs/msg/PointStamped"
+S, MS = 1_000_000_000, 1_000_000
+START_NS = 1_700_000_000 * S
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _adapters_can_be_imported_by_workers():
+    with pytest.MonkeyPatch.context() as patch:
+        here = str(Path(__file__).parent)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+        yield
+
+
+def point(stamp_ns, x=0.0, word="", z=0.0):
+    """CDR bytes of a `PointStamped`; its `frame_id` is a word for `replay_adapters`."""
+    types = STORE.types
+    stamp = types["builtin_interfaces/msg/Time"](sec=stamp_ns // S, nanosec=stamp_ns % S)
+    header = types["std_msgs/msg/Header"](stamp=stamp, frame_id=word)
+    return bytes(STORE.serialize_cdr(types[POINT](header, types["geometry_msgs/msg/Point"](x=x, y=0.0, z=z)), POINT))
+
+
+def write_points(folder, messages, *, plugin=StoragePlugin.MCAP):
+    """A rosbag2 folder of (topic, received ns, CDR bytes) of points."""
+    with Writer(folder, version=9, storage_plugin=plugin) as writer:
+        connections = {}
+        for topic, t_ns, data in messages:
+            if topic not in connections:
+                connections[topic] = writer.add_connection(topic, POINT, typestore=STORE)
+            writer.write(connections[topic], t_ns, data)
+    return folder
+
+
+def drive(frames, *, period_ms=40, age_ms=2, words=None):
+    """Messages of `/point`, every `period_ms`, received `age_ms` after their stamp; `words` by number of the frame."""
+    messages = []
+    for number in range(frames):
+        stamp_ns = START_NS + number * period_ms * MS
+        data = point(stamp_ns, float(number), (words or {}).get(number, ""))
+        messages.append(("/point", stamp_ns + age_ms * MS, data))
+    return messages
+
+
+def one_stage(**own):
+    """Parameters by dotted name of one stage that counts."""
+    values = {
+        "adapter": "replay_adapters:Counting", "output": "counted", "tiers": ["full", "fast"], "engine": "eager",
+        "budget_ms": 30.0, "backup": "none", **own,
+    }  # fmt: skip
+    return {"stages": ["first"], "worker_threads": 1} | {f"first.{key}": value for key, value in values.items()}
+
+
+def two_stages(first=None, second=None):
+    """Parameters of a stage that counts, and one that joins its output with `/other`."""
+    joining = {
+        "adapter": "replay_adapters:Joining", "output": "joined", "tiers": ["full", "fast"], "engine": "eager",
+        "budget_ms": 30.0, "backup": "none", **(second or {}),
+    }  # fmt: skip
+    values = one_stage(output="first", **(first or {})) | {"stages": ["first", "second"]}
+    return values | {f"second.{key}": value for key, value in joining.items()}

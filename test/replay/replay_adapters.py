@@ -1,0 +1,82 @@
+"""Adapters for replayed stages: small, exact, and doing what a frame's `header.frame_id` says.
+
+Imported by worker processes, which find this folder on PYTHONPATH. Words of a frame: raise, nan, bad_input, sigkill,
+sleep (for a tenth of a second).
+"""
+
+import os
+import signal
+import time
+
+import torch
+
+from torchperf_ros.core.errors import BadInput
+from torchperf_ros.core.message_types import message_class
+from torchperf_ros.worker.adapter import Adapter
+
+POINT = "geometry_msgs/msg/PointStamped"
+TIER_OFFSET = 1000.0
+
+
+class _Offset(torch.nn.Module):
+    def __init__(self, offset):
+        super().__init__()
+        self.offset = offset
+
+    def forward(self, x):
+        return x + self.offset
+
+
+class Counting(Adapter):
+    """Gives the point back: x plus 1000 times the tier's number, y: how many frames were observed, z: unchanged."""
+
+    inputs = {"point": POINT}
+    output = POINT
+    tiers = ("full", "fast")
+
+    def __init__(self, options, device):
+        self._observed = 0
+        if "inputs" in options:
+            self.inputs = options["inputs"]
+
+    def build(self, tier):
+        return _Offset(TIER_OFFSET * self.tiers.index(tier))
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1, dtype=torch.float64),)
+
+    def observe(self, messages):
+        self._observed += 1
+
+    def preprocess(self, messages):
+        message = next(iter(messages.values())).message
+        word = message.header.frame_id
+        if word == "raise":
+            raise RuntimeError("as ordered")
+        if word == "bad_input":
+            raise BadInput("as ordered")
+        if word == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "sleep":
+            time.sleep(0.1)
+        return (torch.tensor([float("nan") if word == "nan" else message.point.x], dtype=torch.float64),)
+
+    def postprocess(self, outputs, messages):
+        message = next(iter(messages.values())).message
+        point = message_class("geometry_msgs/msg/Point")(x=float(outputs[0]), y=float(self._observed), z=message.point.z)
+        return message_class(POINT)(header=message.header, point=point)
+
+
+class Joining(Counting):
+    """Takes the first stage's points and, if there are, the latest of another topic: z is that one's x."""
+
+    inputs = {"first": POINT, "other": POINT}
+
+    def preprocess(self, messages):
+        return (torch.tensor([messages["first"].message.point.x], dtype=torch.float64),)
+
+    def postprocess(self, outputs, messages):
+        other = messages.get("other")
+        message = super().postprocess(outputs, messages)
+        message.point.z = -1.0 if other is None else other.message.point.x
+        return message
