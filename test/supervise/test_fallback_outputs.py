@@ -92,3 +92,24 @@ def test_given_a_stage_without_stop_when_prepared_then_none_is_made():
     config = stage_config("planning", {"hold_last_ms": 1.0, "fallback": ["hold_last"]})
     assert prepared(outputs, config) is Fallback.NONE
     assert outputs.payload(Fallback.STOP) is None
+
+
+@pytest.mark.parametrize(
+    ("ros_now_ms", "begins_ms"),
+    [
+        (100_300, 100_300),
+        (0, 100_250),  # before the first /clock
+        (1_700_000_000_000, 100_250),  # a log that is played without a /clock
+    ],
+)
+def test_given_ros_time_when_it_is_none_of_the_output_s_own_then_braking_begins_where_its_stamp_says(
+    config, ros_now_ms, begins_ms
+):
+    outputs = FallbackOutputs()
+    good = frame(0, received_ns=0, stamp_ns=100_000 * MS)
+    good.age_ms = 50.0
+    outputs.remember(path(), good)
+    outputs.prepare(config, PATH, 200 * MS, ros_now_ms * MS)
+    stop = STORE.deserialize_cdr(outputs.payload(Fallback.STOP), PATH)
+    first = stop.poses[0].header.stamp
+    assert first.sec * 1000 + first.nanosec / MS == begins_ms

@@ -48,7 +48,13 @@ class Box(BlackBox):
         self.evidence = EvidenceFolder(
             folder / "evidence", 5, 64, lambda: datetime(2026, 1, 1, second=next(seconds), tzinfo=timezone.utc)
         )
-        super().__init__("/perf", STAGES, [MEMORY], BlackBoxLimits(before_s, after_s, part_bytes), self.evidence)
+        limits = BlackBoxLimits(before_s, after_s, part_bytes)
+        self.now_ns = 0
+        super().__init__("/perf", STAGES, [MEMORY], limits, self.evidence, lambda: self.now_ns)
+
+    def frame(self, record):
+        self.now_ns = max(self.now_ns, record.t_ns)
+        super().frame(record)
 
     def incident(self, at_s, what="test", **files):
         self.record(self.evidence.name(what), at_s, files, lambda t_ns: {"since.txt": str(t_ns)})
@@ -95,7 +101,51 @@ def test_given_seconds_when_an_incident_happens_then_those_before_and_after_are_
         box.tick(second)
     assert [at for at, topic, _ in box.written() if topic == "/boxes"] == [7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     assert box.incidents == 1
-    assert (box.evidence.incidents()[0] / "since.txt").read_text() == str(7 * NS_PER_S)
+    assert (box.evidence.incidents()[0] / "since.txt").read_text() == str(round(6.99 * NS_PER_S))
+
+
+def report(box, ros_s, now_s):
+    """What the node says each second."""
+    box.now_ns = round(now_s * NS_PER_S)
+    box.message(MessageRecord(round(ros_s * NS_PER_S), 0, float64_bytes(now_s)))
+
+
+def test_given_ros_time_that_stands_still_when_kept_then_what_is_old_goes_all_the_same(tmp_path):
+    box = Box(tmp_path, before_s=3.0)
+    for second in range(20):
+        report(box, 100.0, second)
+    box.incident(20)
+    assert box.written() == [(100.0, "/perf/memory", value) for value in (16.0, 17.0, 18.0, 19.0)]
+
+
+@pytest.mark.parametrize(("first_s", "then_s"), [(100.0, 2.0), (0.0, 1.7e9)])
+def test_given_ros_time_that_jumps_when_kept_then_what_came_before_is_not_mixed_with_what_follows(
+    tmp_path, first_s, then_s
+):
+    box = Box(tmp_path)
+    for second in range(3):
+        report(box, first_s + second, second)
+    box.now_ns = 3 * NS_PER_S
+    BlackBox.frame(box, frame(then_s - 0.5))
+    for second in range(3):
+        report(box, then_s + second, 3 + second)
+    box.incident(6)
+    times = [(at_s, topic) for at_s, topic, _ in box.written()]
+    assert times[0][1] == "/image"
+    assert times[0][0] == pytest.approx(then_s - 0.51)
+    assert [at_s for at_s, topic in times if topic == "/perf/memory"] == [then_s, then_s + 1, then_s + 2]
+    assert box.held_bytes == sum(len(entry.data) for entry in box._kept)
+
+
+def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
+    box = Box(tmp_path)
+    report(box, 100.0, 0)
+    box.incident(0)
+    report(box, 101.0, 1)
+    BlackBox.frame(box, frame(1.5))
+    report(box, 2.0, 2)
+    assert box.written() == [(100.0, "/perf/memory", 0.0), (101.0, "/perf/memory", 1.0)]
+    assert box.incidents == 1
 
 
 def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_follows_is_left_out_and_said(tmp_path):

@@ -83,6 +83,11 @@ class Frame:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
         return self.age_ms + (now_ns - self.received_ns) / NS_PER_MS
 
+    def ros_ns(self, now_ns: int) -> int | None:
+        """ROS time at a monotonic time soon after the receipt, without asking a clock; None if the age is unknown."""
+        age_ms = self.age_at_ms(now_ns)
+        return None if math.isnan(age_ms) else self.stamp_ns + round(age_ms * NS_PER_MS)
+
 
 @dataclass(slots=True)
 class StepTimes:

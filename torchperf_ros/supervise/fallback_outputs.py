@@ -6,7 +6,7 @@ from torchperf_ros.core.clock import NS_PER_MS
 from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.errors import BadInput
 from torchperf_ros.core.fallback_policy import choose_fallback
-from torchperf_ros.core.frame import Frame
+from torchperf_ros.core.frame import USABLE_AGE_MS, Frame, usable_age_ms
 from torchperf_ros.core.outcome import Fallback
 from torchperf_ros.core.stop_output import can_stop, stop_path
 
@@ -43,7 +43,8 @@ class FallbackOutputs:
             config: the stage's configuration.
             output_type: message type of the output.
             answer_ns: monotonic time of the deadline.
-            ros_answer_ns: the same in ROS time; braking begins then.
+            ros_answer_ns: the same in ROS time; braking begins then, unless this is no time of the output's own: before
+                the first `/clock`, or for a log that is played without one.
         """
         wanted = Fallback.STOP in config.fallback and can_stop(output_type)
         if not wanted or self._stop_tried or self._good is None:
@@ -52,7 +53,8 @@ class FallbackOutputs:
             self._stop_tried = True
             # an output that its own stage made and encoded decodes; if not, there is no stop to publish
             try:
-                self._stop = stop_path(self._good.payload, ros_answer_ns, config.stop_deceleration)
+                begin_ns = _in_time_of(self._good.frame, answer_ns, ros_answer_ns)
+                self._stop = stop_path(self._good.payload, begin_ns, config.stop_deceleration)
             except BadInput:
                 self._stop = None
 
@@ -82,3 +84,12 @@ class FallbackOutputs:
     def stamp_ns(self) -> int:
         """Stamp of the frame that the held output, and the stop made from it, were computed from; 0: there is none."""
         return 0 if self._good is None else self._good.frame.stamp_ns
+
+
+def _in_time_of(frame: Frame, now_ns: int, ros_now_ns: int) -> int:
+    """ROS time of now; if that is far from where the frame's stamp says it should be, the latter."""
+    if not frame.stamp_ns:
+        return ros_now_ns
+    since_ms = usable_age_ms(frame.age_ms) + (now_ns - frame.received_ns) / NS_PER_MS
+    expected_ns = frame.stamp_ns + round(since_ms * NS_PER_MS)
+    return ros_now_ns if abs(ros_now_ns - expected_ns) <= USABLE_AGE_MS * NS_PER_MS else expected_ns

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rosbags.rosbag2 import StoragePlugin, Writer
 
-from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.core.evidence_folder import EvidenceFolder
 from torchperf_ros.core.message_types import typestore
 from torchperf_ros.supervise.frame_ring import InputBytes
@@ -22,6 +22,7 @@ from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
 
 _VERSION: Final = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself
 _FOLDER = "black_box"
+_JUMP_NS: Final = 60 * NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class _Entry:
     t_ns: int
     topic: Topic
     data: bytes
+    kept_ns: int
 
 
 @dataclass
@@ -79,7 +81,13 @@ class BlackBox:
     """
 
     def __init__(
-        self, node: str, stages: list[Stage], topics: list[Topic], limits: BlackBoxLimits, evidence: EvidenceFolder
+        self,
+        node: str,
+        stages: list[Stage],
+        topics: list[Topic],
+        limits: BlackBoxLimits,
+        evidence: EvidenceFolder,
+        clock: Clock = monotonic_ns,
     ) -> None:
         """Start empty.
 
@@ -89,6 +97,7 @@ class BlackBox:
             topics: the other topics, by the index of `MessageRecord.topic`.
             limits: how much is kept.
             evidence: where incidents go.
+            clock: how long something is kept: ROS time may stand still, or jump.
         """
         self.held_bytes = self.incidents = 0
         self.problem = ""
@@ -96,6 +105,8 @@ class BlackBox:
         self._topics = topics
         self._limits = limits
         self._evidence = evidence
+        self._monotonic_ns = clock
+        self._reported_ns = 0
         self._rows = (Topic(f"{node}/latency_stages", "std_msgs/msg/Float64MultiArray"), LabelledArray(LABELS))
         self._latency = Topic(f"{node}/latency", "std_msgs/msg/Float64")
         self._kept: deque[_Entry] = deque()
@@ -113,24 +124,39 @@ class BlackBox:
                 continue
             if item.index:
                 self._last_input[topic] = bytes(item.data)
-            self._keep(_Entry(_received_ns(item, received_ns), topic, bytes(item.data)))
+            self._keep(_received_ns(item, received_ns), topic, bytes(item.data))
         if record.output is not None:
-            self._keep(_Entry(record.t_ns, stage.output, record.output))
+            self._keep(record.t_ns, stage.output, record.output)
         topic, array = self._rows
-        self._keep(_Entry(record.t_ns, topic, array.encode(frame_row(record))))
+        self._keep(record.t_ns, topic, array.encode(frame_row(record)))
         if not math.isnan(record.answer_ms):  # the last stage's
-            self._keep(_Entry(record.t_ns, self._latency, float64_bytes(record.answer_ms)))
+            self._keep(record.t_ns, self._latency, float64_bytes(record.answer_ms))
 
     def message(self, record: MessageRecord) -> None:
-        """Keep a message that the node published."""
-        self._keep(_Entry(record.t_ns, self._topics[record.topic], record.data))
+        """Keep a message that the node published; such messages come every second."""
+        if not self._reported_ns <= record.t_ns <= self._reported_ns + _JUMP_NS:
+            self._jumped(record.t_ns)
+        self._reported_ns = record.t_ns
+        self._keep(record.t_ns, self._topics[record.topic], record.data)
 
-    def _keep(self, entry: _Entry) -> None:
-        kept, size = self._kept, len(entry.data)
+    def _jumped(self, t_ns: int) -> None:
+        """ROS time went back, or far ahead: what came before stands on a time line of its own."""
+        others = [n for n, entry in enumerate(self._kept, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S]
+        before = [self._kept.popleft() for _ in range(others[-1] if others else 0)]
+        self.held_bytes -= sum(len(entry.data) for entry in before)
+        if self._incident is not None and before:
+            since = {id(entry) for entry in self._kept}
+            self._incident.entries = [entry for entry in self._incident.entries if id(entry) not in since]
+            self.finish(wait=False)
+
+    def _keep(self, t_ns: int, topic: Topic, data: bytes) -> None:
+        now_ns = self._monotonic_ns()
+        entry = _Entry(max(t_ns, 0), topic, data, now_ns)
+        kept, size = self._kept, len(data)
         kept.append(entry)
         self.held_bytes += size
-        oldest_ns = entry.t_ns - self._limits.before_s * NS_PER_S
-        while kept and (kept[0].t_ns < oldest_ns or self.held_bytes > self._limits.part_bytes):
+        oldest_ns = now_ns - self._limits.before_s * NS_PER_S
+        while kept and (kept[0].kept_ns < oldest_ns or self.held_bytes > self._limits.part_bytes):
             self.held_bytes -= len(kept.popleft().data)
         incident = self._incident
         if incident is not None:

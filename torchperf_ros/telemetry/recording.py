@@ -33,7 +33,7 @@ class Recording:
         status: what the recorder last said of itself.
         problem: why nothing is recorded at present, empty if all is well.
         restarts: recorders that had to be replaced.
-        ros_offset_ns: ROS time less monotonic time, as of the last second.
+        ros_offset_ns: ROS time less monotonic time, as of the last second; for frames whose age is unknown.
     """
 
     def __init__(self, config: NodeConfig, setup: Mapping[str, Any], stage_fds: Sequence[int]) -> None:
@@ -93,7 +93,10 @@ class Recording:
     def _pass_answers(self) -> None:
         while self._answers:
             stage, answer, answer_ms = self._answers.popleft()
-            self._writer.frame(stage, answer.published_ns + self.ros_offset_ns, answer, answer_ms)
+            t_ns = answer.frame.ros_ns(answer.published_ns)
+            if t_ns is None:
+                t_ns = answer.published_ns + self.ros_offset_ns
+            self._writer.frame(stage, t_ns, answer, answer_ms)
 
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """A message that was published; `topic` is its index among the setup's topics."""
