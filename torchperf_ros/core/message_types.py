@@ -71,7 +71,7 @@ def _ensure(name: str) -> None:
         if path.is_file():
             types = {key: value for key, value in _parse(path, name).items() if key not in store.fielddefs}
             for _, fields in types.values():
-                for needed in _referenced(fields):
+                for needed in referenced(fields):
                     if needed not in types:
                         _ensure(needed)
             store.register(types)
@@ -88,7 +88,7 @@ def _parse(path: Path, name: str) -> Typesdict:
         raise UnknownMessageType(msg) from error
 
 
-def _referenced(fields: Iterable[Any]) -> Iterator[str]:
+def referenced(fields: Iterable[Any]) -> Iterator[str]:
     """Names of the message types among a type's fields."""
     for _, field in fields:
         entry = field[1][0] if field[0].name in {"ARRAY", "SEQUENCE"} else field
@@ -107,6 +107,16 @@ def typestore(names: Iterable[str]) -> Typestore:
     return _store()
 
 
+def register(types: Typesdict) -> None:
+    """Make types known that only a log defines; those that are known stay as they are.
+
+    Args:
+        types: definitions as `rosbags` parses them.
+    """
+    store = _store()
+    store.register({name: definition for name, definition in types.items() if name not in store.fielddefs})
+
+
 def warm_up(name: str) -> None:
     """Generate the code that reads and writes a type and all that it contains, which otherwise the first message pays.
 
@@ -116,7 +126,7 @@ def warm_up(name: str) -> None:
     name = full_name(name)
     _ensure(name)
     _store().get_msgdef(name)
-    for needed in _referenced(_store().fielddefs[name][1]):
+    for needed in referenced(_store().fielddefs[name][1]):
         warm_up(needed)
 
 
