@@ -28,7 +28,7 @@ class AssertedFloat(float):
 
 
 class AssertedCounter(Counter[str]):
-    """How many frames ended how; `stage` is whose they are."""
+    """How many of a stage's frames ended how, or were replaced by what."""
 
     stage: "AssertedStage"
     only_missed = True
@@ -54,9 +54,17 @@ class AssertedStage(StageResult):
     @property
     def outcomes(self) -> Counter[str]:
         """As in `StageResult`."""
-        found = AssertedCounter(super().outcomes)
-        found.stage = self
-        return found
+        return self._counter(super().outcomes)
+
+    @property
+    def fallbacks(self) -> Counter[str]:
+        """As in `StageResult`."""
+        return self._counter(super().fallbacks)
+
+    def _counter(self, counts: Counter[str]) -> AssertedCounter:
+        counter = AssertedCounter(counts)
+        counter.stage = self
+        return counter
 
     def _figure(self, value: float, *, only_missed: bool) -> AssertedFloat:
         figure = AssertedFloat(value)
@@ -86,5 +94,5 @@ class AssertedStage(StageResult):
         )
 
     def __repr__(self) -> str:
-        ends = ", ".join(f"{count} {word}" for word, count in super().outcomes.items())
+        ends = ", ".join(f"{count} {word}" for word, count in self.outcomes.items())
         return f"<stage {self.name}: {len(self.frames)} frames, {ends or 'none answered'}>"

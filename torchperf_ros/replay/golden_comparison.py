@@ -42,10 +42,11 @@ class StageComparison:
         """For people: how many frames differ, the first difference, and the worst one of each field."""
         count, first = len(self.differing), self.differing[0]
         some = first.differences[0]
-        more = len(first.differences) - 1
+        others = len(first.differences) - 1
+        more = f", with {others} more field{'s' if others > 1 else ''}" if others else ""
         return [
             f"{self.stage}: {count} of {self.frames} frames differ",
-            f"  first in frame {_frame(first)}{f', with {more} more fields' if more else ''}:",
+            f"  first in frame {_frame(first)}{more}:",
             f"    {some.path} is {_short(some.value)}, golden {_short(some.golden)}{_distance(some)}",
             "  by field, the worst of each:",
             *text_columns(list(self._worst()), "    "),

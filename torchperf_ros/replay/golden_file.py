@@ -1,11 +1,11 @@
 """Golden outputs: what stages published on a log when all was well, and what they were made from, in one MCAP file."""
 
+import io
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mcap.exceptions import McapError
 from mcap.reader import make_reader
 from mcap.writer import Writer
 
@@ -15,7 +15,6 @@ from torchperf_ros.core.message_types import decode, typestore
 from torchperf_ros.replay.replay_result import ReplayResult, StageResult
 
 _ORIGIN: Final = "torchperf_golden"
-_STAGE: Final = "stage"
 _LIBRARY: Final = "torchperf_ros"
 _ROS2: Final = 2
 
@@ -102,7 +101,7 @@ def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFra
 def write_golden(golden: Golden, path: Path) -> None:
     """Write golden outputs as an MCAP with message definitions: all of it, or nothing under this name.
 
-    Messages are logged at their frame's stamp, so that they stand beside the log's in a viewer.
+    A topic is a stage, and messages are logged at their frame's stamp, so that they stand beside the log's in a viewer.
 
     Raises:
         OSError: it cannot be written.
@@ -124,13 +123,13 @@ def _write(golden: Golden, file: Any) -> None:  # noqa: ANN401 - mcap takes any 
     schemas: dict[str, int] = {}
     for stage, frames in golden.frames.items():
         channels: dict[str, int] = {}
-        for frame in frames or ():
+        for frame in frames:
             name = frame.type_name
             if name not in schemas:
                 text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
                 schemas[name] = writer.register_schema(name, "ros2msg", text.encode())
             if name not in channels:
-                channels[name] = writer.register_channel(stage, "cdr", schemas[name], {_STAGE: stage})
+                channels[name] = writer.register_channel(stage, "cdr", schemas[name])
             writer.add_message(
                 channels[name], log_time=frame.stamp_ns, publish_time=frame.stamp_ns, data=frame.data,
                 sequence=frame.seq,
@@ -146,16 +145,16 @@ def read_golden(path: Path) -> Golden:
         OSError: it cannot be read.
     """
     frames: dict[str, list[PublishedFrame]] = {}
+    content = path.read_bytes()
     try:
-        with path.open("rb") as file:
-            reader = make_reader(file)
-            origin = next((dict(found.metadata) for found in reader.iter_metadata() if found.name == _ORIGIN), None)
-            for schema, channel, message in reader.iter_messages(log_time_order=False):
-                frames.setdefault(channel.metadata[_STAGE], []).append(
-                    PublishedFrame(message.sequence, message.log_time, message.data, schema.name if schema else "")
-                )
-    except (McapError, KeyError, ValueError) as error:
-        msg = f"golden file {path}: cannot be read: {error or type(error).__name__}"
+        reader = make_reader(io.BytesIO(content), validate_crcs=True)
+        origin = next((dict(found.metadata) for found in reader.iter_metadata() if found.name == _ORIGIN), None)
+        for schema, channel, message in reader.iter_messages(log_time_order=False):
+            frame = PublishedFrame(message.sequence, message.log_time, message.data, schema.name if schema else "")
+            frames.setdefault(channel.topic, []).append(frame)
+    except Exception as error:
+        # mcap and the decompressors raise whatever damage leads them to: struct.error, ZstdError, OverflowError, ...
+        msg = f"golden file {path}: cannot be read ({type(error).__name__}: {error})"
         raise GoldenError(msg) from error
     if origin is None:
         msg = f"golden file {path}: is an MCAP that holds no golden outputs"

@@ -65,7 +65,7 @@ class GoldenFixture:
         except (TorchperfError, OSError) as error:
             problem = [f"{error}"]
         if problem:
-            raise AssertionError("\n".join([*problem, f"to make it what this replay gives: {self._command()}"]))
+            raise AssertionError("\n".join([*problem, f"the command that refreshes it: {self._command()}"]))
 
     def _write(self, golden: Golden, path: Path) -> None:
         write_golden(golden, path)
