@@ -1,0 +1,143 @@
+"""Two runs against each other: whether they may be compared, and what comes of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from torchperf_ros.analysis.regress_run import RegressError, RunFrames
+from torchperf_ros.analysis.regress_stage import Resampling, StageComparison, compare_stage
+from torchperf_ros.analysis.regress_verdict import Finding, Rules, Verdict, judge
+from torchperf_ros.analysis.regress_whole import Agreement, agreement, compare_outputs, compare_whole
+
+NOTHING_WORSE: Final = 0
+SOMETHING_WORSE: Final = 1
+CANNOT_COMPARE: Final = 2
+_MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
+_SHOWN: Final = 12
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs said.
+
+    Attributes:
+        base, new: the runs.
+        stages: those of both, in the order of the base.
+        agreements: of their outputs, by stage.
+        findings: every metric that was judged, stage by stage, then those of the whole run.
+        notes: what makes the runs less comparable, in words.
+    """
+
+    base: RunFrames
+    new: RunFrames
+    stages: tuple[StageComparison, ...]
+    agreements: Mapping[str, Agreement]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    def with_verdict(self, verdict: Verdict) -> list[Finding]:
+        """The findings that came out so."""
+        return [finding for finding in self.findings if finding.verdict is verdict]
+
+    def status(self, strict: bool = False) -> int:
+        """The exit status: 0: nothing is worse, 1: something is, 2: no metric could be judged.
+
+        Args:
+            strict: a metric of which there is not enough data counts as worse, and a stage that one run lacks.
+        """
+        if self.with_verdict(Verdict.WORSE):
+            return SOMETHING_WORSE
+        if not any(self.with_verdict(verdict) for verdict in (Verdict.BETTER, Verdict.EQUIVALENT)):
+            return CANNOT_COMPARE
+        incomplete = self.with_verdict(Verdict.NOT_ENOUGH) or set(self.base.stages) != set(self.new.stages)
+        return SOMETHING_WORSE if strict and incomplete else NOTHING_WORSE
+
+
+def compare(
+    base: RunFrames,
+    new: RunFrames,
+    rules: Rules | None = None,
+    resampling: Resampling | None = None,
+    across_machines: bool = False,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Comparison:
+    """Compare two runs.
+
+    Args:
+        base: the run that is the measure.
+        new: the run in question.
+        rules: how verdicts are reached.
+        resampling: how resamples are drawn.
+        across_machines: compare runs of different machines all the same.
+        progress: told how many of how many resamples were drawn.
+
+    Raises:
+        RegressError: they have no stage in common, or ran on different machines.
+    """
+    rules, resampling = rules or Rules(), resampling or Resampling()
+    notes = _differences(base, new)
+    if (machines := other_machine(base, new)) and not across_machines:
+        msg = f"{new.name} ran on another machine than {base.name}: {machines}; --across-machines compares them anyway"
+        raise RegressError(msg)
+    names = [name for name in base.stages if name in new.stages]
+    if not names:
+        msg = f"{base.name} has the stages {_list(base)}, {new.name} {_list(new)}; they need one in common"
+        raise RegressError(msg)
+    done, total = 0, 2 * resampling.resamples * len(names)
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    stages = tuple(compare_stage(base.stages[name], new.stages[name], resampling, advance) for name in names)
+    agreements = {name: agreement(base.stages[name], new.stages[name]) for name in names}
+    estimates = [one for stage in stages for one in stage.estimates]
+    estimates += compare_outputs(base, new, agreements)
+    estimates += compare_whole(base, new, resampling)
+    findings = judge([one for one in estimates if one.metric.key not in rules.skip], rules)
+    return Comparison(
+        base, new, stages, agreements, tuple(findings), tuple([*([machines] if machines else []), *notes])
+    )
+
+
+def other_machine(base: RunFrames, new: RunFrames) -> str:
+    """In words, how the machines of two runs differ; empty if they do not, or one run does not tell."""
+    first, second = base.fact("machine", "fingerprint"), new.fact("machine", "fingerprint")
+    if not first or not second or first == second:
+        return ""
+    parts = [f"{key} {base.fact('machine', key)} and {new.fact('machine', key)}" for key in _MACHINE
+             if base.fact("machine", key) != new.fact("machine", key)]  # fmt: skip
+    return "the machines differ: " + (", ".join(parts) or f"fingerprints {first} and {second}")
+
+
+def _differences(base: RunFrames, new: RunFrames) -> list[str]:
+    """What else the runs do not have in common, in words."""
+    notes = []
+    for what, path in (
+        ("log", ("log", "sha256")), ("parameters", ("params_sha256",)), ("pace", ("pace",)), ("seed", ("seed",)),
+        ("torch", ("machine", "torch")), ("Python", ("machine", "python")),
+    ):  # fmt: skip
+        first, second = base.fact(*path), new.fact(*path)
+        if first is not None and second is not None and first != second:
+            notes.append(f"{what}: {_short(first)} and {_short(second)}")
+    models = base.fact("model"), new.fact("model")
+    for stage in (name for name in base.stages if name in new.stages):
+        hashes = [model.get(stage) if isinstance(model, Mapping) else None for model in models]
+        if all(hashes) and hashes[0] != hashes[1]:
+            notes.append(f"model of {stage}: {_short(hashes[0])} and {_short(hashes[1])}")
+    for run, other in ((base, new), (new, base)):
+        notes += [f"stage {name}: only in {run.name}" for name in run.stages if name not in other.stages]
+        if run.fact("complete") is False:
+            notes.append(f"{run.name} was interrupted")
+    if not (base.fact("machine", "fingerprint") and new.fact("machine", "fingerprint")):
+        notes.append("machine: not told by both runs, so that it may be another")
+    return notes
+
+
+def _short(value: object) -> str:
+    return str(value)[:_SHOWN] or "none"
+
+
+def _list(run: RunFrames) -> str:
+    return ", ".join(run.stages) or "none"

@@ -1,0 +1,175 @@
+"""What two runs are compared by, whatever wrote them: columns of each stage, memory, and what they were runs of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.analysis.run_log import UNKNOWN, RunLog, StageLog
+from torchperf_ros.analysis.run_log_source import read_runs
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.core.run_file import Run, read_run
+
+_RUN_FILES: Final = (".json", ".parquet")
+_MEMORY_LABELS: Final = ("cuda_allocated_mib", "workers_rss_mib", "memory_mib")
+_NS_PER_S: Final = 1e9
+
+Values = NDArray[np.float64]
+Columns = Mapping[str, Any] | NDArray[np.void]
+"""Columns by name: a dictionary of arrays, or rows of `FRAME`."""
+
+
+class RegressError(TorchperfError):
+    """Two runs cannot be compared; the message says which, why, and what would do."""
+
+
+@dataclass(frozen=True)
+class StageFrames:
+    """The answered frames of a stage in the order of their numbers, without those that say nothing about it.
+
+    Left out are frames that came while the stage started, and those that ran under a profiler.
+
+    Attributes:
+        name: of the stage.
+        seq, stamp_ns, tier: shape (n,); `stamp_ns` 0 where unknown.
+        total_ms: shape (n,), receipt to publish, NaN where unknown.
+        budget_ms: of the last frame, NaN where unknown.
+        missed: shape (n,), which frames were not on time.
+        fell_back: shape (n,), for which frames something else than their own result was published.
+        dropped: shape (n,), frames before each that were never started, by the gaps in `seq`.
+        output_hash: shape (n,), 0 where nothing was published; empty where the source does not tell.
+    """
+
+    name: str
+    seq: NDArray[np.int64]
+    stamp_ns: NDArray[np.int64]
+    tier: NDArray[np.int64]
+    total_ms: Values
+    budget_ms: float
+    missed: NDArray[np.bool_]
+    fell_back: NDArray[np.bool_]
+    dropped: NDArray[np.int64]
+    output_hash: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass(frozen=True)
+class RunFrames:
+    """One run.
+
+    Attributes:
+        name: what people call it, a path for example.
+        stages: by name, in the order of the run.
+        facts: what the summary tells: `log`, `machine`, `model`, `params_sha256`, `pace`, `commit`, ...; may be empty.
+        memory_s, memory_mib: shape (k,), times from any start and what the workers used; may be empty.
+    """
+
+    name: str
+    stages: Mapping[str, StageFrames]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    memory_s: Values = field(default_factory=lambda: np.empty(0))
+    memory_mib: Values = field(default_factory=lambda: np.empty(0))
+
+    def fact(self, *path: str) -> Any:  # noqa: ANN401 - whatever the summary holds
+        """What lies below these keys; None where there is nothing."""
+        found: Any = self.facts
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def number(self, key: str) -> float:
+        """A number of the summary; NaN where there is none."""
+        found = self.fact(key)
+        return float(found) if isinstance(found, (int, float)) else float("nan")
+
+
+def load_run(path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> RunFrames:
+    """Read a run that `torchperf replay` wrote, records, or a recorded log with a node's `/perf` topics.
+
+    Args:
+        path: `.json` or `.parquet`; `.jsonl`; a rosbag2 folder, `.mcap`, `.db3`, `.bag`, or a folder with one of these.
+        progress: told how far it is.
+
+    Raises:
+        RunFileError, RunLogError: it cannot be read.
+        RegressError: it holds no answered frame, or several nodes.
+    """
+    if path.suffix in _RUN_FILES and path.is_file():
+        run = of_run(read_run(path), str(path))
+    else:
+        logs = read_runs(path, progress)
+        if len(logs) > 1:
+            msg = f"run {path}: holds {len(logs)} runs ({', '.join(log.name for log in logs)}); name one of them"
+            raise RegressError(msg)
+        run = _of_log(logs[0], str(path))
+    if not any(map(len, run.stages.values())):
+        msg = f"run {path}: holds no frame that was answered after the start; record `/perf/.*`, or replay a log"
+        raise RegressError(msg)
+    return run
+
+
+def of_run(run: Run, name: str) -> RunFrames:
+    """The view of a run that `write_run` takes, under this name."""
+    memory = run.summary.get("memory") or {}
+    return RunFrames(
+        name,
+        {stage: stage_frames(stage, rows) for stage, rows in run.frames.items()},
+        run.summary,
+        np.asarray(memory.get("t_ns") or [], dtype=np.float64) / _NS_PER_S,
+        np.array(memory.get("rss_mib") or [], dtype=np.float64),
+    )
+
+
+def stage_frames(name: str, columns: Columns, profiled: frozenset[int] = frozenset()) -> StageFrames:
+    """The view of a stage's columns, by the names of `FRAME`.
+
+    Args:
+        name: of the stage.
+        columns: `seq`, `stamp_ns`, `tier`, `outcome`, `fallback`, `total_ms`, `budget_ms`; `output_hash` if known.
+        profiled: `t_ns` of frames that ran under a profiler.
+    """
+    seq = np.asarray(columns["seq"], dtype=np.int64)
+    order = np.argsort(seq, kind="stable") if len(np.unique(seq)) == len(seq) else np.arange(len(seq))
+    gaps = np.maximum(np.diff(seq[order], prepend=seq[order][:1] - 1) - 1, 0)
+    counted = np.asarray(columns["outcome"])[order] != Outcome.STARTING
+    if profiled:
+        counted &= ~np.isin(np.asarray(columns["t_ns"])[order], list(profiled))
+    order = order[counted]
+    names = columns.dtype.names if isinstance(columns, np.ndarray) else columns
+    hashes = columns["output_hash"] if "output_hash" in (names or ()) else None
+    budgets = np.asarray(columns["budget_ms"], dtype=np.float64)[order]
+    budgets = budgets[np.isfinite(budgets)]
+    return StageFrames(
+        name, seq[order],
+        np.asarray(columns["stamp_ns"], dtype=np.int64)[order],
+        np.asarray(columns["tier"], dtype=np.int64)[order],
+        np.asarray(columns["total_ms"], dtype=np.float64)[order],
+        float(budgets[-1]) if len(budgets) else float("nan"),
+        np.asarray(columns["outcome"])[order] != Outcome.ON_TIME,
+        np.asarray(columns["fallback"])[order] != UNKNOWN,
+        gaps[counted],
+        np.empty(0, dtype=np.uint64) if hashes is None else np.asarray(hashes, dtype=np.uint64)[order],
+    )  # fmt: skip
+
+
+def _of_log(log: RunLog, name: str) -> RunFrames:
+    memory = next((log.memory[label] for label in _MEMORY_LABELS if np.isfinite(log.memory.get(label, np.nan)).any()),
+                  np.empty(0))  # fmt: skip
+    known = np.isfinite(memory) & (memory > 0)
+    return RunFrames(
+        name,
+        {stage.name: _of_stage(stage) for stage in log.stages},
+        {"versions": dict(log.versions)},
+        (log.memory_t_ns[known] - log.memory_t_ns[0]) / _NS_PER_S if known.any() else np.empty(0),
+        memory[known],
+    )
+
+
+def _of_stage(stage: StageLog) -> StageFrames:
+    return stage_frames(stage.name, stage.frames, stage.profiled)

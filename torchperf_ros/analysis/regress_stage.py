@@ -1,0 +1,220 @@
+"""What two runs say about one stage: latency, jitter, and shares of frames that went wrong, with their intervals."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.analysis.regress_blocks import Dependence, dependence
+from torchperf_ros.analysis.regress_bootstrap import resampled
+from torchperf_ros.analysis.regress_effect import DROPPED, FALLBACK, JITTER, MAX, MISS, P50, P95, P99, Metric
+from torchperf_ros.analysis.regress_interval import Interval, effective_frames, resampled_interval, share_interval
+from torchperf_ros.analysis.regress_run import StageFrames
+from torchperf_ros.analysis.regress_sizes import EffectSizes, effect_sizes
+from torchperf_ros.analysis.regress_verdict import Estimate
+
+SHARES: Final = (0.50, 0.95, 0.99)
+_LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
+_LEAST_BLOCKS: Final = 10.0
+_LEAST_SHARE_FRAMES: Final = 30
+_LEAST_JITTER: Final = 5.0
+_BLOCKS_LONGER: Final = 2.0
+_LEAST_FRAMES: Final = 2
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How resamples are drawn.
+
+    Attributes:
+        resamples: how many; the smallest p-value is 2 / (resamples + 1).
+        seed: the same seed, the same verdicts.
+        alpha: intervals are of 1 - alpha.
+        curve: further quantiles, 0 to 1, whose differences are wanted for a picture.
+    """
+
+    resamples: int = 2000
+    seed: int = 0
+    alpha: float = 0.05
+    curve: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """One stage in both runs.
+
+    Attributes:
+        name: of the stage.
+        frames: answered frames that count, of the base and of the new run.
+        estimates: its metrics, in the order of `METRICS`.
+        sizes: effect sizes of the latency.
+        curve: rows of share, difference, low, high in ms, for a picture; may be empty.
+        block: frames in a block of the bootstrap, the longer of both runs.
+    """
+
+    name: str
+    frames: tuple[int, int]
+    estimates: tuple[Estimate, ...]
+    sizes: EffectSizes
+    curve: tuple[tuple[float, float, float, float], ...]
+    block: int
+
+
+class _Series:
+    """The latencies of one run, and how they depend on each other."""
+
+    def __init__(self, frames: StageFrames) -> None:
+        self.values: Values = frames.total_ms[np.isfinite(frames.total_ms)]
+        self.steps: Values = np.abs(np.diff(self.values))
+        self.block: int = 1
+        if len(self.values) < _LEAST_FRAMES:
+            return
+        self.quantiles = np.quantile(self.values, SHARES)
+        self.beyond = [dependence((self.values > value).astype(np.float64)) for value in self.quantiles]
+        self.jitter_dependence = dependence(self.steps)
+        found = (*self.beyond, dependence(self.values), self.jitter_dependence)
+        longest = max(one.block for one in found)
+        self.block = min(len(self.values), math.ceil(_BLOCKS_LONGER * longest) if longest > 1 else 1)
+
+    @property
+    def blocks(self) -> float:
+        return len(self.values) / self.block
+
+    @property
+    def enough(self) -> float:
+        """Frames for `_LEAST_BLOCKS`: a block grows with the cube root of their number."""
+        return float(len(self.values) * max(1.0, (_LEAST_BLOCKS / self.blocks) ** 1.5))
+
+    @property
+    def jitter(self) -> float:
+        return float(self.steps.mean())
+
+    def resampled(
+        self, resampling: Resampling, stream: np.random.SeedSequence, progress: Callable[[int], None]
+    ) -> Values:
+        """Shape (resamples, len(SHARES) + len(curve) + 1), the last column jitter."""
+        steps = np.append(self.steps, self.steps.mean())[:, None]  # the ring has no step from its end to its begin
+        quantiles, means = resampled(
+            self.values, (*SHARES, *resampling.curve), steps, self.block, resampling.resamples,
+            np.random.default_rng(stream), progress,
+        )  # fmt: skip
+        return np.hstack([quantiles, means])
+
+
+def compare_stage(
+    base: StageFrames, new: StageFrames, resampling: Resampling, progress: Callable[[int], None] = lambda _: None
+) -> StageComparison:
+    """Compare one stage of two runs.
+
+    The blocks of the bootstrap are twice as long as the longest that `dependence` asks for, among the latencies, their
+    steps, and for each quantile the series of which frames lie beyond it: that series' mean is what a quantile's error
+    comes from (Bahadur 1966). Twice, because that length is best for a variance and too short for an interval
+    (see `docs/regression.md` for what was measured).
+
+    Args:
+        base: the stage's frames.
+        new: the same of the other run.
+        resampling: how.
+        progress: told how many resamples were added, of 2 x `resamples`.
+    """
+    series = _Series(base), _Series(new)
+    intervals: list[Interval] = []
+    curve: list[tuple[float, float, float, float]] = []
+    if min(len(one.values) for one in series) >= _LEAST_FRAMES:
+        streams = np.random.SeedSequence([resampling.seed, *base.name.encode()]).spawn(2)
+        before, after = (
+            one.resampled(resampling, stream, progress) for one, stream in zip(series, streams, strict=True)
+        )
+        drawn, blocks = after - before, max(min(one.blocks for one in series), 2.0)
+        wanted = (*SHARES, *resampling.curve)
+        moved = np.quantile(series[1].values, wanted) - np.quantile(series[0].values, wanted)
+        moved = np.append(moved, series[1].jitter - series[0].jitter)
+        found = [resampled_interval(float(one), column, blocks, resampling.alpha)
+                 for one, column in zip(moved, drawn.T, strict=True)]  # fmt: skip
+        intervals = [*found[: len(SHARES)], found[-1]]
+        bounds = zip(wanted, moved, found, strict=False)
+        curve = [(share, float(one), bound.low, bound.high) for share, one, bound in list(bounds)[len(SHARES) :]]
+    block = max(one.block for one in series)
+    estimates = (*_latencies(base.name, series, intervals), *_shares(base, new, block, resampling.alpha))
+    sizes = effect_sizes(series[0].values, series[1].values)
+    return StageComparison(base.name, (len(base), len(new)), estimates, sizes, tuple(curve), block)
+
+
+def _latencies(stage: str, series: tuple[_Series, _Series], intervals: list[Interval]) -> list[Estimate]:
+    samples = min(len(one.values) for one in series)
+    if not intervals:
+        why = f"{samples} frames with a known latency in one of the runs"
+        return [Estimate(stage, metric, math.nan, math.nan, samples=samples, enough=_fewest(metric), why=why)
+                for metric in (P50, P95, P99, JITTER, MAX)]  # fmt: skip
+    estimates = []
+    for number, (metric, share) in enumerate(zip((P50, P95, P99), SHARES, strict=True)):
+        least = _LEAST_BEYOND / min(share, 1 - share)
+        values = float(series[0].quantiles[number]), float(series[1].quantiles[number])
+        found = [one.beyond[number] for one in series]
+        estimates.append(_estimate(stage, metric, values, series, found, least, intervals[number]))
+    steps = [one.jitter_dependence for one in series]
+    jitter = _estimate(stage, JITTER, (series[0].jitter, series[1].jitter), series, steps, _LEAST_JITTER, intervals[-1])
+    before, after = (float(one.values.max()) for one in series)
+    why = "a maximum has no interval: the next run's may be anything; it does not decide"
+    return [*estimates, Estimate(stage, MAX, before, after, samples=samples, why=why, decides=False), jitter]
+
+
+def _estimate(
+    stage: str, metric: Metric, values: tuple[float, float], series: tuple[_Series, _Series], found: list[Dependence],
+    least: float, interval: Interval,
+) -> Estimate:  # fmt: skip
+    """An estimate, with its interval if both runs hold enough for one."""
+    samples = min(len(one.values) for one in series)
+    enough = max(max(one.enough, least * each.inflation) for one, each in zip(series, found, strict=True))
+    short = [one for one, each in zip(series, found, strict=True)
+             if each.effective < least or one.blocks < _LEAST_BLOCKS]  # fmt: skip
+    if not short:
+        return Estimate(stage, metric, *values, interval=interval, samples=samples)
+    fewest = min(short, key=lambda one: len(one.values))
+    why = f"{len(fewest.values):,} frames, whose latencies depend on each other over about {fewest.block}"
+    return Estimate(stage, metric, *values, samples=samples, enough=enough, why=why)
+
+
+def _fewest(metric: Metric) -> float:
+    shares = dict(zip((P50.key, P95.key, P99.key), SHARES, strict=True))
+    return _LEAST_BEYOND / (1 - shares[metric.key]) if metric.key in shares else _LEAST_BLOCKS
+
+
+def _shares(base: StageFrames, new: StageFrames, block: int, alpha: float) -> list[Estimate]:
+    columns = (
+        (MISS, base.missed, new.missed),
+        (FALLBACK, base.fell_back, new.fell_back),
+        (DROPPED, _never_started(base), _never_started(new)),
+    )
+    estimates = []
+    for metric, before, after in columns:
+        samples = min(len(before), len(after))
+        if samples < _LEAST_SHARE_FRAMES:
+            values = [100.0 * float(one.mean()) if len(one) else math.nan for one in (before, after)]
+            why, enough = f"{samples} frames", float(_LEAST_SHARE_FRAMES)
+            estimates.append(Estimate(base.name, metric, values[0], values[1], samples=samples, enough=enough, why=why))
+            continue
+        longest = min(samples // 2, max(block, *(math.ceil(_BLOCKS_LONGER * dependence(one.astype(np.float64)).block)
+                                                 for one in (before, after))))  # fmt: skip
+        old, now, interval = share_interval(before, after, longest, alpha)
+        effective = min(effective_frames(one, longest) for one in (before, after))
+        short = max(_LEAST_BLOCKS * longest / samples, _LEAST_SHARE_FRAMES / effective)
+        if short <= 1:
+            estimates.append(Estimate(base.name, metric, old, now, interval, samples))
+            continue
+        why = f"{samples:,} frames, which depend on each other over about {longest}"
+        estimates.append(Estimate(base.name, metric, old, now, samples=samples, enough=samples * short**1.5, why=why))
+    return estimates
+
+
+def _never_started(frames: StageFrames) -> NDArray[np.bool_]:
+    """Every frame that came, in order: True for those that were dropped."""
+    ends = np.cumsum(frames.dropped + 1) - 1
+    came = np.ones(int(ends[-1]) + 1 if len(ends) else 0, dtype=np.bool_)
+    came[ends] = False
+    return came

@@ -1,0 +1,154 @@
+"""A verdict for each metric: better, worse, equivalent, or not enough data and how much would be."""
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from torchperf_ros.analysis.regress_effect import Metric, MinEffects
+from torchperf_ros.analysis.regress_interval import Interval, adjusted
+
+CORRECTIONS: Final = ("holm", "bh", "none")
+_DIGITS: Final = 2
+
+
+class Verdict(enum.Enum):
+    """What two runs say about a metric."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    EQUIVALENT = "equivalent"
+    NOT_ENOUGH = "not enough data"
+    INFORMATIVE = "informative"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of both runs before it is judged.
+
+    Attributes:
+        stage: empty for a metric of the whole run.
+        metric: which.
+        base, new: the values, in the metric's unit; NaN where unknown.
+        interval: of the difference; None where there can be none.
+        samples: frames (or seconds, see `kind`) of the run that has fewer.
+        enough: how many an interval takes, where there are too few for one; 0 where more would not help.
+        why: in words, what keeps the metric from an interval or a verdict.
+        single: one measurement a run, which the margin alone judges.
+        decides: whether it can be worse or better at all.
+        kind: what `samples` counts.
+    """
+
+    stage: str
+    metric: Metric
+    base: float
+    new: float
+    interval: Interval | None = None
+    samples: float = 0.0
+    enough: float = 0.0
+    why: str = ""
+    single: bool = False
+    decides: bool = True
+    kind: str = "frames"
+
+    @property
+    def difference(self) -> float:
+        """New less base."""
+        return self.new - self.base
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A metric that has been judged.
+
+    Attributes:
+        estimate: what was measured.
+        verdict: what it means.
+        margin: the smallest change that matters, in the metric's unit.
+        p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
+        needed: with about so many frames in each run a verdict could be expected; NaN where it cannot be said.
+        notes: what people should know.
+    """
+
+    estimate: Estimate
+    verdict: Verdict
+    margin: float
+    p: float = math.nan
+    needed: float = math.nan
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How verdicts are reached.
+
+    Attributes:
+        effects: margins.
+        alpha: chance of a false alarm, 0 to 1, of all comparisons together with `holm`; intervals are of 1 - alpha.
+        correction: one of `CORRECTIONS`.
+        skip: keys of metrics that are not looked at.
+    """
+
+    effects: MinEffects = field(default_factory=MinEffects)
+    alpha: float = 0.05
+    correction: str = "holm"
+    skip: frozenset[str] = frozenset()
+
+
+def judge(estimates: Sequence[Estimate], rules: Rules) -> list[Finding]:
+    """Judge all metrics of a comparison together, as one false alarm is one too many.
+
+    Worse (better): the estimate has moved by the margin or more, and the corrected p-value is alpha or less.
+    Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha ask for
+    (Schuirmann 1987). Everything else is not enough data.
+    """
+    tested = [one.interval.p if one.interval and one.decides else math.nan for one in estimates]
+    p_values = adjusted(np.array(tested, dtype=np.float64), rules.correction)
+    tests = int(np.isfinite(p_values).sum())
+    return [_judged(one, float(p), tests, rules) for one, p in zip(estimates, p_values, strict=True)]
+
+
+def _judged(one: Estimate, p: float, tests: int, rules: Rules) -> Finding:
+    margin = rules.effects.margin(one.stage, one.metric).of(one.base)
+    notes = (one.why,) if one.why else ()
+    if not one.decides and math.isfinite(one.difference):
+        return Finding(one, Verdict.INFORMATIVE, margin, notes=notes)
+    if not math.isfinite(one.difference) or (one.interval is None and not one.single):
+        return Finding(one, Verdict.NOT_ENOUGH, margin, needed=_rounded(one.enough), notes=notes)
+    moved = abs(one.difference) >= margin and one.difference != 0
+    changed = Verdict.WORSE if one.difference > 0 else Verdict.BETTER
+    if one.interval is None:
+        moved = abs(one.difference) > margin
+        return Finding(one, changed if moved else Verdict.EQUIVALENT, margin, notes=notes)
+    if moved and p <= rules.alpha:
+        return Finding(one, changed, margin, p, notes=notes)
+    if -margin <= one.interval.low and one.interval.high <= margin:
+        return Finding(one, Verdict.EQUIVALENT, margin, p, notes=notes)
+    return Finding(one, Verdict.NOT_ENOUGH, margin, p, _needed(one, margin, tests, rules), notes)
+
+
+def _needed(one: Estimate, margin: float, tests: int, rules: Rules) -> float:
+    """How many frames would do, if the difference stays: an interval narrows with the square root of their number."""
+    assert one.interval is not None
+    reach = (one.interval.high - one.interval.low) / 2
+    size = abs(one.difference)
+    if size >= margin:  # it has to leave zero, at the strictest level of the correction
+        strictest = rules.alpha / (max(tests, 1) if rules.correction == "holm" else 1)
+        normal = NormalDist()
+        reach *= normal.inv_cdf(1 - strictest / 2) / normal.inv_cdf(1 - rules.alpha / 2)
+        room = size
+    else:  # it has to fit between the margins; what lies at one of them never would
+        room = max(margin - size, margin / 2)
+    return _rounded(one.samples * max(1.0, (reach / room) ** 2)) if room > 0 else math.nan
+
+
+def _rounded(count: float) -> float:
+    """Up to two digits: it is an estimate."""
+    if not math.isfinite(count) or count <= 0:
+        return math.nan
+    scale = 10.0 ** max(0, math.floor(math.log10(count)) - _DIGITS + 1)
+    return math.ceil(count / scale - 1e-9) * scale
