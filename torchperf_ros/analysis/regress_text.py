@@ -1,0 +1,159 @@
+"""A comparison in words and cells, for terminals, pages and pull requests alike."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from torchperf_ros.analysis.regress_compare import Comparison
+from torchperf_ros.analysis.regress_verdict import Finding, Verdict
+from torchperf_ros.core.markdown_table import markdown_table
+
+COLUMNS: Final = ("metric", "base", "new", "change", "interval of the change", "margin", "p", "verdict")
+_MOST_NAMED: Final = 3
+_SMALL, _MIDDLE, _LARGE = 1.0, 10.0, 1000.0
+_TINY_P: Final = 0.001
+_LEAST_RELATIVE: Final = 1e-12
+
+
+def headline(comparison: Comparison) -> str:
+    """The verdict in one sentence, what is worse first."""
+    worse = comparison.with_verdict(Verdict.WORSE)
+    if worse:
+        return f"{len(worse)} {_metrics(worse)} worse: {_named(worse)}"
+    better, same = comparison.with_verdict(Verdict.BETTER), comparison.with_verdict(Verdict.EQUIVALENT)
+    short = comparison.with_verdict(Verdict.NOT_ENOUGH)
+    if not better and not same:
+        return f"No verdict: not enough data for any of {len(short)} metrics"
+    parts = [f"{len(better)} {_metrics(better)} better: {_named(better)}"] if better else []
+    parts += [f"{len(same)} equivalent"] if same else []
+    parts += [f"not enough data for {len(short)}"] if short else []
+    return f"Nothing is worse; {'; '.join(parts)}"
+
+
+def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
+    """A row of `COLUMNS` for each finding."""
+    return [
+        (
+            name(finding), number(finding.estimate.base), number(finding.estimate.new), change(finding),
+            interval(finding), _margin(finding), _p(finding.p), verdict(finding),
+        )
+        for finding in findings
+    ]  # fmt: skip
+
+
+def name(finding: Finding) -> str:
+    """Stage, metric and unit."""
+    metric = finding.estimate.metric
+    return " ".join(filter(None, [finding.estimate.stage, metric.title, f"[{metric.unit}]"]))
+
+
+def change(finding: Finding) -> str:
+    """The difference, and for what is no share its part of the base."""
+    one = finding.estimate
+    if not math.isfinite(one.difference):
+        return "-"
+    if one.metric.unit == "%" or abs(one.base) < _LEAST_RELATIVE:
+        return f"{number(one.difference, signed=True)}{' pp' if one.metric.unit == '%' else ''}"
+    return f"{number(one.difference, signed=True)} ({one.difference / abs(one.base):+.1%})"
+
+
+def interval(finding: Finding) -> str:
+    """The confidence interval of the difference, a dash where there is none."""
+    found = finding.estimate.interval
+    return f"{number(found.low, signed=True)} to {number(found.high, signed=True)}" if found else "-"
+
+
+def verdict(finding: Finding) -> str:
+    """The word, and how many frames would be enough where there are too few."""
+    text = finding.verdict.value
+    if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
+        return f"{text}: about {finding.needed:,.0f} {finding.estimate.kind} would be"
+    return text
+
+
+def number(value: float, signed: bool = False) -> str:
+    """A value for people: three or four digits that matter, a dash for what is not known."""
+    if not math.isfinite(value):
+        return "-"
+    sign, size = "+" if signed else "", abs(value)
+    if value == 0:
+        return "0"
+    if size >= _LARGE:
+        return f"{value:{sign},.0f}"
+    return f"{value:{sign}.{1 if size >= _MIDDLE * _MIDDLE else 2 if size >= _SMALL else 3}f}"
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What is different about the runs, and why metrics have no verdict or did not decide."""
+    found = [f"{name(finding)}: {note}" for finding in comparison.findings for note in finding.notes
+             if finding.verdict not in {Verdict.EQUIVALENT, Verdict.BETTER}]  # fmt: skip
+    return [*comparison.notes, *found]
+
+
+def sizes(comparison: Comparison) -> list[str]:
+    """The effect sizes of each stage's latency, a sentence each."""
+    told = []
+    for stage in comparison.stages:
+        one = stage.sizes
+        if math.isfinite(one.longer_share):
+            told.append(
+                f"{stage.name}: a frame of the new run takes longer than one of the base with a chance of "
+                f"{one.longer_share:.1%} (Mann-Whitney, p {_p(one.mann_whitney_p)}); the means differ by "
+                f"{number(one.mean_difference_ms, signed=True)} ms (Welch, p {_p(one.welch_p)}), "
+                f"Cohen's d {number(one.cohens_d, signed=True)}; {stage.frames[0]:,} and {stage.frames[1]:,} frames, "
+                f"in blocks of {stage.block}"
+            )
+    return told
+
+
+def markdown(comparison: Comparison, confidence: float) -> str:
+    """For a pull request: the verdict, what decided it, and everything else folded away.
+
+    Args:
+        comparison: what to tell.
+        confidence: of the intervals, 0 to 1.
+    """
+    decided = [finding for finding in comparison.findings if finding.verdict in {Verdict.WORSE, Verdict.BETTER}]
+    lines = [
+        f"**{headline(comparison)}**",
+        "",
+        f"`{_short(comparison.new.name)}` against `{_short(comparison.base.name)}`",
+    ]
+    lines += [f"- {note}" for note in comparison.notes]
+    columns = [f"{confidence:.0%} {column}" if "interval" in column else column for column in COLUMNS]
+    if decided:
+        lines += _table(columns, decided)
+    lines += ["", f"<details><summary>all {len(comparison.findings)} metrics</summary>"]
+    lines += [*_table(columns, comparison.findings), ""]
+    lines += [f"- {text}" for text in [*remarks(comparison)[len(comparison.notes) :], *sizes(comparison)]]
+    return "\n".join([*lines, "", "</details>", ""])
+
+
+def _table(columns: Sequence[str], findings: Sequence[Finding]) -> list[str]:
+    """A Markdown table without a heading."""
+    lines = markdown_table("", columns, rows(findings))
+    return ["", *lines[3:]]
+
+
+def _named(findings: Sequence[Finding]) -> str:
+    told = [f"{' '.join(filter(None, [one.estimate.stage, one.estimate.metric.title]))} {change(one)}"
+            for one in findings[:_MOST_NAMED]]  # fmt: skip
+    more = len(findings) - len(told)
+    return ", ".join(told) + (f" and {more} more" if more else "")
+
+
+def _metrics(findings: Sequence[Finding]) -> str:
+    return "metric is" if len(findings) == 1 else "metrics are"
+
+
+def _margin(finding: Finding) -> str:
+    return f"±{number(finding.margin)}"
+
+
+def _p(value: float) -> str:
+    return "-" if not math.isfinite(value) else f"< {_TINY_P}" if value < _TINY_P else f"{value:.3f}"
+
+
+def _short(path: str) -> str:
+    return Path(path).name or path
