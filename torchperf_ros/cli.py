@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from torchperf_ros.analysis.anomalies_command import anomalies_command
+from torchperf_ros.analysis.baseline_command import app as baseline
 from torchperf_ros.analysis.bench_command import app as bench
 from torchperf_ros.analysis.check_model_command import check_model
 from torchperf_ros.analysis.compile_command import cache_command, compile_command
 from torchperf_ros.analysis.inspect_command import inspect_command
+from torchperf_ros.analysis.regress_command import regress_command
 from torchperf_ros.analysis.tune_command import tune_command
 from torchperf_ros.core.build_options import ENGINES
 from torchperf_ros.replay.replay_command import replay_command
@@ -29,6 +31,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.add_typer(baseline, name="baseline")
 app.command("anomalies")(anomalies_command)
 app.command("check-model")(check_model)
 app.command("compile")(compile_command)
@@ -37,6 +40,7 @@ app.command("inspect")(inspect_command)
 app.command("tune")(tune_command)
 app.command("top")(top)
 app.command("report")(report)
+app.command("regress")(regress_command)
 app.command("replay")(replay_command)
 app.command("play")(play_command)
 
