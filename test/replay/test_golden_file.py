@@ -53,7 +53,7 @@ def test_given_a_later_result_when_asked_what_changed_then_it_is_named(tmp_path,
 
 def test_given_a_result_that_says_nothing_for_sure_when_made_golden_then_it_is_refused(tmp_path):
     stages = {"perception": [array(1.0)]}
-    with pytest.raises(GoldenError, match="pace real depend on how fast this machine is; use fast or virtual"):
+    with pytest.raises(GoldenError, match="pace real depend on how fast this machine is: use fast or virtual"):
         golden_of(result_of(tmp_path, stages, pace="real"), stages)
     interrupted = dataclasses.replace(result_of(tmp_path, stages), complete=False)
     with pytest.raises(GoldenError, match="interrupted"):

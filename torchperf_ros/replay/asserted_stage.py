@@ -33,6 +33,9 @@ class AssertedCounter(Counter[str]):
     stage: "AssertedStage"
     only_missed = True
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
 
 class AssertedStage(StageResult):
     """A `StageResult` for tests."""

@@ -71,11 +71,8 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
     """What these stages published, as golden outputs.
 
     Raises:
-        GoldenError: the replay was not deterministic, was interrupted, or its outputs were not kept.
+        GoldenError: see `published`.
     """
-    if result.summary["pace"] == "real":
-        msg = "golden outputs of a replay with pace real depend on how fast this machine is; use fast or virtual"
-        raise GoldenError(msg)
     return Golden(origin_of(result), {name: tuple(published(result, result.stage(name))) for name in stages})
 
 
@@ -83,11 +80,17 @@ def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFra
     """What a stage published, in order, with the frames that it was published for.
 
     Raises:
-        GoldenError: the replay was interrupted, or its outputs were not kept or were changed since.
+        GoldenError: the replay was interrupted, depends on the machine, or its outputs were not kept or were changed.
     """
-    if not result.complete or result.output is None:
-        why = "it was interrupted" if not result.complete else "its outputs were not kept: give it an output file"
-        msg = f"replay of {result.log}: cannot be compared, as {why}"
+    why = ""
+    if not result.complete:
+        why = "it was interrupted"
+    elif result.summary["pace"] == "real":
+        why = "outputs with pace real depend on how fast this machine is: use fast or virtual"
+    elif result.output is None:
+        why = "its outputs were not kept: give it an output file"
+    if why:
+        msg = f"replay of {result.log} cannot be compared with golden outputs: {why}"
         raise GoldenError(msg)
     messages = stage.messages
     for frame in stage.frames[stage.frames["output_hash"] != 0]:

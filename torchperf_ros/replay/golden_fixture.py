@@ -12,7 +12,7 @@ import pytest
 
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.replay.golden_comparison import compare_frames
-from torchperf_ros.replay.golden_file import Golden, golden_of, published, read_golden, write_golden
+from torchperf_ros.replay.golden_file import Golden, GoldenError, golden_of, published, read_golden, write_golden
 from torchperf_ros.replay.message_rule import BUILT_IN, Rules
 from torchperf_ros.replay.pytest_plugin import REFRESHED
 from torchperf_ros.replay.replay_result import ReplayResult
@@ -63,7 +63,7 @@ class GoldenFixture:
                 return
             problem = self._problem(result, names, path, {**BUILT_IN, **self._rules, **(rules or {})})
         except (TorchperfError, OSError) as error:
-            problem = [f"{error}"]
+            raise AssertionError(str(error)) from None
         if problem:
             raise AssertionError("\n".join([*problem, f"the command that refreshes it: {self._command()}"]))
 
@@ -74,15 +74,18 @@ class GoldenFixture:
 
     def _problem(self, result: ReplayResult, stages: tuple[str, ...], path: Path, rules: Rules) -> list[str]:
         shown = self._shown(path)
+        frames = {stage: list(published(result, result.stage(stage))) for stage in stages}
         if not path.exists():
             return [f"golden file {shown} is missing"]
-        golden = read_golden(path)
+        try:
+            golden = read_golden(path)
+        except GoldenError as error:
+            return [str(error)]
         changes = golden.changes(result)
         if "log" in changes:
             return [f"golden file {shown} is stale: it is of another log than {result.log}"]
         comparisons = [
-            compare_frames(stage, list(published(result, result.stage(stage))), golden.frames.get(stage, ()), rules)
-            for stage in stages
+            compare_frames(stage, found, golden.frames.get(stage, ()), rules) for stage, found in frames.items()
         ]
         lines = [line for comparison in comparisons if comparison.differing for line in comparison.text()]
         if lines:

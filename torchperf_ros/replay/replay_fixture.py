@@ -63,12 +63,15 @@ class ReplayFixture:
         __tracebackhide__ = True
         if options.output is None:
             options = copy_with(options, output=self._folders.mktemp("replay") / "outputs.mcap")
+        result, why = None, ""
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for the workers
                 result = replay(log, options, say=print)
         except (TorchperfError, OSError) as error:
-            pytest.fail(str(error))
+            why = str(error)
+        if result is None:  # out here the failure does not trail the error's own traceback
+            pytest.fail(why)
         if not result.complete:
             raise KeyboardInterrupt
         return copy_with(result, stages={name: AssertedStage.of(stage) for name, stage in result.stages.items()})
