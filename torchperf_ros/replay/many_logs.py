@@ -73,7 +73,9 @@ def find_logs(
             raise LogError(msg)
         for log in [path] if is_log(path) else _search(path, seen, say):
             resolved = log.resolve()
-            if resolved not in found:
+            if not resolved.exists():
+                say(f"log {log}: is passed over: a link to nothing")
+            elif resolved not in found:
                 found[resolved] = _described(log, resolved)
     if not found:
         shown = ", ".join(map(str, paths))
