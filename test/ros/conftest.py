@@ -341,3 +341,25 @@ def obedient():
         return {**FAST, "input_reliability": "reliable", **given, **changed}
 
     return make
+
+
+@pytest.fixture
+def play(graph, tmp_path):
+    """Start `torchperf play`; gives the process, and a function that says what it has printed."""
+    started = []
+
+    def start(log, *options):
+        path = tmp_path / f"player_{len(started)}"
+        with path.open("wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "torchperf_ros.cli", "play", str(log), *options],
+                env=os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}, cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=err, stderr=err,
+            )  # fmt: skip
+        started.append(process)
+        return process, lambda: path.read_text(errors="replace")
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -71,6 +72,7 @@ def play(log: Path, options: PlayOptions, console: Console) -> int:
         LogError: nothing of it can be read.
         PlayError: it cannot be played as asked.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # the reading thread gives way at once when a message is due
     carry_images()
     say = console.print
