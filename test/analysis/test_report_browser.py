@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from PIL import Image
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 
+from torchperf_ros.analysis.report_overview import Overview, OverviewRow
 from torchperf_ros.analysis.report_page import write_report
+from torchperf_ros.analysis.report_summary import stage_figures
 from torchperf_ros.analysis.run_log_source import read_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -75,3 +78,16 @@ def test_given_a_page_that_errs_and_asks_the_network_when_opened_then_this_test_
     _, console = browse(bad, tmp_path, "--dump-dom")
     assert any("undefined_name" in line for line in console)
     assert any("nowhere.example" in line for line in console)
+
+
+def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_sorted_by_value(tmp_path):
+    (run,) = read_runs(logs.write_records(tmp_path / "records.jsonl", logs.records()), lambda done, total: None)
+    figures = stage_figures(run.stages[0])
+    rows = [OverviewRow(f"log{n}", "perception", replace(figures, p99_ms=p99), 0) for n, p99 in enumerate((9, 100, 20))]
+    write_report([run], tmp_path / "r.html", lambda text: None, Overview(rows, title="many"))
+    page = tmp_path / "r.html"
+    click = "<script>document.querySelectorAll('.sortable th')[5].click()</script></body>"
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", click), encoding="utf-8")
+    drawn, console = browse(page, tmp_path, "--dump-dom")
+    assert console == []
+    assert re.findall(r"<td>(log\d)</td>", drawn) == ["log0", "log2", "log1"]

@@ -88,7 +88,7 @@ def _failed(failed: Sequence[tuple[str, str]]) -> str:
     if not failed:
         return ""
     items = "".join(f"<li><b>{_text(name)}</b>: {_text(reason)}</li>" for name, reason in failed)
-    return f'<div class="note"><b>Not replayed</b><ul>{items}</ul></div>'
+    return f'<div class="note"><b>Not replayed</b><ul class="tall">{items}</ul></div>'
 
 
 def _latencies(rows: Sequence[OverviewRow]) -> go.Figure:
