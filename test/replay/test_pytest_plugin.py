@@ -1,4 +1,4 @@
-"""The plugin as users have it: loaded by its entry point into a pytest of its own, which replays the example's drive."""
+"""The plugin as users have it: loaded by its entry point into another pytest, which replays the example's drive."""
 
 import shutil
 from pathlib import Path

@@ -62,7 +62,7 @@ class StageComparison:
         for name, found in list(fields.items())[:_MOST_FIELDS]:
             frame, worst = max(found, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
             frames = len({id(frame) for frame, _ in found})
-            numbers = [_short(worst.error), _short(worst.allowed)] if not math.isnan(worst.error) else ["", ""]
+            numbers = [f"{worst.error:.4g}", f"{worst.allowed:.4g}"] if not math.isnan(worst.error) else ["", ""]
             yield name, str(frames), _short(worst.value), _short(worst.golden), *numbers, _frame(frame)
         if len(fields) > _MOST_FIELDS:
             yield f"and {len(fields) - _MOST_FIELDS} more", *[""] * 6
@@ -116,8 +116,8 @@ def _frame(frame: FrameDifference) -> str:
 def _distance(difference: Difference) -> str:
     if math.isnan(difference.error):
         return ""
-    return f": off by {_short(difference.error)}, allowed {_short(difference.allowed)}"
+    return f": off by {difference.error:.4g}, allowed {difference.allowed:.4g}"
 
 
 def _short(value: object) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else str(value)
+    return f"{value:.9g}" if isinstance(value, float) else str(value)

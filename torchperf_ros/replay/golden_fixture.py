@@ -89,8 +89,8 @@ class GoldenFixture:
         ]
         lines = [line for comparison in comparisons if comparison.differing for line in comparison.text()]
         if lines:
-            cause = f"changed since it was made: {', '.join(changes)}" if changes else "made from the same"
-            return [f"outputs differ from golden file {shown} ({cause})", *lines]
+            cause = f" ({', '.join(changes)} changed since)" if changes else ""
+            return [f"outputs differ from golden file {shown}{cause}", *lines]
         if changes:
             text = f"golden file {shown} is older: {', '.join(changes)} changed since; the outputs agree. "
             warnings.warn(OlderGolden(f"{text}To refresh it: {self._command()}"), stacklevel=3)
