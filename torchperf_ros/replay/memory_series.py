@@ -16,7 +16,7 @@ class MemorySeries:
     """Samples once a second; when there are more than 4,096 every second sample goes, and so does the rate."""
 
     def __init__(self, stages: Sequence[StageActor]) -> None:
-        """Sample the workers of these stages, and this process."""
+        """Sample the workers of these stages, and this process; without stages nothing."""
         self._stages = stages
         self._every_s = _EVERY_S
         self._next_s = 0.0
@@ -26,7 +26,7 @@ class MemorySeries:
     def tick(self) -> None:
         """Sample if it is time to."""
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        if now_s < self._next_s or not self._stages:
             return
         self._next_s = now_s + self._every_s
         use = sample_memory(self._stages)

@@ -138,14 +138,15 @@ class _Replay:
             output = self._open_output()
             if output is not None:
                 ending.callback(output.discard)
-            record = ReplayRecord(config.stages, pace.now, output)
+            virtual = self._options.pace == "virtual"
+            record = ReplayRecord(config.stages, pace.now, output, portable=virtual)
             ending.callback(record.close)
             stages = ReplayStages(config, pace.life, record, self._note)
             ending.callback(stages.stop)
             topics = match_topics(
                 stages.start(), self._reader.topics, self._options.remap, self._reader.path, self._note
             )
-            memory = MemorySeries(stages.actors)
+            memory = MemorySeries(() if virtual else stages.actors)  # which knows no virtual time
             started_s = time.monotonic()
             messages, complete = self._feed(pace, stages, record, memory, topics, output)
             took_s = time.monotonic() - started_s

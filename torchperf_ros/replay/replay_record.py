@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from torchperf_ros.core.anomaly_desk import AnomalyDesk
@@ -38,8 +39,22 @@ class ReplayRecord:
         pending: frames that were offered to a stage and are not answered yet.
     """
 
-    def __init__(self, stages: Sequence[StageConfig], now: Callable[[], int], output: OutputLog | None) -> None:
-        """Start empty; `now` gives the log's time in ns."""
+    def __init__(
+        self,
+        stages: Sequence[StageConfig],
+        now: Callable[[], int],
+        output: OutputLog | None,
+        *,
+        portable: bool = False,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            stages: whose answers come.
+            now: gives the log's time in ns.
+            output: where messages go.
+            portable: leave tracebacks out, which hold paths of this machine.
+        """
         self.tables = [FrameTable() for _ in stages]
         self.reasons: list[dict[int, str]] = [{} for _ in stages]
         self.anomalies: list[tuple[int, Anomaly]] = []
@@ -49,6 +64,7 @@ class ReplayRecord:
         self.topics = [absolute(stage.output) for stage in stages]
         self.types = ["" for _ in stages]
         self._now = now
+        self._portable = portable
         self._output = output
         self._desk = AnomalyDesk()
         self._next_tick_ns: int | None = None
@@ -80,6 +96,9 @@ class ReplayRecord:
 
     def found(self, anomaly: Anomaly) -> None:
         """A finding."""
+        if self._portable and "detail" in anomaly.values:
+            values = {key: value for key, value in anomaly.values.items() if key != "detail"}
+            anomaly = replace(anomaly, values=values)
         self._desk.report(anomaly, self._now())
 
     # -- the replay's thread ------------------------------------------------------------------------------------------

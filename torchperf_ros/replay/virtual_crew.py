@@ -1,5 +1,6 @@
 """A stage's workers on a virtual clock: real processes, whose lives are told when the clock says so."""
 
+import threading
 import time
 from dataclasses import replace
 from typing import Any, Final
@@ -18,13 +19,20 @@ _LONGEST_RUN_MS: Final = 600_000.0
 
 
 class _Processes:
-    """The listener of the real crew: lets its workers serve, and leaves all else to the virtual one."""
+    """The listener of the real crew: lets its workers serve, and leaves all else to the virtual one.
+
+    The crew closes a dead worker's descriptors when it has been told: nobody may be using them then.
+    """
+
+    def __init__(self, using: threading.Lock) -> None:
+        self._using = using
 
     def worker_ready(self, worker: WorkerProcess) -> None:
         worker.usable = True
 
     def worker_died(self, worker: WorkerProcess, reason: str, *, lasting: bool) -> None:
-        worker.usable = False
+        with self._using:
+            worker.usable = False
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
         return False  # nothing is compiled and nothing swapped in a replay
@@ -62,8 +70,9 @@ class VirtualCrew:
         self._clock = clock
         self._listener = listener
         self._log = log
+        self._using = threading.Lock()
         longest_ms = max(config.hang_ms, _LONGEST_RUN_MS)  # a slow machine is no hang: the virtual clock tells those
-        self._real = Crew(replace(config, hang_ms=longest_ms), setup, _Processes(), log)
+        self._real = Crew(replace(config, hang_ms=longest_ms), setup, _Processes(self._using), log)
         self._real.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in self.policies]
         self._runs = RunCounter(self._real.ring.fd)
         self._slots: list[VirtualWorker | None] = [None] * config.workers
@@ -154,7 +163,7 @@ class VirtualCrew:
         process = self._await(number)
         if process is None:
             return
-        worker = VirtualWorker(process, self._times, self._runs, self.config.hang_ms)
+        worker = VirtualWorker(process, self._times, self._runs, self.config.hang_ms, self._using)
         worker.ready_at_ns = self._clock()
         self._slots[number] = worker
         self._listener.worker_ready(worker)  # type: ignore[arg-type]
@@ -162,9 +171,10 @@ class VirtualCrew:
     def _await(self, number: int) -> WorkerProcess | None:
         """The process, once it is ready; None if none can be started."""
         while not self._real.gave_up:
-            process = self._real.workers[number]
-            if process is not None and process.usable and not process.is_dead():
-                return process
+            with self._using:
+                process = self._real.workers[number]
+                if process is not None and process.usable and not process.is_dead():
+                    return process
             time.sleep(_POLL_S)
         self.last_error = self._real.last_error
         return None

@@ -1,6 +1,7 @@
 """A worker on a virtual clock: the real process computes, the clock says how long that took."""
 
 import select
+import threading
 import time
 from dataclasses import replace
 from typing import Final
@@ -29,7 +30,9 @@ class VirtualWorker:
         dead: why it is, "" while it lives.
     """
 
-    def __init__(self, process: WorkerProcess, times: StageTimes, runs: "RunCounter", hang_ms: float) -> None:
+    def __init__(
+        self, process: WorkerProcess, times: StageTimes, runs: "RunCounter", hang_ms: float, using: threading.Lock
+    ) -> None:
         """Take a process that is ready.
 
         Args:
@@ -37,10 +40,11 @@ class VirtualWorker:
             times: what runs take.
             runs: of the stage.
             hang_ms: how long a run may take at all.
+            using: held while the process is used: until it is released, its descriptors stay open.
         """
         self.process = process
         self.number = process.number
-        self.pid = process.pid
+        self.pid = process.number  # what a message says of it is to be the same each time
         self.calibrations: list[Calibration] = times.calibrations()
         self.usable = False
         self.seq: int | None = None
@@ -51,6 +55,7 @@ class VirtualWorker:
         self.due_ns: int | None = None
         self._times = times
         self._runs = runs
+        self._using = using
         self._hang_ms = hang_ms
         self._response: tuple[Response, bytes] | None = None
 
@@ -68,11 +73,6 @@ class VirtualWorker:
     def state(self) -> str:
         """One word or phrase."""
         return "dead" if not self.usable else "idle" if self.seq is None else "busy"
-
-    @property
-    def memory_bytes(self) -> dict[str, int]:
-        """What the process last said of its memory."""
-        return self.process.memory_bytes
 
     @property
     def tiers(self) -> list[dict[str, object]]:
@@ -106,11 +106,16 @@ class VirtualWorker:
 
     def _compute(self, tier: int, seq: int, offset: int, length: int, plan: VirtualRun, *, observe: bool) -> None:
         process = self.process
+        with self._using:
+            sent = process.usable and process.run(tier, seq, offset, length, time.monotonic_ns(), observe=observe)
+        received = None
         try:
-            if not process.run(tier, seq, offset, length, time.monotonic_ns(), observe=observe):
-                raise EOFError
-            while (received := process.receive()) is None:
-                select.select([process.frames], [], [], _LOOK_S)
+            while received is None:
+                with self._using:
+                    if not sent or not process.usable:
+                        raise EOFError
+                    select.select([process.frames], [], [], _LOOK_S)
+                    received = process.receive()
         except EOFError:
             self._die("it died")
         else:
@@ -119,17 +124,26 @@ class VirtualWorker:
 
     def _die(self, why: str) -> None:
         """The process is to end, or has ended; the stage is told when that is due."""
-        self.process.kill(why)
+        with self._using:
+            if self.process.usable:
+                self.process.kill(why)
         self.dead, self._response = why, None
 
     def observe(self, seq: int, offset: int, length: int, now_ns: int) -> bool:
         """Let it advance its histories, and wait until it has: the ring goes on faster than any live one."""
         if not self.usable or self.dead:
             return True
-        observed = self.process.observe(seq, offset, length, time.monotonic_ns())
-        while not self.process.caught_up and not self.process.is_dead():
+        with self._using:
+            observed = not self.process.usable or self.process.observe(seq, offset, length, time.monotonic_ns())
+        while not self._caught_up:
             time.sleep(_CATCH_UP_S)
         return observed
+
+    @property
+    def _caught_up(self) -> bool:
+        """Whether the process has done all that it was given, or never will."""
+        with self._using:
+            return not self.process.usable or self.process.is_dead() or self.process.caught_up
 
     def receive(self) -> tuple[Response, bytes] | None:
         """The response that is due.

@@ -1,0 +1,218 @@
+"""Replays with real workers, on small logs of points."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.run_file import read_run, write_run
+from torchperf_ros.replay.log_reader import LogError, LogReader
+from torchperf_ros.replay.replay import plan, replay
+from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.replay.replay_stages import ReplayError
+
+from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def run(log, folder, *, values=None, **options):
+    said = []
+    options = {"overrides": values or one_stage(), "output": folder / "out.mcap", **options}
+    return replay(log, ReplayOptions(**options), say=said.append), said
+
+
+def counted(result, stage="first"):
+    """What a stage published: (x, frames observed, z)."""
+    return [(m.message.point.x, m.message.point.y, m.message.point.z) for m in result.stage(stage).messages]
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory):
+    """Twelve frames, among them one that raises, one that is NaN, one that kills its worker; two stages."""
+    folder = tmp_path_factory.mktemp("fast")
+    messages = drive(12, words={3: "raise", 5: "nan", 7: "sigkill", 9: "bad_input"})
+    messages += [("/other", START_NS + number * 100 * MS + MS, point(START_NS, 10.0 + number)) for number in range(4)]
+    log = write_points(folder / "log", sorted(messages, key=lambda m: m[1]))
+    return run(log, folder, values=two_stages(), inputs="all")
+
+
+def test_given_a_log_when_replayed_fast_then_every_frame_has_an_answer_of_both_stages(fast):
+    result, _ = fast
+    assert [len(stage.frames) for stage in result.stages.values()] == [12, 12]
+    assert result.complete
+    assert result.stage("first").superseded == result.stage("first").stale == 0
+
+
+def test_given_frames_that_fail_when_replayed_fast_then_each_has_its_outcome_and_its_reason(fast):
+    stage = fast[0].stage("first")
+    assert stage.outcomes == {"on_time": 8, "error": 1, "invalid": 1, "crashed": 1, "bad_input": 1}
+    assert {seq: reason.splitlines()[0] for seq, reason in stage.reasons.items()}[3] == "RuntimeError: as ordered"
+    assert any("SIGKILL" in line for line in fast[1])
+    assert any(anomaly.name == "first: model error" for _, anomaly in stage.anomalies)
+
+
+def test_given_two_stages_when_replayed_fast_then_the_second_takes_what_was_latest_in_the_log(fast):
+    others = {}
+    for x, _, z in counted(fast[0], "second"):
+        others.setdefault(x, z)  # what is held for a frame that failed joins a later one
+    received_ms = {float(number): number * 40 + 2 for number in range(12) if number not in {3, 5, 7, 9}}
+    assert others == {x: 10.0 + (at_ms - 1) // 100 for x, at_ms in received_ms.items()}
+
+
+def test_given_a_replay_when_its_output_is_read_then_outputs_rows_and_inputs_lie_on_one_time_line(fast):
+    with LogReader(fast[0].output) as log:
+        messages = list(log.messages())
+        counts = {name: topic.count for name, topic in log.topics.items()}
+    assert counts["/point"] == 12
+    assert counts["/other"] == 4
+    assert counts["/perf/latency_stages"] == 24
+    assert counts["/perf/latency"] == 12
+    assert counts["/perf/anomaly"] >= 1
+    times = [message.t_ns for message in messages if message.topic == "/first"]
+    assert times == sorted(times)
+    assert times[0] == START_NS + 2 * MS
+
+
+def test_given_a_replay_when_summed_up_then_log_model_parameters_and_machine_are_named(fast):
+    summary = fast[0].summary
+    assert summary["log"]["messages"] == 16
+    assert len(summary["log"]["sha256"]) == len(summary["params_sha256"]) == len(summary["model"]["first"]) == 64
+    assert summary["machine"]["fingerprint"]
+    assert summary["memory"]["rss_mib"][0] > 10
+    assert [stage["answered"] for stage in summary["stages"]] == [12, 12]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_given_a_replay_when_its_run_is_written_and_read_then_every_frame_is_the_same(fast, tmp_path, suffix):
+    path = tmp_path / f"run{suffix}"
+    write_run(fast[0].run, path)
+    back = read_run(path)
+    for name, stage in fast[0].stages.items():
+        for column in stage.frames.dtype.names:
+            np.testing.assert_array_equal(back.frames[name][column], stage.frames[column])
+    assert back.summary["stages"][0]["reasons"]["3"] == "RuntimeError: as ordered"
+
+
+def test_given_the_same_log_when_replayed_again_then_the_outputs_are_the_same_bytes(fast, tmp_path):
+    again, _ = run(fast[0].log, tmp_path, values=two_stages())
+    for name in ("first", "second"):
+        assert again.stage(name).frames["output_hash"].tolist() == fast[0].stage(name).frames["output_hash"].tolist()
+
+
+def test_given_a_log_when_replayed_in_real_time_then_outputs_are_those_of_the_fast_replay(tmp_path):
+    log = write_points(tmp_path / "log", drive(10))
+    values = one_stage(budget_ms=1000.0)
+    real, _ = run(log, tmp_path, values=values, pace="real")
+    fast, _ = run(log, tmp_path, values=values)
+    assert real.stage("first").outcomes == {"on_time": 10}
+    assert real.stage("first").frames["output_hash"].tolist() == fast.stage("first").frames["output_hash"].tolist()
+    assert real.summary["took_s"] > 0.36  # 9 periods of 40 ms cannot take less
+
+
+def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_and_what_waited_is_dropped(tmp_path):
+    log = write_points(tmp_path / "log", drive(12, period_ms=20, words={5: "sleep"}))
+    result, _ = run(log, tmp_path, values=one_stage(budget_ms=60.0), pace="real")
+    stage = result.stage("first")
+    assert stage.outcomes["late"] >= 1
+    assert stage.reasons[5].startswith("tier full on worker 0 was not done")
+    assert stage.received == 12 == len(stage.frames) + stage.superseded + stage.stale
+
+
+def test_given_a_part_of_a_log_when_replayed_then_only_its_frames_are(tmp_path):
+    log = write_points(tmp_path / "log", drive(20, period_ms=100))
+    result, _ = run(log, tmp_path, start_s=0.5, duration_s=1.0)
+    assert [x for x, _, _ in counted(result)] == [float(n) for n in range(5, 15)]
+
+
+def test_given_stamps_that_are_zero_repeat_and_go_back_when_replayed_then_each_frame_is_answered(tmp_path):
+    stamps = [0, START_NS, START_NS, START_NS - 3_000 * MS, START_NS + 20_000 * MS, START_NS + 40 * MS]
+    messages = [("/point", START_NS + n * 40 * MS, point(stamp, float(n))) for n, stamp in enumerate(stamps)]
+    result, _ = run(write_points(tmp_path / "log", messages), tmp_path)
+    assert [x for x, _, _ in counted(result)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    ages_ms = result.stage("first").frames["age_ms"]
+    assert math.isnan(ages_ms[0])
+    assert ages_ms[3] == pytest.approx(3120.0)
+    assert ages_ms[4] == pytest.approx(-19_840.0)
+
+
+def test_given_a_message_that_is_cut_off_when_replayed_then_it_is_bad_input_and_the_next_is_not(tmp_path):
+    messages = drive(3)
+    messages[1] = (*messages[1][:2], messages[1][2][:20])
+    result, _ = run(write_points(tmp_path / "log", messages), tmp_path)
+    assert result.stage("first").outcomes == {"on_time": 2, "bad_input": 1}
+
+
+def test_given_a_log_without_messages_of_a_stage_when_replayed_then_it_is_refused_and_nothing_is_written(tmp_path):
+    log = write_points(tmp_path / "log", drive(3))
+    with pytest.raises(LogError, match=r"has no message on /point in that time"):
+        run(log, tmp_path, start_s=60.0)
+    assert list(tmp_path.glob("*.mcap")) + list(tmp_path.glob(".*")) == []
+
+
+def test_given_a_stage_that_cannot_run_when_replayed_then_the_error_says_why(tmp_path):
+    log = write_points(tmp_path / "log", drive(3))
+    with pytest.raises(ReplayError, match=r"stage first cannot run: .*no_such_module"):
+        run(log, tmp_path, values=one_stage(adapter="no_such_module:Adapter"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pace": "quick"}, "pace 'quick' is not there; it has to be one of: real, fast, virtual"),
+        ({"overrides": {**one_stage(), "first.budgt_ms": 3.0}}, "parameter first.budgt_ms: is not there"),
+        ({"overrides": one_stage(budget_ms=-3.0)}, "first.budget_ms"),
+    ],
+)
+def test_given_an_option_that_is_not_allowed_when_replayed_then_it_is_refused_before_anything_starts(
+    tmp_path, options, words
+):
+    with pytest.raises(ConfigError, match=words):
+        run(write_points(tmp_path / "log", drive(1)), tmp_path, **options)
+
+
+def test_given_an_output_that_cannot_be_written_when_replayed_then_the_error_names_it(tmp_path):
+    log = write_points(tmp_path / "log", drive(2))
+    with pytest.raises(OSError, match=r"absent"):
+        run(log, tmp_path, output=tmp_path / "absent" / "out.mcap")
+
+
+def test_given_a_full_disk_when_replayed_then_that_is_said_and_nothing_has_the_final_name(tmp_path):
+    """`/dev/full` stands for the disk: every write to it fails as on a full one."""
+    log = write_points(tmp_path / "log", drive(4))
+    (tmp_path / ".out.mcap.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        run(log, tmp_path)
+    assert not (tmp_path / "out.mcap").exists()
+
+
+def test_given_an_interrupt_when_replayed_then_what_was_done_is_there(tmp_path):
+    log = write_points(tmp_path / "log", drive(200))
+    options = ReplayOptions(overrides=one_stage(), output=tmp_path / "out.mcap")
+
+    def interrupt(done_ns, total_ns):
+        if done_ns > total_ns // 4:
+            raise KeyboardInterrupt
+
+    result = replay(log, options, interrupt)
+    assert not result.complete
+    assert 10 < len(result.stage("first").frames) < 100
+    assert len(counted(result)) >= len(result.stage("first").frames) - 1
+
+
+def test_given_a_replay_when_planned_then_it_says_what_goes_where_and_runs_nothing(tmp_path):
+    log = write_points(tmp_path / "log", drive(3))
+    lines = list(plan(log, ReplayOptions(overrides=one_stage())))
+    assert f"log {log}: 0.1 s" in lines
+    assert "  /point (geometry_msgs/msg/PointStamped), 3 messages, goes to first" in lines
+    assert "stage first: full, fast; engine eager, no deadline; gives /counted" in lines
+
+
+def test_given_many_frames_when_replayed_then_no_thread_and_no_file_is_left(tmp_path):
+    log = write_points(tmp_path / "log", drive(3))
+    before = set(threading.enumerate())
+    run(log, tmp_path)
+    assert set(threading.enumerate()) <= before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "out.mcap"]
