@@ -65,7 +65,7 @@ def test_given_frames_faster_than_the_model_when_replayed_then_waiting_ones_are_
 
 
 def test_given_a_seed_when_replayed_twice_then_the_files_are_the_same_bytes(tmp_path):
-    messages = drive(120, words={20: "raise", 40: "nan", 60: "sigkill"})
+    messages = drive(120, words={20: "raise", 21: "raise", 40: "nan", 41: "nan", 60: "sigkill"})
     log = write_points(tmp_path / "log", messages)
     values = two_stages(first={"backup": "standby", "budget_ms": 25.0})
     tier = {"inference_ms": {"median": 15, "p99": 40}, "decode_ms": [0.2, 0.4]}
