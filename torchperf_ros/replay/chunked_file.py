@@ -22,12 +22,13 @@ class ChunkedFile(Storage):
     A subclass finds channels and chunks in `_found`, and goes through a chunk in `_walk`.
     """
 
-    def __init__(self, path: Path, notes: LogNotes) -> None:
+    def __init__(self, path: Path, notes: LogNotes, unpacked: Path | None = None) -> None:
         """Open the file and find its chunks.
 
         Args:
-            path: the file.
+            path: the file, as it is called in what is said.
             notes: told of what is wrong.
+            unpacked: where its bytes are, if it was compressed as a whole.
 
         Raises:
             LogError: nothing of it can be read.
@@ -35,8 +36,8 @@ class ChunkedFile(Storage):
         """
         self.path = path
         self._notes = notes
-        self._size = path.stat().st_size
-        self._file: BinaryIO = open(path, "rb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed by `close`
+        self._size = (unpacked or path).stat().st_size
+        self._file: BinaryIO = open(unpacked or path, "rb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed by `close`
         try:
             self._channels, self._chunks = self._found()
         except BaseException:
@@ -111,7 +112,7 @@ class ChunkedFile(Storage):
 
     def _note_search(self) -> None:
         self._notes.findings.unindexed += 1
-        self._notes.tell(f"log {self.path}: has no sound index, so it was searched from begin to end")
+        self._notes.tell(f"log {self.path}: has no usable index, so it was searched from begin to end")
 
     def _note_skipped(self, offset: int, end: int) -> None:
         why = f"{end - offset:,} bytes at offset {offset:,} are no sound record; they are left out"

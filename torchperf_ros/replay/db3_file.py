@@ -18,14 +18,15 @@ _FORMATS: Final = {"ros2msg", "ros2idl"}
 class Db3File(Storage):
     """One `.db3` file, whole or damaged."""
 
-    def __init__(self, path: Path, notes: LogNotes) -> None:
+    def __init__(self, path: Path, notes: LogNotes, unpacked: Path | None = None) -> None:
         """Open it and read its topics.
 
         A recorder that was killed leaves its last messages in a file `-wal` beside it; they are read, too.
 
         Args:
-            path: the file.
+            path: the file, as it is called in what is said.
             notes: told of what is wrong.
+            unpacked: where its bytes are, if it was compressed as a whole.
 
         Raises:
             LogError: it is no database of rosbag2, or its topics cannot be read.
@@ -35,11 +36,12 @@ class Db3File(Storage):
         journal = path.with_name(path.name + "-wal")
         how = "mode=ro" if journal.is_file() and journal.stat().st_size else "mode=ro&immutable=1"
         try:
-            self._db = sqlite3.connect(f"file:{quote(str(path))}?{how}", uri=True, check_same_thread=False)
+            self._db = sqlite3.connect(f"file:{quote(str(unpacked or path))}?{how}", uri=True, check_same_thread=False)
         except sqlite3.Error as error:
             raise self._unreadable(error) from error
         self._db.text_factory = lambda data: data.decode(errors="replace")
         try:
+            self._db.execute("PRAGMA writable_schema=ON")  # which opens files that are shorter than they should be, too
             self._channels = self._read_topics()
         except (sqlite3.Error, TypeError, OverflowError) as error:
             self.close()

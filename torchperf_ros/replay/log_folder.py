@@ -1,9 +1,10 @@
 """Which files belong to a log, and of what kind they are."""
 
+import errno
 import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Final
+from typing import BinaryIO, Final
 
 import zstandard
 
@@ -117,14 +118,28 @@ def unpacked_file(path: Path, folder: Path, notes: LogNotes) -> Path:
     """A file that was compressed as a whole, unpacked into a folder, as far as it goes.
 
     Raises:
-        OSError: it cannot be read, or the folder cannot take it.
+        LogError: nothing of it can be unpacked, or the folder cannot take it.
+        OSError: it cannot be read.
     """
     target = folder / path.stem
-    with path.open("rb") as packed, target.open("wb") as raw:
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True) as reader:
-                shutil.copyfileobj(reader, raw, _COPY_BYTES)
-        except zstandard.ZstdError as error:
-            why = f"is damaged after {raw.tell():,} unpacked bytes ({error}); what comes before is read"
-            notes.lost(path, packed.tell(), why)
+    try:
+        with path.open("rb") as packed, target.open("wb") as raw:
+            _copy(path, packed, raw, notes)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise
+        msg = f"log {path}: cannot be unpacked into {folder}: {error.strerror}; TMPDIR names another folder"
+        raise LogError(msg) from error
+    if not target.stat().st_size:
+        msg = f"log {path}: nothing of it can be unpacked; it is damaged"
+        raise LogError(msg)
     return target
+
+
+def _copy(path: Path, packed: BinaryIO, raw: BinaryIO, notes: LogNotes) -> None:
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True) as reader:
+            shutil.copyfileobj(reader, raw, _COPY_BYTES)
+    except zstandard.ZstdError as error:
+        why = f"is damaged after {raw.tell():,} unpacked bytes ({error}); what comes before is read"
+        notes.lost(path, packed.tell(), why)

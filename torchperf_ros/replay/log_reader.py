@@ -185,14 +185,14 @@ class LogReader:
         return storages
 
     def _storage(self, path: Path, files: contextlib.ExitStack) -> Storage:
-        kind = kind_of(path)
+        kind, unpacked = kind_of(path), None
         if kind == ".zstd":
             folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_log_")))
-            path = unpacked_file(path, folder, self._notes)
-            kind = kind_of(path)
+            unpacked = unpacked_file(path, folder, self._notes)
+            kind = kind_of(unpacked)
         if kind == ".mcap":
-            return McapFile(path, self._notes, check_crc=self._check_crc)
-        return Db3File(path, self._notes) if kind == ".db3" else Ros1Bag(path, self._notes)
+            return McapFile(path, self._notes, unpacked, check_crc=self._check_crc)
+        return Db3File(path, self._notes, unpacked) if kind == ".db3" else Ros1Bag(path, self._notes, unpacked)
 
     def _readable(self) -> list[Channel]:
         """The channels in an encoding that can be read; the others are said."""
@@ -244,8 +244,9 @@ class LogReader:
 
     def _note_disorder(self, topic: str, back_ns: int) -> None:
         self.findings.out_of_order += 1
-        what = f"a message was received {back_ns / 1e9:.3f} s before the one that comes before it in the log"
-        self._notes.tell(f"log {self.path}: not in the order of time: on {topic} {what}; further ones are only counted")
+        if self.findings.out_of_order == 1:
+            what = f"a message on {topic} was received {back_ns / 1e9:.3f} s before the one that it follows"
+            self._notes.tell(f"log {self.path}: not in the order of time: {what}; further ones are only counted")
 
     def _note_garbage(self, channel: Channel, t_ns: int, error: Exception) -> None:
         what = f"the message of {t_ns} ns is no {channel.type_name}; it is left out ({type(error).__name__}: {error})"

@@ -1,5 +1,6 @@
 """Message types as a log defines them, compared with those known here; ROS 1 messages converted to CDR by them."""
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -100,15 +101,7 @@ class LogType:
         if not channel.definition:
             return None, ""
         try:
-            types = _types_of(channel, self.name)
-            if channel.encoding != "ros1":
-                store = _store_of(types, Stores.ROS2_JAZZY)
-                digest = store.hash_rihs01(self.name)
-            else:
-                digest = _store_of(types, Stores.ROS1_NOETIC).generate_msgdef(self.name)[1]
-                types.pop(_HEADER, None)  # ROS 2's is taken, which has no `seq`
-                store = _store_of(types, Stores.ROS2_JAZZY)
-            store.get_msgdef(self.name)
+            store, digest = _understood(self.name, channel.definition, channel.definition_format, channel.encoding)
         except Exception as error:  # a stranger's text; rosbags' parser raises whatever it leads to
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             notes.tell(f"{self._begin}: its definition in the log cannot be understood ({why})")
@@ -130,6 +123,21 @@ class LogType:
         notes.tell(f"{self._begin}: {what}; its messages are passed on as they are, and may not decode")
 
 
+@functools.lru_cache(maxsize=256)
+def _understood(name: str, definition: str, definition_format: str, encoding: str) -> tuple[Typestore, str]:
+    """A definition as a store to read CDR with, and its hash; raises whatever its text leads the parser to."""
+    types = _types_of(name, definition, definition_format)
+    if encoding != "ros1":
+        store = _store_of(types, Stores.ROS2_JAZZY)
+        digest = store.hash_rihs01(name)
+    else:
+        digest = _store_of(types, Stores.ROS1_NOETIC).generate_msgdef(name)[1]
+        types.pop(_HEADER, None)  # ROS 2's is taken, which has no `seq`
+        store = _store_of(types, Stores.ROS2_JAZZY)
+    store.get_msgdef(name)
+    return store, digest
+
+
 def _hash(store: Typestore, name: str) -> str:
     try:
         return store.hash_rihs01(name)
@@ -137,16 +145,14 @@ def _hash(store: Typestore, name: str) -> str:
         return ""
 
 
-def _types_of(channel: Channel, name: str) -> Typesdict:
-    """What a definition defines; raises whatever its text leads the parser to."""
+def _types_of(name: str, definition: str, definition_format: str) -> Typesdict:
     if not _NAME.fullmatch(name):
         msg = f"{name!r} is no name of a type"
         raise ValueError(msg)
-    if channel.definition_format != "ros2idl":
-        return get_types_from_msg(channel.definition, name)
+    if definition_format != "ros2idl":
+        return get_types_from_msg(definition, name)
     types: Typesdict = {}
-    parts = channel.definition.split(_IDL_SEPARATOR) if _IDL_SEPARATOR in channel.definition else [channel.definition]
-    for part in filter(None, parts):
+    for part in filter(None, definition.split(_IDL_SEPARATOR)):
         types.update(get_types_from_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part))
     return types
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from mcap.opcode import Opcode
 
-from torchperf_ros.replay.chunk_compression import unpacked
+from torchperf_ros.replay.chunk_compression import unpacked as unpacked_chunk
 from torchperf_ros.replay.chunked_file import ChunkedFile, Walk
 from torchperf_ros.replay.log_storage import Channel, Chunk, Damaged, LogNotes
 from torchperf_ros.replay.mcap_index import MESSAGE, RECORD, ChannelTable, chunk_head, summary_index
@@ -18,17 +18,18 @@ from torchperf_ros.replay.mcap_search import McapSearch
 class McapFile(ChunkedFile):
     """One `.mcap` file, with chunks or without, whole or damaged."""
 
-    def __init__(self, path: Path, notes: LogNotes, *, check_crc: bool = True) -> None:
+    def __init__(self, path: Path, notes: LogNotes, unpacked: Path | None = None, *, check_crc: bool = True) -> None:
         """Open it; see `ChunkedFile`.
 
         Args:
-            path: the file.
+            path: the file, as it is called in what is said.
             notes: told of what is wrong.
+            unpacked: where its bytes are, if it was compressed as a whole.
             check_crc: whether chunks are compared with their checksums, if they have them.
         """
         self._check_crc = check_crc
         self._table = ChannelTable()
-        super().__init__(path, notes)
+        super().__init__(path, notes, unpacked)
 
     def _found(self) -> tuple[Mapping[int, Channel], Sequence[Chunk]]:
         return summary_index(self._file, self._size) or self._searched()
@@ -85,7 +86,7 @@ class McapFile(ChunkedFile):
         self._file.seek(head.data_at)
         if not head.compression and (cut or not head.crc or not self._check_crc):
             return self._file, here, cut
-        raw = unpacked(head.compression, self._file.read(here), head.raw_bytes, whole=not cut)
+        raw = unpacked_chunk(head.compression, self._file.read(here), head.raw_bytes, whole=not cut)
         if self._check_crc and head.crc and not cut and zlib.crc32(raw) != head.crc:
             msg = "its checksum does not fit"
             raise Damaged(msg)

@@ -27,6 +27,7 @@ class McapSearch:
         self._file = file
         self._size = size
         self._table = table
+        self._in_summary = self._proved = False
         self.chunks: list[Chunk] = []
         self.uncounted: list[int] = []
         self.skipped: list[tuple[int, int]] = []
@@ -82,7 +83,9 @@ class McapSearch:
             self._proved = True
         elif opcode == Opcode.MESSAGE_INDEX and self.chunks:
             self._count(self._read(at + RECORD.size, 6), length)
-        elif opcode in {Opcode.SCHEMA, Opcode.CHANNEL}:
+        elif opcode == Opcode.DATA_END:
+            self._in_summary = True
+        elif opcode in {Opcode.SCHEMA, Opcode.CHANNEL} and not self._in_summary:  # a summary that nobody vouches for
             self._table.learn(opcode, self._read(at + RECORD.size, length))
         return end
 
