@@ -65,7 +65,7 @@ def test_given_frames_faster_than_the_model_when_replayed_then_waiting_ones_are_
 
 
 def test_given_a_seed_when_replayed_twice_then_the_files_are_the_same_bytes(tmp_path):
-    messages = drive(120, words={20: "raise", 21: "raise", 40: "nan", 41: "nan", 60: "sigkill"})
+    messages = drive(120, words={20: "raise", 40: "nan", 41: "nan", 60: "sigkill"})
     log = write_points(tmp_path / "log", messages)
     values = two_stages(first={"backup": "standby", "budget_ms": 25.0})
     tier = {"inference_ms": {"median": 15, "p99": 40}, "decode_ms": [0.2, 0.4]}
@@ -76,7 +76,6 @@ def test_given_a_seed_when_replayed_twice_then_the_files_are_the_same_bytes(tmp_
     assert first.stage("first").outcomes == second.stage("first").outcomes
     for outcome in ("on_time", "late", "error", "invalid", "crashed"):
         assert first.stage("first").outcomes[outcome] > 0, outcome
-    assert first.stage("first").fallbacks["backup"] > 0
 
 
 def test_given_a_crash_when_replayed_then_the_replacement_comes_after_restart_ms_of_the_log(tmp_path):
@@ -100,19 +99,18 @@ def test_given_a_hang_when_replayed_then_the_worker_is_replaced_and_its_history_
     assert min(np.diff(observed)) < 0  # a new worker begins to count anew
 
 
-def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again_and_latencies_are_the_same(
-    log, tmp_path
-):
+def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again_and_the_backup_answers(log, tmp_path):
     frames = np.zeros(150, dtype=FRAME)
     frames["seq"], frames["stamp_ns"] = np.arange(150), START_NS + np.arange(150) * 40 * MS
     frames["t_ns"] = frames["stamp_ns"] + 20 * MS
-    frames["inference_ms"] = 8.0 + np.arange(150) % 7
+    frames["inference_ms"] = 8.0 + np.arange(150) % 3
     frames["total_ms"], frames["budget_ms"], frames["fallback"] = frames["inference_ms"] + 0.5, 30.0, -1
     frames["outcome"][[30, 31, 90]], frames["inference_ms"][[30, 31, 90]] = 1, np.nan
     path = tmp_path / "run.json"
     summary = {"stages": [{"name": "first", "tiers": ["full", "fast"]}]}
     write_run(Run(summary, {"first": frames}), path)
-    result, _ = run(log, tmp_path, path)
+    result, _ = run(log, tmp_path, path, values=one_stage(backup="standby"))
+    assert result.stage("first").fallbacks == {"backup": 3}
     assert np.flatnonzero(rows(result)["outcome"]).tolist() == [30, 31, 90]
     on_time = rows(result)["outcome"] == 0
     np.testing.assert_allclose(rows(result)["total_ms"][on_time], frames["total_ms"][on_time], atol=1e-6)
