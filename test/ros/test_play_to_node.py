@@ -1,0 +1,158 @@
+"""A node with the log's time: what it makes of a log that is played to it, and of a clock that is not there."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+pytest.importorskip("rclpy")
+
+from diagnostic_msgs.msg import DiagnosticArray
+from nav_msgs.msg import Path
+from sensor_msgs.msg import Image
+from visualization_msgs.msg import MarkerArray
+
+from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay_options import ReplayOptions
+
+pytestmark = pytest.mark.ros
+
+STORE = get_typestore(Stores.ROS2_JAZZY)
+IMAGE, ODOMETRY = "sensor_msgs/msg/Image", "nav_msgs/msg/Odometry"
+MS, S = 1_000_000, 1_000_000_000
+START_NS = 1_600_000_000 * S
+AGE_MS = 40
+STAGE = {
+    "tiers": ["fast"], "engine": "eager", "backup": "none", "budget_ms": 5000.0, "hang_ms": 10_000.0,
+    "input_reliability": "reliable",
+}  # fmt: skip
+
+
+def header(t_ns):
+    """Of a message that is received at this time, `AGE_MS` after its stamp."""
+    stamp = STORE.types["builtin_interfaces/msg/Time"](*divmod(t_ns - AGE_MS * MS, S))
+    return STORE.types["std_msgs/msg/Header"](stamp, "camera")
+
+
+def image(t_ns, number, width, height):
+    row = STORE.types[IMAGE](
+        header(t_ns), height, width, "rgb8", 0, 3 * width,
+        np.fromiter(((number * 40 + i) % 256 for i in range(3 * width)), np.uint8),
+    )  # fmt: skip
+    row.data = np.tile(row.data, height)
+    return bytes(STORE.serialize_cdr(row, IMAGE))
+
+
+def odometry(t_ns, speed_mps):
+    types = STORE.types
+    vector, point = types["geometry_msgs/msg/Vector3"], types["geometry_msgs/msg/Point"]
+    pose = types["geometry_msgs/msg/Pose"](
+        point(0.0, 0.0, 0.0), types["geometry_msgs/msg/Quaternion"](0.0, 0.0, 0.0, 1.0)
+    )
+    twist = types["geometry_msgs/msg/Twist"](vector(speed_mps, 0.0, 0.0), vector(0.0, 0.0, 0.0))
+    covered = types["geometry_msgs/msg/PoseWithCovariance"](pose, np.zeros(36))
+    message = types[ODOMETRY](
+        header(t_ns), "base_link", covered, types["geometry_msgs/msg/TwistWithCovariance"](twist, np.zeros(36))
+    )
+    return bytes(STORE.serialize_cdr(message, ODOMETRY))
+
+
+def write_drive(folder, frames, every_ms, width, height):
+    """Images, each with an odometry message half a period before it."""
+    with Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        camera = writer.add_connection("/camera", IMAGE, typestore=STORE)
+        wheels = writer.add_connection("/wheels", ODOMETRY, typestore=STORE)
+        for number in range(frames):
+            t_ns = START_NS + number * every_ms * MS
+            writer.write(wheels, t_ns, odometry(t_ns, 5.0 + number))
+            t_ns += every_ms * MS // 2
+            writer.write(camera, t_ns, image(t_ns, number, width, height))
+    return folder
+
+
+def inputs_of(node):
+    """Where the node takes the log's topics from, as options of the player."""
+    return ["--remap", f"/camera:={node.namespace}/image", "--remap", f"/wheels:={node.namespace}/odom"]
+
+
+def ended(graph, process, printed):
+    graph.wait_for(lambda: process.poll() is not None, lambda: f"the end of the player; it printed {printed()}")
+    assert process.returncode == 0, printed()
+
+
+@pytest.fixture(scope="module")
+def node(start_node, obedient, orders):
+    """With the log's time; told to misbehave by orders, with a deadline that a hanging worker misses."""
+    stage = obedient(orders, budget_ms=1000.0, hang_ms=1500.0)
+    node = start_node({"stages": ["camera"], "camera": stage, "use_sim_time": True})
+    node.wait_until_ready("camera")
+    return node
+
+
+def test_given_no_clock_yet_when_a_worker_hangs_then_the_frame_is_answered_and_the_worker_replaced(
+    graph, node, orders, image
+):
+    camera = node.publisher("image", Image)
+    first = node.answer(camera, image(START_NS, width=16))
+    assert math.isnan(first["age_ms"])
+    (orders / "hang-24").touch()
+    late = node.answer(camera, image(START_NS + 1, width=24))
+    assert late["outcome"] == Outcome.LATE
+    node.counted("camera", restarts=1)
+    node.wait_until_ready("camera")
+    assert node.answer(camera, image(START_NS + 2, width=32))["outcome"] == Outcome.ON_TIME
+
+
+def test_given_a_log_of_years_ago_when_played_with_its_clock_then_ages_are_those_of_the_log(
+    graph, node, play, tmp_path
+):
+    log = write_drive(tmp_path / "log", 5, 100, 16, 4)
+    seen, reported = len(node.rows), graph.listen("/diagnostics", DiagnosticArray)
+    process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
+    ended(graph, process, printed)
+    rows = node.wait_for(lambda: len(node.rows) == seen + 5 and node.rows[seen:], "an answer to each image")
+    assert "is not ready" not in printed()
+    assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
+    assert all(0 < row["age_ms"] < 1000 for row in rows)
+    assert any(message.header.stamp.sec == START_NS // S for message in reported)
+    node.next_report()  # although the clock stands still
+
+
+def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_outputs_are_the_same(
+    graph, start_node, play, tmp_path
+):
+    frames = 4
+    log = write_drive(tmp_path / "log", frames, 500, 320, 180)
+    parameters = {"stages": ["perception", "planning"], "perception": STAGE, "planning": STAGE}
+    node = start_node({**parameters, "use_sim_time": True})
+    live = {
+        name: listen_raw(graph, f"{node.namespace}/{name}", kind)
+        for name, kind in (("detections", MarkerArray), ("trajectory", Path))
+    }
+    process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
+    ended(graph, process, printed)
+    node.wait_for(lambda: len(live["trajectory"]) == frames, lambda: f"all outputs; the player printed {printed()}")
+
+    params = tmp_path / "params.yaml"
+    params.write_text(
+        json.dumps({"/**": {"ros__parameters": {"worker_threads": 1, "compile_missing": False, **parameters}}})
+    )
+    options = ReplayOptions(params, {"image": "/camera", "odom": "/wheels"}, "real", output=tmp_path / "out.mcap")
+    result = replay(log, options)
+    for stage, name in (("perception", "detections"), ("planning", "trajectory")):
+        replayed = [
+            output.data + bytes(-len(output.data) % 4) for output in result.stage(stage).messages
+        ]  # as DDS pads
+        assert live[name] == replayed
+    assert len(set(live["trajectory"])) == frames
+
+
+def listen_raw(graph, topic, kind):
+    """The bytes of what is published there, as they come."""
+    found = []
+    graph.node.create_subscription(kind, topic, lambda data: found.append(bytes(data)), 20, raw=True)
+    return found
