@@ -88,3 +88,21 @@ def test_given_a_file_that_is_no_golden_file_when_read_then_one_line_says_so(tmp
     with pytest.raises(GoldenError, match=rf"golden file .*golden.mcap: {words}") as caught:
         read_golden(file)
     assert "\n" not in str(caught.value)
+
+
+def test_given_one_wrong_byte_anywhere_when_read_then_no_message_is_another_one(tmp_path):
+    result = result_of(tmp_path, {"perception": [array(float(number)) for number in range(5)]})
+    file = tmp_path / "golden.mcap"
+    golden = golden_of(result, result.stages)
+    write_golden(golden, file)
+    messages = [frame.data for frame in golden.frames["perception"]]
+    sound, refused = file.read_bytes(), 0
+    for place in range(0, len(sound), 3):
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 0x10]) + sound[place + 1 :])
+        try:
+            read = read_golden(file)
+        except GoldenError:
+            refused += 1
+        else:
+            assert [frame.data for frames in read.frames.values() for frame in frames] in (messages, []), place
+    assert refused > len(sound) / 3 / 4

@@ -69,10 +69,10 @@ def test_marker(replay):
 @pytest.fixture
 def drive(pytester):
     """The example's model, drive and parameters in a folder of the test's own; no golden outputs."""
-    shutil.copytree(EXAMPLE / "guarded_drive", pytester.path / "guarded_drive")
+    shutil.copytree(EXAMPLE / "guarded_drive", pytester.path / "models" / "guarded_drive")
     shutil.copy(EXAMPLE / "test" / "drive.mcap", pytester.path)
     shutil.copy(EXAMPLE / "config" / "lead_vehicle.yaml", pytester.path)
-    pytester.makeini("[pytest]\npythonpath = .\naddopts = --strict-markers -p no:cacheprovider")
+    pytester.makeini("[pytest]\npythonpath = models\naddopts = --strict-markers -p no:cacheprovider")
     return pytester
 
 
