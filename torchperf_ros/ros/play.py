@@ -61,7 +61,7 @@ class PlayOptions:
     paused: bool = False
     subscribers_s: float = 0.0
     node: str | None = None
-    node_s: float = 60.0
+    node_s: float = 120.0
     read_ahead_mib: int = 64
 
 

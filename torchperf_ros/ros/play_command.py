@@ -48,7 +48,7 @@ def play_command(  # noqa: PLR0913, PLR0917 - options of a command line
     wait_for_node: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", callback=node_name, help="Wait until this perf node can answer frames, 60 s at most."
+            metavar="NAME", callback=node_name, help="Wait until this perf node can answer frames, 120 s at most."
         ),
     ] = None,
     read_ahead: Annotated[
