@@ -1,5 +1,6 @@
 """How a replay is shown in a terminal."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -16,17 +17,20 @@ from torchperf_ros.replay.replay import Progress as Told
 from torchperf_ros.replay.replay_result import ReplayResult, StageResult
 
 _EVERY_S: Final = 0.25
+_LINE_EVERY_S: Final = 10.0
 _WORST: Final = 5
 
 
 @contextmanager
 def progress_bar(name: str, console: Console) -> Iterator[Told]:
-    """A bar over the log's time, with what is left to wait; nothing where there is no terminal."""
+    """A bar over the log's time, with what is left to wait; a line now and then where there is no terminal."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[at]}"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+    plain = not console.is_terminal
+    every_s = _LINE_EVERY_S if plain else _EVERY_S
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2, disable=plain) as bar:
         task = bar.add_task(name, total=None, at="starting")
         next_s = 0.0
 
@@ -35,9 +39,13 @@ def progress_bar(name: str, console: Console) -> Iterator[Told]:
             now_s = monotonic()
             if now_s < next_s:
                 return
-            next_s = now_s + _EVERY_S
+            next_s = now_s + every_s
             of = f" of {total_ns / NS_PER_S:.1f}" if total_ns else ""
-            bar.update(task, completed=done_ns, total=total_ns or None, at=f"{done_ns / NS_PER_S:.1f}{of} s")
+            at = f"{done_ns / NS_PER_S:.1f}{of} s"
+            if plain:
+                console.print(f"{name}: at {at}", highlight=False, soft_wrap=True)
+            else:
+                bar.update(task, completed=done_ns, total=total_ns or None, at=at)
 
         yield told
 
@@ -49,14 +57,24 @@ def stage_table(result: ReplayResult) -> Table:
     table.add_column("stage", no_wrap=True)
     for name in ("frames", "on time", "p50", "p99", "max", *(["budget"] if timed else []), "dropped"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("otherwise")
+    table.add_column("tiers")
+    table.add_column("not on time")
     for stage in result.stages.values():
         table.add_row(
             stage.name, f"{len(stage.frames):,}", percent(1.0 - stage.miss_ratio) if len(stage.frames) else "-",
             *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
-            *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}", _otherwise(stage),
+            *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}",
+            _tiers(stage), _otherwise(stage),
         )  # fmt: skip
     return table
+
+
+def _tiers(stage: StageResult) -> str:
+    """Which tiers gave results, and how often, the most used first."""
+    used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0)
+    return (
+        ", ".join(f"{stage.tiers[tier]} {percent(n / len(stage.frames), 0)}" for tier, n in used.most_common()) or "-"
+    )
 
 
 def _otherwise(stage: StageResult) -> str:

@@ -1,0 +1,110 @@
+"""`torchperf replay` as a user runs it."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from torchperf_ros.cli import app
+from torchperf_ros.core.run_file import read_run
+
+from .conftest import drive, one_stage, write_points
+
+
+def torchperf(*arguments):
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+
+
+def sets(**own):
+    """`--set` options for one stage that counts."""
+    values = one_stage(**own).items()
+    return [word for name, value in values for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return write_points(tmp_path_factory.mktemp("log") / "drive", drive(30, words={4: "raise"}))
+
+
+def test_given_a_log_when_replayed_then_table_reasons_and_files_are_there(log, tmp_path):
+    run, table, output = tmp_path / "run.json", tmp_path / "run.parquet", tmp_path / "out.mcap"
+    done = torchperf(log, *sets(), "--json", run, "--parquet", table, "-o", output)
+    assert done.exit_code == 0, done.output
+    assert "first" in done.output
+    assert "first frame 4: RuntimeError: as ordered" in done.output
+    assert "wrote " in done.output
+    assert len(read_run(run).frames["first"]) == len(read_run(table).frames["first"]) == 30
+    assert output.stat().st_size > 1000
+
+
+def test_given_a_virtual_pace_when_replayed_then_the_table_names_the_budget(log, tmp_path):
+    times = tmp_path / "times.yaml"
+    times.write_text("first: {full: {inference_ms: 10}}", encoding="utf-8")
+    done = torchperf(log, *sets(budget_ms=77.0), "--pace", "virtual", "--times", times)
+    assert done.exit_code == 0, done.output
+    assert "77" in done.output
+    assert "10.0" in done.output
+
+
+def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
+    done = torchperf(log, *sets(), "--dry-run")
+    assert done.exit_code == 0
+    assert "/point (geometry_msgs/msg/PointStamped), 30 messages, goes to first" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/nowhere.mcap"], "/nowhere.mcap"),
+        (["LOG", "--map", "image"], "--map 'image': has to be LOG_TOPIC:=STAGE_TOPIC"),
+        (["LOG", "--set", "budget"], "--set 'budget': has to be NAME=VALUE"),
+        (["LOG", "--set", "first.bugdet_ms=3"], "parameter first.bugdet_ms: is not there"),
+        (["LOG", "--pace", "slow"], "pace 'slow'"),
+        (["LOG", "--params", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+        (["LOG", "--json", "run.txt"], "run run.txt: has to end in .json or .parquet"),
+        (["LOG", "--json", "/nowhere/run.json"], "/nowhere/run.json: has to be a file in a folder that exists"),
+        (["LOG", "--inputs", "/absent"], "has no topic /absent"),
+        (["LOG", "--pace", "virtual", "--times", "/nowhere.yaml"], "step times /nowhere.yaml: cannot be read"),
+        (["LOG", "--pace", "virtual"], "give --times a table"),
+    ],
+)
+def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is_2(log, tmp_path, arguments, words):
+    command = [str(log) if word == "LOG" else word for word in arguments]
+    output = [] if "--dry-run" in arguments else ["-o", tmp_path / "out.mcap"]
+    done = torchperf(*command, *sets(), *output)
+    assert done.exit_code == 2, done.output
+    told = [line for line in done.output.splitlines() if line.startswith("torchperf: ")]
+    assert len(told) == 1, done.output
+    assert words in told[0]
+    assert "Traceback" not in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_status_is_1(tmp_path):
+    log = write_points(tmp_path / "drive", drive(2000))
+    run = tmp_path / "run.json"
+    command = [
+        sys.executable,
+        "-m",
+        "torchperf_ros.cli",
+        "replay",
+        str(log),
+        *sets(),
+        "--pace",
+        "real",
+        "--json",
+        str(run),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        for line in child.stderr:
+            if line.startswith("drive: at "):
+                break
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 1, err
+    assert "interrupted: the results reach up to there" in err
+    assert f"wrote {run}" in out
+    assert not read_run(run).summary["complete"]
