@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+BLOCKS_LONGER: Final = 2.0
+"""So much longer than that of the best variance are the blocks that intervals are made with."""
 _LIMIT: Final = 2.0  # c of the rule: an autocorrelation below c sqrt(log10(n) / n) counts as none
 _LEAST_RUN: Final = 5
 _LEAST_VALUES: Final = 4

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from torchperf_ros.analysis.regress_effect import METRICS
 from torchperf_ros.analysis.regress_run import RegressError, RunFrames
 from torchperf_ros.analysis.regress_stage import Resampling, StageComparison, compare_stage
 from torchperf_ros.analysis.regress_verdict import Finding, Rules, Verdict, judge
@@ -93,8 +94,10 @@ def compare(
     stages = tuple(compare_stage(base.stages[name], new.stages[name], resampling, advance) for name in names)
     agreements = {name: agreement(base.stages[name], new.stages[name]) for name in names}
     estimates = [one for stage in stages for one in stage.estimates]
-    estimates += compare_outputs(base, new, agreements)
-    estimates += compare_whole(base, new, resampling)
+    estimates += [*compare_outputs(base, new, agreements), *compare_whole(base, new, resampling)]
+    places, order = [*names, ""], list(METRICS.values())
+    estimates.sort(key=lambda one: (places.index(one.stage), order.index(one.metric)))
+    notes += [f"{stage.name}: every latency is the same in both runs" for stage in stages if stage.identical]
     findings = judge([one for one in estimates if one.metric.key not in rules.skip], rules)
     return Comparison(
         base, new, stages, agreements, tuple(findings), tuple([*([machines] if machines else []), *notes])

@@ -32,8 +32,8 @@ P50, P95, P99 = (Metric(*told) for told in (
     ("p99", "p99 latency", "ms", "3%,0.2ms")))  # fmt: skip
 MAX = Metric("max", "longest latency", "ms", "5%,0.2ms")
 JITTER = Metric("jitter", "jitter", "ms", "10%,0.1ms")
-MISS = Metric("miss", "miss ratio", "%", "0.5pp")
-FALLBACK = Metric("fallback", "fallback ratio", "%", "0.5pp")
+MISS = Metric("miss", "miss ratio", "%", "0.1pp")
+FALLBACK = Metric("fallback", "fallback ratio", "%", "0.1pp")
 DROPPED = Metric("dropped", "dropped ratio", "%", "0.5pp")
 OUTPUTS = Metric("outputs", "outputs changed", "%", "0pp")
 MEMORY_PEAK = Metric("memory_peak", "memory peak", "MiB", "5%,16MiB")

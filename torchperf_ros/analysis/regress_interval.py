@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.analysis.regress_blocks import block_inflation, dependence
+from torchperf_ros.analysis.regress_blocks import BLOCKS_LONGER, block_inflation, dependence
 
 _NORMAL: Final = NormalDist()
 _LARGEST_Z: Final = 40.0
@@ -61,56 +61,75 @@ def resampled_interval(difference: float, resamples: Values, blocks: float, alph
     wider = widening(blocks, alpha)
     low, high = np.quantile(resamples, (alpha / 2, 1 - alpha / 2))
     zero = difference * (1 - 1 / wider)  # where a resample lies that would be moved to no difference
-    tail = min(np.count_nonzero(resamples <= zero), np.count_nonzero(resamples >= zero))
+    tail = int(min(np.count_nonzero(resamples <= zero), np.count_nonzero(resamples >= zero)))
     return Interval(
         difference - wider * max(0.0, difference - float(low)), difference + wider * max(0.0, float(high) - difference),
         min(1.0, 2 * (tail + 1) / (len(resamples) + 1)),
     )  # fmt: skip
 
 
-def share_interval(
-    base: NDArray[np.bool_], new: NDArray[np.bool_], block: int, alpha: float
-) -> tuple[float, float, Interval]:
-    """The shares of two runs in percent, and the interval of their difference in percentage points.
+@dataclass(frozen=True)
+class Share:
+    """A share of a run's frames.
+
+    Attributes:
+        share: 0 to 1.
+        frames: how many there are, missed or not.
+        block: as many as depend on each other.
+        effective: independent frames that would tell as much: misses that come in bursts tell less.
+    """
+
+    share: float
+    frames: int
+    block: int
+    effective: float
+
+    @property
+    def blocks(self) -> float:
+        """How many there are."""
+        return self.frames / self.block
+
+    @classmethod
+    def of(cls, hits: NDArray[np.bool_], block: int) -> "Share":
+        """Measure.
+
+        Args:
+            hits: shape (n,), n >= 4, in order of time.
+            block: frames that depend on each other at least; more, if the hits themselves do over more.
+        """
+        values = hits.astype(np.float64)
+        found = dependence(values)
+        longest = min(len(hits) // 2, max(block, math.ceil(BLOCKS_LONGER * found.block) if found.block > 1 else 1))
+        inflation = max(found.inflation, block_inflation(values, longest))
+        return cls(float(values.mean()), len(hits), longest, len(hits) / inflation)
+
+
+def share_interval(base: Share, new: Share, alpha: float) -> Interval:
+    """The interval of the difference of two shares, in percentage points.
 
     Newcombe's hybrid score interval (Statistics in Medicine 17 (1998), method 10) from Wilson's of each, which stay
-    honest where nothing was missed at all, with the effective number of frames: misses that come in bursts tell less.
-    It is widened for how few blocks there are.
+    honest where nothing was missed at all, with the effective number of frames, widened for how few blocks there are.
 
     Args:
-        base: shape (n,), n >= 1, in order of time.
-        new: shape (m,), likewise.
-        block: frames that depend on each other, less than n and m.
+        base: of the base.
+        new: of the new run.
         alpha: 1 less the confidence.
     """
-    runs = [(float(one.mean()), effective_frames(one, block)) for one in (base, new)]
-    wider = widening(min(len(base), len(new)) / block, alpha)
-    (before, _), (after, _) = runs
-    difference = after - before
+    difference = new.share - base.share
+    wider = widening(min(base.blocks, new.blocks), alpha)
 
     def bounds(z: float) -> tuple[float, float]:
-        (l1, u1), (l2, u2) = (_wilson(share, count, z) for share, count in runs)
-        return difference - math.hypot(after - l2, u1 - before), difference + math.hypot(u2 - after, before - l1)
+        (l1, u1), (l2, u2) = (_wilson(one.share, one.effective, z * wider) for one in (base, new))
+        return (difference - math.hypot(new.share - l2, u1 - base.share),
+                difference + math.hypot(u2 - new.share, base.share - l1))  # fmt: skip
 
     below, above = 0.0, _LARGEST_Z
     for _ in range(_HALVINGS):  # the widest interval that has no zero in it
         z = (below + above) / 2
-        low, high = bounds(z * wider)
+        low, high = bounds(z)
         below, above = (z, above) if low > 0 or high < 0 else (below, z)
-    low, high = bounds(wider * _NORMAL.inv_cdf(1 - alpha / 2))
-    p = math.erfc(below / math.sqrt(2))
-    return before * _WHOLE, after * _WHOLE, Interval(low * _WHOLE, high * _WHOLE, p)
-
-
-def effective_frames(hits: NDArray[np.bool_], block: int) -> float:
-    """Independent frames that would tell as much of a share: misses that come in bursts tell less.
-
-    Args:
-        hits: shape (n,), in order of time.
-        block: frames that depend on each other, 1 to n.
-    """
-    values = hits.astype(np.float64)
-    return len(hits) / max(dependence(values).inflation, block_inflation(values, block))
+    low, high = bounds(_NORMAL.inv_cdf(1 - alpha / 2))
+    return Interval(low * _WHOLE, high * _WHOLE, math.erfc(below / math.sqrt(2)))
 
 
 def _wilson(share: float, count: float, z: float) -> tuple[float, float]:

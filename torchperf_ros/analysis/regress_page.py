@@ -115,7 +115,8 @@ class _Page:
             css = _CLASS.get(finding.verdict, "")
             cells = "".join(f'<td class="n">{_text(cell)}</td>' for cell in row[1:-1])
             verdict = f'<span class="tag {css}">{_text(row[-1])}</span>' if css else _text(row[-1])
-            lines.append(f"<tr><td>{_text(row[0])}</td>{cells}<td>{verdict}</td></tr>")
+            metric = finding.estimate.metric
+            lines.append(f"<tr><td>{metric.title} [{metric.unit}]</td>{cells}<td>{verdict}</td></tr>")
         return f'<div class="card scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
     def _add(self, figure: go.Figure) -> str:

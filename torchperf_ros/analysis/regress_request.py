@@ -175,6 +175,7 @@ def _curve() -> tuple[float, ...]:
 
 
 def _show(comparison: "Comparison", request: RegressRequest, console: "Console") -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from torchperf_ros.analysis import regress_text as text
@@ -187,7 +188,7 @@ def _show(comparison: "Comparison", request: RegressRequest, console: "Console")
         title = f"{request.confidence:.0%} {column}" if "interval" in column else column
         table.add_column(title, justify="left" if number in {0, len(text.COLUMNS) - 1} else "right")
     for finding, row in zip(comparison.findings, text.rows(comparison.findings), strict=True):
-        table.add_row(*row, style=styles.get(finding.verdict, ""))
+        table.add_row(*map(escape, row), style=styles.get(finding.verdict, ""))
     console.print(table)
     for line in (*text.remarks(comparison), *text.sizes(comparison)):
         console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)

@@ -2,26 +2,28 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.analysis.regress_blocks import Dependence, dependence
+from torchperf_ros.analysis.regress_blocks import BLOCKS_LONGER, Dependence, dependence
 from torchperf_ros.analysis.regress_bootstrap import resampled
 from torchperf_ros.analysis.regress_effect import DROPPED, FALLBACK, JITTER, MAX, MISS, P50, P95, P99, Metric
-from torchperf_ros.analysis.regress_interval import Interval, effective_frames, resampled_interval, share_interval
+from torchperf_ros.analysis.regress_interval import Interval, Share, resampled_interval, share_interval
 from torchperf_ros.analysis.regress_run import StageFrames
 from torchperf_ros.analysis.regress_sizes import EffectSizes, effect_sizes
 from torchperf_ros.analysis.regress_verdict import Estimate
 
 SHARES: Final = (0.50, 0.95, 0.99)
 _LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
-_LEAST_BLOCKS: Final = 10.0
+LEAST_BLOCKS: Final = 10.0
+"""Fewer say too little about how much a resample varies."""
 _LEAST_SHARE_FRAMES: Final = 30
 _LEAST_JITTER: Final = 5.0
-_BLOCKS_LONGER: Final = 2.0
+_WHOLE: Final = 100.0
+_CERTAIN: Final = Interval(0.0, 0.0, 1.0)
 _LEAST_FRAMES: Final = 2
 
 Values = NDArray[np.float64]
@@ -55,6 +57,7 @@ class StageComparison:
         sizes: effect sizes of the latency.
         curve: rows of share, difference, low, high in ms, for a picture; may be empty.
         block: frames in a block of the bootstrap, the longer of both runs.
+        identical: every latency is the same in both runs, as on a virtual clock: nothing is left to chance.
     """
 
     name: str
@@ -63,6 +66,7 @@ class StageComparison:
     sizes: EffectSizes
     curve: tuple[tuple[float, float, float, float], ...]
     block: int
+    identical: bool = False
 
 
 class _Series:
@@ -79,7 +83,7 @@ class _Series:
         self.jitter_dependence = dependence(self.steps)
         found = (*self.beyond, dependence(self.values), self.jitter_dependence)
         longest = max(one.block for one in found)
-        self.block = min(len(self.values), math.ceil(_BLOCKS_LONGER * longest) if longest > 1 else 1)
+        self.block = min(len(self.values), math.ceil(BLOCKS_LONGER * longest) if longest > 1 else 1)
 
     @property
     def blocks(self) -> float:
@@ -87,8 +91,7 @@ class _Series:
 
     @property
     def enough(self) -> float:
-        """Frames for `_LEAST_BLOCKS`: a block grows with the cube root of their number."""
-        return float(len(self.values) * max(1.0, (_LEAST_BLOCKS / self.blocks) ** 1.5))
+        return frames_for(LEAST_BLOCKS, len(self.values), self.block)
 
     @property
     def jitter(self) -> float:
@@ -140,9 +143,16 @@ def compare_stage(
         bounds = zip(wanted, moved, found, strict=False)
         curve = [(share, float(one), bound.low, bound.high) for share, one, bound in list(bounds)[len(SHARES) :]]
     block = max(one.block for one in series)
-    estimates = (*_latencies(base.name, series, intervals), *_shares(base, new, block, resampling.alpha))
+    shares = _shares(base, new, (series[0].block, series[1].block), resampling.alpha)
+    estimates = [*_latencies(base.name, series, intervals), *shares]
+    identical = np.array_equal(base.total_ms, new.total_ms)
+    if identical:
+        estimates = [replace(one, interval=_CERTAIN, enough=0.0, why="") if one.decides and one.difference == 0 else one
+                     for one in estimates]  # fmt: skip
     sizes = effect_sizes(series[0].values, series[1].values)
-    return StageComparison(base.name, (len(base), len(new)), estimates, sizes, tuple(curve), block)
+    return StageComparison(
+        base.name, (len(base), len(new)), tuple(estimates), sizes, () if identical else tuple(curve), block, identical
+    )
 
 
 def _latencies(stage: str, series: tuple[_Series, _Series], intervals: list[Interval]) -> list[Estimate]:
@@ -172,43 +182,61 @@ def _estimate(
     samples = min(len(one.values) for one in series)
     enough = max(max(one.enough, least * each.inflation) for one, each in zip(series, found, strict=True))
     short = [one for one, each in zip(series, found, strict=True)
-             if each.effective < least or one.blocks < _LEAST_BLOCKS]  # fmt: skip
+             if each.effective < least or one.blocks < LEAST_BLOCKS]  # fmt: skip
     if not short:
-        return Estimate(stage, metric, *values, interval=interval, samples=samples)
+        return Estimate(stage, metric, *values, interval, samples)
     fewest = min(short, key=lambda one: len(one.values))
-    why = f"{len(fewest.values):,} frames, whose latencies depend on each other over about {fewest.block}"
-    return Estimate(stage, metric, *values, samples=samples, enough=enough, why=why)
+    why = _few(len(fewest.values), fewest.block)
+    return Estimate(stage, metric, *values, interval, samples, enough, why)
+
+
+def frames_for(blocks: float, count: int, block: float) -> float:
+    """How many frames make so many blocks: a block's length grows with the cube root of their number.
+
+    Args:
+        blocks: that are wanted.
+        count: frames that there are.
+        block: as long as one is with these.
+    """
+    return float(count * (blocks * block / count) ** 1.5)
+
+
+def _few(frames: int, block: int) -> str:
+    return f"{frames:,} frames" + (f", which depend on each other over about {block}" if block > 1 else "")
 
 
 def _fewest(metric: Metric) -> float:
     shares = dict(zip((P50.key, P95.key, P99.key), SHARES, strict=True))
-    return _LEAST_BEYOND / (1 - shares[metric.key]) if metric.key in shares else _LEAST_BLOCKS
+    return _LEAST_BEYOND / (1 - shares[metric.key]) if metric.key in shares else LEAST_BLOCKS
 
 
-def _shares(base: StageFrames, new: StageFrames, block: int, alpha: float) -> list[Estimate]:
+def _shares(base: StageFrames, new: StageFrames, blocks: tuple[int, int], alpha: float) -> list[Estimate]:
+    """The shares of frames that went wrong; `blocks` are as long as latencies depend on each other in each run."""
     columns = (
         (MISS, base.missed, new.missed),
         (FALLBACK, base.fell_back, new.fell_back),
         (DROPPED, _never_started(base), _never_started(new)),
     )
     estimates = []
-    for metric, before, after in columns:
-        samples = min(len(before), len(after))
+    for metric, *runs in columns:
+        samples = min(map(len, runs))
         if samples < _LEAST_SHARE_FRAMES:
-            values = [100.0 * float(one.mean()) if len(one) else math.nan for one in (before, after)]
-            why, enough = f"{samples} frames", float(_LEAST_SHARE_FRAMES)
-            estimates.append(Estimate(base.name, metric, values[0], values[1], samples=samples, enough=enough, why=why))
+            before, after = (_WHOLE * float(one.mean()) if len(one) else math.nan for one in runs)
+            estimates.append(Estimate(base.name, metric, before, after, None, samples, _LEAST_SHARE_FRAMES,
+                                      _few(samples, 1)))  # fmt: skip
             continue
-        longest = min(samples // 2, max(block, *(math.ceil(_BLOCKS_LONGER * dependence(one.astype(np.float64)).block)
-                                                 for one in (before, after))))  # fmt: skip
-        old, now, interval = share_interval(before, after, longest, alpha)
-        effective = min(effective_frames(one, longest) for one in (before, after))
-        short = max(_LEAST_BLOCKS * longest / samples, _LEAST_SHARE_FRAMES / effective)
-        if short <= 1:
-            estimates.append(Estimate(base.name, metric, old, now, interval, samples))
-            continue
-        why = f"{samples:,} frames, which depend on each other over about {longest}"
-        estimates.append(Estimate(base.name, metric, old, now, samples=samples, enough=samples * short**1.5, why=why))
+        shares = [Share.of(one, block) for one, block in zip(runs, blocks, strict=True)]
+        interval = share_interval(shares[0], shares[1], alpha)
+        enough, why = 0.0, ""
+        for one in shares:
+            if one.blocks < LEAST_BLOCKS or one.effective < _LEAST_SHARE_FRAMES:
+                fewest = max(frames_for(LEAST_BLOCKS, one.frames, one.block),
+                             one.frames * _LEAST_SHARE_FRAMES / one.effective)  # fmt: skip
+                enough, why = max((enough, why), (fewest, _few(one.frames, one.block)))
+        before, after = (_WHOLE * one.share for one in shares)
+        rare = all(one.share * one.effective < _LEAST_BEYOND for one in shares)
+        estimates.append(Estimate(base.name, metric, before, after, interval, samples, enough, why,
+                                  narrows=1.0 if rare else 0.5))  # fmt: skip
     return estimates
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperf_ros.analysis.regress_compare import Comparison
+from torchperf_ros.analysis.regress_effect import MEMORY_SLOPE
 from torchperf_ros.analysis.regress_verdict import Finding, Verdict
 from torchperf_ros.core.markdown_table import markdown_table
 
@@ -14,6 +15,7 @@ _MOST_NAMED: Final = 3
 _SMALL, _MIDDLE, _LARGE = 1.0, 10.0, 1000.0
 _TINY_P: Final = 0.001
 _LEAST_RELATIVE: Final = 1e-12
+_ABSOLUTE: Final = {MEMORY_SLOPE}  # may be zero or below: no share of it says anything
 
 
 def headline(comparison: Comparison) -> str:
@@ -53,7 +55,7 @@ def change(finding: Finding) -> str:
     one = finding.estimate
     if not math.isfinite(one.difference):
         return "-"
-    if one.metric.unit == "%" or abs(one.base) < _LEAST_RELATIVE:
+    if one.metric in _ABSOLUTE or one.metric.unit == "%" or abs(one.base) < _LEAST_RELATIVE:
         return f"{number(one.difference, signed=True)}{' pp' if one.metric.unit == '%' else ''}"
     return f"{number(one.difference, signed=True)} ({one.difference / abs(one.base):+.1%})"
 
@@ -86,8 +88,15 @@ def number(value: float, signed: bool = False) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """What is different about the runs, and why metrics have no verdict or did not decide."""
-    found = [f"{name(finding)}: {note}" for finding in comparison.findings for note in finding.notes
-             if finding.verdict not in {Verdict.EQUIVALENT, Verdict.BETTER}]  # fmt: skip
+    said: dict[str, dict[str, list[str]]] = {}
+    for finding in comparison.findings:
+        if finding.verdict not in {Verdict.EQUIVALENT, Verdict.BETTER}:
+            for note in finding.notes:
+                said.setdefault(note, {}).setdefault(finding.estimate.metric.title, []).append(finding.estimate.stage)
+    found = []
+    for note, titles in said.items():
+        stages = list(dict.fromkeys(stage for told in titles.values() for stage in told if stage))
+        found.append(f"{' '.join(filter(None, [' and '.join(stages), ', '.join(titles)]))}: {note}")
     return [*comparison.notes, *found]
 
 
@@ -137,10 +146,16 @@ def _table(columns: Sequence[str], findings: Sequence[Finding]) -> list[str]:
 
 
 def _named(findings: Sequence[Finding]) -> str:
-    told = [f"{' '.join(filter(None, [one.estimate.stage, one.estimate.metric.title]))} {change(one)}"
+    told = [f"{' '.join(filter(None, [one.estimate.stage, one.estimate.metric.title]))} {_with_unit(one)}"
             for one in findings[:_MOST_NAMED]]  # fmt: skip
     more = len(findings) - len(told)
     return ", ".join(told) + (f" and {more} more" if more else "")
+
+
+def _with_unit(finding: Finding) -> str:
+    value, _, relative = change(finding).partition(" ")
+    unit = finding.estimate.metric.unit
+    return " ".join(filter(None, [value, unit if unit != "%" else "", relative]))
 
 
 def _metrics(findings: Sequence[Finding]) -> str:

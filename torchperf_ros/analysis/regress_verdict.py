@@ -36,11 +36,12 @@ class Estimate:
         base, new: the values, in the metric's unit; NaN where unknown.
         interval: of the difference; None where there can be none.
         samples: frames (or seconds, see `kind`) of the run that has fewer.
-        enough: how many an interval takes, where there are too few for one; 0 where more would not help.
+        enough: how many an interval takes to be believed; 0 where it is, or where more would not help.
         why: in words, what keeps the metric from an interval or a verdict.
         single: one measurement a run, which the margin alone judges.
         decides: whether it can be worse or better at all.
         kind: what `samples` counts.
+        narrows: the interval narrows with this power of their number: 1 for a share of hardly anything, else 1/2.
     """
 
     stage: str
@@ -54,11 +55,17 @@ class Estimate:
     single: bool = False
     decides: bool = True
     kind: str = "frames"
+    narrows: float = 0.5
 
     @property
     def difference(self) -> float:
         """New less base."""
         return self.new - self.base
+
+    @property
+    def tested(self) -> Interval | None:
+        """The interval, if it can be believed and decides."""
+        return self.interval if self.decides and self.samples >= self.enough else None
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ def judge(estimates: Sequence[Estimate], rules: Rules) -> list[Finding]:
     Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha ask for
     (Schuirmann 1987). Everything else is not enough data.
     """
-    tested = [one.interval.p if one.interval and one.decides else math.nan for one in estimates]
+    tested = [one.tested.p if one.tested else math.nan for one in estimates]
     p_values = adjusted(np.array(tested, dtype=np.float64), rules.correction)
     tests = int(np.isfinite(p_values).sum())
     return [_judged(one, float(p), tests, rules) for one, p in zip(estimates, p_values, strict=True)]
@@ -117,24 +124,25 @@ def _judged(one: Estimate, p: float, tests: int, rules: Rules) -> Finding:
     notes = (one.why,) if one.why else ()
     if not one.decides and math.isfinite(one.difference):
         return Finding(one, Verdict.INFORMATIVE, margin, notes=notes)
-    if not math.isfinite(one.difference) or (one.interval is None and not one.single):
-        return Finding(one, Verdict.NOT_ENOUGH, margin, needed=_rounded(one.enough), notes=notes)
+    if not math.isfinite(one.difference) or (one.tested is None and not one.single):
+        needed = max(one.enough, _needed(one, margin, tests, rules) if one.interval else 0.0)
+        return Finding(one, Verdict.NOT_ENOUGH, margin, needed=_rounded(needed), notes=notes)
     moved = abs(one.difference) >= margin and one.difference != 0
     changed = Verdict.WORSE if one.difference > 0 else Verdict.BETTER
-    if one.interval is None:
+    if one.tested is None:
         moved = abs(one.difference) > margin
         return Finding(one, changed if moved else Verdict.EQUIVALENT, margin, notes=notes)
     if moved and p <= rules.alpha:
         return Finding(one, changed, margin, p, notes=notes)
-    if -margin <= one.interval.low and one.interval.high <= margin:
+    if -margin <= one.tested.low and one.tested.high <= margin:
         return Finding(one, Verdict.EQUIVALENT, margin, p, notes=notes)
-    return Finding(one, Verdict.NOT_ENOUGH, margin, p, _needed(one, margin, tests, rules), notes)
+    return Finding(one, Verdict.NOT_ENOUGH, margin, p, _rounded(_needed(one, margin, tests, rules)), notes)
 
 
 def _needed(one: Estimate, margin: float, tests: int, rules: Rules) -> float:
-    """How many frames would do, if the difference stays: an interval narrows with the square root of their number."""
+    """How many frames would do, if the difference stays and the interval narrows with their number."""
     assert one.interval is not None
-    reach = (one.interval.high - one.interval.low) / 2
+    reach = max(one.interval.high - one.difference, one.difference - one.interval.low)
     size = abs(one.difference)
     if size >= margin:  # it has to leave zero, at the strictest level of the correction
         strictest = rules.alpha / (max(tests, 1) if rules.correction == "holm" else 1)
@@ -143,7 +151,7 @@ def _needed(one: Estimate, margin: float, tests: int, rules: Rules) -> float:
         room = size
     else:  # it has to fit between the margins; what lies at one of them never would
         room = max(margin - size, margin / 2)
-    return _rounded(one.samples * max(1.0, (reach / room) ** 2)) if room > 0 else math.nan
+    return float(one.samples * max(1.0, reach / room) ** (1 / one.narrows)) if room > 0 else 0.0
 
 
 def _rounded(count: float) -> float:

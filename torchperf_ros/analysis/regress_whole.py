@@ -12,7 +12,7 @@ from torchperf_ros.analysis.regress_blocks import dependence
 from torchperf_ros.analysis.regress_effect import COMPILE, MEMORY_PEAK, MEMORY_SLOPE, OUTPUTS, START_UP, Metric
 from torchperf_ros.analysis.regress_interval import resampled_interval
 from torchperf_ros.analysis.regress_run import RunFrames, StageFrames
-from torchperf_ros.analysis.regress_stage import Resampling
+from torchperf_ros.analysis.regress_stage import LEAST_BLOCKS, Resampling
 from torchperf_ros.analysis.regress_verdict import Estimate
 from torchperf_ros.core.memory_trend import theil_sen_slope
 
@@ -132,8 +132,15 @@ def _slope(base: RunFrames, new: RunFrames, resampling: Resampling) -> Estimate:
     random = np.random.default_rng([resampling.seed, len(series)])
     slopes = [_slopes(times, values, resampling.resamples, random) for times, values in series]
     (before, drawn_before, first), (after, drawn_after, second) = slopes
-    interval = resampled_interval(after - before, drawn_after - drawn_before, min(first, second), resampling.alpha)
-    return Estimate("", MEMORY_SLOPE, before, after, interval, min(lengths_s), kind="s")
+    blocks = min(first, second)
+    interval = resampled_interval(after - before, drawn_after - drawn_before, blocks, resampling.alpha)
+    enough, why = 0.0, ""
+    if blocks < LEAST_BLOCKS:
+        enough, why = (
+            min(lengths_s) * (LEAST_BLOCKS / blocks) ** 1.5,
+            "memory wanders too slowly to tell a trend from it",
+        )
+    return Estimate("", MEMORY_SLOPE, before, after, interval, min(lengths_s), enough, why, kind="s")
 
 
 def _medians(run: RunFrames) -> tuple[Values, Values]:

@@ -1,0 +1,289 @@
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchperf_ros.analysis.regress_compare import compare, other_machine
+from torchperf_ros.analysis.regress_effect import MinEffects
+from torchperf_ros.analysis.regress_run import RegressError, RunFrames, of_run, stage_frames
+from torchperf_ros.analysis.regress_stage import Resampling
+from torchperf_ros.analysis.regress_verdict import Rules, Verdict
+from torchperf_ros.core.outcome import Outcome
+
+sys.path.insert(0, str(Path(__file__).parent))
+import regress_runs as made
+
+QUICK = Resampling(resamples=1000)
+
+
+def view(total_ms, name="run", **changes):
+    return of_run(made.run(total_ms, **changes), name)
+
+
+def verdicts(base, new, rules=None, resampling=QUICK):
+    found = compare(base, new, rules or Rules(), resampling)
+    return {finding.estimate.metric.key: finding for finding in found.findings}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return view(made.latencies(3000, 1))
+
+
+@pytest.fixture(scope="module")
+def slower():
+    """The slowest 5 % of the frames take longer by a third of what they are over the p95."""
+    values = made.latencies(3000, 2)
+    p95 = np.quantile(values, 0.95)
+    return view(np.where(values > p95, p95 + 3 * (values - p95), values))
+
+
+def test_given_a_longer_tail_when_compared_then_the_p99_is_worse_and_the_p50_is_not(base, slower):
+    found = verdicts(base, slower)
+
+    assert found["p99"].verdict is Verdict.WORSE
+    assert found["p99"].estimate.base == pytest.approx(np.quantile(made.latencies(3000, 1), 0.99))
+    assert found["p50"].verdict is Verdict.EQUIVALENT
+    assert found["max"].verdict is Verdict.INFORMATIVE
+    assert "no interval" in found["max"].notes[0]
+    assert verdicts(slower, base)["p99"].verdict is Verdict.BETTER
+
+
+def test_given_the_same_seed_when_compared_again_then_everything_is_the_same_and_with_another_it_is_not(base, slower):
+    first, again = (compare(base, slower, resampling=QUICK).findings for _ in range(2))
+    other = compare(base, slower, resampling=replace(QUICK, seed=1)).findings
+
+    assert [one.estimate.interval for one in first] == [one.estimate.interval for one in again]
+    assert [one.estimate.interval for one in first] != [one.estimate.interval for one in other]
+
+
+def test_given_wide_margins_when_compared_then_nothing_is_worse(base, slower):
+    found = verdicts(
+        base, slower, Rules(MinEffects(["p99=90%", "p95=90%", "jitter=90%", "miss=20pp", "fallback=20pp"]))
+    )
+
+    assert Verdict.WORSE not in {one.verdict for one in found.values()}
+
+
+def test_given_every_latency_is_the_same_when_compared_then_all_is_equivalent_and_said(base):
+    found = compare(base, base, resampling=QUICK)
+
+    assert {one.verdict for one in found.findings} == {Verdict.EQUIVALENT, Verdict.INFORMATIVE}
+    assert "perception: every latency is the same in both runs" in found.notes
+    assert found.status(strict=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("new_ms", "expected"), [(20.0, Verdict.EQUIVALENT), (22.0, Verdict.WORSE), (9.0, Verdict.BETTER)]
+)
+def test_given_constant_latencies_when_compared_then_there_is_a_verdict(new_ms, expected):
+    found = verdicts(view(np.full(900, 20.0)), view(np.full(800, new_ms)))
+
+    assert found["p50"].verdict is found["p99"].verdict is expected
+    assert found["jitter"].verdict is Verdict.EQUIVALENT
+
+
+def test_given_ties_of_a_coarse_clock_when_compared_then_there_is_a_verdict():
+    found = verdicts(view(np.round(made.latencies(3000, 1))), view(np.round(made.latencies(2000, 2) * 1.2)))
+
+    assert found["p50"].verdict is Verdict.WORSE
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+def test_given_few_frames_when_compared_then_it_says_how_many_would_do(count):
+    found = verdicts(view(made.latencies(3000, 1)), view(made.latencies(count, 2)))
+
+    for key in ("p50", "p95", "p99", "jitter", "miss"):
+        assert found[key].verdict is Verdict.NOT_ENOUGH
+        assert found[key].needed > count
+        assert found[key].notes
+    assert found["p99"].needed >= 500
+
+
+def test_given_strong_autocorrelation_when_compared_then_more_frames_are_asked_for():
+    steady, wandering = ([view(made.latencies(1500, seed, phi)) for seed in (1, 2)] for phi in (0.0, 0.9))
+
+    few, many = (verdicts(*runs)["p50"].estimate.interval for runs in (wandering, steady))
+
+    assert few.high - few.low > 2 * (many.high - many.low)
+    assert verdicts(*wandering)["p50"].verdict is Verdict.NOT_ENOUGH
+    assert verdicts(*steady)["p50"].verdict is Verdict.EQUIVALENT
+
+
+def test_given_unknown_latencies_when_compared_then_they_do_not_count():
+    values = made.latencies(2000, 1)
+    holed = values.copy()
+    holed[::10] = math.nan
+    found = verdicts(view(values), view(holed))
+
+    assert found["p50"].verdict is Verdict.EQUIVALENT
+    assert found["p50"].estimate.samples == 1800
+    none = verdicts(view(values), view(np.full(2000, math.nan)))
+    assert none["p99"].verdict is Verdict.NOT_ENOUGH
+
+
+def test_given_more_misses_when_compared_then_misses_and_fallbacks_are_worse():
+    values = made.latencies(3000, 2, phi=0.0)
+    values[np.random.default_rng(0).permutation(3000)[:90]] = made.BUDGET_MS + 1
+    found = verdicts(view(made.latencies(3000, 1, phi=0.0)), view(values))
+
+    assert found["miss"].verdict is found["fallback"].verdict is Verdict.WORSE
+    assert found["miss"].estimate.new == pytest.approx(3.0)
+    assert found["dropped"].verdict is Verdict.EQUIVALENT
+
+
+def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
+    rows = made.rows(made.latencies(4000, 2, phi=0.0))
+    kept = np.delete(rows, np.random.default_rng(0).permutation(3998)[:200] + 1)
+    new = RunFrames("new", {"perception": stage_frames("perception", kept)})
+    found = verdicts(view(made.latencies(4000, 1, phi=0.0)), new)
+
+    assert found["dropped"].estimate.new == pytest.approx(5.0)
+    assert found["dropped"].verdict is Verdict.WORSE
+
+
+def test_given_frames_of_the_start_when_viewed_then_they_do_not_count():
+    rows = made.rows(np.r_[np.full(5, 500.0), made.latencies(50, 1)])
+    rows["outcome"][:5] = Outcome.STARTING
+    frames = stage_frames("perception", rows)
+
+    assert len(frames) == 50
+    assert frames.total_ms.max() < 100
+    assert not frames.missed.any()
+    assert not frames.dropped.any()
+
+
+def test_given_a_node_that_was_restarted_when_viewed_then_its_order_is_kept_and_nothing_is_dropped():
+    rows = made.rows(np.arange(6.0))
+    rows["seq"] = [0, 1, 2, 0, 1, 2]
+
+    assert stage_frames("perception", rows).total_ms.tolist() == [0, 1, 2, 3, 4, 5]
+    assert not stage_frames("perception", rows).dropped.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Verdict.WORSE),
+        ({"pace": "real"}, Verdict.INFORMATIVE),
+        ({"model": {"perception": "dd"}}, Verdict.INFORMATIVE),
+        ({"log": {"sha256": "other"}}, Verdict.INFORMATIVE),
+    ],
+)
+def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_explains_it(changes, expected):
+    values = made.latencies(100, 1)
+    new = made.run(values, **changes)
+    new.frames["perception"]["output_hash"][7] += 1
+    found = verdicts(view(values), of_run(new, "new"))["outputs"]
+
+    assert found.verdict is expected
+    assert found.estimate.new == pytest.approx(1.0)
+    assert "99 of 100 outputs are the same, matched by stamp" in found.notes[0]
+
+
+@pytest.mark.parametrize(("stamped", "word"), [(True, "stamp"), (False, "number")])
+def test_given_frames_of_one_run_only_when_matched_then_they_are_counted(stamped, word):
+    rows, others = made.rows(made.latencies(100, 1)), made.rows(made.latencies(100, 2))
+    for each in (rows, others):
+        each["stamp_ns"] *= stamped
+    runs = [RunFrames("run", {"s": stage_frames("s", each)}) for each in (rows[:90], others[5:])]
+    agreement = compare(*runs, resampling=QUICK).agreements["s"]
+
+    assert (agreement.matched, agreement.equal, agreement.base_only, agreement.new_only) == (85, 85, 5, 10)
+    assert f"matched by {word}" in agreement.in_words
+
+
+def test_given_other_tiers_and_fallbacks_when_matched_then_their_outputs_are_not_expected_to_be_the_same():
+    rows, others = made.rows(made.latencies(10, 1)), made.rows(made.latencies(10, 1))
+    others["output_hash"] += 1
+    others["tier"][:4], others["outcome"][4:9] = 1, Outcome.LATE
+    runs = [RunFrames("run", {"s": stage_frames("s", each)}) for each in (rows, others)]
+
+    assert compare(*runs, resampling=QUICK).agreements["s"].matched == 1
+
+
+def test_given_another_machine_when_compared_then_it_is_refused_unless_asked_for():
+    there = {**made.summary()["machine"], "cpu": "Cortex-A1", "fingerprint": "0000"}
+    values = made.latencies(200, 1)
+    here, other = view(values), view(values, machine=there)
+
+    with pytest.raises(RegressError, match=r"cpu Cortex-X9 and Cortex-A1; --across-machines"):
+        compare(here, other, resampling=QUICK)
+    assert "the machines differ: cpu Cortex-X9 and Cortex-A1" in compare(here, other, None, QUICK, True).notes
+    assert other_machine(here, view(values, machine={})) == ""
+
+
+def test_given_other_logs_models_and_parameters_when_compared_then_the_verdict_says_so():
+    values = made.latencies(200, 1)
+    new = view(values, "new", log={"sha256": "99" * 32}, params_sha256="88" * 32, model={"perception": "77" * 32},
+               complete=False)  # fmt: skip
+    notes = " | ".join(compare(view(values), new, resampling=QUICK).notes)
+
+    for words in ("log: aaaaaaaaaaaa and 999999999999", "parameters: bbbbbbbbbbbb", "model of perception: cccccccccccc",
+                  "new was interrupted"):  # fmt: skip
+        assert words in notes
+
+
+def test_given_no_stage_in_common_when_compared_then_it_is_refused_with_their_names():
+    values = made.latencies(20, 1)
+    with pytest.raises(RegressError, match=r"perception.*lanes"):
+        compare(view(values), view(values, stage="lanes"), resampling=QUICK)
+
+
+def test_given_a_stage_of_one_run_only_when_strict_then_it_fails(base):
+    more = replace(base, stages={**base.stages, "planning": base.stages["perception"]})
+    found = compare(more, base, resampling=QUICK)
+
+    assert "stage planning: only in run" in found.notes
+    assert (found.status(), found.status(strict=True)) == (0, 1)
+
+
+def test_given_nothing_but_few_frames_when_compared_then_the_status_is_that_it_cannot():
+    values = made.latencies(5, 1)
+    runs = [RunFrames("run", {"s": stage_frames("s", made.rows(values * factor))}) for factor in (1.0, 1.1)]
+    rules = Rules(skip=frozenset({"outputs"}))
+
+    assert compare(*runs, rules, QUICK).status() == 2
+
+
+@pytest.mark.parametrize(("mib_per_h", "expected"), [(0.0, Verdict.EQUIVALENT), (600.0, Verdict.WORSE)])
+def test_given_memory_over_time_when_compared_then_a_leak_is_worse(mib_per_h, expected):
+    seconds = np.arange(900.0)
+    mib = 800 + np.random.default_rng(0).normal(0, 0.5, 900)
+    values = made.latencies(50, 1)
+    base = replace(view(values), memory_s=seconds, memory_mib=mib)
+    new = replace(view(values), memory_s=seconds, memory_mib=mib[::-1] + mib_per_h * seconds / 3600)
+    found = verdicts(base, new)
+
+    assert found["memory_slope"].verdict is expected
+    assert found["memory_slope"].estimate.new == pytest.approx(mib_per_h, abs=5)
+    assert found["memory_peak"].verdict is (Verdict.WORSE if mib_per_h > 200 else Verdict.EQUIVALENT)
+    short = verdicts(base, replace(new, memory_s=seconds[:100], memory_mib=mib[:100]))["memory_slope"]
+    assert (short.verdict, short.needed, short.estimate.kind) == (Verdict.NOT_ENOUGH, 240, "s")
+
+
+def test_given_metrics_that_one_run_tells_when_compared_then_it_is_said_and_what_none_tells_is_left_out():
+    values = made.latencies(50, 1)
+    found = verdicts(view(values), view(values, compile_s=30.0, start_up_s=4.0))
+
+    assert found["compile"].verdict is Verdict.NOT_ENOUGH
+    assert found["compile"].notes == ("the base run does not tell",)
+    assert found["start_up"].verdict is Verdict.WORSE
+    assert not {"memory_peak", "memory_slope"} & set(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.one_of(st.floats(0, 1e6), st.just(math.nan)), min_size=1, max_size=40),
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=80),
+)
+def test_given_any_latencies_when_compared_then_every_metric_has_a_verdict(first, second):
+    found = compare(view(np.array(first)), view(np.array(second)), resampling=Resampling(200))
+
+    assert {one.estimate.metric.key for one in found.findings} >= {"p50", "p95", "p99", "max", "jitter", "miss"}
+    assert found.status() in {0, 1, 2}
