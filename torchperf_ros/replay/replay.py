@@ -3,21 +3,20 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.config import NodeConfig
-from torchperf_ros.replay.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.replay.log_feed import LogFeed
+from torchperf_ros.replay.log_reader import LogError, LogReader
 from torchperf_ros.replay.memory_series import MemorySeries
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.paces import FastPace, RealPace, ReplayPace
-from torchperf_ros.replay.read_ahead import ReadAhead
 from torchperf_ros.replay.replay_config import paced, params_hash, read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_result import ReplayResult, StageResult
+from torchperf_ros.replay.replay_result import ReplayResult
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.replay_summary import (
     anomalies_summary,
@@ -25,18 +24,18 @@ from torchperf_ros.replay.replay_summary import (
     log_hash,
     model_hashes,
     place_summary,
+    stage_results,
     stage_summary,
 )
 from torchperf_ros.replay.step_times_source import read_step_times
 from torchperf_ros.replay.topic_map import match_topics
 from torchperf_ros.replay.virtual_pace import VirtualPace
-from torchperf_ros.supervise.realtime import step_back
 
 Progress = Callable[[int, int], None]
 """Told how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
-_AHEAD_BYTES: Final = 64 << 20
+_BLACK_BOX: Final = "black_box"
 
 
 def replay(
@@ -67,8 +66,14 @@ def replay(
         if len(troubles) < _MOST_TROUBLES:
             troubles.append(text)
 
-    with LogReader(log, note) as reader:
-        return _Replay(reader, options, config, progress, note, troubles).run()
+    with LogReader(recording_in(log), note) as reader:
+        return _Replay(log, reader, options, config, progress, note, troubles).run()
+
+
+def recording_in(log: Path) -> Path:
+    """The recording in a folder of evidence, beside whose records it lies; any other path itself."""
+    black_box = log / _BLACK_BOX
+    return black_box if black_box.is_dir() else log
 
 
 def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
@@ -79,7 +84,7 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     """
     config = paced(read_config(options), options.pace)
     notes: list[str] = []
-    with LogReader(log, notes.append) as reader, contextlib.ExitStack() as ending:
+    with LogReader(recording_in(log), notes.append) as reader, contextlib.ExitStack() as ending:
         record = ReplayRecord(config.stages, lambda: reader.start_ns, None)
         ending.callback(record.close)
         stages = ReplayStages(config, FastPace(reader.start_ns).life, record, notes.append)
@@ -100,23 +105,12 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     yield from notes
 
 
-@dataclass
-class _Copied:
-    """The topics of the log that go into the output, and what becomes of each message."""
-
-    output: OutputLog
-    topics: frozenset[str]
-
-    def copy(self, message: LogMessage) -> None:
-        if message.topic in self.topics:
-            self.output.write(message.topic, message.type_name, message.data, message.t_ns)
-
-
 class _Replay:
     """One replay while it runs."""
 
     def __init__(
         self,
+        log: Path,
         reader: LogReader,
         options: ReplayOptions,
         config: NodeConfig,
@@ -124,142 +118,73 @@ class _Replay:
         note: Say,
         troubles: list[str],
     ) -> None:
-        self._reader, self._options, self._config = reader, options, config
+        self._log, self._reader, self._options, self._config = log, reader, options, config
         self._progress, self._note, self._troubles = progress, note, troubles
-        self._start_ns = reader.start_ns + round(options.start_s * NS_PER_S)
-        whole = options.duration_s is None
-        self._end_ns = None if whole else self._start_ns + round((options.duration_s or 0.0) * NS_PER_S)
+        self._feed = LogFeed(reader, options)
 
     def run(self) -> ReplayResult:
-        sha256 = log_hash(self._reader.path)
-        config = paced(self._config, self._options.pace)
-        pace = self._pace(config)
+        options, config = self._options, paced(self._config, self._options.pace)
+        identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}
+        pace, virtual = self._pace(config), options.pace == "virtual"
         with contextlib.ExitStack() as ending:
-            output = self._open_output()
-            if output is not None:
+            output = None
+            if options.output is not None:
+                output = OutputLog(options.output, compress=options.inputs == "none")
                 ending.callback(output.discard)
-            virtual = self._options.pace == "virtual"
             record = ReplayRecord(config.stages, pace.now, output, portable=virtual)
             ending.callback(record.close)
             stages = ReplayStages(config, pace.life, record, self._note)
             ending.callback(stages.stop)
-            topics = match_topics(
-                stages.start(), self._reader.topics, self._options.remap, self._reader.path, self._note
-            )
+            wanted = stages.start()
+            topics = match_topics(wanted, self._reader.topics, options.remap, self._reader.path, self._note)
+            self._feed.connect(topics, stages, output)
             memory = MemorySeries(() if virtual else stages.actors)  # which knows no virtual time
             started_s = time.monotonic()
-            messages, complete = self._feed(pace, stages, record, memory, topics, output)
+            complete = self._through(pace, stages, record, memory)
             took_s = time.monotonic() - started_s
             if output is not None:
                 output.close()
-            results = self._stage_results(stages, record)
+            results = stage_results(stages.actors, record, options.output)
+            duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
             summary = {
-                "log": {
-                    "path": str(self._reader.path), "sha256": sha256, "messages": messages,
-                    "duration_s": (pace.now() - self._start_ns) / NS_PER_S,
-                },
+                "log": {**identity, "messages": self._feed.given, "duration_s": duration_s},
                 "params_sha256": params_hash(self._config), "model": model_hashes(stages.actors),
-                "pace": self._options.pace, "seed": self._options.seed, **pace.summary,
+                "pace": options.pace, "seed": options.seed, **pace.summary,
                 **place_summary(device_of(stages.actors)), "start_up_s": stages.start_up_s, "compile_s": None,
                 "took_s": took_s, "memory": memory.summary, "stages": [stage_summary(stage) for stage in results],
                 "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
                 "complete": complete,
             }  # fmt: skip
-        return ReplayResult(
-            self._reader.path, {stage.name: stage for stage in results}, tuple(record.anomalies), summary,
-            self._options.output, complete,
-        )  # fmt: skip
+        by_name = {stage.name: stage for stage in results}
+        return ReplayResult(self._log, by_name, tuple(record.anomalies), summary, options.output, complete)
 
     def _pace(self, config: NodeConfig) -> ReplayPace:
-        options = self._options
+        options, start_ns = self._options, self._feed.start_ns
         if options.pace == "real":
-            return RealPace(self._start_ns)
+            return RealPace(start_ns)
         if options.pace == "fast":
-            return FastPace(self._start_ns)
-        times = read_step_times(options.step_times, self._reader.path, config, options.seed, self._note)
-        return VirtualPace(self._start_ns, times)
+            return FastPace(start_ns)
+        return VirtualPace(start_ns, read_step_times(options.step_times, self._log, config, options.seed, self._note))
 
-    def _open_output(self) -> OutputLog | None:
-        if self._options.output is None:
-            return None
-        return OutputLog(self._options.output, compress=self._options.inputs == "none")
-
-    def _feed(
-        self,
-        pace: ReplayPace,
-        stages: ReplayStages,
-        record: ReplayRecord,
-        memory: MemorySeries,
-        topics: dict[str, str],
-        output: OutputLog | None,
-    ) -> tuple[int, bool]:
-        """Give the log to the stages; how many messages that were, and whether it was all of it."""
-        routes: dict[str, list[str]] = {}
-        for stage_topic, log_topic in topics.items():
-            routes.setdefault(log_topic, []).append(stage_topic)
-        takers = {topic: [s for name in names for s in stages.inputs(name)] for topic, names in routes.items()}
-        copied = None if output is None else _Copied(output, self._inputs(frozenset(takers)))
-        total_ns = max(0, (self._end_ns or self._reader.end_ns) - self._start_ns)
-        count = 0
-        wanted = frozenset(takers) | (copied.topics if copied is not None else frozenset())
+    def _through(self, pace: ReplayPace, stages: ReplayStages, record: ReplayRecord, memory: MemorySeries) -> bool:
+        """Take the log through the stages; whether that was all of it."""
+        feed = self._feed
         try:
-            ahead = ReadAhead(self._messages(wanted), lambda message: len(message.data), _AHEAD_BYTES)
-            with contextlib.closing(ahead):
-                for message in ahead:
+            with contextlib.closing(feed.messages()) as messages:
+                for message in messages:
                     pace.reach(message.t_ns, stages, record)
                     record.tick()
                     memory.tick()
-                    if copied is not None:
-                        copied.copy(message)
-                    if (sources := takers.get(message.topic)) is not None:
-                        stages.offer(sources, message.data)
-                        count += 1
-                    self._progress(message.t_ns - self._start_ns, total_ns)
+                    feed.give(message)
+                    self._progress(message.t_ns - feed.start_ns, feed.length_ns)
         except KeyboardInterrupt:
             self._note("interrupted: the results reach up to there")
-            return count, False
+            return False
         except LogError as error:
-            if not count:
+            if not feed.given:
                 raise
             self._note(f"replayed up to the damage: {error}")
-        if not count:
-            msg = f"log {self._reader.path}: has no message on {', '.join(sorted(takers)) or 'any topic'} in that time"
-            raise LogError(msg)
         pace.finish(stages, record)
         record.tick(end=True)
-        self._progress(total_ns, total_ns)
-        return count, True
-
-    def _messages(self, topics: frozenset[str]) -> Iterator[LogMessage]:
-        if self._options.pace == "real":
-            step_back()  # this runs on the thread that reads ahead
-        whole = self._options.start_s == 0.0 and self._end_ns is None
-        yield from self._reader.messages(topics, None if whole else self._start_ns, self._end_ns)
-
-    def _inputs(self, used: frozenset[str]) -> frozenset[str]:
-        """The topics to copy.
-
-        Raises:
-            LogError: one is not in the log.
-        """
-        if self._options.inputs in {"all", "none"}:
-            return used if self._options.inputs == "all" else frozenset()
-        names = frozenset(name.strip() for name in self._options.inputs.split(","))
-        if unknown := sorted(names - set(self._reader.topics)):
-            msg = f"--inputs: log {self._reader.path} has no topic {', '.join(unknown)}; give all, none or its topics"
-            raise LogError(msg)
-        return names
-
-    def _stage_results(self, stages: ReplayStages, record: ReplayRecord) -> list[StageResult]:
-        results = []
-        for index, actor in enumerate(stages.actors):
-            config, prefix = actor.config, f"{actor.config.name}: "
-            results.append(
-                StageResult(
-                    config.name, config.tiers, record.topics[index], record.types[index], config.budget_ms,
-                    record.tables[index].rows(), actor.journal.statistics.frames, actor.mailbox.superseded,
-                    actor.mailbox.stale, tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
-                    record.reasons[index], self._options.output,
-                )
-            )  # fmt: skip
-        return results
+        self._progress(feed.length_ns, feed.length_ns)
+        return True

@@ -10,6 +10,7 @@ from typing import Any, Final
 from torchperf_ros import __version__
 from torchperf_ros.core.anomaly_rules import Anomaly
 from torchperf_ros.core.machine_fingerprint import machine_facts
+from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_result import StageResult
 from torchperf_ros.supervise.stage_actor import StageActor
 
@@ -60,6 +61,22 @@ def commit_of(folder: Path) -> str:
     except (OSError, subprocess.TimeoutExpired):  # no git on this machine, or a file system that hangs
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def stage_results(actors: Sequence[StageActor], record: ReplayRecord, output: Path | None) -> list[StageResult]:
+    """What became of each stage's frames; `output` is the MCAP that holds what it published."""
+    results = []
+    for index, actor in enumerate(actors):
+        config, prefix = actor.config, f"{actor.config.name}: "
+        results.append(
+            StageResult(
+                config.name, config.tiers, record.topics[index], record.types[index], config.budget_ms,
+                record.tables[index].rows(), actor.journal.statistics.frames, actor.mailbox.superseded,
+                actor.mailbox.stale, tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
+                record.reasons[index], output,
+            )
+        )  # fmt: skip
+    return results
 
 
 def stage_summary(stage: StageResult) -> dict[str, Any]:
