@@ -1,9 +1,6 @@
 """Plays a log into the ROS graph, and says how that goes."""
 
-import contextlib
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,16 +17,18 @@ from torchperf_ros.replay.log_reader import LogMessage, LogReader
 from torchperf_ros.replay.log_rounds import LogRounds, choose_topics
 from torchperf_ros.replay.player import Player
 from torchperf_ros.replay.read_ahead import ReadAhead
+from torchperf_ros.ros.bounded_end import end_within
 from torchperf_ros.ros.image_transport import carry_images
 from torchperf_ros.ros.play_node import PlayNode
 from torchperf_ros.ros.play_view import PlayView
 from torchperf_ros.ros.top_keys import Keys
-from torchperf_ros.supervise.realtime import SWITCH_INTERVAL_S
+from torchperf_ros.supervise.realtime import prefer_this_process
 
 _MIB: Final = 1 << 20
 _LOOK_S: Final = 0.1
 _PRIORITY: Final = 1
 _BROKEN_OFF: Final = 1
+_ENDS_WITHIN_S: Final = 5
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,6 @@ def play(log: Path, options: PlayOptions, console: Console) -> int:
         LogError: nothing of it can be read.
         PlayError: it cannot be played as asked.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
-    sys.setswitchinterval(SWITCH_INTERVAL_S)  # the reading thread gives way at once when a message is due
     carry_images()
     say = console.print
     with LogReader(log, say) as reader:
@@ -103,6 +100,10 @@ class _Playing:
 
     def run(self) -> int:
         """Play; Ctrl-C ends it early."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
+        # What is due does not wait for a free processor core, nor for a thread that has none and holds the interpreter
+        # lock; the perf node's own priority is higher.
+        prefer_this_process(_PRIORITY)
         self._node.serve(self._player)
         ahead = ReadAhead(self._rounds.messages(), _size, self._options.read_ahead_mib * _MIB)
         thread = threading.Thread(target=self._play, args=(ahead,), name="player", daemon=True)
@@ -115,6 +116,9 @@ class _Playing:
                     self._view.show()
                     thread.join(_LOOK_S)
         except KeyboardInterrupt:
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one need not stop what is bounded anyway
+                signal.signal(number, signal.SIG_IGN)
+            end_within(_ENDS_WITHIN_S, 0)
             self._console.print("interrupted")
         finally:
             self._player.end()
@@ -124,9 +128,6 @@ class _Playing:
         return self._summary()
 
     def _play(self, ahead: ReadAhead[LogMessage | None]) -> None:
-        # What is due does not wait for a free processor core; the perf node's own priority is higher.
-        with contextlib.suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
         try:
             self._player.play(ahead)
         except TorchperfError as error:

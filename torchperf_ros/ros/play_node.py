@@ -193,8 +193,9 @@ class PlayNode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        end_s = time.monotonic() + _LAST_S
         for publisher in self._publishers.values():  # who subscribed reliably gets the last messages
-            publisher.wait_for_all_acked(Duration(seconds=_LAST_S))
+            publisher.wait_for_all_acked(Duration(seconds=max(end_s - time.monotonic(), 0)))
         self._shut_down()
         self._thread.join()
 
