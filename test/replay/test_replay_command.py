@@ -108,3 +108,20 @@ def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_statu
     assert "interrupted: the results reach up to there" in err
     assert f"wrote {run}" in out
     assert not read_run(run).summary["complete"]
+
+
+def test_given_a_folder_of_evidence_when_replayed_then_its_recording_parameters_and_step_times_are_taken(tmp_path):
+    evidence = tmp_path / "incident"
+    write_points(evidence / "black_box", drive(20))
+    (evidence / "parameters.json").write_text(json.dumps(one_stage(budget_ms=61.0)), encoding="utf-8")
+    start = {"v": 1, "kind": "start", "t_ns": 1, "stages": [{"name": "first", "tiers": ["full", "fast"]}]}
+    frame = {
+        "v": 1, "kind": "frame", "stage": "first", "seq": 0, "t_ns": 2, "stamp_ns": 5, "total_ms": 17.0, "tier": "full",
+        "inference_ms": 17.0, "decode_ms": 0, "preprocess_ms": 0, "postprocess_ms": 0, "outcome": "on_time",
+    }  # fmt: skip
+    (evidence / "records.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(frame)}\n", encoding="utf-8")
+    done = torchperf(evidence, "--pace", "virtual", "--json", tmp_path / "run.json")
+    assert done.exit_code == 0, done.output
+    (rows,) = read_run(tmp_path / "run.json").frames.values()
+    assert set(rows["total_ms"]) == {17.0}
+    assert set(rows["budget_ms"]) == {61.0}

@@ -58,7 +58,7 @@ def replay(
         ReplayError: a stage cannot run.
         OSError: the output cannot be written.
     """
-    config = read_config(options)
+    config = read_config(options, log)
     troubles: list[str] = []
 
     def note(text: str) -> None:
@@ -82,7 +82,7 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     Raises:
         As `replay` does.
     """
-    config = paced(read_config(options), options.pace)
+    config = paced(read_config(options, log), options.pace)
     notes: list[str] = []
     with LogReader(recording_in(log), notes.append) as reader, contextlib.ExitStack() as ending:
         record = ReplayRecord(config.stages, lambda: reader.start_ns, None)

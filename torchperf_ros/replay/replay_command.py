@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _PARTIAL = 1
 _BAD_INPUT = 2
+_PLAIN_WIDTH = 120
 
 
 def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -18,7 +19,8 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         list[Path], typer.Argument(help="A rosbag2 folder, .mcap, .db3 or ROS 1 .bag; or several, or folders of such.")
     ],
     params: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The node's parameter file; default: every default.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The node's parameter file; default: that of the evidence, else none."),
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -96,6 +98,8 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
     from torchperf_ros.replay.replay_view import lines, progress_bar, stage_table
 
     told, shown = Console(stderr=True), Console()
+    if not shown.is_terminal:
+        shown = Console(width=_PLAIN_WIDTH)
     for file in files:
         check_run_path(file)
     if dry_run:
@@ -103,7 +107,7 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
             shown.print(line, highlight=False, soft_wrap=True)
         return True
     if options.pace == "real":
-        _prefer_this_process(options)
+        _prefer_this_process(options, log)
     with progress_bar(log.name, told) as progress:
         result = replay(log, options, progress, lambda text: told.print(text, highlight=False, soft_wrap=True))
     shown.print(stage_table(result))
@@ -117,12 +121,12 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
     return result.complete
 
 
-def _prefer_this_process(options: "ReplayOptions") -> None:
+def _prefer_this_process(options: "ReplayOptions", log: Path) -> None:
     """Set this process up for deadlines, as the node does with its own."""
     from torchperf_ros.replay.replay_config import read_config
     from torchperf_ros.supervise import realtime
 
-    config = read_config(options)
+    config = read_config(options, log)
     realtime.keep_freed_memory(max(stage.max_frame_bytes for stage in config.stages))
     scheduling = realtime.prefer_this_process(config.realtime_priority)
     if ":" in scheduling:

@@ -3,16 +3,20 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 from torchperf_ros.core.config import NodeConfig
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS
-from torchperf_ros.core.params_file import config_of, params_of_file
+from torchperf_ros.core.params_file import config_of, params_of_file, read_yaml
 from torchperf_ros.replay.replay_options import PACES, ReplayOptions
 
 _NO_DEADLINE_MS = 24 * 3_600_000.0
 _LONGEST_RUN_MS = 600_000.0
+_EVIDENCE: Final = "parameters.json"
 _OF_THE_PLACE = (
     "autostart", "metrics_port", "metrics_address", "cache_dir", "cache_mib", "evidence_dir", "evidence_mib",
     "evidence_count", "recorder", "record_dir", "record_mib", "watch", "start_timeout_s",
@@ -20,8 +24,14 @@ _OF_THE_PLACE = (
 """Parameters of where and how a node is operated; what a replay comes to does not depend on them."""
 
 
-def read_config(options: ReplayOptions) -> NodeConfig:
+def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     """The parameters, as the node would have them.
+
+    Those of a file, if one is named; else those that a folder of evidence holds; else every default.
+
+    Args:
+        options: which file, and what replaces its values.
+        log: what is to be replayed.
 
     Raises:
         ConfigError: the file cannot be used, or a value is not allowed.
@@ -29,7 +39,12 @@ def read_config(options: ReplayOptions) -> NodeConfig:
     if options.pace not in PACES:
         msg = f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}"
         raise ConfigError(msg)
-    values = {} if options.params is None else params_of_file(options.params)
+    values: Mapping[str, object] = {}
+    if options.params is not None:
+        values = params_of_file(options.params)
+    elif log is not None and (log / _EVIDENCE).is_file():
+        found = read_yaml(log / _EVIDENCE, "parameters")
+        values = found if isinstance(found, Mapping) else {}
     config = config_of({**values, **options.overrides})
     known = {p.name for p in NODE_PARAMETERS}
     known |= {f"{stage.name}.{p.name}" for stage in config.stages for p in STAGE_PARAMETERS}
