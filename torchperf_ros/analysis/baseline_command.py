@@ -22,6 +22,7 @@ DirOption = Annotated[
     Path | None, typer.Option("--dir", help="Where baselines lie; default: the user's state folder (XDG_STATE_HOME).")
 ]
 _SHORT = 12
+_TO_THE_SECOND = 19
 
 
 @app.command()
@@ -72,7 +73,9 @@ def list_baselines(folder: DirOption = None) -> None:
     for one in found:
         frames = ", ".join(f"{stage} {count:,}" for stage, count in one.frames.items())
         machine = " ".join(filter(None, [one.cpu, one.fingerprint[:_SHORT]])) or "-"
-        table.add_row(one.name, one.saved_at, one.commit[:_SHORT] or "-", one.log or "-", machine, frames)
+        table.add_row(
+            one.name, one.saved_at[:_TO_THE_SECOND], one.commit[:_SHORT] or "-", one.log or "-", machine, frames
+        )
     _console().print(table)
 
 
@@ -135,7 +138,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         request.check()
         store = BaselineStore(folder)
         baseline = store.get(to) if to else store.best_for(load_run(new), across_machines)
-        typer.echo(f"baseline: {baseline.name}, saved {baseline.saved_at}", err=True)
+        typer.echo(f"baseline: {baseline.name}, saved {baseline.saved_at[:_TO_THE_SECOND]} UTC", err=True)
         status = options.regress(request, baseline.run, new, (f"baseline {baseline.name}", str(new)))
     except (TorchperfError, OSError) as error:
         options.fail(str(error))
@@ -150,7 +153,8 @@ def _show(one: "Baseline") -> None:
     from torchperf_ros.core.quantiles import Quantiles
 
     told = {
-        "baseline": one.name, "saved": one.saved_at, "file": str(one.run), "commit": one.commit or "not told",
+        "baseline": one.name, "saved": f"{one.saved_at[:_TO_THE_SECOND]} UTC", "file": str(one.run),
+        "commit": one.commit or "not told",
         "log": f"{one.log or 'not told'} {one.log_sha256[:_SHORT]}",
         "machine": f"{one.cpu or 'not told'} {one.fingerprint}", "parameters": one.params_sha256[:_SHORT] or "not told",
         **{f"model of {stage}": value[:_SHORT] or "not told" for stage, value in one.model.items()},

@@ -4,9 +4,9 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ class Baseline:
     Attributes:
         name: in its store.
         run: the run's file.
-        saved_at: ISO time, UTC.
+        saved_at: ISO time, UTC, to the microsecond.
         commit: what the code was; may be empty.
         log_sha256, log: the log's hash and name; may be empty.
         fingerprint, cpu: of the machine; may be empty.
@@ -166,7 +166,7 @@ def _card(run: RunFrames, commit: str) -> dict[str, Any]:
     model = run.fact("model")
     return {
         "v": _VERSION,
-        "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "saved_at": datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         "commit": commit or _text(run.fact("commit")),
         "log_sha256": _text(run.fact("log", "sha256")),
         "log": Path(_text(run.fact("log", "path"))).name,

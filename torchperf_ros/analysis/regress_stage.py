@@ -18,7 +18,7 @@ from torchperf_ros.analysis.regress_verdict import Estimate
 
 SHARES: Final = (0.50, 0.95, 0.99)
 _LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
-LEAST_BLOCKS: Final = 10.0
+LEAST_BLOCKS: Final = 5.0
 """Fewer say too little about how much a resample varies."""
 _LEAST_SHARE_FRAMES: Final = 30
 _LEAST_JITTER: Final = 5.0

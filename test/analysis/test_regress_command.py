@@ -1,0 +1,153 @@
+"""`torchperf regress` as people use it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from torchperf_ros.cli import app
+from torchperf_ros.core.run_file import write_run
+
+sys.path.insert(0, str(Path(__file__).parent))
+import regress_runs as made
+import report_logs as logs
+
+
+def regress(*arguments):
+    return CliRunner().invoke(app, ["regress", *map(str, arguments), "--resamples", "500"])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs: `base`, `same` of the same kind, and `slower`."""
+    folder = tmp_path_factory.mktemp("runs")
+    values = [made.latencies(2500, seed) for seed in (1, 2, 3)]
+    write_run(made.run(values[0]), folder / "base.json")
+    write_run(made.run(values[1]), folder / "same.parquet")
+    write_run(made.run(values[2] * 1.2), folder / "slower.json")
+    return folder
+
+
+def test_given_a_run_of_the_same_kind_when_compared_then_the_status_is_0(runs):
+    done = regress(runs / "base.json", runs / "same.parquet", "--min-effect", "p99=20%", "--min-effect", "jitter=30%")
+
+    assert done.exit_code == 0, done.output
+    assert re.search(r"p99 latency \[ms\] .* equivalent", done.stdout)
+    assert done.stdout.splitlines()[-1].startswith("Nothing is worse; ")
+
+
+def test_given_a_slower_run_when_compared_then_the_status_is_1_and_every_file_says_the_same(runs, tmp_path):
+    outputs = [tmp_path / name for name in ("v.md", "v.html", "v.json")]
+    done = regress(runs / "base.json", runs / "slower.json", "--markdown", outputs[0], "--html", outputs[1], "--json",
+                   outputs[2])  # fmt: skip
+    headline = done.stdout.splitlines()[-1]
+    told = json.loads(outputs[2].read_text(encoding="utf-8"))
+
+    assert done.exit_code == 1, done.output
+    assert re.match(r"\d metrics are worse: perception p50 latency \+\d\.\d+ ms \(\+\d+\.\d%\)", headline)
+    assert outputs[0].read_text(encoding="utf-8").startswith(f"**{headline}**\n")
+    assert headline in outputs[1].read_text(encoding="utf-8")
+    assert (told["status"], told["verdict"]) == (1, headline)
+    assert told["base"]["commit"] == "0123456789abcdef"
+    found = {one["metric"]: one for one in told["findings"]}
+    assert found["p50"]["verdict"] == "worse"
+    assert found["p50"]["low"] < found["p50"]["new"] - found["p50"]["base"] < found["p50"]["high"]
+    assert found["max"]["low"] is None
+
+
+def test_given_markdown_when_read_then_the_verdict_comes_first_and_the_rest_is_folded_away(runs, tmp_path):
+    path = tmp_path / "v.md"
+    regress(runs / "base.json", runs / "slower.json", "--markdown", path)
+    shown, folded = path.read_text(encoding="utf-8").split("<details>")
+
+    assert "`slower.json` against `base.json`" in shown
+    assert "| perception p50 latency [ms] |" in shown
+    assert "equivalent" not in shown
+    assert "equivalent" in folded
+    assert folded.rstrip().endswith("</details>")
+
+
+def test_given_few_frames_when_compared_then_only_strict_fails_and_says_how_many_would_do(runs, tmp_path):
+    write_run(made.run(made.latencies(100, 4)), tmp_path / "short.json")
+
+    done = regress(runs / "base.json", tmp_path / "short.json")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"p99 latency \[ms\].* not enough data: about [\d,]+ frames would be", done.stdout)
+    assert regress(runs / "base.json", tmp_path / "short.json", "--strict").exit_code == 1
+
+
+def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_runs(tmp_path):
+    drive = logs.write_log(tmp_path / "drive")
+    done = regress(drive, drive)
+
+    assert done.exit_code == 0, done.output
+    assert "planning p99 latency" in done.stdout
+    assert "perception: every latency is the same in both runs" in done.stdout
+    assert "machine: not told by both runs" in done.stdout
+
+
+def test_given_a_metric_to_skip_when_compared_then_it_is_not_there(runs):
+    done = regress(runs / "base.json", runs / "slower.json", "--skip", "p50", "--skip", "max")
+
+    assert "p50 latency" not in done.stdout.split("- perception")[0]
+    assert "longest" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--min-effect", "p98=3%"], "--min-effect 'p98=3%': no metric 'p98'; there are: p50"),
+        (["--skip", "p98"], "--skip 'p98': no such metric"),
+        (["--correction", "bonferroni"], "--correction 'bonferroni': has to be one of holm, bh, none"),
+        (["--json", "none/there.json"], "--json none/there.json: needs a file name in an existing folder"),
+        (["--min-effects", "none.yaml"], "--min-effects none.yaml: cannot be read (No such file or directory)"),
+    ],
+)
+def test_given_an_option_that_is_not_allowed_when_run_then_one_line_says_so(runs, arguments, words):
+    done = regress(runs / "base.json", runs / "same.parquet", *arguments)
+
+    assert done.exit_code == 2
+    assert done.output.startswith(f"torchperf: {words}")
+    assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.json", None, "none.json: does not exist"),
+        ("text.json", "hello", "text.json: is no run that `torchperf replay"),
+        ("text.parquet", "hello", "text.parquet: is no Parquet file"),
+        ("text.txt", "hello", "text.txt: is no rosbag2 folder"),
+        ("text.jsonl", "hello", "text.jsonl: none of its 1 lines is a record"),
+    ],
+)
+def test_given_a_file_that_is_no_run_when_compared_then_one_line_names_it(runs, tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    done = regress(runs / "base.json", tmp_path / name)
+
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "Traceback" not in done.output
+
+
+def test_given_a_run_without_frames_when_compared_then_it_says_so(runs, tmp_path):
+    write_run(made.run(np.empty(0)), tmp_path / "empty.json")
+    done = regress(runs / "base.json", tmp_path / "empty.json")
+
+    assert done.exit_code == 2
+    assert "empty.json: holds no frame that was answered" in done.output
+
+
+def test_given_another_machine_when_compared_then_it_is_refused_unless_asked_for(runs, tmp_path):
+    there = {**made.summary()["machine"], "cpu": "Cortex-A1", "fingerprint": "0000"}
+    write_run(made.run(made.latencies(300, 5), machine=there), tmp_path / "there.json")
+
+    refused = regress(runs / "base.json", tmp_path / "there.json")
+    assert refused.exit_code == 2
+    assert "ran on another machine" in refused.output
+    assert regress(runs / "base.json", tmp_path / "there.json", "--across-machines").exit_code in {0, 1}

@@ -1,0 +1,83 @@
+"""The page of a comparison: what it holds, and what a browser shows without a network."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("plotly", reason="plotly is not installed")
+
+from torchperf_ros.analysis import regress_page
+from torchperf_ros.analysis.regress_compare import compare
+from torchperf_ros.analysis.regress_figures import CURVE
+from torchperf_ros.analysis.regress_page import write_page
+from torchperf_ros.analysis.regress_run import of_run
+from torchperf_ros.analysis.regress_stage import Resampling
+
+sys.path.insert(0, str(Path(__file__).parent))
+import regress_runs as made
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page of a run with a longer tail, a `<script>` in its name, and memory."""
+    values = made.latencies(1500, 2)
+    seconds = np.arange(200.0)
+    base = of_run(made.run(made.latencies(1500, 1)), "base.json")
+    new = of_run(made.run(np.where(values > 24, values * 1.5, values)), "runs/<script>x")
+    base, new = (replace(run, memory_s=seconds, memory_mib=800 + seconds / 10) for run in (base, new))
+    path = tmp_path_factory.mktemp("page") / "verdict.html"
+    write_page(compare(base, new, resampling=Resampling(300, curve=CURVE)), 0.95, path)
+    return path
+
+
+def without_plotly(page):
+    return page.read_text(encoding="utf-8").replace(regress_page.get_plotlyjs(), "")
+
+
+def test_given_a_page_when_read_then_it_has_verdict_table_and_pictures_and_asks_for_nothing(page):
+    text = without_plotly(page)
+    figures = json.loads(re.search(r"const figures = (\{.*\});\n", text)[1])
+
+    assert "worse: perception p99 latency" in text
+    assert "<td>p99 latency [ms]</td>" in text
+    assert "<script>x" not in text
+    assert not re.findall(r"(?:src|href)=[\"']?http", text)
+    assert len(figures) == 4
+    at = figures["figure1"]["data"][2]["x"]
+    assert at[0] == "p5"
+    assert {"p50", "p95", "p99", "p99.5"} <= set(at)
+    low, high = (figures["figure1"]["data"][place]["y"] for place in (1, 0))
+    assert all(lower <= upper for lower, upper in zip(low, high, strict=True))
+
+
+def test_given_the_picture_of_the_tail_when_read_then_its_shares_are_those_of_the_frames(page):
+    curve = json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(page))[1])["figure0"]["data"][0]
+    values = made.latencies(1500, 1)
+
+    assert curve["y"][-1] == pytest.approx(100 / 1500, abs=1e-3)
+    for at in (0, len(curve["x"]) // 2, -1):
+        assert 100 * np.mean(values >= curve["x"][at] - 1e-4) == pytest.approx(curve["y"][at], abs=0.07)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on this machine")
+def test_given_a_browser_without_a_network_when_the_page_is_opened_then_every_picture_is_drawn(page, tmp_path):
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=10000",
+         "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", f"--user-data-dir={tmp_path}",
+         "--dump-dom", page.as_uri()],
+        check=False, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert 'data-drawn="4"' in done.stdout
+    assert done.stdout.count('class="main-svg"') >= 4
+    assert not re.findall(r":CONSOLE[:(].*", done.stderr)
