@@ -1,0 +1,178 @@
+"""How often `torchperf regress` is wrong: false alarms on identical runs, and changes of 5 % that it finds.
+
+Every run is simulated: 20 ms times the exponential of an AR(1) with deviation 0.1, plus Pareto spikes (tail index 2.5)
+on a share of the frames; 3 % of the frames miss their budget, in bursts. Two runs are compared as by the command, with
+its defaults, and again with margins of zero, so that only the statistics stand between noise and an alarm.
+"""
+
+import argparse
+import concurrent.futures
+import itertools
+import math
+import os
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.latency_series import LatencyModel, Slower
+from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.analysis.regress_compare import Comparison, compare
+from torchperf_ros.analysis.regress_effect import METRICS, MinEffects
+from torchperf_ros.analysis.regress_stage import Resampling
+from torchperf_ros.analysis.regress_verdict import Rules, Verdict, judge
+
+TESTED = ("p50", "p95", "p99", "jitter", "miss")
+ALPHA = 0.05
+CHANGES = {"identical": None, "all frames": Slower(0.05, False), "tail only": Slower(0.05, True)}
+_EPILOG = """\
+interval: 95 % intervals that do not hold the true difference, 0; of those that there were data enough for
+alarm: comparisons with at least one metric `worse`
+the standard error of a share of 5 % is 1.5 points for 200 pairs, 1 for 500
+
+example:
+  ./run bench regress --changes identical --workers 2 --json regress.json"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is repeated: a model of latencies, a length, and what is different in the second run."""
+
+    phi: float
+    spikes: float
+    frames: int
+    change: str
+
+
+@dataclass
+class Counts:
+    """What came of the pairs of one cell: how many intervals there were and missed 0, alarms, and p99 verdicts."""
+
+    intervals: dict[str, int]
+    missed: dict[str, int]
+    alarms: int = 0
+    alarms_without_margins: int = 0
+    p99_worse: int = 0
+    p99_equivalent: int = 0
+    p99_unknown: int = 0
+    needed: tuple[float, ...] = ()
+
+
+def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
+    """Compare that many pairs."""
+    counts = Counts(dict.fromkeys(TESTED, 0), dict.fromkeys(TESTED, 0))
+    model, changed = LatencyModel(cell.phi, cell.spikes), CHANGES[cell.change]
+    random = np.random.default_rng([seed, round(cell.phi * 1000), round(cell.spikes * 1000), cell.frames])
+    none = Rules(MinEffects(f"{key}={_nothing(key)}" for key in METRICS))
+    needed = []
+    for number in range(pairs):
+        base, new = model.run(cell.frames, random), model.run(cell.frames, random, changed)
+        found = compare(base, new, Rules(), Resampling(resamples, number))
+        estimates = [finding.estimate for finding in found.findings]
+        for one in estimates:
+            if one.metric.key in TESTED and one.tested is not None:
+                counts.intervals[one.metric.key] += 1
+                counts.missed[one.metric.key] += not one.tested.low <= 0 <= one.tested.high
+        counts.alarms += bool(found.with_verdict(Verdict.WORSE))
+        counts.alarms_without_margins += any(one.verdict is Verdict.WORSE for one in judge(estimates, none))
+        p99 = _p99(found)
+        counts.p99_worse += p99.verdict is Verdict.WORSE
+        counts.p99_equivalent += p99.verdict is Verdict.EQUIVALENT
+        counts.p99_unknown += p99.verdict is Verdict.NOT_ENOUGH
+        needed.append(p99.needed)
+    counts.needed = tuple(needed)
+    return counts
+
+
+def _p99(found: Comparison):
+    return next(one for one in found.findings if one.estimate.metric.key == "p99")
+
+
+def _nothing(key: str) -> str:
+    unit = METRICS[key].unit
+    return f"0{'pp' if unit == '%' else unit}"
+
+
+def main() -> int:
+    """Simulate, compare, count, show."""
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--pairs", type=int, default=200, help="of runs, for each line (default 200)")
+    parser.add_argument("--resamples", type=int, default=500, help="of each run (default 500)")
+    parser.add_argument("--frames", type=int, nargs="+", default=[300, 1000, 3000, 10_000], help="in each run")
+    parser.add_argument("--phi", type=float, nargs="+", default=[0.0, 0.5, 0.9, 0.97], help="autocorrelation")
+    parser.add_argument("--spikes", type=float, nargs="+", default=[0.002, 0.02], help="share of frames with a spike")
+    parser.add_argument("--changes", nargs="+", choices=list(CHANGES), default=list(CHANGES), help="what is simulated")
+    parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
+    parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
+    arguments = parser.parse_args()
+    report = Report("regress", arguments)
+    cells = [Cell(*told) for told in itertools.product(
+        arguments.phi, arguments.spikes, arguments.frames, arguments.changes)]  # fmt: skip
+    found = _counted(cells, arguments)
+    _show(report, found, arguments.pairs)
+    identical = [counts for cell, counts in found.items() if cell.change == "identical"]
+    targets = []
+    if identical:
+        pairs = len(identical) * arguments.pairs
+        alarms, bare = (sum(getattr(one, name) for one in identical) / pairs for name in (
+            "alarms", "alarms_without_margins"))  # fmt: skip
+        worst = max(one.alarms for one in identical) / arguments.pairs
+        targets = [
+            Target("alarms on identical runs", alarms, "<=", ALPHA),
+            Target("the same without margins", bare, "<=", ALPHA),
+            Target(
+                "alarms in the worst line", worst, "<=", ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / arguments.pairs)
+            ),
+        ]
+    report.finish({"cells": [{**vars(cell), **_figures(counts, arguments.pairs)} for cell, counts in found.items()]},
+                  targets)  # fmt: skip
+    return 0
+
+
+def _counted(cells: list[Cell], arguments: argparse.Namespace) -> dict[Cell, Counts]:
+    found = {}
+    with concurrent.futures.ProcessPoolExecutor(arguments.workers, initializer=os.nice, initargs=(2,)) as pool:
+        waiting = {pool.submit(count, cell, arguments.pairs, arguments.resamples, arguments.seed): cell
+                   for cell in sorted(cells, key=lambda cell: -cell.frames)}  # fmt: skip
+        for number, done in enumerate(concurrent.futures.as_completed(waiting), 1):
+            found[waiting[done]] = done.result()
+            say(f"{number} of {len(cells)}: {waiting[done]}")
+    return {cell: found[cell] for cell in cells}
+
+
+def _figures(counts: Counts, pairs: int) -> dict[str, float | None]:
+    known = [value for value in counts.needed if math.isfinite(value)]
+    return {
+        **{f"interval_{key}": counts.missed[key] / counts.intervals[key] if counts.intervals[key] else math.nan
+           for key in TESTED},
+        "alarm": counts.alarms / pairs,
+        "alarm_without_margins": counts.alarms_without_margins / pairs,
+        "p99_worse": counts.p99_worse / pairs,
+        "p99_equivalent": counts.p99_equivalent / pairs,
+        "p99_not_enough": counts.p99_unknown / pairs,
+        "p99_frames_needed": float(np.median(known)) if known else math.nan,
+    }  # fmt: skip
+
+
+def _show(report: Report, found: dict[Cell, Counts], pairs: int) -> None:
+    for change in CHANGES:
+        rows = []
+        for cell, counts in found.items():
+            if cell.change != change:
+                continue
+            figures = _figures(counts, pairs)
+            keys = [*(f"interval_{key}" for key in TESTED), "alarm_without_margins"] if change == "identical" else [
+                "p99_not_enough", "p99_frames_needed"]  # fmt: skip
+            told = [figures["alarm"], figures["p99_worse"], figures["p99_equivalent"], *(figures[key] for key in keys)]
+            rows.append((f"{cell.phi:g}", f"{cell.spikes:.1%}", cell.frames, *told))
+        columns = ["phi", "spikes", "frames", "alarm", "p99 worse", "p99 equivalent"]
+        columns += [*(f"interval {key}" for key in TESTED), "alarm, no margins"] if change == "identical" else [
+            "p99 not enough data", "frames needed, it says"]  # fmt: skip
+        if rows:
+            title = "Identical runs" if change == "identical" else f"p99 longer by 5 %: {change}"
+            report.table(title, columns, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
