@@ -15,6 +15,7 @@ CURVE: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 
 _POINTS: Final = 1500
 _LEGEND: Final = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 _WHOLE: Final = 100.0
+_BUDGET_SHOWN: Final = 3.0
 _COLOURS: Final = (BLUE, ORANGE)
 _BANDS: Final = "rgba(0,158,115,0.2)"
 
@@ -34,7 +35,8 @@ def exceedance(base: StageFrames, new: StageFrames) -> go.Figure:
             name=f"{word} ({len(values):,})", line={"color": colour, "width": 2, "shape": "hv"},
             hovertemplate="%{y:.2f} % took %{x:.2f} ms or more",
         )  # fmt: skip
-    if np.isfinite(new.budget_ms):
+    longest_ms = np.nanmax(np.concatenate([base.total_ms, new.total_ms, [0.0]]))
+    if new.budget_ms <= _BUDGET_SHOWN * longest_ms:  # without a deadline the budget is a day
         figure.add_vline(x=new.budget_ms, line={"color": VERMILION, "dash": "dash", "width": 1.5},
                          annotation_text="budget", annotation_position="top left")  # fmt: skip
     figure.update_xaxes(title_text="ms, receipt to publish")
