@@ -71,6 +71,7 @@ def test_given_a_replay_when_its_output_is_read_then_outputs_rows_and_inputs_lie
     assert counts["/perf/latency_stages"] == 24
     assert counts["/perf/latency"] == 12
     assert counts["/perf/anomaly"] >= 1
+    assert counts["/perf/memory"] == counts["/perf/memory_stats"] == counts["/diagnostics"] >= 1
     times = [message.t_ns for message in messages if message.topic == "/first"]
     assert times == sorted(times)
     assert times[0] == START_NS + 2 * MS

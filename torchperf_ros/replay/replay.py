@@ -20,6 +20,7 @@ from torchperf_ros.replay.replay_result import ReplayResult
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.replay_summary import (
     anomalies_summary,
+    compile_s,
     device_of,
     log_hash,
     model_hashes,
@@ -138,19 +139,21 @@ class _Replay:
             wanted = stages.start()
             topics = match_topics(wanted, self._reader.topics, options.remap, self._reader.path, self._note)
             self._feed.connect(topics, stages, output)
-            memory = MemorySeries(() if virtual else stages.actors)  # which knows no virtual time
+            actors = stages.actors
+            # neither memory nor what `/diagnostics` says of the machine knows virtual time
+            memory = MemorySeries(() if virtual else actors, lambda use: record.vitals(use, actors))
             started_s = time.monotonic()
             complete = self._through(pace, stages, record, memory)
             took_s = time.monotonic() - started_s
             if output is not None:
                 output.close()
-            results = stage_results(stages.actors, record, options.output)
+            results = stage_results(actors, record, options.output)
             duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
             summary = {
                 "log": {**identity, "messages": self._feed.given, "duration_s": duration_s},
-                "params_sha256": params_hash(self._config), "model": model_hashes(stages.actors),
+                "params_sha256": params_hash(self._config), "model": model_hashes(actors),
                 "pace": options.pace, "seed": options.seed, **pace.summary,
-                **place_summary(device_of(stages.actors)), "start_up_s": stages.start_up_s, "compile_s": None,
+                **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compile_s(actors),
                 "took_s": took_s, "memory": memory.summary, "stages": [stage_summary(stage) for stage in results],
                 "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
                 "complete": complete,

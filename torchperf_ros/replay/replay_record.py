@@ -8,16 +8,18 @@ from typing import Final
 
 from torchperf_ros.core.anomaly_desk import AnomalyDesk
 from torchperf_ros.core.anomaly_rules import Anomaly
-from torchperf_ros.core.clock import NS_PER_S
+from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.frame import Answer
 from torchperf_ros.core.frame_table import FrameTable
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.topic_map import absolute
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
-from torchperf_ros.telemetry.labelled_array import float64_bytes
+from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.telemetry.diagnostics import diagnostic_bytes, stage_status
+from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.latency_record import LatencyRecord
+from torchperf_ros.telemetry.memory import LABELS, MemoryUse
 
 NODE: Final = "/perf"
 _FLOAT: Final = "std_msgs/msg/Float64"
@@ -67,6 +69,7 @@ class ReplayRecord:
         self._portable = portable
         self._output = output
         self._desk = AnomalyDesk()
+        self._memory = LabelledArray(LABELS)
         self._next_tick_ns: int | None = None
 
     # -- the stages' threads ------------------------------------------------------------------------------------------
@@ -125,6 +128,17 @@ class ReplayRecord:
             if self._output is not None:
                 data = diagnostic_bytes(event, NODE, now_ns)
                 self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
+
+    def vitals(self, memory: MemoryUse, stages: Sequence[StageActor]) -> None:
+        """Put memory and health into the output, as the node's reporter does once a second."""
+        if self._output is None:
+            return
+        now_ns, clock_ns = self._now(), monotonic_ns()
+        healths = [(stage, stage.journal.health.state(clock_ns)) for stage in stages]
+        statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
+        self._output.write(f"{NODE}/memory", _FLOAT, float64_bytes(memory.workers_mib), now_ns)
+        self._output.write(f"{NODE}/memory_stats", _ARRAY, self._memory.encode(memory.row()), now_ns)
+        self._output.write("/diagnostics", _DIAGNOSTICS, diagnostic_bytes(statuses, NODE, now_ns), now_ns)
 
     @property
     def lost(self) -> int:

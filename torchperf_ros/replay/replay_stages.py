@@ -19,6 +19,7 @@ from torchperf_ros.supervise.stage_ports import StagePorts
 from torchperf_ros.supervise.worker_setup import worker_setup
 
 _POLL_S: Final = 0.02
+_COMPILING_TAKES: Final = 10  # times as long as loading
 
 
 class ReplayError(TorchperfError):
@@ -77,7 +78,7 @@ class ReplayStages:
             anomaly=self._record.found,
             log=lambda severity, text: None if severity == "info" else self._say(text),
         )
-        setup = {**worker_setup(stage, self._config), "identify": True}
+        setup = {**worker_setup(stage, self._config), "identify": True, "compile_first": True}
         return StageActor(stage, setup, ports, life.ros_now, life.machinery)
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
@@ -116,7 +117,8 @@ class ReplayStages:
     def _wait_until_ready(self, actor: StageActor) -> None:
         """Wait for every worker of a stage, the standby included: it can step in from the first frame on."""
         crew, name = actor.crew, actor.config.name
-        give_up_s = time.monotonic() + self._config.start_timeout_s * actor.config.workers
+        patience_s = self._config.start_timeout_s * (_COMPILING_TAKES if actor.config.engine == "compile" else 1)
+        give_up_s = time.monotonic() + patience_s * actor.config.workers
         while not all(worker is not None and worker.usable for worker in crew.workers):
             if crew.gave_up or time.monotonic() > give_up_s:
                 why = crew.last_error or f"it is not ready ({crew.progress})"

@@ -45,6 +45,13 @@ def model_hashes(actors: Sequence[StageActor]) -> dict[str, str]:
     return found
 
 
+def compile_s(actors: Sequence[StageActor]) -> float | None:
+    """Seconds in which torch.compile made the first workers' tiers ready; None where no tier runs by it."""
+    workers = [next(iter(actor.crew.everyone), None) for actor in actors]
+    tiers = [tier for worker in workers if worker is not None for tier in worker.tiers if tier["engine"] == "compile"]
+    return sum(float(tier["load_s"]) for tier in tiers) if tiers else None
+
+
 def device_of(actors: Sequence[StageActor]) -> str:
     """What the models ran on, for example `cpu`."""
     described = [actor.crew.description for actor in actors if actor.crew.description is not None]

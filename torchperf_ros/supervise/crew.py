@@ -157,8 +157,10 @@ class Crew:
 
     def _spawn(self, number: int) -> WorkerProcess:
         generation = self.succession.renewal.generation
-        # the first one has to serve at once; what takes long to compile is left to those that come beside it
-        compiles = self.ready and self.succession.may_compile
+        # the first one has to serve at once; what takes long to compile is left to those that come beside it, unless
+        # nobody waits: `compile_first`
+        begins = self.ready or bool(self.succession.renewal.setup.get("compile_first"))
+        compiles = begins and self.succession.may_compile
         setup = {**self.succession.renewal.setup, "background": self.ready, "compile": compiles}
         worker = WorkerProcess(number, setup, self.ring, self._result_bytes)
         worker.generation = generation

@@ -41,6 +41,7 @@ class TierFacts:
         chunked: frames whose batch was run in parts.
         waste: share of what the engine ran that was padding, 0 to 1.
         model: hash of weights and code, if it was asked for at the start; "" otherwise.
+        load_s: how long it took to make it ready, compiling included.
     """
 
     name: str
@@ -60,6 +61,7 @@ class TierFacts:
     chunked: int = 0
     waste: float = 0.0
     model: str = ""
+    load_s: float = 0.0
 
 
 class Tier:

@@ -1,6 +1,7 @@
 """Makes each tier ready to run: by the engine that was asked for if it is there and right, else by eager."""
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class TierLoader:
         Raises:
             AdapterError: the adapter's model or inputs cannot be used.
         """
+        started_s = time.monotonic()
         name = self._setup["tiers"][number]
         options = BuildOptions(**self._setup["build"][number])
         package = self._setup["packages"][number]
@@ -70,6 +72,7 @@ class TierLoader:
             tier = self._with_engine(name, model.to(self._device.device), options, example)
         if hashes and self._setup.get("identify"):
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
+        tier.facts.load_s = time.monotonic() - started_s
         return tier
 
     def _ready(
