@@ -1,5 +1,6 @@
 """The examples do what their READMEs say, on a copy, as a user would run them."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,14 +9,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-EXACT = """
-import pytest
-from torchperf_ros.replay.message_rule import MessageRule, Tolerance
-
-@pytest.fixture(scope="session")
-def golden_rules():
-    return {"visualization_msgs/msg/Marker": MessageRule(ignore=("lifetime",), tolerances={"": Tolerance()})}
-"""
+GUIDE = (EXAMPLES.parent / "docs" / "testing.md").read_text(encoding="utf-8")
+TEST, RULES = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +33,31 @@ def change(file, old, new):
     file.write_text(text.replace(old, new))
 
 
+def test_given_the_guide_when_it_shows_a_test_then_it_is_the_examples(package):
+    assert (package / "test" / "test_drive.py").read_text(encoding="utf-8").endswith(TEST)
+
+
 def test_given_the_example_as_it_is_when_tested_then_it_passes_without_a_warning(package):
     status, text = run(package)
     assert status == 0, text
     assert "1 passed in" in text
 
 
-def test_given_a_changed_output_when_tested_then_the_test_fails_until_the_command_that_it_names_is_run(package):
-    model = package / "guarded_drive" / "lead_vehicle.py"
-    change(model, "right - left, bottom - top)", "right - left + 0.001, bottom - top)")
+def test_given_a_changed_output_when_tested_then_rules_decide_and_the_command_that_is_named_refreshes(package):
+    model, rules = package / "guarded_drive" / "lead_vehicle.py", package / "test" / "conftest.py"
+    change(model, "right - left, bottom - top)", "right - left + 0.1, bottom - top)")
+    rules.write_text(RULES, encoding="utf-8")
     status, text = run(package)
     assert status == 0, text
     assert "golden file test/golden/test_drive.test_low_sun.mcap is older: model of perception changed since" in text
 
-    (package / "test" / "conftest.py").write_text(EXACT)
+    rules.unlink()
     status, text = run(package)
     assert status == 1, text
-    for words in (
-        "outputs differ from golden file test/golden/test_drive.test_low_sun.mcap (model of perception changed since)",
-        "perception: 40 of 40 frames differ",
-        "first in frame seq 0, stamp 1760000000.000000000:",
-        "markers[1].scale.x is 1.8751875, golden 1.875: off by 0.0001875, allowed 0",
-    ):
-        assert words in text
-
+    shown = GUIDE[GUIDE.index("E       AssertionError: outputs differ") : GUIDE.index("E       the command that")]
+    assert shown in text
     (command,) = {line.partition("refreshes it: ")[2] for line in text.splitlines() if "refreshes it: " in line}
+
     status, text = run(package, command)
     assert status == 0, text
     assert "golden outputs: test/golden/test_drive.test_low_sun.mcap has 40 outputs" in text
@@ -75,7 +70,4 @@ def test_given_a_smaller_budget_when_tested_then_the_frames_that_came_late_are_s
     change(package / "config" / "lead_vehicle.yaml", "budget_ms: 50.0", "budget_ms: 30.0")
     status, text = run(package)
     assert status == 1, text
-    assert "perception: 22 of 40 frames not on time; those that took longest:" in text
-    (frame,) = [line.split() for line in text.splitlines() if " 1760000000.300000000 " in line]
-    assert frame[1] == "3"
-    assert frame[4:7] == ["late", "full", "hold_last"]
+    assert GUIDE[GUIDE.index("E       AssertionError: assert 0.55") : GUIDE.index("```\n\npytest shows")] in text

@@ -54,10 +54,7 @@ Rules = Mapping[str, MessageRule]
 """Rules by message type, for example `nav_msgs/msg/Path`."""
 
 USUAL: Final = Tolerance(absolute=1e-3, relative=1e-3)
-"""For floating-point numbers that no rule names: a millimetre, or a thousandth.
-
-float32 models differ by about 1e-5 between CPUs; what a vehicle does about it begins far above 1e-3.
-"""
+"""For floating-point numbers that no rule names: a millimetre, or a thousandth; see `docs/testing.md` for why."""
 
 BUILT_IN: Final[Rules] = MappingProxyType(
     {
