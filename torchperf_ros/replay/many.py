@@ -135,7 +135,7 @@ def replay_many(
             for name in (*kept, *replayed)
             if (summary := finished(many.folder / name, keys[name])) is not None
         }
-        _tell(summaries, failed, many, told, shown)
+        _tell(len(logs), summaries, failed, many, told, shown)
     reasons = {name: how.reason for name, (_, how) in failed.items()}
     return ManyResult(replayed, tuple(kept), reasons, interrupted, many.folder)
 
@@ -159,8 +159,8 @@ def _failed(ended: Mapping[str, Ended], task: LogTask) -> bool:
 
 
 def _tell(
-    summaries: Mapping[str, Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]], many: ManyOptions,
-    told: "Console", shown: "Console",
+    logs: int, summaries: Mapping[str, Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]],
+    many: ManyOptions, told: "Console", shown: "Console",
 ) -> None:  # fmt: skip
     """Write and show what all of it came to."""
     from torchperf_ros.replay.many_view import summary_table
@@ -169,13 +169,15 @@ def _tell(
     write_summary(many.folder, rows, failed)
     page = ""
     if rows:
-        shown.print(summary_table(rows), width=None if shown.is_terminal else _PLAIN_WIDTH)
+        if not shown.is_terminal:  # a file is as wide as it needs to be
+            shown.width = max(shown.width, _PLAIN_WIDTH)
+        shown.print(summary_table(rows))
         with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
             try:
                 page = write_page(many.folder, rows, failed, many.worst)
             except TorchperfError as error:
                 page = f"no page: {error}"
-    count = f"{len(summaries):,} of {len(summaries) + len(failed):,} logs have results in {many.folder}"
+    count = f"{len(summaries):,} of {logs:,} logs have results in {many.folder}"
     shown.print(f"{count}; {page}" if page else count, highlight=False, markup=False, soft_wrap=True)
 
 

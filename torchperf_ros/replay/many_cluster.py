@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros.replay.many_logs import ManyError
@@ -98,20 +99,39 @@ def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
     available = min(psutil.virtual_memory().available, int(MEMORY_LIMIT))
     workers = many.workers or default_workers(pace, len(os.sched_getaffinity(0)), available)
     workers = max(1, min(workers, logs))
-    with (
+    with contextlib.ExitStack() as stack:
         # the workers' temporary files, too, so that nothing stays of those that are killed
-        tempfile.TemporaryDirectory(prefix="torchperf_many_", ignore_cleanup_errors=True) as folder,
-        _silent(),
-        LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, host="127.0.0.1",
-            dashboard_address=many.dashboard or None, worker_dashboard_address=None, local_directory=folder,
-            silence_logs=logging.CRITICAL, security=_security(), env={"TMPDIR": folder},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        client.as_current(),
-    ):  # fmt: skip
-        client.register_plugin(_leave_signals_plugin())
-        yield Cluster(client, workers, workers, cluster.dashboard_link if many.dashboard else "")
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_many_", ignore_cleanup_errors=True))
+        stack.enter_context(_silent())
+        with _signals_held():
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, host="127.0.0.1",
+                    dashboard_address=many.dashboard or None, worker_dashboard_address=None, local_directory=folder,
+                    silence_logs=logging.CRITICAL, security=_security(), env={"TMPDIR": folder},
+                )
+            )  # fmt: skip
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+        stack.enter_context(client.as_current())
+        try:
+            yield Cluster(client, workers, workers, cluster.dashboard_link if many.dashboard else "")
+        finally:
+            with _signals_held():  # who presses Ctrl-C twice is in a hurry, and this is it
+                stack.close()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait; threads and processes that are started meanwhile never get them.
+
+    From a terminal they reach every process of the group; the command ends its workers itself.
+    """
+    resource_tracker.ensure_running()  # it lets the signals through when it is started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -157,17 +177,3 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _leave_signals_plugin() -> Any:  # noqa: ANN401 - distributed's WorkerPlugin
-    from distributed import WorkerPlugin
-
-    class LeaveSignals(WorkerPlugin):  # type: ignore[misc]
-        """Ctrl-C reaches the whole group; the command ends its workers itself."""
-
-        name = "leave_signals"
-
-        def setup(self, worker: object) -> None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    return LeaveSignals()

@@ -17,7 +17,7 @@ SUMMARY_JSON, SUMMARY_PARQUET, PAGE = "summary.json", "summary.parquet", "report
 KIND: Final = "replayed logs"
 VERSION: Final = 1
 _TEXT: Final = ("name", "path", "stage", "reason")
-_WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt")
+_WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt", "troubles")
 _REAL: Final = (
     "miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms", "log_s", "seconds", "speed",
 )  # fmt: skip
@@ -101,6 +101,7 @@ def _row(name: str, summary: Mapping[str, Any], stage: Mapping[str, Any]) -> dic
         "name": name, "path": summary["log"]["path"], "stage": stage["name"], "reason": None,
         "frames": stage["answered"], "received": stage["received"], "superseded": stage["superseded"],
         "stale": stage["stale"], "anomalies": stage["anomalies"], "attempt": summary["attempt"],
+        "troubles": len(summary["troubles"]),
         **{key: stage[key] for key in ("miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms")},
         "log_s": log_s, "seconds": seconds, "speed": log_s / seconds if seconds > 0 else None,
     }  # fmt: skip

@@ -25,7 +25,7 @@ class ManyView:
     def __init__(self, console: Console, logs: Sequence[FoundLog]) -> None:
         """Take the console, and what is to be replayed."""
         columns = (
-            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("left"),
+            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[at]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
         )  # fmt: skip
         self._bars = Progress(
@@ -38,15 +38,16 @@ class ManyView:
         self._parts: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._begun_s: dict[str, float] = {}
-        self._all = self._bars.add_task("", total=sum(self._weight(log) for log in logs))
+        self._all = self._bars.add_task("", total=sum(self._weight(log) for log in logs), at="left")
         self._tell()
 
     def progress(self, log: FoundLog, done_ns: int, total_ns: int) -> None:
         """A log is so far; `total_ns` is 0 where it is not known."""
         if log.name not in self._tasks:
-            self._tasks[log.name] = self._bars.add_task(f"  {escape(log.name)}", total=None)
+            self._tasks[log.name] = self._bars.add_task(f"  {escape(log.name)}", total=None, at="starts")
             self._begun_s[log.name] = time.monotonic()
-        self._bars.update(self._tasks[log.name], completed=done_ns, total=total_ns or None)
+        at = "left" if total_ns else "replays" if done_ns else "starts"
+        self._bars.update(self._tasks[log.name], completed=done_ns, total=total_ns or None, at=at)
         self._parts[log.name] = self._weight(log) * min(1.0, done_ns / total_ns) if total_ns else 0.0
         self._tell()
 
@@ -90,11 +91,11 @@ class ManyView:
 
 
 def summary_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The first 40 rows of `summary_rows`: the worst."""
+    """The first 40 rows of `summary_rows`: the worst. `notes`: what was wrong with a log and could be done without."""
     table = Table(title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("log", overflow="fold", min_width=20)
     table.add_column("stage", no_wrap=True)
-    for name in ("frames", "missed", "p50", "p99", "anomalies", "seconds", "speed"):
+    for name in ("frames", "missed", "p50", "p99", "anomalies", "notes", "seconds", "speed"):
         table.add_column(name, justify="right", no_wrap=True)
     before = ""
     for row in rows[:_MOST_ROWS]:
@@ -104,7 +105,7 @@ def summary_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             escape(row["name"]) if first else "", escape(row["stage"]), f"{row['frames']:,}", _share(row["miss_ratio"]),
             _ms(row["p50_ms"]), _ms(row["p99_ms"]), f"{row['anomalies']:,}",
-            f"{row['seconds']:.1f}" if first else "", speed if first else "",
+            f"{row['troubles']:,}" if first else "", f"{row['seconds']:.1f}" if first else "", speed if first else "",
         )  # fmt: skip
     if len(rows) > _MOST_ROWS:
         table.caption = f"{len(rows) - _MOST_ROWS:,} more rows in summary.parquet"
