@@ -12,6 +12,8 @@ from torchperf_ros.replay.log_storage import Channel, LogError, LogNotes, Part, 
 
 MAGIC: Final = b"SQLite format 3\0"
 _FARTHEST_ID: Final = 1 << 40
+_STEPS_AT_ONCE: Final = 1_000_000
+_STEPS_PER_BYTE: Final = 100  # a sound database needs about one
 _FORMATS: Final = {"ros2msg", "ros2idl"}
 
 
@@ -39,6 +41,9 @@ class Db3File(Storage):
             self._db = sqlite3.connect(f"file:{quote(str(unpacked or path))}?{how}", uri=True, check_same_thread=False)
         except sqlite3.Error as error:
             raise self._unreadable(error) from error
+        self._size = (unpacked or path).stat().st_size
+        self._steps = 0
+        self._db.set_progress_handler(self._goes_in_circles, _STEPS_AT_ONCE)
         self._db.text_factory = lambda data: data.decode(errors="replace")
         try:
             self._db.execute("PRAGMA writable_schema=ON")  # which opens files that are shorter than they should be, too
@@ -63,6 +68,11 @@ class Db3File(Storage):
     def close(self) -> None:
         """Close the database."""
         self._db.close()
+
+    def _goes_in_circles(self) -> bool:
+        """Whether a query takes longer than the size of the file can explain: damaged pages may lead to each other."""
+        self._steps += _STEPS_AT_ONCE
+        return self._steps > _STEPS_PER_BYTE * (self._size + _STEPS_AT_ONCE)
 
     def _unreadable(self, error: Exception) -> LogError:
         return LogError(f"log {self.path}: its topics cannot be read from the database: {error}")
@@ -109,6 +119,7 @@ class Db3File(Storage):
 
     def _read(self, wanted: dict[int, Channel], start_ns: int | None, end_ns: int | None) -> Iterator[RawMessage]:
         """By time; from where the database is damaged on, by number, without what has come already."""
+        self._steps = 0
         reached = (-1 << 63, -1)
         rows = (
             f"SELECT id, timestamp, topic_id FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"
@@ -118,9 +129,13 @@ class Db3File(Storage):
         try:
             for number, t_ns, topic in self._db.execute(rows):
                 (data,) = self._db.execute("SELECT data FROM messages WHERE id = ?", (number,)).fetchone() or (None,)
-                if (message := self._checked(number, t_ns, wanted.get(topic), data)) is not None:
-                    yield message
-                    reached = (t_ns, number)
+                if (message := self._checked(number, t_ns, wanted.get(topic), data)) is None:
+                    continue
+                if (message.t_ns, number) <= reached:
+                    msg = "its index leads backwards"
+                    raise sqlite3.DatabaseError(msg)
+                reached = (message.t_ns, number)
+                yield message
         except sqlite3.Error as error:
             why = f"the database is damaged ({error}); the rest is read in the order of writing"
             self._notes.lost(self.path, "index", why)
@@ -136,6 +151,9 @@ class Db3File(Storage):
         while at < _FARTHEST_ID:
             try:
                 for number, t_ns, topic, data in self._db.execute(rows, (at,)):
+                    if number <= at:
+                        msg = "its pages lead backwards"
+                        raise sqlite3.DatabaseError(msg)
                     at, stride = number, 1
                     if topic in wanted and (found := self._checked(number, t_ns, wanted[topic], data)) is not None:
                         yield found, number

@@ -53,8 +53,9 @@ def chunk_head(file: BinaryIO, offset: int) -> ChunkHead:
     opcode, length = RECORD.unpack_from(data)
     start_ns, end_ns, raw_bytes, crc, letters = _CHUNK.unpack_from(data, RECORD.size)
     at = RECORD.size + _CHUNK.size
-    compression = data[at : at + letters] if letters <= max(map(len, _COMPRESSIONS)) else None
-    if opcode != Opcode.CHUNK or compression not in _COMPRESSIONS or raw_bytes > MAX_CHUNK_BYTES:
+    compression = data[at : at + min(letters, 4)]
+    known = compression in _COMPRESSIONS and len(compression) == letters and len(data) >= at + letters + 8
+    if opcode != Opcode.CHUNK or not known or raw_bytes > MAX_CHUNK_BYTES:
         msg = "there is no sound chunk"
         raise Damaged(msg)
     (data_bytes,) = struct.unpack_from("<Q", data, at + letters)
