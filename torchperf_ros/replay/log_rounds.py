@@ -1,6 +1,6 @@
 """The part of a log that is played, once or again and again."""
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from torchperf_ros.core.clock import NS_PER_S
@@ -20,7 +20,7 @@ class LogRounds:
 
     Attributes:
         log: opened.
-        topics: names of the topics of the log.
+        topics: of the log, by name; a message of another type than its topic's is left out.
         start_s: so much of its beginning is left out.
         duration_s: so much of it is played; None: to its end.
         loop: whether to begin again at its end.
@@ -28,7 +28,7 @@ class LogRounds:
     """
 
     log: LogReader
-    topics: frozenset[str]
+    topics: Mapping[str, LogTopic]
     start_s: float = 0.0
     duration_s: float | None = None
     loop: bool = False
@@ -57,9 +57,10 @@ class LogRounds:
         while True:
             played = False
             try:
-                for message in self.log.messages(self.topics, start_ns, stop_ns):
-                    yield message
-                    played = True
+                for message in self.log.messages(self.topics.keys(), start_ns, stop_ns):
+                    if message.type_name == self.topics[message.topic].type_name:
+                        yield message
+                        played = True
             except LogError as error:
                 if not played or not self.loop:
                     raise

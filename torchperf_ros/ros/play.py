@@ -27,7 +27,7 @@ from torchperf_ros.supervise.realtime import prefer_this_process
 _MIB: Final = 1 << 20
 _LOOK_S: Final = 0.1
 _PRIORITY: Final = 1
-_BROKEN_OFF: Final = 1
+_DAMAGED: Final = 1
 _ENDS_WITHIN_S: Final = 5
 
 
@@ -65,7 +65,7 @@ class PlayOptions:
 
 
 def play(log: Path, options: PlayOptions, console: Console) -> int:
-    """Play a log; returns the exit status: 0, or 1 if the log broke off before its end.
+    """Play a log; returns the exit status: 0, or 1 if a part of it could not be read.
 
     Raises:
         LogError: nothing of it can be read.
@@ -78,7 +78,8 @@ def play(log: Path, options: PlayOptions, console: Console) -> int:
         with PlayNode(topics, options.remap, tells_time=options.clock_hz > 0) as node:
             for text in node.left_out.values():
                 say(text)
-            rounds = LogRounds(reader, node.topics, options.start_s, options.duration_s, options.loop, say)
+            played = {name: topics[name] for name in node.topics}
+            rounds = LogRounds(reader, played, options.start_s, options.duration_s, options.loop, say)
             return _Playing(node, rounds, options, console).run()
 
 
@@ -90,7 +91,7 @@ class _Playing:
         self._player = Player(
             node.publish,
             rate=options.rate,
-            prepare=_stamp_now(options, {name for name in node.topics if _stamped(rounds.log, name)}),
+            prepare=_stamp_now(options, {name for name, topic in rounds.topics.items() if has_header(topic.type_name)}),
             tell_time=node.tell_time,
             clock_hz=options.clock_hz,
             paused=options.paused,
@@ -155,14 +156,11 @@ class _Playing:
         if self._error is not None and not self._player.tally.played:
             raise self._error
         self._console.print(self._view.summary())
-        if self._error is None:
-            return 0
-        self._console.print(f"played up to the damage: {self._error}")
-        return _BROKEN_OFF
-
-
-def _stamped(log: LogReader, topic: str) -> bool:
-    return has_header(log.topics[topic].type_name)
+        if self._error is not None:
+            self._console.print(f"played up to the damage: {self._error}")
+        found = self._rounds.log.findings
+        damaged = self._error is not None or found.chunks_lost or found.messages_lost or found.bytes_skipped
+        return _DAMAGED if damaged else 0
 
 
 def _stamp_now(options: PlayOptions, stamped: set[str]) -> Callable[[LogMessage, int], LogMessage]:

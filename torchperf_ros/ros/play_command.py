@@ -68,8 +68,8 @@ def play_command(  # noqa: PLR0913, PLR0917 - options of a command line
 
     Example: torchperf play drive/ --clock --remap /camera/front:=/image
 
-    Exit status: 0 played to its end, or to q or Ctrl-C; 1 the log broke off
-    before its end; 2 input that cannot be used.
+    Exit status: 0 played to its end, or to q or Ctrl-C; 1 a part of the log
+    could not be read; 2 input that cannot be used.
     """
     if importlib.util.find_spec("rclpy") is None:
         _fail("rclpy is not installed: source a ROS 2 installation, or `pip install torchperf_ros[ros]`")
