@@ -146,10 +146,13 @@ def test_given_results_when_replayed_again_then_only_what_is_incomplete_or_chang
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory):
     """Address of a cluster that was there before, and stays."""
+    import dask
     from distributed import LocalCluster
 
-    own = {"dashboard_address": None, "silence_logs": 50, "local_directory": str(tmp_path_factory.mktemp("dask"))}
-    with LocalCluster(n_workers=1, threads_per_worker=1, **own) as cluster:
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster,
+    ):
         yield cluster.scheduler_address
 
 

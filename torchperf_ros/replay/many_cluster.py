@@ -92,6 +92,7 @@ def open_cluster(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
+    import dask
     import psutil
     from distributed import Client, LocalCluster
     from distributed.system import MEMORY_LIMIT
@@ -100,14 +101,15 @@ def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
     workers = many.workers or default_workers(pace, len(os.sched_getaffinity(0)), available)
     workers = max(1, min(workers, logs))
     with contextlib.ExitStack() as stack:
-        # the workers' temporary files, too, so that nothing stays of those that are killed
+        # temporary files of scheduler and workers, so that nothing stays of those that are killed
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_many_", ignore_cleanup_errors=True))
+        stack.enter_context(dask.config.set({"temporary-directory": folder}))
         stack.enter_context(_silent())
         with _signals_held():
             cluster = stack.enter_context(
                 LocalCluster(
                     n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, host="127.0.0.1",
-                    dashboard_address=many.dashboard or None, worker_dashboard_address=None, local_directory=folder,
+                    dashboard_address=many.dashboard or None, worker_dashboard_address=None,
                     silence_logs=logging.CRITICAL, security=_security(), env={"TMPDIR": folder},
                 )
             )  # fmt: skip
