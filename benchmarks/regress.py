@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from benchmarks.rig.latency_series import LatencyModel, Slower
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.analysis.regress_compare import Comparison, compare
 from torchperf_ros.analysis.regress_effect import METRICS, MinEffects
+from torchperf_ros.analysis.regress_run import of_run
 from torchperf_ros.analysis.regress_stage import Resampling
 from torchperf_ros.analysis.regress_verdict import Rules, Verdict, judge
+from torchperf_ros.core.run_file import write_run
 
 TESTED = ("p50", "p95", "p99", "jitter", "miss")
 ALPHA = 0.05
@@ -67,7 +70,8 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
     none = Rules(MinEffects(f"{key}={_nothing(key)}" for key in METRICS))
     needed = []
     for number in range(pairs):
-        base, new = model.run(cell.frames, random), model.run(cell.frames, random, changed)
+        runs = model.run(cell.frames, random), model.run(cell.frames, random, changed)
+        base, new = (of_run(run, "run") for run in runs)
         found = compare(base, new, Rules(), Resampling(resamples, number))
         estimates = [finding.estimate for finding in found.findings]
         for one in estimates:
@@ -83,6 +87,14 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
         needed.append(p99.needed)
     counts.needed = tuple(needed)
     return counts
+
+
+def save(folder: Path, seed: int) -> None:
+    """Write two runs of 9,000 frames that `torchperf regress` can be tried on: `branch` has a tail that is longer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model, random = LatencyModel(0.8, 0.01), np.random.default_rng(seed)
+    for name, change in (("main", None), ("branch", Slower(0.12, True))):
+        write_run(model.run(9000, random, change), folder / f"{name}.json")
 
 
 def _p99(found: Comparison):
@@ -105,7 +117,11 @@ def main() -> int:
     parser.add_argument("--changes", nargs="+", choices=list(CHANGES), default=list(CHANGES), help="what is simulated")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write two runs to try the command on, and stop")
     arguments = parser.parse_args()
+    if arguments.save:
+        save(arguments.save, arguments.seed)
+        return 0
     report = Report("regress", arguments)
     cells = [Cell(*told) for told in itertools.product(
         arguments.phi, arguments.spikes, arguments.frames, arguments.changes)]  # fmt: skip

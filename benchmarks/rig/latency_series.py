@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchperf_ros.analysis.regress_run import RunFrames, StageFrames, stage_frames
+from torchperf_ros.core.frame_table import FRAME
+from torchperf_ros.core.run_file import Run
 
+STAGE = "perception"
+_START_NS, _PERIOD_NS = 1_700_000_000_000_000_000, 33_333_333  # 30 Hz
 _TYPICAL_MS = 20.0
 _SPREAD = 0.1  # of the logarithm
 _SPIKE_MS = 5.0
@@ -34,13 +37,13 @@ class LatencyModel:
         body = _TYPICAL_MS * np.exp(_SPREAD * _ar1(noise, self.phi)[_WARM_UP:])
         return body + (random.random(frames) < self.spikes) * _SPIKE_MS * (1 + random.pareto(_TAIL_INDEX, frames))
 
-    def run(self, frames: int, random: np.random.Generator, slower: "Slower | None" = None) -> RunFrames:
+    def run(self, frames: int, random: np.random.Generator, slower: "Slower | None" = None) -> Run:
         """A run of one stage; 3 % of the frames of a run that is not slower are over the budget, in bursts."""
         p95, p97, p99 = _quantiles_ms(self.spikes)
         total_ms = self.draw(frames, random)
         if slower is not None:
             total_ms = slower.of(total_ms, p95, p99)
-        return RunFrames("run", {"stage": _stage(total_ms, p97)})
+        return Run({"stages": [{"name": STAGE, "tiers": ["full"]}]}, {STAGE: _rows(total_ms, p97)})
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,12 @@ def _ar1(noise: np.ndarray, phi: float) -> np.ndarray:
     return lfilter([np.sqrt(1 - phi**2)], [1.0, -phi], noise)
 
 
-def _stage(total_ms: np.ndarray, budget_ms: float) -> StageFrames:
+def _rows(total_ms: np.ndarray, budget_ms: float) -> np.ndarray:
     late = total_ms > budget_ms
-    whole = np.zeros(len(total_ms), dtype=np.int64)
-    columns = {
-        "seq": np.arange(len(total_ms)), "stamp_ns": whole, "tier": whole, "outcome": late.astype(np.int64),
-        "fallback": np.where(late, 1, -1), "total_ms": total_ms, "budget_ms": np.full(len(total_ms), budget_ms),
-    }  # fmt: skip
-    return stage_frames("stage", columns)
+    rows = np.zeros(len(total_ms), dtype=FRAME)
+    rows["seq"] = np.arange(len(total_ms))
+    rows["stamp_ns"] = _START_NS + rows["seq"] * _PERIOD_NS
+    rows["t_ns"] = rows["stamp_ns"] + np.round(total_ms * 1e6).astype(np.int64)
+    rows["outcome"], rows["fallback"] = late, np.where(late, 1, -1)
+    rows["total_ms"], rows["budget_ms"] = total_ms, budget_ms
+    return rows

@@ -105,6 +105,15 @@ def test_given_few_frames_when_compared_then_it_says_how_many_would_do(count):
     assert found["p99"].needed >= 500
 
 
+def test_given_few_frames_beyond_a_quantile_when_compared_then_its_interval_is_shown_and_not_believed():
+    found = verdicts(view(made.latencies(300, 1, phi=0.0)), view(made.latencies(300, 2, phi=0.0) * 1.5))
+
+    assert found["p50"].verdict is found["p95"].verdict is Verdict.WORSE
+    assert found["p99"].verdict is Verdict.NOT_ENOUGH
+    assert found["p99"].estimate.interval.low > 0
+    assert found["p99"].needed >= 500
+
+
 def test_given_strong_autocorrelation_when_compared_then_more_frames_are_asked_for():
     steady, wandering = ([view(made.latencies(1500, seed, phi)) for seed in (1, 2)] for phi in (0.0, 0.9))
 
