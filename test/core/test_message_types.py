@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.core.errors import BadInput, UnknownMessageType
-from torchperf_ros.core.message_types import decode, encode, full_name, has_header, message_class, warm_up
+from torchperf_ros.core.message_types import decode, encode, field_types, full_name, has_header, message_class, warm_up
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 SOME = [
@@ -147,3 +147,8 @@ def test_given_an_installed_file_that_is_no_definition_when_asked_then_the_error
     install("broken_msgs", Bad="float32[ x\n")
     with pytest.raises(UnknownMessageType, match="broken_msgs/msg/Bad"):
         message_class("broken_msgs/msg/Bad")
+
+
+def test_given_a_type_when_asked_for_its_fields_then_each_has_the_type_that_it_or_its_elements_are_of():
+    assert field_types("nav_msgs/Path") == {"header": "std_msgs/msg/Header", "poses": "geometry_msgs/msg/PoseStamped"}
+    assert field_types("std_msgs/msg/Float64MultiArray")["data"] == ""

@@ -1,16 +1,16 @@
 """Messages are compared as their types mean it: order, signs, wraps and tolerances."""
 
 import math
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperf_ros.core.errors import UnknownMessageType
 from torchperf_ros.core.message_types import decode, encode, message_class
-from torchperf_ros.replay.message_comparison import ComparisonError, compare_messages
-from torchperf_ros.replay.message_rule import BUILT_IN, Matched, MessageRule, Tolerance
+from torchperf_ros.replay.message_comparison import compare_messages
+from torchperf_ros.replay.message_rule import BUILT_IN, Matched, MessageRule, RuleError, Tolerance, check_rules
 
 from .golden_messages import ARRAY, MARKERS, PATH, POSE_2D, array, image, marker, markers, path, point, pose
 
@@ -180,7 +180,33 @@ def test_given_markers_without_a_finite_position_when_compared_then_they_still_b
     assert found(markers(marker(math.nan), marker(1.0)), markers(marker(1.0), marker(math.nan))) == []
 
 
-def test_given_a_rule_with_a_field_that_is_not_there_when_compared_then_the_error_names_it_and_what_there_is():
-    rules = MappingProxyType({MARKERS: MessageRule(matched={"markers": Matched("pose.place", 1.0)})})
-    with pytest.raises(ComparisonError, match=r"markers.*Pose has no field 'place'.*position, orientation"):
-        found(markers(marker()), markers(marker()), rules)
+def rule_of(field):
+    return {MARKERS: MessageRule(ignore=("markers.id", field))}
+
+
+def matched_by(position, same=()):
+    return {MARKERS: MessageRule(matched={"markers": Matched(position, 1.0, same)})}
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (rule_of("marker.id"), "'marker.id' is no field, as there is no 'marker'; .*MarkerArray has: markers"),
+        (rule_of("markers.pose.x"), "'markers.pose.x' is no field.*Pose has: position, orientation"),
+        (rule_of("markers.id.x"), "as there is no 'x'; what is before it is a plain value"),
+        ({MARKERS: MessageRule(tolerances={"markers[0].scale": Tolerance()})}, r"there is no 'markers\[0\]'"),
+        ({POSE_2D: MessageRule(angles=("yaw",))}, "Pose2D has: x, y, theta"),
+        (matched_by("pose.place"), "'pose.place' is no field.*Pose has"),
+        (matched_by("pose.position", same=("sort",)), "there is no 'sort'"),
+    ],
+)
+def test_given_a_rule_that_names_a_field_that_is_not_there_when_checked_then_the_error_says_what_there_is(rules, words):
+    with pytest.raises(RuleError, match=words):
+        check_rules(rules)
+
+
+def test_given_the_built_in_rules_when_checked_then_every_field_is_there():
+    known = {name: rule for name, rule in BUILT_IN.items() if not name.startswith("vision_msgs")}
+    check_rules(known | {MARKERS: MessageRule(tolerances={"": Tolerance(), "markers.pose.position.x": Tolerance()})})
+    with pytest.raises(UnknownMessageType, match="my_msgs"):
+        check_rules({"my_msgs/msg/Heading": MessageRule(angles=("yaw",))})

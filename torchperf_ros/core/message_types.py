@@ -96,6 +96,18 @@ def referenced(fields: Iterable[Any]) -> Iterator[str]:
             yield str(entry[1])
 
 
+def field_types(name: str) -> dict[str, str]:
+    """The fields of a message type: of each its message type, of a list that of its elements; "" for plain values.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    name = full_name(name)
+    _ensure(name)
+    fields = _store().fielddefs[name][1]
+    return {field[0]: next(referenced([field]), "") for field in fields}
+
+
 def typestore(names: Iterable[str]) -> Typestore:
     """A type store that knows these types, for reading and writing logs.
 

@@ -13,7 +13,7 @@ import pytest
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.replay.golden_comparison import compare_frames
 from torchperf_ros.replay.golden_file import Golden, GoldenError, golden_of, published, read_golden, write_golden
-from torchperf_ros.replay.message_rule import BUILT_IN, Rules
+from torchperf_ros.replay.message_rule import BUILT_IN, Rules, check_rules
 from torchperf_ros.replay.pytest_plugin import REFRESHED
 from torchperf_ros.replay.replay_result import ReplayResult
 
@@ -57,11 +57,13 @@ class GoldenFixture:
         __tracebackhide__ = True
         path = self.path(name)
         names = stages or tuple(result.stages)
+        own_rules = {**self._rules, **(rules or {})}
         try:
+            check_rules(own_rules)
             if self._request.config.getoption("--refresh-golden"):
                 self._write(golden_of(result, names), path)
                 return
-            problem = self._problem(result, names, path, {**BUILT_IN, **self._rules, **(rules or {})})
+            problem = self._problem(result, names, path, {**BUILT_IN, **own_rules})
         except (TorchperfError, OSError) as error:
             raise AssertionError(str(error)) from None
         if problem:

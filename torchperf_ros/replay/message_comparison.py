@@ -1,6 +1,7 @@
 """Two messages of a type, field by field."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -88,7 +89,7 @@ def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Differ
     NaN equals NaN. A quaternion and its negative are the same rotation.
 
     Raises:
-        ComparisonError: elements are to be matched by a field that is not there, or scipy is not installed.
+        ComparisonError: elements are to be matched, and scipy is not installed.
     """
     yield from _messages(message, golden, _Place("", ()), rules)
 
@@ -169,9 +170,9 @@ def _lists(values: Sequence[Any], golden: Sequence[Any], place: _Place, rules: R
         yield from _values(values[index], golden[partner], place.element(index), rules)
     if place.matched is not None:
         for index in sorted(set(range(len(values))) - mine):
-            yield Difference(place.element(index).path, _at(values[index], place, place.matched), "none")
+            yield Difference(place.element(index).path, _at(values[index], place.matched), "none")
         for index in sorted(set(range(len(golden))) - theirs):
-            yield Difference(place.element(index).path, "none", _at(golden[index], place, place.matched))
+            yield Difference(place.element(index).path, "none", _at(golden[index], place.matched))
 
 
 def _pairs(values: Sequence[Any], golden: Sequence[Any], place: _Place, rule: Matched) -> list[tuple[int, int]]:
@@ -183,11 +184,11 @@ def _pairs(values: Sequence[Any], golden: Sequence[Any], place: _Place, rule: Ma
     except ImportError as error:
         msg = f"{place.path} is matched by position, which needs scipy: `pip install 'torchperf_ros[analysis]'`"
         raise ComparisonError(msg) from error
-    a, b = (np.array([_position(item, place, rule) for item in items]) for items in (values, golden))
+    a, b = (np.array([_position(item, rule) for item in items]) for items in (values, golden))
     apart = a[:, None, :] - b[None, :, :]
     apart[np.isnan(a)[:, None, :] & np.isnan(b)[None, :, :]] = 0.0
     distance = np.linalg.norm(apart, axis=2)
-    keys = [[[_get(item, name, place) for name in rule.same] for item in items] for items in (values, golden)]
+    keys = [[[_get(item, name) for name in rule.same] for item in items] for items in (values, golden)]
     alike = np.array([[mine == other for other in keys[1]] for mine in keys[0]])
     near = alike & (distance <= rule.within)
     # more than all pairs together: one pair more is worth any distance
@@ -195,19 +196,14 @@ def _pairs(values: Sequence[Any], golden: Sequence[Any], place: _Place, rule: Ma
     return [(int(i), int(j)) for i, j in zip(*linear_sum_assignment(cost), strict=True) if near[i, j]]
 
 
-def _position(item: Any, place: _Place, rule: Matched) -> list[float]:  # noqa: ANN401
-    at = _get(item, rule.position, place)
-    return [float(_get(at, axis, place)) for axis in "xyz" if axis != "z" or hasattr(at, axis)]
+def _position(item: Any, rule: Matched) -> list[float]:  # noqa: ANN401
+    at = _get(item, rule.position)
+    return [float(getattr(at, axis)) for axis in "xyz" if hasattr(at, axis)]
 
 
-def _get(item: Any, path: str, place: _Place) -> Any:  # noqa: ANN401
-    for name in path.split("."):
-        if not hasattr(item, name):
-            msg = f"rule for {place.path}: {item.__msgtype__} has no field {name!r} ({path!r}); it has: "
-            raise ComparisonError(msg + ", ".join(_fields(item)))
-        item = getattr(item, name)
-    return item
+def _get(item: Any, path: str) -> Any:  # noqa: ANN401
+    return functools.reduce(getattr, path.split("."), item)
 
 
-def _at(item: Any, place: _Place, rule: Matched) -> str:  # noqa: ANN401
-    return f"one at ({', '.join(f'{axis:.4g}' for axis in _position(item, place, rule))})"
+def _at(item: Any, rule: Matched) -> str:  # noqa: ANN401
+    return f"one at ({', '.join(f'{axis:.4g}' for axis in _position(item, rule))})"

@@ -5,6 +5,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.core.message_types import field_types
+
+
+class RuleError(TorchperfError):
+    """A rule names a field that its message type does not have; the message says which, and what there is."""
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -74,3 +81,31 @@ BUILT_IN: Final[Rules] = MappingProxyType(
     }
 )
 """The rules that count unless others are given for the same type; types that are not here are compared by `USUAL`."""
+
+
+def check_rules(rules: Rules) -> None:
+    """See that rules name fields that are there: a misspelt one would let pass what it should not.
+
+    Raises:
+        RuleError: a field is not there.
+        UnknownMessageType: a type is not known.
+    """
+    for type_name, rule in rules.items():
+        for path in [*rule.ignore, *filter(None, rule.tolerances), *rule.angles]:
+            _type_of(type_name, path, type_name)
+        for path, matched in rule.matched.items():
+            element = _type_of(type_name, path, type_name)
+            for inner in (matched.position, *matched.same):
+                _type_of(element, inner, type_name)
+
+
+def _type_of(inside: str, path: str, rule: str) -> str:
+    """The message type of a field, "" for a plain value."""
+    for name in path.split("."):
+        fields = field_types(inside) if inside else {}
+        if name not in fields:
+            has = f"{inside} has: {', '.join(fields)}" if inside else "what is before it is a plain value"
+            msg = f"rule for {rule}: {path!r} is no field, as there is no {name!r}; {has}"
+            raise RuleError(msg)
+        inside = fields[name]
+    return inside
