@@ -34,9 +34,9 @@ def test_given_many_times_when_drawn_then_every_car_stays_drawable(scene: RoadSc
 def test_given_ten_images_per_second_when_played_then_odometry_still_comes_at_thirty_in_order(scene: RoadScene) -> None:
     second = list(itertools.takewhile(lambda m: m.t_ns < 1_000_000_000, scene.messages()))
     assert [m.t_ns for m in second] == sorted(m.t_ns for m in second)
-    assert sum(m.type == IMAGE_TYPE for m in second) == 10
-    odometries = [m for m in second if m.type == ODOMETRY_TYPE]
+    assert sum(m.type_name == IMAGE_TYPE for m in second) == 10
+    odometries = [m for m in second if m.type_name == ODOMETRY_TYPE]
     assert len(odometries) == 30
-    last = decode(odometries[-1].cdr, ODOMETRY_TYPE)
+    last = decode(odometries[-1].data, ODOMETRY_TYPE)
     assert last.twist.twist.linear.x == SPEED_MPS
     assert last.pose.pose.position.x == pytest.approx(SPEED_MPS * 29 / 30)

@@ -1,39 +1,15 @@
 """Recorded drives, ROS 2 or ROS 1, as a stream of camera and odometry messages that can be published now."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from rosbags.highlevel import AnyReader
-from rosbags.typesys import Stores, get_typestore
-
-from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.replay.log_reader import LogError, LogMessage, LogReader, LogTopic
 
 IMAGE_TYPES: Final = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"
-
-
-class LogError(TorchperfError):
-    """A log cannot be played; the message says which and why."""
-
-
-class LogMessage(NamedTuple):
-    """One message of a drive.
-
-    Attributes:
-        topic: where it was published.
-        type: its message type.
-        cdr: its CDR bytes.
-        t_ns: when it was recorded.
-    """
-
-    topic: str
-    type: str
-    cdr: bytes
-    t_ns: int
 
 
 class LogSource:
@@ -46,24 +22,21 @@ class LogSource:
         images: how many the log says it has.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
         """Open a log: a rosbag2 folder, an `.mcap` or `.db3` file, or a `.bag` file.
+
+        Args:
+            path: the log.
+            say: told, in one line, of what is damaged in it and can be done without.
 
         Raises:
             LogError: it does not exist, cannot be read, or has no images.
         """
         self._path = path
-        if not path.exists():
-            msg = f"log {path}: does not exist"
-            raise LogError(msg)
-        if path.is_dir() and not (path / "metadata.yaml").exists():
-            msg = f"log {path}: a folder without metadata.yaml is no rosbag2; name the .mcap, .db3 or .bag file in it"
-            raise LogError(msg)
-        self._jazzy = get_typestore(Stores.ROS2_JAZZY)
-        self._reader = self._guarded(lambda: AnyReader([path], default_typestore=self._jazzy))
-        self._guarded(self._reader.open)
+        self._reader = LogReader(path, say)
         try:
-            self.image_topic, self.image_type, self.images = self._choose_images()
+            image = self._choose_images()
+            self.image_topic, self.image_type, self.images = image.name, image.type_name, image.count
             self.odometry_topic = self._choose_odometry()
             next(self.messages())
         except BaseException:
@@ -72,8 +45,7 @@ class LogSource:
 
     def close(self) -> None:
         """Close the files."""
-        with contextlib.suppress(Exception):  # closing a damaged bag may find the damage once more
-            self._reader.close()
+        self._reader.close()
 
     def __enter__(self) -> "LogSource":
         return self
@@ -89,45 +61,30 @@ class LogSource:
         Raises:
             LogError: the log is damaged here, or holds no image after all.
         """
-        topics = {self.image_topic, self.odometry_topic}
-        stream = self._reader.messages([c for c in self._reader.connections if c.topic in topics])
+        topics = {topic for topic in (self.image_topic, self.odometry_topic) if topic is not None}
         started = False
-        while (entry := self._guarded(lambda: next(stream, None))) is not None:
-            connection, t_ns, raw = entry
-            started = started or connection.topic == self.image_topic
+        for message in self._reader.messages(topics):
+            started = started or message.topic == self.image_topic
             if started:
-                cdr = raw if self._reader.is2 else self._to_cdr(raw, connection.msgtype)
-                yield LogMessage(connection.topic, connection.msgtype, cdr, t_ns)
+                yield message
         if not started:
             msg = f"log {self._path}: {self.image_topic} holds no image"
             raise LogError(msg)
 
-    def _to_cdr(self, raw: bytes, name: str) -> bytes:
-        return bytes(self._guarded(lambda: self._jazzy.ros1_to_cdr(raw, name)))
-
-    def _choose_images(self) -> tuple[str, str, int]:
-        connections = [c for c in self._reader.connections if c.msgtype in IMAGE_TYPES and c.msgcount]
-        if not connections:
-            found = sorted({f"{c.topic} ({c.msgtype})" for c in self._reader.connections if c.msgcount})
+    def _choose_images(self) -> LogTopic:
+        filled = [topic for topic in self._reader.topics.values() if topic.count]
+        images = [topic for topic in filled if topic.type_name in IMAGE_TYPES]
+        if not images:
+            found = [f"{topic.name} ({topic.type_name})" for topic in filled]
             shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")  # noqa: PLR2004
             has = f"no image topic, but {shown}" if found else "no messages at all"
             msg = f"log {self._path}: has {has}; the demo needs sensor_msgs/Image or CompressedImage"
             raise LogError(msg)
-        best = max(connections, key=lambda c: ("depth" not in c.topic.lower(), c.msgcount))
-        return best.topic, best.msgtype, best.msgcount
+        return max(images, key=lambda topic: ("depth" not in topic.name.lower(), topic.count))
 
     def _choose_odometry(self) -> str | None:
-        connections = [c for c in self._reader.connections if c.msgtype == ODOMETRY_TYPE and c.msgcount]
-        return max(connections, key=lambda c: c.msgcount).topic if connections else None
-
-    def _guarded(self, act: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the act returns
-        try:
-            return act()
-        except Exception as error:
-            # A stranger's file is read here: rosbags raises its own errors, assertions, struct.error, lz4's, ...
-            why = str(error).splitlines()[0] if str(error) else "its index or a chunk is damaged"
-            msg = f"log {self._path}: cannot be read: {why} ({type(error).__name__})"
-            raise LogError(msg) from error
+        found = [topic for topic in self._reader.topics.values() if topic.type_name == ODOMETRY_TYPE and topic.count]
+        return max(found, key=lambda topic: topic.count).name if found else None
 
 
 def looped(source: LogSource, say: Callable[[str], None]) -> Iterator[LogMessage]:

@@ -24,8 +24,9 @@ from rclpy.signals import SignalHandlerOptions
 
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.frame import restamped
-from torchperf_ros.demo.log_source import IMAGE_TYPES, LogError, LogMessage, LogSource, looped
+from torchperf_ros.demo.log_source import IMAGE_TYPES, LogSource, looped
 from torchperf_ros.demo.road_scene import RoadScene
+from torchperf_ros.replay.log_reader import LogError, LogMessage
 from torchperf_ros.replay.player import Player
 
 IMAGE_TOPICS: Final = {IMAGE_TYPES[0]: "/camera/image_raw", IMAGE_TYPES[1]: "/camera/image_raw/compressed"}
@@ -72,12 +73,12 @@ def play(
     ros_offset_ns = time.time_ns() - time.monotonic_ns()
 
     def stamped(message: LogMessage, due_ns: int) -> LogMessage:
-        return message._replace(cdr=restamped(message.cdr, due_ns + ros_offset_ns))
+        return message._replace(data=restamped(message.data, due_ns + ros_offset_ns))
 
     def count(message: LogMessage) -> None:
-        publish(message.type, message.cdr)
-        tally.images += message.type in IMAGE_TYPES
-        tally.odometries += message.type not in IMAGE_TYPES
+        publish(message.type_name, message.data)
+        tally.images += message.type_name in IMAGE_TYPES
+        tally.odometries += message.type_name not in IMAGE_TYPES
 
     until_then = itertools.takewhile(lambda message: message.t_ns < seconds * speed * NS_PER_S, messages)
     player = Player(count, rate=speed, prepare=stamped, **clock)
@@ -108,7 +109,7 @@ def _drive(log: Path | None, rate_hz: float | None) -> tuple[Iterator[LogMessage
     """Messages, image type, and the speed at which to play them."""
     if log is None:
         return RoadScene(rate_hz or 30.0).messages(), IMAGE_TYPES[0], 1.0
-    source = LogSource(log)
+    source = LogSource(log, lambda text: _say("note", text=text))
     recorded_hz = recorded_rate_hz(source)
     speed = rate_hz / recorded_hz if rate_hz and recorded_hz > 0 else 1.0
     return looped(source, lambda text: _say("note", text=text)), source.image_type, speed
