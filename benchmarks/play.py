@@ -28,7 +28,7 @@ from torchperf_ros.demo.road_scene import ODOMETRY_TYPE, odometry_cdr
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _START_NS: Final = 1_700_000_000 * NS_PER_S
 _ODOMETRY_HZ: Final = 200
-_SUMMARY: Final = re.compile(r"played (\d+) messages in ([\d.]+) s, (?:(\d+) late|none later).* ([\d.]+) ms")
+_SUMMARY: Final = re.compile(r"played ([\d,]+) messages in ([\d.]+) s, (?:(\d+) late|none later).* ([\d.]+) ms")
 _EPILOG = """\
 target: nothing is late on an otherwise idle machine
 
@@ -73,7 +73,7 @@ def _play(log: Path) -> dict[str, Any]:
     assert found, said
     messages, took_s, late, worst_ms = found.groups()
     return {
-        "messages": int(messages), "took_s": float(took_s), "late": int(late or 0), "worst_late_ms": float(worst_ms)
+        "messages": int(messages.replace(",", "")), "took_s": float(took_s), "late": int(late or 0), "worst_late_ms": float(worst_ms)
     }  # fmt: skip
 
 

@@ -30,13 +30,14 @@ class PlayView:
         self._rate = rate
         self._console = console
         self._began_s = time.monotonic()
-        self._next_plain_s = self._began_s + _PLAIN_EVERY_S
+        self._next_plain_s = 0.0
         self._was_paused = False
         self._bar = Progress(BarColumn(30), TextColumn("{task.description}"), console=console, transient=True)
         self._task = self._bar.add_task("", total=max(self._end_ns - self._begin_ns, 1))
 
     def __enter__(self) -> "PlayView":
         self._began_s = time.monotonic()
+        self._next_plain_s = self._began_s + _PLAIN_EVERY_S
         if self._console.is_terminal:
             self._console.print("space pauses and goes on, n plays the next message, q ends", style="dim")
             self._bar.start()
@@ -71,7 +72,12 @@ class PlayView:
             text += f", {(total_ns - self._done_ns) / NS_PER_S / self._rate:.0f} s left"
         if tally.rounds > 1:
             text += f", round {tally.rounds}"
-        return text + f", {tally.played} messages{self._late()}" + (", paused" if self._player.paused else "")
+        return f"{text}, {self._played}{self._late()}" + (", paused" if self._player.paused else "")
+
+    @property
+    def _played(self) -> str:
+        count = self._player.tally.played
+        return f"{count:,} message{'' if count == 1 else 's'}"
 
     def _late(self) -> str:
         tally = self._player.tally
@@ -82,4 +88,4 @@ class PlayView:
         tally = self._player.tally
         rounds = f" in {tally.rounds} rounds" if tally.rounds > 1 else ""
         late = self._late() or f", none later than 5 ms (the worst {tally.worst_late_ms:.1f} ms)"
-        return f"played {tally.played} messages{rounds} in {time.monotonic() - self._began_s:.1f} s{late}"
+        return f"played {self._played}{rounds} in {time.monotonic() - self._began_s:.1f} s{late}"
