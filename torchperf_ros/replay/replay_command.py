@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from torchperf_ros.replay.many_options import ManyOptions
     from torchperf_ros.replay.replay_options import ReplayOptions
 
 _PARTIAL = 1
@@ -56,6 +57,21 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         Path | None, typer.Option("--parquet", metavar="FILE", help="The same as Parquet, for long logs.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be replayed, and stop.")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
+    scheduler: Annotated[
+        str, typer.Option(metavar="tcp://HOST:PORT", help="Several logs: a Dask cluster instead of this machine.")
+    ] = "",
+    retries: Annotated[int, typer.Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=0.0, metavar="S", help="Several logs: how long one may take; 0: as it needs.")
+    ] = 0.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Several logs: also those that are done already.")] = False,
+    keep_output: Annotated[
+        bool, typer.Option("--keep-output", help="Several logs: an MCAP beside each one's results, too.")
+    ] = False,
+    dashboard: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, for example :8787.")
+    ] = "",
 ) -> None:
     """A log through the node's stages: the same workers as live, fed with its bytes.
 
@@ -66,15 +82,24 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     A stage's input is the log's topic of the same name, else the only one of its
     type; --map says otherwise. Damage in a log is told and passed over.
 
+    Several logs, or a folder of them, are replayed side by side, each with its
+    results in a folder of -o (default: replays); what is done is kept, and the
+    same command goes on where it stopped. A cluster's workers have to see logs
+    and results under the same paths. Trust its scheduler: Dask sends pickles.
+
     Examples:
         torchperf replay drive.mcap -o out.mcap
         torchperf replay drive/ --pace real --params perception.yaml --json run.json
         torchperf replay incident/ --pace virtual --set perception.budget_ms=40
+        torchperf replay logs/ --workers 2 -o results
 
-    Exit status: 0, or 1 if it was interrupted (what was done is written), or 2
-    for a log, parameter or file that cannot be used.
+    Exit status: 0, or 1 if it was interrupted or some of several logs failed
+    (what was done is written), or 2 for input that cannot be used.
     """
     from torchperf_ros.core.errors import TorchperfError
+    from torchperf_ros.replay.many import is_many
+    from torchperf_ros.replay.many_options import ManyOptions
+    from torchperf_ros.replay.replay import recording_in
     from torchperf_ros.replay.replay_options import ReplayOptions
     from torchperf_ros.replay.topic_map import parse_maps
 
@@ -82,11 +107,39 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         options = ReplayOptions(
             params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output, _parameters(sets or [])
         )
-        complete = _one(logs[0], options, [file for file in (json_file, parquet_file) if file], dry_run=dry_run)
+        files = [file for file in (json_file, parquet_file) if file]
+        if is_many(logs) and recording_in(logs[0]) == logs[0]:
+            folder = output or Path("replays")
+            many = ManyOptions(folder, workers, scheduler, retries, timeout, fresh, keep_output, dashboard)
+            status = _many(logs, options, many, files, dry_run=dry_run)
+        else:
+            status = 0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL
     except (TorchperfError, OSError) as error:
         sys.stderr.write(f"torchperf: {error}\n")
         raise typer.Exit(_BAD_INPUT) from error
-    raise typer.Exit(0 if complete else _PARTIAL)
+    raise typer.Exit(status)
+
+
+def _many(logs: list[Path], options: "ReplayOptions", many: "ManyOptions", files: list[Path], *, dry_run: bool) -> int:
+    """Replay several logs; the exit status.
+
+    Raises:
+        ConfigError: files were asked for, which several logs have one each of.
+    """
+    from rich.console import Console
+
+    from torchperf_ros.core.errors import ConfigError
+    from torchperf_ros.replay.many import plan_many, replay_many
+
+    if files:
+        msg = f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"
+        raise ConfigError(msg)
+    shown = Console()
+    if dry_run:
+        for line in plan_many(logs, options, many):
+            shown.print(line, highlight=False, markup=False, soft_wrap=True)
+        return 0
+    return replay_many(logs, options, many, Console(stderr=True), shown).status
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
