@@ -79,21 +79,24 @@ def test_given_what_is_no_complete_run_when_saved_then_it_is_refused(store, writ
 def test_given_several_baselines_when_one_is_chosen_then_log_and_machine_decide_then_model_then_parameters(
     store, write
 ):
-    store.save(write("1.json", log={"path": "other.mcap", "sha256": "11"}), "another_log")
-    store.save(write("2.json", machine=THERE), "another_machine")
-    store.save(write("3.json", model={"perception": "dd"}), "another_model")
-    store.save(write("4.json", params_sha256="dd"), "other_parameters")
     run = load_run(write("new.json", seed=2))
-
+    store.save(write("1.json", params_sha256="dd"), "other_parameters")
+    store.save(write("2.json", model={"perception": "dd"}), "another_model")
     assert store.best_for(run).name == "other_parameters"
-    store.save(write("5.json"), "same")
+
+    store.save(write("3.json"), "older")
+    store.save(write("4.json"), "same")
+    store.save(write("5.json", model={"perception": "dd"}), "newer_with_another_model")
+    store.save(write("6.json", machine=THERE), "another_machine")
+    store.save(write("7.json", log={"path": "other.mcap", "sha256": "11"}), "another_log")
     assert store.best_for(run).name == "same"
+
     there = load_run(write("there.json", machine=THERE))
     assert store.best_for(there).name == "another_machine"
     elsewhere = load_run(write("else.json", machine={**HERE, "fingerprint": "3333"}))
-    with pytest.raises(BaselineError, match=r"same \(another machine\).*another_log \(another log\)"):
+    with pytest.raises(BaselineError, match=r"another_log \(another log\).*same \(another machine\)"):
         store.best_for(elsewhere)
-    assert store.best_for(elsewhere, across_machines=True).name == "same"
+    assert store.best_for(elsewhere, across_machines=True).name == "another_machine"  # the newest of any
 
 
 def test_given_a_run_that_does_not_name_its_log_when_one_is_chosen_then_none_is(store, write):

@@ -154,7 +154,7 @@ def stage_frames(name: str, columns: Columns, profiled: frozenset[int] = frozens
         np.asarray(columns["outcome"])[order] != Outcome.ON_TIME,
         np.asarray(columns["fallback"])[order] != UNKNOWN,
         gaps[counted],
-        np.empty(0, dtype=np.uint64) if hashes is None else np.asarray(hashes, dtype=np.uint64)[order],
+        np.asarray(hashes, dtype=np.uint64)[order] if hashes is not None and np.any(hashes) else np.empty(0, np.uint64),
     )  # fmt: skip
 
 
