@@ -73,8 +73,11 @@ def _play(log: Path) -> dict[str, Any]:
     assert found, said
     messages, took_s, late, worst_ms = found.groups()
     return {
-        "messages": int(messages.replace(",", "")), "took_s": float(took_s), "late": int(late or 0), "worst_late_ms": float(worst_ms)
-    }  # fmt: skip
+        "messages": int(messages.replace(",", "")),
+        "took_s": float(took_s),
+        "late": int(late or 0),
+        "worst_late_ms": float(worst_ms),
+    }
 
 
 @contextlib.contextmanager
