@@ -74,11 +74,9 @@ def _covered(starts: NDArray[np.int64], length: int, n: int) -> NDArray[np.int32
 
 def _quantiles(cumulated: NDArray[np.int32], ordered: Values, shares: tuple[float, ...]) -> Values:
     n = len(ordered)
-    found = np.empty((len(cumulated), len(shares)))
-    for number, share in enumerate(shares):
-        place = (n - 1) * share
-        below = int(place)
-        low = ordered[np.argmax(cumulated > below, axis=1)]
-        high = ordered[np.argmax(cumulated > min(below + 1, n - 1), axis=1)]
-        found[:, number] = low + (high - low) * (place - below)
-    return found
+    places = (n - 1) * np.array(shares)
+    below = places.astype(np.int64)
+    ranks = np.concatenate([below, np.minimum(below + 1, n - 1)]).astype(np.int32)
+    found = ordered[[np.searchsorted(row, ranks, side="right") for row in cumulated]]
+    low, high = found[:, : len(shares)], found[:, len(shares) :]
+    return np.asarray(low + (high - low) * (places - below))
