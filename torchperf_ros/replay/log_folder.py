@@ -17,7 +17,7 @@ from torchperf_ros.replay.mcap_index import MAGIC as MCAP_MAGIC
 from torchperf_ros.replay.ros1_bag import MAGIC as BAG_MAGIC
 
 _MAGICS: Final = {MCAP_MAGIC: ".mcap", DB3_MAGIC: ".db3", BAG_MAGIC: ".bag", ZSTD_MAGIC: ".zstd"}
-_SUFFIXES: Final = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
+SUFFIXES: Final = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
 _METADATA: Final = "metadata.yaml"
 _COPY_BYTES: Final = 1 << 20
 
@@ -39,7 +39,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
         raise LogError(msg)
     if not path.is_dir():
         return [path]
-    inside = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
+    inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
     named = _named(path, notes)
     there = [file for file in named if file.exists()]
     if there:
@@ -77,7 +77,7 @@ def _named(path: Path, notes: LogNotes) -> list[Path]:
     """The files that the folder's metadata names; said if there is none, or if it is damaged."""
     metadata = path / _METADATA
     if not metadata.exists():
-        if any(file.suffix != ".bag" for file in path.iterdir() if file.name.endswith(_SUFFIXES)):
+        if any(file.suffix != ".bag" for file in path.iterdir() if file.name.endswith(SUFFIXES)):
             notes.tell(f"log {path}: has no {_METADATA}; the files in the folder are read")
         return []
     try:
