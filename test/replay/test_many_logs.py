@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from torchperf_ros.core.errors import ConfigError
-from torchperf_ros.replay.log_reader import LogError
+from torchperf_ros.replay.log_storage import LogError
+from torchperf_ros.replay.many import is_many
 from torchperf_ros.replay.many_cluster import default_workers
 from torchperf_ros.replay.many_logs import ManyError, duration_s, find_logs
 from torchperf_ros.replay.many_options import ManyOptions
@@ -39,11 +40,22 @@ def found(*paths, results=Path("/nowhere")):
 
 
 def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_depth(tmp_path):
-    make(tmp_path, "a.mcap", "deep/deeper/b.db3", "deep/c.bag", "split/", "notes.txt", ".hidden.mcap", ".trash/d.bag")
+    make(
+        tmp_path,
+        "a.mcap",
+        "deep/deeper/b.db3",
+        "deep/c.bag",
+        "e.mcap.zstd",
+        "split/",
+        "notes.txt",
+        ".hidden.mcap",
+        ".trash/d.bag",
+    )
     assert found(tmp_path) == {
         "a": tmp_path / "a.mcap",
         "b": tmp_path / "deep/deeper/b.db3",
         "c": tmp_path / "deep/c.bag",
+        "e": tmp_path / "e.mcap.zstd",
         "split": tmp_path / "split",
     }
     (split,) = find_logs([tmp_path / "split"], tmp_path)
@@ -62,9 +74,21 @@ def test_given_links_and_repeated_paths_when_searched_then_each_log_is_found_onc
     assert said == [f"log {tmp_path}/logs/gone.mcap: is passed over: a link to nothing"]
 
 
-def test_given_evidence_when_searched_then_its_log_is_called_like_the_incident(tmp_path):
-    make(tmp_path, "20260301T120000.250Z_late/black_box/", "20260301T120000.250Z_late/note.json")
-    assert found(tmp_path) == {"20260301T120000.250Z_late": tmp_path / "20260301T120000.250Z_late" / "black_box"}
+def test_given_evidence_when_searched_then_the_incident_is_one_log_with_its_parameters(tmp_path):
+    make(tmp_path, "20260301T120000.250Z_late/black_box/", "20260301T120000.250Z_late/parameters.json")
+    (log,) = find_logs([tmp_path], tmp_path)
+    assert (log.name, log.path) == ("20260301T120000.250Z_late", tmp_path / "20260301T120000.250Z_late")
+    assert [file.name for file in log.files] == ["metadata.yaml", "part_0.mcap", "part_1.mcap", "parameters.json"]
+    assert not is_many([log.path])
+
+
+def test_given_a_folder_whose_metadata_is_lost_when_searched_then_numbered_files_are_one_log(tmp_path):
+    make(tmp_path, "a/drive_0.mcap", "a/drive_1.mcap", "b/b_0.db3", "c/c_1.mcap", "d/run_0.mcap", "d/other.mcap")
+    assert {path.relative_to(tmp_path).as_posix() for path in found(tmp_path).values()} == {
+        "a", "b", "c/c_1.mcap", "d/run_0.mcap", "d/other.mcap",
+    }  # fmt: skip
+    assert not is_many([tmp_path / "a"])
+    assert is_many([tmp_path / "d"])
 
 
 def test_given_results_of_replays_when_searched_then_they_are_no_logs(tmp_path):
@@ -93,7 +117,7 @@ def test_given_a_result_of_another_log_of_that_name_when_found_then_the_name_is_
 
 def test_given_no_log_when_searched_then_the_error_says_what_one_is(tmp_path):
     make(tmp_path, "notes.txt")
-    with pytest.raises(ManyError, match=rf"no log in {tmp_path}: no rosbag2 folder and no .mcap, .db3, .bag file"):
+    with pytest.raises(ManyError, match=rf"no log in {tmp_path}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file"):
         found(tmp_path)
     with pytest.raises(LogError, match="there.mcap: does not exist"):
         found(tmp_path / "there.mcap")

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.replay.log_reader import LogError
+from torchperf_ros.replay.log_folder import SUFFIXES
+from torchperf_ros.replay.log_storage import LogError
+from torchperf_ros.replay.replay import recording_in
 
-SUFFIXES = (".mcap", ".db3", ".bag")
 RUN_FILE, SUMMARY_FILE, OUTPUT_FILE = "run.parquet", "summary.json", "output.mcap"
 """What lies in the folder of a replayed log: its frames, what came of it, and what was published."""
 
 _METADATA = "metadata.yaml"
-_INCIDENT = re.compile(r"\d{8}T\d{6}\.\d{3}Z_.+")
+_SPLIT = re.compile(r"(?P<stem>.+)_(?P<number>\d+)\.(mcap|db3)(\.zstd)?")
 _ODD = re.compile(r"[^\w.+-]+")
 _DIGITS = 6
 _NS_PER_S = 1e9
@@ -45,8 +46,10 @@ class FoundLog:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a path is one log, not a folder to search."""
-    return (path / _METADATA).is_file() or (path.suffix in SUFFIXES and not path.is_dir())
+    """Whether a path is one log, not a folder to search: a file, a rosbag2 folder, a folder of evidence."""
+    if not path.is_dir():
+        return path.name.endswith(SUFFIXES)
+    return (path / _METADATA).is_file() or recording_in(path) != path or _is_split(path)
 
 
 def find_logs(
@@ -54,7 +57,8 @@ def find_logs(
 ) -> tuple[FoundLog, ...]:
     """Every log that is named, and those in folders that are, at any depth; each once.
 
-    A rosbag2 folder is one log with all its files. What is hidden is passed over, and so are results of replays.
+    A rosbag2 folder is one log with all its files, also where its metadata is lost, and so is a folder of evidence.
+    What is hidden is passed over, and so are results of replays.
 
     Args:
         paths: logs, and folders to search.
@@ -79,7 +83,7 @@ def find_logs(
                 found[resolved] = _described(log, resolved)
     if not found:
         shown = ", ".join(map(str, paths))
-        msg = f"no log in {shown}: no rosbag2 folder and no {', '.join(SUFFIXES)} file; name one, or a folder with some"
+        msg = f"no log in {shown}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file; name one, or a folder with some"
         raise ManyError(msg)
     return _named(sorted(found.values(), key=lambda log: (log.name, log.path)), results)
 
@@ -100,7 +104,8 @@ def duration_s(log: FoundLog) -> float | None:
 
     try:
         if log.path.is_dir():
-            told = YAML(typ="safe", pure=True).load((log.path / _METADATA).read_text(encoding="utf-8"))
+            metadata = recording_in(log.path) / _METADATA
+            told = YAML(typ="safe", pure=True).load(metadata.read_text(encoding="utf-8"))
             return float(told["rosbag2_bagfile_information"]["duration"]["nanoseconds"]) / _NS_PER_S
         if log.path.suffix != ".mcap":
             return None
@@ -110,6 +115,18 @@ def duration_s(log: FoundLog) -> float | None:
         return None
     statistics = None if summary is None else summary.statistics
     return None if statistics is None else (statistics.message_end_time - statistics.message_start_time) / _NS_PER_S
+
+
+def _is_split(folder: Path) -> bool:
+    """Whether a folder holds the numbered files of one log, as rosbag2 writes them, though no metadata says so."""
+    try:
+        names = [file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES)]
+    except OSError:
+        return False
+    parts = [match for name in names if (match := _SPLIT.fullmatch(name))]
+    stems, numbers = {part["stem"] for part in parts}, sorted(int(part["number"]) for part in parts)
+    whole = len(parts) == len(names) and len(stems) == 1 and numbers == list(range(len(numbers)))
+    return whole and (len(names) > 1 or stems == {folder.name})
 
 
 def _search(folder: Path, seen: set[Path], say: Callable[[str], None]) -> Iterator[Path]:
@@ -132,12 +149,13 @@ def _search(folder: Path, seen: set[Path], say: Callable[[str], None]) -> Iterat
 
 def _described(log: Path, resolved: Path) -> FoundLog:
     files: tuple[Path, ...] = (resolved,)
-    if log.is_dir():  # SQLite's shared memory changes when somebody reads
-        files = tuple(sorted(file for file in resolved.iterdir() if file.is_file() and not file.name.endswith("-shm")))
-    incident = next((part.name for part in (log, *log.absolute().parents) if _INCIDENT.fullmatch(part.name)), "")
-    name = incident or (log.absolute().name if log.is_dir() else log.stem)
-    sizes = [os.stat(file).st_size for file in files if file.exists()]
-    return FoundLog(resolved, _ODD.sub("_", name).lstrip(".") or "log", files, sum(sizes))
+    name = log.name
+    if resolved.is_dir():  # SQLite's shared memory changes when somebody reads
+        files = tuple(sorted(file for file in resolved.rglob("*") if file.is_file() and not file.name.endswith("-shm")))
+        name = log.absolute().name
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        name = name.removesuffix(suffix)
+    return FoundLog(resolved, _ODD.sub("_", name).lstrip(".") or "log", files, sum(os.stat(f).st_size for f in files))
 
 
 def _named(logs: Sequence[FoundLog], results: Path) -> tuple[FoundLog, ...]:

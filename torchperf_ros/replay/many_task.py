@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.core.errors import ConfigError, TorchperfError
-from torchperf_ros.core.params_file import params_of_file
 from torchperf_ros.core.run_file import write_run
-from torchperf_ros.replay.log_reader import LogError
+from torchperf_ros.replay.log_storage import LogError
 from torchperf_ros.replay.many_logs import OUTPUT_FILE, RUN_FILE, SUMMARY_FILE, FoundLog, ManyError
 from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay_config import read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_result import ReplayResult
 
@@ -26,7 +26,6 @@ _LASTING: Final = (LogError, ConfigError, ManyError)
 """What fails the same way again."""
 _TOLD_EVERY_S: Final = 0.25
 _LINE: Final = 63
-_THREADS: Final = "worker_threads"
 
 
 class TakenAway(TorchperfError):
@@ -128,7 +127,7 @@ def _replay_into(part: Path, task: LogTask, worker: str) -> None:
     tell = _teller(task.progress_file, worker)
     troubles: list[str] = []
     began_s = time.monotonic()
-    result = replay(log.path, _sharing(options, task.beside), tell, troubles.append)
+    result = replay(log.path, _sharing(options, log.path, task.beside), tell, troubles.append)
     if not result.complete:
         msg = f"log {log.path}: its replay was interrupted"
         raise TakenAway(msg)
@@ -143,13 +142,12 @@ def _replay_into(part: Path, task: LogTask, worker: str) -> None:
     part.rename(final)
 
 
-def _sharing(options: ReplayOptions, beside: int) -> ReplayOptions:
+def _sharing(options: ReplayOptions, log: Path, beside: int) -> ReplayOptions:
     """The same with this machine's cores shared among the logs, unless the parameters say how many threads it is."""
-    told = {**(params_of_file(options.params) if options.params is not None else {}), **options.overrides}
-    if beside == 1 or told.get(_THREADS):
+    if beside == 1 or read_config(options, log).worker_threads:
         return options
     threads = max(1, len(os.sched_getaffinity(0)) // beside)
-    return replace(options, overrides={**options.overrides, _THREADS: threads})
+    return replace(options, overrides={**options.overrides, "worker_threads": threads})
 
 
 def _teller(file: Path, worker: str) -> Callable[[int, int], None]:

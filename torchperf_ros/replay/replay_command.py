@@ -99,7 +99,6 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from torchperf_ros.core.errors import TorchperfError
     from torchperf_ros.replay.many import is_many
     from torchperf_ros.replay.many_options import ManyOptions
-    from torchperf_ros.replay.replay import recording_in
     from torchperf_ros.replay.replay_options import ReplayOptions
     from torchperf_ros.replay.topic_map import parse_maps
 
@@ -108,7 +107,7 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output, _parameters(sets or [])
         )
         files = [file for file in (json_file, parquet_file) if file]
-        if is_many(logs) and recording_in(logs[0]) == logs[0]:
+        if is_many(logs):
             folder = output or Path("replays")
             many = ManyOptions(folder, workers, scheduler, retries, timeout, fresh, keep_output, dashboard)
             status = _many(logs, options, many, files, dry_run=dry_run)
