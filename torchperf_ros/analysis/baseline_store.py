@@ -87,7 +87,8 @@ class BaselineStore:
         if not _NAME.fullmatch(name):
             msg = f"--name {name!r}: has to be letters, digits, '.', '_' and '-', and not begin with '.' or '-'"
             raise BaselineError(msg)
-        place, part = self.folder / name, self.folder / f".{name}.{os.getpid()}.part"
+        place = self.folder / name
+        part, old = (self.folder / f".{name}.{os.getpid()}.{word}" for word in ("part", "old"))
         if place.exists() and not replace:
             msg = f"baseline {name} is there already, in {place}; --replace, or another --name"
             raise BaselineError(msg)
@@ -96,10 +97,11 @@ class BaselineStore:
             shutil.copyfile(path, part / f"run{path.suffix}")
             (part / _CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
             if place.exists():
-                shutil.rmtree(place)
+                place.rename(old)
             part.rename(place)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            for left in (part, old):
+                shutil.rmtree(left, ignore_errors=True)
         return self.get(name)
 
     def all(self) -> list[Baseline]:
