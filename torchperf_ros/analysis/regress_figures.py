@@ -40,7 +40,7 @@ def exceedance(base: StageFrames, new: StageFrames) -> go.Figure:
         figure.add_vline(x=new.budget_ms, line={"color": VERMILION, "dash": "dash", "width": 1.5},
                          annotation_text="budget", annotation_position="top left")  # fmt: skip
     figure.update_xaxes(title_text="ms, receipt to publish")
-    figure.update_yaxes(title_text="% of frames took as long or longer", type="log")
+    figure.update_yaxes(title_text="% of frames took as long or longer", type="log", dtick=1)
     figure.update_layout(height=340, legend=_LEGEND)
     return figure
 
