@@ -16,6 +16,7 @@ from torchperf_ros.analysis.inspect_command import inspect_command
 from torchperf_ros.analysis.regress_command import regress_command
 from torchperf_ros.analysis.tune_command import tune_command
 from torchperf_ros.core.build_options import ENGINES
+from torchperf_ros.demo.make_log_command import make_log
 from torchperf_ros.replay.replay_command import replay_command
 from torchperf_ros.ros.play_command import play_command
 from torchperf_ros.ros.report_command import report
@@ -40,6 +41,7 @@ app.command("inspect")(inspect_command)
 app.command("tune")(tune_command)
 app.command("top")(top)
 app.command("report")(report)
+app.command("make-log")(make_log)
 app.command("regress")(regress_command)
 app.command("replay")(replay_command)
 app.command("play")(play_command)

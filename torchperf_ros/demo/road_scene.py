@@ -31,6 +31,54 @@ _DASH_PERIOD_M: Final = 12.0
 _PHASES: Final = 24  # prerendered backgrounds, half a metre apart
 _FARTHEST_M: Final = 120.0
 _NEAREST_M: Final = 5.0
+CAR_WIDTH_M: Final = 1.9
+CAR_HEIGHT_M: Final = 1.45
+_BODY: Final = (-CAR_WIDTH_M / 2, CAR_WIDTH_M / 2, 0.0, CAR_HEIGHT_M)
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """A car as it is seen: where it is, and its box in the image.
+
+    Attributes:
+        ahead_m: distance from the camera along the road.
+        lateral_m: right of our lane's centre.
+        rgb: its paint.
+        box_px: left, top, right and bottom of its body in the image, not cut at the image's borders.
+    """
+
+    ahead_m: float
+    lateral_m: float
+    rgb: tuple[int, int, int]
+    box_px: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """Width and height of the image; the scene is made for 1280x720 and scaled to it."""
+
+    width: int
+    height: int
+
+    @property
+    def scale_x(self) -> float:
+        return self.width / WIDTH
+
+    @property
+    def scale_y(self) -> float:
+        return self.height / HEIGHT
+
+    @property
+    def horizon(self) -> int:
+        return round(_HORIZON * self.scale_y)
+
+    def box(self, car: "_Car", ahead_m: float, sides: tuple[float, float, float, float]) -> tuple[int, int, int, int]:
+        """Left, right, low and high of a box at the rear of a car, in metres, as left, top, right, bottom in pixels."""
+        px_per_m = _FOCAL_PX / ahead_m
+        left, right, low, high = sides
+        x = [round((WIDTH / 2 + (car.lateral_m + side) * px_per_m) * self.scale_x) for side in (left, right)]
+        y = [round((_HORIZON + (_CAMERA_HEIGHT_M - tall) * px_per_m) * self.scale_y) for tall in (high, low)]
+        return x[0], y[0], x[1], y[1]
 
 
 @dataclass(frozen=True)
@@ -62,16 +110,19 @@ _CARS: Final = (
 
 
 class RoadScene:
-    """Images of 1280x720 rgb8 and odometry, as if recorded; cheap to make, the backgrounds are drawn once."""
+    """Images, rgb8, and odometry, as if recorded; cheap to make, the backgrounds are drawn once."""
 
-    def __init__(self, rate_hz: float) -> None:
+    def __init__(self, rate_hz: float, width: int = WIDTH, height: int = HEIGHT) -> None:
         """Draw the backgrounds.
 
         Args:
             rate_hz: images per second.
+            width: of the images, in pixels.
+            height: likewise.
         """
         self._rate_hz = rate_hz
-        self._backgrounds = [_background(phase * _DASH_PERIOD_M / _PHASES) for phase in range(_PHASES)]
+        self._canvas = canvas = _Canvas(width, height)
+        self._backgrounds = [_background(phase * _DASH_PERIOD_M / _PHASES, canvas) for phase in range(_PHASES)]
         empty = self._image_message(np.empty(0, np.uint8))
         pixels = self._backgrounds[0].size
         # The length of the data is the last field before them: the prefix of every image, followed by its pixels.
@@ -90,27 +141,36 @@ class RoadScene:
                 odometries += 1
 
     def draw(self, at_s: float) -> Pixels:
-        """The scene at a time, [720, 1280, 3]."""
+        """The scene at a time, [height, width, 3]."""
         phase = int(at_s * SPEED_MPS / _DASH_PERIOD_M * _PHASES) % _PHASES
         image = self._backgrounds[phase].copy()
-        lead = _Car(0.0, 0.0, 17.0 + 7.0 * math.sin(at_s / 2), (60, 64, 70))
-        for car in sorted((*_CARS, lead), key=lambda c: -c.distance_m(at_s)):
-            _draw_car(image, car, car.distance_m(at_s))
+        for car in _cars(at_s):
+            _draw_car(image, self._canvas, car, car.distance_m(at_s))
         return image
+
+    def objects(self, at_s: float) -> list[SceneObject]:
+        """The cars at a time, the farthest first."""
+        return [
+            SceneObject(ahead_m, car.lateral_m, car.rgb, self._canvas.box(car, ahead_m, _BODY))
+            for car, ahead_m in ((car, car.distance_m(at_s)) for car in _cars(at_s))
+        ]
 
     def image_cdr(self, at_s: float) -> bytes:
         """The scene at a time as the CDR bytes of a `sensor_msgs/msg/Image`, its stamp 0."""
-        return b"".join([self._prefix, self.draw(at_s).data])
+        return self.pixels_cdr(self.draw(at_s))
 
-    @staticmethod
-    def _image_message(data: Pixels) -> memoryview:
+    def pixels_cdr(self, pixels: Pixels) -> bytes:
+        """An image of the scene's size, [height, width, 3], as CDR bytes of a `sensor_msgs/msg/Image`, its stamp 0."""
+        return b"".join([self._prefix, pixels.data])
+
+    def _image_message(self, data: Pixels) -> memoryview:
         image = message_class(IMAGE_TYPE)(
             header=_header("camera"),
-            height=HEIGHT,
-            width=WIDTH,
+            height=self._canvas.height,
+            width=self._canvas.width,
             encoding="rgb8",
             is_bigendian=0,
-            step=WIDTH * 3,
+            step=self._canvas.width * 3,
             data=data,
         )
         return encode(image, IMAGE_TYPE)
@@ -139,39 +199,44 @@ def _header(frame_id: str) -> object:
     return message_class("std_msgs/msg/Header")(stamp=stamp, frame_id=frame_id)
 
 
-def _background(travelled_m: float) -> Pixels:
+def _cars(at_s: float) -> list[_Car]:
+    """The cars, the farthest first."""
+    lead = _Car(0.0, 0.0, 17.0 + 7.0 * math.sin(at_s / 2), (60, 64, 70))
+    return sorted((*_CARS, lead), key=lambda car: -car.distance_m(at_s))
+
+
+def _background(travelled_m: float, canvas: _Canvas) -> Pixels:
     """Sky, grass, road and markings, after so many metres; repeats every 12 m."""
-    image = np.empty((HEIGHT, WIDTH, 3), np.uint8)
-    rows = np.linspace(0, 1, _HORIZON)[:, None, None]
-    image[:_HORIZON] = (1 - rows) * (96, 148, 205) + rows * (206, 222, 234)
-    columns = np.arange(WIDTH)
+    horizon = canvas.horizon
+    image = np.empty((canvas.height, canvas.width, 3), np.uint8)
+    rows = np.linspace(0, 1, horizon)[:, None, None]
+    image[:horizon] = (1 - rows) * (96, 148, 205) + rows * (206, 222, 234)
+    columns = np.arange(canvas.width) / canvas.scale_x
     for (scale, tall), shade in zip(((97.0, 34), (41.0, 18)), ((112, 136, 150), (74, 104, 92)), strict=True):
-        ridge = _HORIZON - tall * (1.2 + np.sin(columns / scale) + 0.4 * np.sin(columns / (scale / 2.7))) / 2
-        image[:_HORIZON][np.arange(_HORIZON)[:, None] >= ridge] = shade
-    below = np.arange(_HORIZON + 1, HEIGHT + 1)[:, None] - _HORIZON
+        peaks = tall * (1.2 + np.sin(columns / scale) + 0.4 * np.sin(columns / (scale / 2.7))) / 2
+        image[:horizon][np.arange(horizon)[:, None] >= horizon - peaks * canvas.scale_y] = shade
+    below = (np.arange(horizon + 1, canvas.height + 1)[:, None] - horizon) / canvas.scale_y
     ahead_m = _FOCAL_PX * _CAMERA_HEIGHT_M / below
     lateral_m = (columns[None, :] - WIDTH / 2) * ahead_m / _FOCAL_PX
     along = (ahead_m + travelled_m) % _DASH_PERIOD_M
     haze = np.clip(ahead_m / 260.0, 0, 0.6)[..., None]
     stripe = (along < _DASH_PERIOD_M / 2)[..., None]
-    ground = np.where(stripe, (78, 118, 60), (70, 108, 54)) + np.zeros((1, WIDTH, 1))
+    ground = np.where(stripe, (78, 118, 60), (70, 108, 54)) + np.zeros((1, canvas.width, 1))
     ground[np.abs(lateral_m) < _LANE_M * 1.5 + 0.9] = (86, 87, 90)
     solid = np.abs(np.abs(lateral_m) - _LANE_M * 1.5) < _LINE_M
     dashed = (np.abs(np.abs(lateral_m) - _LANE_M / 2) < _LINE_M) & (along < _DASH_M)
     ground[solid | dashed] = (236, 236, 230)
-    image[_HORIZON:] = ground * (1 - haze) + np.array((196, 208, 214)) * haze
+    image[horizon:] = ground * (1 - haze) + np.array((196, 208, 214)) * haze
     return image
 
 
-def _draw_car(image: Pixels, car: _Car, ahead_m: float) -> None:
+def _draw_car(image: Pixels, canvas: _Canvas, car: _Car, ahead_m: float) -> None:
     """Seen from behind, in boxes: shadow, body, cabin, rear window, lights and plate."""
-    px_per_m = _FOCAL_PX / ahead_m
     paint = np.array(car.rgb)
 
     def box(left_m: float, right_m: float, low_m: float, high_m: float, rgb: npt.ArrayLike) -> None:
-        x = [round(WIDTH / 2 + (car.lateral_m + side) * px_per_m) for side in (left_m, right_m)]
-        y = [round(_HORIZON + (_CAMERA_HEIGHT_M - high) * px_per_m) for high in (high_m, low_m)]
-        image[max(y[0], 0) : max(y[1], 0), max(x[0], 0) : max(x[1], 0)] = np.asarray(rgb)
+        left, top, right, bottom = canvas.box(car, ahead_m, (left_m, right_m, low_m, high_m))
+        image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = np.asarray(rgb)
 
     box(-0.95, 0.95, -0.08, 0.35, (26, 27, 29))
     box(-0.72, 0.72, 0.85, 1.45, paint * 0.8)
