@@ -8,7 +8,6 @@ and the memory of the replaying process is read at the end of each.
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -17,18 +16,16 @@ from typing import Any, Final
 
 import numpy as np
 import psutil
-from mcap.writer import CompressionType, Writer
 
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
+from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.core.message_types import encode, message_class, typestore
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 
-_IMAGE: Final = "sensor_msgs/msg/Image"
 _STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
 _FIRST_FRAMES: Final = 20
 _TARGET_MS: Final = 0.5
@@ -70,7 +67,7 @@ def _run(folder: Path, arguments: argparse.Namespace, frames: int) -> dict[str, 
     width, height = (int(word) for word in arguments.size.split("x"))
     if not log.exists():
         say(f"writing {frames} images")
-        _write(log, frames, width, height)
+        write_images(log, frames, width, height)
     values = {
         "stages": ["perception"], "perception.adapter": ADAPTER,
         "perception.options": json.dumps(model_options(arguments.model_ms)),
@@ -91,28 +88,6 @@ def _run(folder: Path, arguments: argparse.Namespace, frames: int) -> dict[str, 
         "overhead_ms": distribution((frame_ms - model_ms)[kept]), "model_ms": distribution(model_ms[kept]),
         "frame_ms": distribution(frame_ms[kept]), "took_s": result.summary["took_s"],
     }  # fmt: skip
-
-
-def _write(path: Path, frames: int, width: int, height: int) -> None:
-    """Images of noise, not compressed, chunked as rosbag2 does it."""
-    store = typestore({_IMAGE})
-    pixels = np.random.default_rng(1).integers(0, 255, width * height * 3, dtype=np.uint8)
-    header, stamp = message_class("std_msgs/msg/Header"), message_class("builtin_interfaces/msg/Time")
-    with path.open("wb") as file:
-        writer = Writer(file, compression=CompressionType.NONE)
-        writer.start(profile="ros2")
-        text, _ = store.generate_msgdef(_IMAGE, ros_version=2)
-        channel = writer.register_channel("/image", "cdr", writer.register_schema(_IMAGE, "ros2msg", text.encode()))
-        for number in range(frames):
-            seconds, nanoseconds = divmod(number * 33_333_333, 1_000_000_000)
-            image = message_class(_IMAGE)(
-                header=header(stamp=stamp(sec=1_700_000_000 + seconds, nanosec=nanoseconds), frame_id="camera"),
-                height=height, width=width, encoding="rgb8", is_bigendian=0, step=3 * width, data=pixels,
-            )  # fmt: skip
-            t_ns = (1_700_000_000 + seconds) * 1_000_000_000 + nanoseconds
-            writer.add_message(channel, t_ns, bytes(encode(image, _IMAGE)), t_ns)
-        writer.finish()
-        os.fsync(file.fileno())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ ARGUMENTS = {
     "soak": ["--frames", "400", "--rate", "100", "--model-ms", "0", *ALONE],
     "telemetry": ["--seconds", "1.5", "--turns", "1", "--slice", "1.5", *SMALL, *ALONE],
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
+    "many_logs": ["--logs", "1", "--frames", "3", "--size", "64x48", "--model-ms", "0", "--workers", "1", "--tasks", "3"],
     "startup": ["--times", "1", "--model-ms", "0", *ALONE],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
@@ -115,3 +116,11 @@ def test_scrape_has_frames_with_and_without_and_the_scrapes(report):
     assert figures["without"]["overhead_ms"]["p50"] > 0
     assert figures["scrape_ms"]["count"] > 3
     assert figures["page_lines"] > 100
+
+
+def test_many_logs_has_a_cluster_and_what_it_costs(report):
+    figures = report("many_logs")
+
+    assert figures["loop_s"] > 0
+    assert figures["clusters"]["1"]["run_s"] > 0
+    assert figures["clusters"]["1"]["nothing_ms"]["count"] == 3
