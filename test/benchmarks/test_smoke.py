@@ -20,7 +20,7 @@ ARGUMENTS = {
     "soak": ["--frames", "400", "--rate", "100", "--model-ms", "0", *ALONE],
     "telemetry": ["--seconds", "1.5", "--turns", "1", "--slice", "1.5", *SMALL, *ALONE],
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
-    "many_logs": ["--logs", "1", "--frames", "3", "--size", "64x48", "--model-ms", "0", "--workers", "1", "--tasks", "3"],
+    "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--workers", "1", "--tasks", "3"],
     "startup": ["--times", "1", "--model-ms", "0", *ALONE],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
