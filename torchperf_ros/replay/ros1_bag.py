@@ -147,7 +147,7 @@ class Ros1Bag(ChunkedFile):
         Raises:
             Damaged: there is none, or it leads beyond the end of the file; with `cut` a chunk may do so.
         """
-        self._file.seek(at)
+        self._file.seek(min(at, self._size))
         length = int.from_bytes(self._file.read(4), "little")
         header = self._file.read(min(length, _MAX_HEADER_BYTES) + 4)
         if not length or len(header) != length + 4:
