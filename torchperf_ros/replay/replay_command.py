@@ -162,11 +162,11 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         _prefer_this_process(options, log)
     with progress_bar(log.name, told) as progress:
         result = replay(log, options, progress, lambda text: told.print(text, highlight=False, soft_wrap=True))
+    for file in files:
+        write_run(result.run, file)
     shown.print(stage_table(result))
     for line in lines(result):
         shown.print(line, highlight=False, soft_wrap=True)
-    for file in files:
-        write_run(result.run, file)
     written = [str(file) for file in (options.output, *files) if file]
     if written:
         shown.print(f"wrote {', '.join(written)}", highlight=False, soft_wrap=True)
