@@ -70,6 +70,19 @@ def test_given_an_mcap_without_its_index_when_opened_then_topics_counts_and_time
         assert (log.start_ns, log.end_ns) == (messages[0].t_ns, messages[-1].t_ns)
 
 
+@pytest.mark.parametrize("more_bytes", [0, 5])
+def test_given_a_file_that_breaks_off_between_the_indexes_of_a_chunk_when_a_topic_is_asked_for_then_none_is_missed(
+    tmp_path, more_bytes
+):
+    path = logs.mcap(tmp_path / "log.mcap", chunk_bytes=1 << 20)
+    with path.open("rb") as file:
+        (chunk,) = make_reader(file).get_summary().chunk_indexes
+    os.truncate(path, max(chunk.message_index_offsets.values()) + more_bytes)
+    with LogReader(path) as log:
+        for topic in ("/text", "/numbers"):
+            assert len(list(log.messages({topic}))) == log.topics[topic].count == 20
+
+
 @pytest.mark.parametrize("kind", ["mcap", "mcap zstd"])
 def test_given_a_chunk_with_a_wrong_checksum_when_read_then_it_alone_is_left_out_with_file_and_offset(tmp_path, kind):
     path = logs.KINDS[kind](tmp_path)
