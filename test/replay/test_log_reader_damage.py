@@ -74,13 +74,16 @@ def test_given_an_mcap_without_its_index_when_opened_then_topics_counts_and_time
 def test_given_a_file_that_breaks_off_between_the_indexes_of_a_chunk_when_a_topic_is_asked_for_then_none_is_missed(
     tmp_path, more_bytes
 ):
-    path = logs.mcap(tmp_path / "log.mcap", chunk_bytes=1 << 20)
+    path = logs.mcap(tmp_path / "log.mcap")
     with path.open("rb") as file:
-        (chunk,) = make_reader(file).get_summary().chunk_indexes
+        _, chunk, *_ = make_reader(file).get_summary().chunk_indexes
     os.truncate(path, max(chunk.message_index_offsets.values()) + more_bytes)
     with LogReader(path) as log:
+        all_messages = list(log.messages())
         for topic in ("/text", "/numbers"):
-            assert len(list(log.messages({topic}))) == log.topics[topic].count == 20
+            own = [message for message in all_messages if message.topic == topic]
+            assert list(log.messages({topic})) == own
+            assert len(own) == log.topics[topic].count >= 8
 
 
 @pytest.mark.parametrize("kind", ["mcap", "mcap zstd"])

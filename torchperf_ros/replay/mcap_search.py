@@ -29,7 +29,7 @@ class McapSearch:
         self._table = table
         self._in_summary = self._proved = False
         self.chunks: list[Chunk] = []
-        self.uncounted: list[int] = []
+        self.uncounted: set[int] = set()
         self.skipped: list[tuple[int, int]] = []
 
     def run(self) -> None:
@@ -53,8 +53,8 @@ class McapSearch:
 
     def _doubt_last(self) -> None:
         """The indexes of the last chunk's messages may be missing: whoever reads the chunk has to count."""
-        if self.chunks and not self.chunks[-1].loose and len(self.chunks) - 1 not in self.uncounted:
-            self.uncounted.append(len(self.chunks) - 1)
+        if self.chunks and not self.chunks[-1].loose:
+            self.uncounted.add(len(self.chunks) - 1)
 
     def _read(self, at: int, count: int) -> bytes:
         self._file.seek(at)
@@ -71,7 +71,7 @@ class McapSearch:
         end: int = at + RECORD.size + length
         if opcode == Opcode.CHUNK:
             chunk = chunk_head(self._file, at)
-            self.uncounted.append(len(self.chunks))
+            self.uncounted.add(len(self.chunks))
             self.chunks.append(Chunk(at, min(end, self._size), chunk.start_ns, chunk.end_ns, {}))
             self._proved = True
             return min(end, self._size)
@@ -110,7 +110,7 @@ class McapSearch:
             raise Damaged(msg)
         chunk = self.chunks[-1]
         if not chunk.loose:
-            self.uncounted = [index for index in self.uncounted if index != len(self.chunks) - 1]
+            self.uncounted.discard(len(self.chunks) - 1)
             self.chunks[-1] = replace(chunk, counts={**chunk.counts, number: size // 16})
 
     def _next_sound(self, begin: int) -> int:
