@@ -45,7 +45,8 @@ def run():
     }
     stages = [perception, {"name": "planning"}]
     memory = {"t_ns": [0, 10**9], "rss_mib": [800.0, 810.0], "own_rss_mib": [60.0, 61.0]}
-    return Run({"stages": stages, "anomalies": [anomaly], "memory": memory, "torchperf_ros": "1.2"}, {"perception": rows(), "planning": rows(2)[:0]})
+    summary = {"stages": stages, "anomalies": [anomaly], "memory": memory, "torchperf_ros": "1.2"}
+    return Run(summary, {"perception": rows(), "planning": rows(2)[:0]})
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])

@@ -14,6 +14,8 @@ from torchperf_ros.replay.many_cluster import default_workers
 from torchperf_ros.replay.many_logs import ManyError, duration_s, find_logs
 from torchperf_ros.replay.many_options import ManyOptions
 from torchperf_ros.replay.many_results import finished, options_key, result_key
+from torchperf_ros.replay.many_task import sharing
+from torchperf_ros.replay.replay_config import read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -201,3 +203,13 @@ def test_given_an_option_that_is_not_allowed_when_taken_then_the_error_names_it(
     make(tmp_path, "file")
     with pytest.raises(ConfigError, match="file: is a file"):
         ManyOptions(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("told", "beside", "threads"), [(0, 1, 0), (0, 2, 4), (0, 8, 1), (0, 99, 1), (3, 8, 3)], ids=str
+)
+def test_given_logs_beside_each_other_when_replayed_then_they_share_the_cores(monkeypatch, told, beside, threads):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    options = ReplayOptions(overrides={"worker_threads": told})
+    shared = sharing(options, read_config(options), beside)
+    assert shared.overrides["worker_threads"] == threads

@@ -76,7 +76,8 @@ def plan_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions) 
         done = not many.fresh and finished(many.folder / log.name, result_key(log, of_options)) is not None
         left += not done
         length = "" if (seconds := duration_s(log)) is None else f"{seconds:,.1f} s"
-        yield f"{'done' if done else 'replay':8}{log.size_bytes / _MIB:10,.1f} MiB {length:>12}  {log.name}  {log.path}"
+        size = f"{log.size_bytes / _MIB:,.1f} MiB"
+        yield f"{'done' if done else 'replay':6} {size:>12} {length:>10}  {log.name}  {_near(log.path)}"
     yield f"{left} of {len(logs)} logs to replay, {sum(log.size_bytes for log in logs) / _MIB:,.1f} MiB in all"
 
 
@@ -179,6 +180,11 @@ def _tell(
                 page = f"no page: {error}"
     count = f"{len(summaries):,} of {logs:,} logs have results in {many.folder}"
     shown.print(f"{count}; {page}" if page else count, highlight=False, markup=False, soft_wrap=True)
+
+
+def _near(path: Path) -> Path:
+    """As seen from here, if it is below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _absolute(options: ReplayOptions) -> ReplayOptions:

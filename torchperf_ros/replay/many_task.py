@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros.core.config import NodeConfig
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.run_file import write_run
 from torchperf_ros.replay.log_storage import LogError
 from torchperf_ros.replay.many_logs import OUTPUT_FILE, RUN_FILE, SUMMARY_FILE, FoundLog, ManyError
 from torchperf_ros.replay.replay import replay
-from torchperf_ros.replay.replay_config import read_config
+from torchperf_ros.replay.replay_config import prefer_this_process, read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_result import ReplayResult
 
@@ -124,10 +125,13 @@ def _replay_into(part: Path, task: LogTask, worker: str) -> None:
         msg = f"log {log.path}: is not there on {socket.gethostname()}"
         raise LogError(msg)
     options = replace(task.options, output=part / OUTPUT_FILE if task.keep_output else None)
+    config = read_config(options, log.path)
+    if options.pace == "real" and task.beside == 1:
+        prefer_this_process(config)
     tell = _teller(task.progress_file, worker)
     troubles: list[str] = []
     began_s = time.monotonic()
-    result = replay(log.path, _sharing(options, log.path, task.beside), tell, troubles.append)
+    result = replay(log.path, sharing(options, config, task.beside), tell, troubles.append)
     if not result.complete:
         msg = f"log {log.path}: its replay was interrupted"
         raise TakenAway(msg)
@@ -142,11 +146,12 @@ def _replay_into(part: Path, task: LogTask, worker: str) -> None:
     part.rename(final)
 
 
-def _sharing(options: ReplayOptions, log: Path, beside: int) -> ReplayOptions:
+def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOptions:
     """The same with this machine's cores shared among the logs, unless the parameters say how many threads it is."""
-    if beside == 1 or read_config(options, log).worker_threads:
+    cores = len(os.sched_getaffinity(0))
+    threads = max(1, cores // beside)
+    if config.worker_threads or threads >= cores - 1:  # which is what a worker takes by itself
         return options
-    threads = max(1, len(os.sched_getaffinity(0)) // beside)
     return replace(options, overrides={**options.overrides, "worker_threads": threads})
 
 

@@ -147,6 +147,7 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
 
     from torchperf_ros.core.run_file import check_run_path, write_run
     from torchperf_ros.replay.replay import plan, replay
+    from torchperf_ros.replay.replay_config import prefer_this_process, read_config
     from torchperf_ros.replay.replay_view import lines, progress_bar, stage_table
 
     told, shown = Console(stderr=True), Console()
@@ -159,7 +160,9 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
             shown.print(line, highlight=False, soft_wrap=True)
         return True
     if options.pace == "real":
-        _prefer_this_process(options, log)
+        scheduling = prefer_this_process(read_config(options, log))
+        if ":" in scheduling:
+            sys.stderr.write(f"scheduling is {scheduling}\n")
     with progress_bar(log.name, told) as progress:
         result = replay(log, options, progress, lambda text: told.print(text, highlight=False, soft_wrap=True))
     for file in files:
@@ -171,18 +174,6 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
     if written:
         shown.print(f"wrote {', '.join(written)}", highlight=False, soft_wrap=True)
     return result.complete
-
-
-def _prefer_this_process(options: "ReplayOptions", log: Path) -> None:
-    """Set this process up for deadlines, as the node does with its own."""
-    from torchperf_ros.replay.replay_config import read_config
-    from torchperf_ros.supervise import realtime
-
-    config = read_config(options, log)
-    realtime.keep_freed_memory(max(stage.max_frame_bytes for stage in config.stages))
-    scheduling = realtime.prefer_this_process(config.realtime_priority)
-    if ":" in scheduling:
-        sys.stderr.write(f"scheduling is {scheduling}\n")
 
 
 def _parameters(texts: list[str]) -> dict[str, object]:

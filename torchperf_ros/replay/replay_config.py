@@ -13,6 +13,7 @@ from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS
 from torchperf_ros.core.params_file import config_of, params_of_file, read_yaml
 from torchperf_ros.replay.replay_options import PACES, ReplayOptions
+from torchperf_ros.supervise import realtime
 
 _NO_DEADLINE_MS = 24 * 3_600_000.0
 _LONGEST_RUN_MS = 600_000.0
@@ -73,6 +74,12 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
         ]
         return replace(config, stages=tuple(stages))
     return config
+
+
+def prefer_this_process(config: NodeConfig) -> str:
+    """Set this process up for deadlines, as the node does with its own; which scheduling it got, in words."""
+    realtime.keep_freed_memory(max(stage.max_frame_bytes for stage in config.stages))
+    return realtime.prefer_this_process(config.realtime_priority)
 
 
 def params_hash(config: NodeConfig) -> str:
