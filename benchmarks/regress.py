@@ -28,9 +28,10 @@ from torchperf_ros.core.run_file import write_run
 
 TESTED = ("p50", "p95", "p99", "jitter", "miss")
 ALPHA = 0.05
+_LEAST_INTERVALS = 50  # for a share of them
 CHANGES = {"identical": None, "all frames": Slower(0.05, False), "tail only": Slower(0.05, True)}
 _EPILOG = """\
-interval: 95 % intervals that do not hold the true difference, 0; of those that there were data enough for
+interval: 95 % intervals that do not hold the true difference, 0; of those that there were data enough for, if 50 were
 alarm: comparisons with at least one metric `worse`
 the standard error of a share of 5 % is 1.5 points for 200 pairs, 1 for 500
 
@@ -160,8 +161,9 @@ def _counted(cells: list[Cell], arguments: argparse.Namespace) -> dict[Cell, Cou
 def _figures(counts: Counts, pairs: int) -> dict[str, float | None]:
     known = [value for value in counts.needed if math.isfinite(value)]
     return {
-        **{f"interval_{key}": counts.missed[key] / counts.intervals[key] if counts.intervals[key] else math.nan
-           for key in TESTED},
+        **{f"interval_{key}": counts.missed[key] / counts.intervals[key]
+           if counts.intervals[key] >= _LEAST_INTERVALS else math.nan for key in TESTED},
+        **{f"intervals_{key}": counts.intervals[key] for key in TESTED},
         "alarm": counts.alarms / pairs,
         "alarm_without_margins": counts.alarms_without_margins / pairs,
         "p99_worse": counts.p99_worse / pairs,

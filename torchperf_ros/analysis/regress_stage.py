@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.analysis.regress_blocks import BLOCKS_LONGER, Dependence, dependence
+from torchperf_ros.analysis.regress_blocks import BLOCKS_LONGER, block_inflation, dependence
 from torchperf_ros.analysis.regress_bootstrap import resampled
 from torchperf_ros.analysis.regress_effect import DROPPED, FALLBACK, JITTER, MAX, MISS, P50, P95, P99, Metric
 from torchperf_ros.analysis.regress_interval import Interval, Share, resampled_interval, share_interval
@@ -18,7 +18,7 @@ from torchperf_ros.analysis.regress_verdict import Estimate
 
 SHARES: Final = (0.50, 0.95, 0.99)
 _LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
-LEAST_BLOCKS: Final = 5.0
+LEAST_BLOCKS: Final = 10.0
 """Fewer say too little about how much a resample varies."""
 _LEAST_SHARE_FRAMES: Final = 30
 _LEAST_JITTER: Final = 5.0
@@ -79,11 +79,12 @@ class _Series:
         if len(self.values) < _LEAST_FRAMES:
             return
         self.quantiles = np.quantile(self.values, SHARES)
-        self.beyond = [dependence((self.values > value).astype(np.float64)) for value in self.quantiles]
-        self.jitter_dependence = dependence(self.steps)
-        found = (*self.beyond, dependence(self.values), self.jitter_dependence)
-        longest = max(one.block for one in found)
+        series = [*((self.values > value).astype(np.float64) for value in self.quantiles), self.steps]
+        found = [dependence(one) for one in series]
+        longest = max(dependence(self.values).block, *(one.block for one in found))
         self.block = min(len(self.values), math.ceil(BLOCKS_LONGER * longest) if longest > 1 else 1)
+        self.inflations = [max(told.inflation, block_inflation(one, min(self.block, len(one))))
+                           for told, one in zip(found, series, strict=True)]  # fmt: skip
 
     @property
     def blocks(self) -> float:
@@ -165,24 +166,24 @@ def _latencies(stage: str, series: tuple[_Series, _Series], intervals: list[Inte
     for number, (metric, share) in enumerate(zip((P50, P95, P99), SHARES, strict=True)):
         least = _LEAST_BEYOND / min(share, 1 - share)
         values = float(series[0].quantiles[number]), float(series[1].quantiles[number])
-        found = [one.beyond[number] for one in series]
-        estimates.append(_estimate(stage, metric, values, series, found, least, intervals[number]))
-    steps = [one.jitter_dependence for one in series]
-    jitter = _estimate(stage, JITTER, (series[0].jitter, series[1].jitter), series, steps, _LEAST_JITTER, intervals[-1])
+        inflations = [one.inflations[number] for one in series]
+        estimates.append(_estimate(stage, metric, values, series, inflations, least, intervals[number]))
+    jitter = _estimate(stage, JITTER, (series[0].jitter, series[1].jitter), series,
+                       [one.inflations[-1] for one in series], _LEAST_JITTER, intervals[-1])  # fmt: skip
     before, after = (float(one.values.max()) for one in series)
     why = "a maximum has no interval: the next run's may be anything; it does not decide"
     return [*estimates, Estimate(stage, MAX, before, after, samples=samples, why=why, decides=False), jitter]
 
 
 def _estimate(
-    stage: str, metric: Metric, values: tuple[float, float], series: tuple[_Series, _Series], found: list[Dependence],
+    stage: str, metric: Metric, values: tuple[float, float], series: tuple[_Series, _Series], inflations: list[float],
     least: float, interval: Interval,
 ) -> Estimate:  # fmt: skip
     """An estimate, with its interval if both runs hold enough for one."""
     samples = min(len(one.values) for one in series)
-    enough = max(max(one.enough, least * each.inflation) for one, each in zip(series, found, strict=True))
-    short = [one for one, each in zip(series, found, strict=True)
-             if each.effective < least or one.blocks < LEAST_BLOCKS]  # fmt: skip
+    enough = max(max(one.enough, least * inflation) for one, inflation in zip(series, inflations, strict=True))
+    short = [one for one, inflation in zip(series, inflations, strict=True)
+             if len(one.values) < least * inflation or one.blocks < LEAST_BLOCKS]  # fmt: skip
     if not short:
         return Estimate(stage, metric, *values, interval, samples)
     fewest = min(short, key=lambda one: len(one.values))
