@@ -22,6 +22,7 @@ ARGUMENTS = {
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
     "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--workers", "1", "--tasks", "3"],
     "startup": ["--times", "1", "--model-ms", "0", *ALONE],
+    "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
 WITHIN_S = 100
@@ -124,3 +125,10 @@ def test_many_logs_has_a_cluster_and_what_it_costs(report):
     assert figures["loop_s"] > 0
     assert figures["clusters"]["1"]["run_s"] > 0
     assert figures["clusters"]["1"]["nothing_ms"]["count"] == 3
+
+
+def test_play_counts_what_it_played_of_each_log(report):
+    figures = report("play")
+
+    assert figures.keys() == {"none, 0 busy processes a core", "zstd, 0 busy processes a core"}
+    assert {run["messages"] for run in figures.values()} == {230}
