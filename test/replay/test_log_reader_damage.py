@@ -4,6 +4,8 @@ import os
 import re
 import sqlite3
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from torchperf_ros.replay.log_reader import LogError, LogFindings, LogReader
 
 from . import small_logs as logs
 
-FIELD_LOGS = Path(__file__).parents[3] / "shared" / "fieldlogs"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def read(path, **options):
@@ -315,8 +317,12 @@ def test_given_a_type_that_only_the_log_knows_when_read_then_its_bytes_pass_and_
         decoded = log.decode(message)
         assert log.write_definitions(["/slot"], tmp_path / "prefix")
     assert (decoded.header.stamp.sec, decoded.side.value, decoded.corners.tolist()) == (5, 3, [1.0, 2.0, 3.0, 4.0])
-    written = (tmp_path / "prefix/share/parking_msgs/msg/Slot.msg").read_text()
-    assert "Side side" in written
+    code = f"from torchperf_ros.core.message_types import decode; print(decode({data!r}, {OWN_TYPE!r}).side.value)"
+    elsewhere = os.environ | {"AMENT_PREFIX_PATH": str(tmp_path / "prefix")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=elsewhere, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "3\n", done.stderr
 
 
 def test_given_another_definition_than_ours_when_read_then_it_says_which_and_decodes_by_the_logs(tmp_path):

@@ -9,7 +9,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from torchperf_ros.replay.log_storage import Channel, Chunk, Damaged, LogError, LogNotes, Part, RawMessage, Storage
+from torchperf_ros.replay.log_notes import LogNotes
+from torchperf_ros.replay.log_storage import Channel, Chunk, Damaged, LogError, Part, RawMessage, Storage
 
 _BUFFER_BYTES: Final = 1 << 16  # a larger message is read past the buffer, without a copy
 Walk = Iterator[tuple[int, int, bytes]]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from torchperf_ros.replay.log_storage import Channel, LogError, LogNotes, Part, RawMessage, Storage, is_latched
+from torchperf_ros.replay.log_notes import LogNotes
+from torchperf_ros.replay.log_storage import Channel, LogError, Part, RawMessage, Storage, is_latched
 
 MAGIC: Final = b"SQLite format 3\0"
 _FARTHEST_ID: Final = 1 << 40

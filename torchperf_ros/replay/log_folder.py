@@ -12,7 +12,8 @@ from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.params_file import read_yaml
 from torchperf_ros.replay.chunk_compression import ZSTD_MAGIC
 from torchperf_ros.replay.db3_file import MAGIC as DB3_MAGIC
-from torchperf_ros.replay.log_storage import LogError, LogNotes
+from torchperf_ros.replay.log_notes import LogNotes
+from torchperf_ros.replay.log_storage import LogError
 from torchperf_ros.replay.mcap_index import MAGIC as MCAP_MAGIC
 from torchperf_ros.replay.ros1_bag import MAGIC as BAG_MAGIC
 

@@ -12,7 +12,9 @@ from torchperf_ros.core.errors import TorchperfError, UnknownMessageType
 from torchperf_ros.replay.chunk_compression import ZSTD_MAGIC, unpacked_message
 from torchperf_ros.replay.db3_file import Db3File
 from torchperf_ros.replay.log_folder import kind_of, log_files, unpacked_file
-from torchperf_ros.replay.log_storage import Channel, LogError, LogFindings, LogNotes, Storage, in_order
+from torchperf_ros.replay.log_notes import LogFindings, LogNotes
+from torchperf_ros.replay.log_order import in_order
+from torchperf_ros.replay.log_storage import Channel, LogError, Storage
 from torchperf_ros.replay.log_types import LogType, ros2_name
 from torchperf_ros.replay.mcap_file import McapFile
 from torchperf_ros.replay.ros1_bag import Ros1Bag

@@ -1,11 +1,8 @@
-"""What the kinds of log files have in common: channels, parts that are read at once, and notes on what is wrong."""
+"""What the kinds of log files have in common: channels, chunks, and parts that are read at once."""
 
 import abc
-import heapq
-import itertools
 import re
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,8 +12,6 @@ from torchperf_ros.core.errors import TorchperfError
 MAX_CHUNK_BYTES: Final = 1 << 31
 """A chunk that claims to be larger is damaged: recorders write chunks of about a MiB, or of one message."""
 _TRANSIENT_LOCAL: Final = re.compile(r"\bdurability: *(1\b|transient_local)")
-_OPEN_AT_ONCE: Final = 64
-_TOLD_PER_FILE: Final = 5
 
 
 class LogError(TorchperfError):
@@ -118,94 +113,3 @@ class Storage(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Close the file."""
-
-
-@dataclass
-class LogFindings:
-    """What was noticed while a log was opened and read; all zero for a sound one.
-
-    Attributes:
-        unindexed: files without a usable index, which were searched from begin to end.
-        out_of_order: messages of the last reading that were received before the one that came before them.
-        chunks_lost: chunks that could not be read, or not to their end.
-        messages_lost: messages that are known to be lost; a lost chunk may have held more.
-        bytes_skipped: bytes of the files that could not be understood.
-        types_differing: types whose definition or hash in the log is another one than here.
-    """
-
-    unindexed: int = 0
-    out_of_order: int = 0
-    chunks_lost: int = 0
-    messages_lost: int = 0
-    bytes_skipped: int = 0
-    types_differing: int = 0
-
-
-class LogNotes:
-    """Counts what is wrong with a log, and tells it once, however often the log is read."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """Start without notes.
-
-        Args:
-            say: told in one line.
-        """
-        self.findings = LogFindings()
-        self._say = say
-        self._told: set[str] = set()
-        self._lost: dict[Path, set[object]] = {}
-
-    def tell(self, text: str) -> None:
-        """Say something, once."""
-        if text not in self._told:
-            self._told.add(text)
-            self._say(text)
-
-    def lost(
-        self, path: Path, place: object, why: str, *, size_bytes: int = 0, messages: int = 0, chunks: int = 0
-    ) -> None:
-        """Something in a file cannot be read; said for the first few.
-
-        Args:
-            path: the file.
-            place: what tells this from all else that is lost in the file, for example an offset.
-            why: what is wrong, and where.
-            size_bytes: how much of the file is left out.
-            messages: how many are known to be lost.
-            chunks: how many are lost, in whole or in part.
-        """
-        places = self._lost.setdefault(path, set())
-        if place in places:
-            return
-        places.add(place)
-        self.findings.chunks_lost += chunks
-        self.findings.messages_lost += messages
-        self.findings.bytes_skipped += size_bytes
-        if len(places) <= _TOLD_PER_FILE:
-            self.tell(f"log {path}: {why}")
-        else:
-            self.tell(f"log {path}: more of it is damaged; from here on it is only counted")
-
-
-def in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:
-    """The messages of all parts in the order of their time; each part's messages are in order already.
-
-    A part is opened when its time comes. Where more than 64 overlap, the others wait, and their messages come late.
-    """
-    waiting = deque(sorted(parts, key=lambda part: part.start_ns))
-    numbers = itertools.count()
-    heads: list[tuple[int, int, RawMessage, Iterator[RawMessage]]] = []
-    while waiting or heads:
-        while waiting and len(heads) < _OPEN_AT_ONCE and (not heads or waiting[0].start_ns <= heads[0][0]):
-            messages = waiting.popleft().read()
-            if (first := next(messages, None)) is not None:
-                heapq.heappush(heads, (first.t_ns, next(numbers), first, messages))
-        if not heads:
-            continue
-        _, number, message, messages = heads[0]
-        yield message
-        del message
-        if (following := next(messages, None)) is None:
-            heapq.heappop(heads)
-        else:
-            heapq.heapreplace(heads, (following.t_ns, number, following, messages))

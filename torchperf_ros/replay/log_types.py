@@ -12,7 +12,8 @@ from rosbags.typesys.store import Typestore
 
 from torchperf_ros.core import message_types
 from torchperf_ros.core.errors import BadInput, UnknownMessageType
-from torchperf_ros.replay.log_storage import Channel, LogNotes
+from torchperf_ros.replay.log_notes import LogNotes
+from torchperf_ros.replay.log_storage import Channel
 
 _NAME: Final = re.compile(r"[A-Za-z]\w*/msg/[A-Za-z]\w*", re.ASCII)
 _HEADER: Final = "std_msgs/msg/Header"

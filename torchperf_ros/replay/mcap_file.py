@@ -10,7 +10,8 @@ from mcap.opcode import Opcode
 
 from torchperf_ros.replay.chunk_compression import unpacked as unpacked_chunk
 from torchperf_ros.replay.chunked_file import ChunkedFile, Walk
-from torchperf_ros.replay.log_storage import Channel, Chunk, Damaged, LogNotes
+from torchperf_ros.replay.log_notes import LogNotes
+from torchperf_ros.replay.log_storage import Channel, Chunk, Damaged
 from torchperf_ros.replay.mcap_index import MESSAGE, RECORD, ChannelTable, chunk_head, summary_index
 from torchperf_ros.replay.mcap_search import McapSearch
 
