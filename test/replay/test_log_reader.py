@@ -123,6 +123,16 @@ def test_given_a_ros1_bag_when_read_then_latched_topics_are_told_and_images_beco
     assert decode(numbers.data, logs.NUMBERS).data.size == logs.SIZE
 
 
+def test_given_an_mcap_with_the_messages_of_ros1_when_read_then_they_are_cdr(tmp_path):
+    entries = [
+        (topic, kind.replace("/msg", ""), bytes(logs.ROS1.serialize_ros1(message, kind)), at_ns)
+        for topic, kind, at_ns, message in logs.messages(logs.ROS1)
+    ]
+    definitions = {entry[1]: logs.ROS1.generate_msgdef(entry[1].replace("/", "/msg/"))[0] for entry in entries}
+    with LogReader(logs.mcap(tmp_path / "log.mcap", entries, encoding="ros1", definitions=definitions)) as log:
+        assert [(m.topic, m.type_name, m.data, m.t_ns) for m in log.messages()] == logs.cdr()
+
+
 @pytest.mark.parametrize(("durability", "latched"), [("1", True), ("transient_local", True), ("2", False)])
 def test_given_qos_profiles_in_the_old_and_the_new_form_when_opened_then_a_latched_topic_is_told(
     tmp_path, durability, latched

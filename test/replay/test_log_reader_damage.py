@@ -104,6 +104,18 @@ def test_given_a_chunk_with_a_wrong_checksum_when_read_then_it_alone_is_left_out
     assert text.startswith(f"log {path}: the chunk at offset {offset:,} is damaged")
 
 
+def test_given_many_damaged_chunks_when_read_twice_then_a_few_are_said_and_each_is_counted_once(tmp_path):
+    path = logs.mcap(tmp_path / "log.mcap", chunk_bytes=500)
+    offsets = chunk_offsets(path)
+    for offset in offsets[2:]:
+        overwrite(path, offset + 100, b"\x55\xaa" * 4)
+    said = []
+    with LogReader(path, said.append) as log:
+        assert len(list(log.messages())) == len(list(log.messages())) < 10
+        assert (log.findings.chunks_lost, len(said)) == (len(offsets) - 2, 6)
+    assert "only counted" in said[-1]
+
+
 def test_given_a_wrong_checksum_when_asked_not_to_check_then_all_messages_come(tmp_path):
     path = logs.mcap(tmp_path / "log.mcap")
     overwrite(path, chunk_offsets(path)[1] + 400, b"\x55\xaa" * 4)
