@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.analysis.regress_run import RegressError, RunFrames, load_run
+from torchperf_ros.analysis.run_log_run_file import SUFFIXES
 from torchperf_ros.core.user_folder import user_folder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _CARD: Final = "baseline.json"
 _VERSION: Final = 1
-_SUFFIXES: Final = (".json", ".parquet")
 _SHOWN: Final = 8
 
 
@@ -75,7 +75,7 @@ class BaselineStore:
             RunFileError: the run cannot be read.
             OSError: it cannot be written.
         """
-        if path.suffix not in _SUFFIXES or not path.is_file():
+        if path.suffix not in SUFFIXES or not path.is_file():
             msg = f"run {path}: has to be a .json or .parquet file that `torchperf replay` wrote"
             raise BaselineError(msg)
         run = load_run(path)
@@ -157,7 +157,7 @@ class BaselineStore:
             if card.pop("v") != _VERSION:
                 msg = "of another version"
                 raise ValueError(msg)
-            run = next(path for suffix in _SUFFIXES if (path := folder / f"run{suffix}").is_file())
+            run = next(path for suffix in SUFFIXES if (path := folder / f"run{suffix}").is_file())
             return Baseline(folder.name, run, **card)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
             msg = f"baseline {folder}: is damaged ({error or 'no run'}); remove the folder and save it anew"

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.analysis.run_log import UNKNOWN, RunLog, StageLog
+from torchperf_ros.analysis.run_log_run_file import RUN_FILE, SUFFIXES
 from torchperf_ros.analysis.run_log_source import read_runs
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.core.run_file import Run, read_run
 
-_RUN_FILES: Final = (".json", ".parquet")
 _MEMORY_LABELS: Final = ("cuda_allocated_mib", "workers_rss_mib", "memory_mib")
 _NS_PER_S: Final = 1e9
 
@@ -93,15 +93,17 @@ def load_run(path: Path, progress: Callable[[int, int], None] = lambda _done, _t
     """Read a run that `torchperf replay` wrote, records, or a recorded log with a node's `/perf` topics.
 
     Args:
-        path: `.json` or `.parquet`; `.jsonl`; a rosbag2 folder, `.mcap`, `.db3`, `.bag`, or a folder with one of these.
+        path: `.json`, `.parquet`, or a folder with one `run.parquet`; `.jsonl`; a rosbag2 folder, `.mcap`, `.db3`,
+            `.bag`, or a folder with one of these.
         progress: told how far it is.
 
     Raises:
         RunFileError, RunLogError: it cannot be read.
         RegressError: it holds no answered frame, or several nodes.
     """
-    if path.suffix in _RUN_FILES and path.is_file():
-        run = of_run(read_run(path), str(path))
+    file = path / RUN_FILE if (path / RUN_FILE).is_file() else path
+    if file.suffix in SUFFIXES and file.is_file():
+        run = of_run(read_run(file), str(path))
     else:
         logs = read_runs(path, progress)
         if len(logs) > 1:
