@@ -22,6 +22,7 @@ ARGUMENTS = {
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
     "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--workers", "1", "--tasks", "3"],
     "startup": ["--times", "1", "--model-ms", "0", *ALONE],
+    "log_reading": ["--frames", "4", "--size", "64x48", "--turns", "1"],
     "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
@@ -132,3 +133,9 @@ def test_play_counts_what_it_played_of_each_log(report):
 
     assert figures.keys() == {"none, 0 busy processes a core", "zstd, 0 busy processes a core"}
     assert {run["messages"] for run in figures.values()} == {230}
+
+
+def test_log_reading_times_every_reader_of_each_log(report):
+    figures = report("log_reading")["ms_per_message"]
+    assert [len(readers) for readers in figures.values()] == [4, 2, 2]
+    assert all(times["count"] == 3 for readers in figures.values() for times in readers.values())
