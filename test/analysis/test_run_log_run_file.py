@@ -81,6 +81,14 @@ def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_
     assert [run.name for run in read(tmp_path / "tuesday")] == ["tuesday"]
 
 
+def test_given_a_run_whose_log_is_still_there_when_read_then_the_log_shows_its_inputs(tmp_path):
+    (tmp_path / "drive.mcap").touch()
+    told = run()
+    for path, recordings in ((tmp_path / "drive.mcap", (tmp_path / "drive.mcap",)), (tmp_path / "gone.mcap", ())):
+        write_run(Run({**told.summary, "log": {"path": str(path)}}, told.frames), tmp_path / "run.json")
+        assert read(tmp_path / "run.json")[0].recordings == recordings
+
+
 @pytest.mark.parametrize(("name", "content"), [("a.json", b"{}"), ("a.json", b"\xff"), ("a.parquet", b"PAR1")])
 def test_given_a_file_that_is_no_run_when_read_then_the_error_names_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

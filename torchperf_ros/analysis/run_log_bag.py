@@ -20,6 +20,17 @@ _DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
 _TOPICS = {"latency_stages": _ARRAY, "memory_stats": _ARRAY, "anomaly": _DIAGNOSTICS}
 _LITTLE_ENDIAN = b"\x00\x01"
 _TOLD_EVERY = 1_000
+_BAGS = {".mcap", ".db3", ".bag"}
+
+
+def bag_paths(path: Path) -> list[Path]:
+    """The recorded logs that a path stands for, as `rosbags` takes them; none if it is something else."""
+    if path.is_file():
+        return [path] if path.suffix in _BAGS else []
+    if (path / "metadata.yaml").is_file():
+        return [path]
+    found = sorted(file for file in path.glob("*") if file.suffix in _BAGS)
+    return found or sorted(file.parent for file in path.glob("*/metadata.yaml"))
 
 
 class _Rows:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from torchperf_ros.analysis.run_log import COLUMNS, LoggedAnomaly, RunLog, RunLogError, StageLog
+from torchperf_ros.analysis.run_log_bag import bag_paths
 from torchperf_ros.core.run_file import RunFileError, read_run
 
 RUN_FILE = "run.parquet"
@@ -69,16 +70,23 @@ def read_run_file(path: Path, name: str) -> RunLog:
         {key: str(summary[key]) for key in _VERSIONS if key in summary},
         missing=() if memory.get("t_ns") else ("no memory samples in this run: memory",),
         troubles=tuple(map(str, summary.get("troubles") or ())),
+        recordings=_recordings(summary),
     )  # fmt: skip
 
 
 def read_replayed(folder: Path, files: list[Path]) -> list[RunLog]:
-    """Read the runs of a folder; what was recorded beside each may show its inputs."""
+    """Read the runs of a folder; where a log is gone, what was recorded beside its run may show its inputs."""
     runs = []
     for file in files:
         run = read_run_file(file, folder.resolve().name if file.parent == folder else file.parent.name)
-        runs.append(replace(run, recordings=tuple(sorted(file.parent.glob("*.mcap")))))
+        runs.append(run if run.recordings else replace(run, recordings=tuple(sorted(file.parent.glob("*.mcap")))))
     return runs
+
+
+def _recordings(summary: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The log that was replayed, which shows the inputs, if it is still there."""
+    log = Path(str((summary.get("log") or {}).get("path", "")))
+    return tuple(bag_paths(log)) if log.is_absolute() and log.exists() else ()
 
 
 def _anomaly(told: Mapping[str, Any]) -> LoggedAnomaly:

@@ -5,21 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchperf_ros.analysis.run_log import RunLog, RunLogError
-from torchperf_ros.analysis.run_log_bag import read_bag
+from torchperf_ros.analysis.run_log_bag import bag_paths, read_bag
 from torchperf_ros.analysis.run_log_records import is_newest, read_records
 from torchperf_ros.analysis.run_log_run_file import SUFFIXES, read_replayed, read_run_file, run_files
-
-_BAGS = {".mcap", ".db3", ".bag"}
-
-
-def bag_paths(path: Path) -> list[Path]:
-    """The recorded logs that a path stands for, as `rosbags` takes them; none if it is something else."""
-    if path.is_file():
-        return [path] if path.suffix in _BAGS else []
-    if (path / "metadata.yaml").is_file():
-        return [path]
-    found = sorted(file for file in path.glob("*") if file.suffix in _BAGS)
-    return found or sorted(file.parent for file in path.glob("*/metadata.yaml"))
 
 
 def read_runs(path: Path, progress: Callable[[int, int], None], node: str | None = None) -> list[RunLog]:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from torchperf_ros.replay.many_task import Ended
 SUMMARY_JSON, SUMMARY_PARQUET, PAGE = "summary.json", "summary.parquet", "report.html"
 KIND: Final = "replayed logs"
 VERSION: Final = 1
+_PICTURED: Final = 3  # logs whose worst frames are shown: a picture is read from the log, and takes its place
 _TEXT: Final = ("name", "path", "stage", "reason")
 _WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt", "troubles")
 _REAL: Final = (
@@ -88,7 +90,7 @@ def write_page(
             OverviewRow(name, stage.name, stage_figures(stage), anomalies[name, stage.name]) for stage in run.stages
         ]
         if len(detailed) < worst:
-            detailed.append(run)
+            detailed.append(run if len(detailed) < _PICTURED else replace(run, recordings=()))
     lost = [(name, how.reason) for name, (_, how) in failed.items()]
     title = f"{len(names):,} of {len(names) + len(failed):,} logs in {folder.resolve().name}"
     _replace(folder / PAGE, lambda part: write_report(detailed, part, lambda _: None, Overview(told, lost, title)))
