@@ -13,7 +13,7 @@ from rich.console import Console
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.core.frame import restamped
 from torchperf_ros.core.message_types import has_header
-from torchperf_ros.replay.log_reader import LogMessage, LogReader
+from torchperf_ros.replay.log_reader import LogMessage, LogReader, LogTopic
 from torchperf_ros.replay.log_rounds import LogRounds, choose_topics
 from torchperf_ros.replay.player import Player
 from torchperf_ros.replay.read_ahead import ReadAhead
@@ -91,13 +91,13 @@ class _Playing:
         self._player = Player(
             node.publish,
             rate=options.rate,
-            prepare=_stamp_now(options, {name for name, topic in rounds.topics.items() if has_header(topic.type_name)}),
+            prepare=_stamp_now(options, rounds.topics),
             tell_time=node.tell_time,
             clock_hz=options.clock_hz,
             paused=options.paused,
         )
         self._view = PlayView(self._player, rounds.span_ns, options.rate, console)
-        self._error: TorchperfError | None = None
+        self._error: Exception | None = None
 
     def run(self) -> int:
         """Play; Ctrl-C ends it early."""
@@ -131,7 +131,7 @@ class _Playing:
     def _play(self, ahead: ReadAhead[LogMessage | None]) -> None:
         try:
             self._player.play(ahead)
-        except TorchperfError as error:
+        except Exception as error:  # the thread's boundary: told, or raised again, by the one that waits for it
             self._error = error
 
     def _wait_for_listeners(self) -> None:
@@ -153,7 +153,8 @@ class _Playing:
                 self._player.end()
 
     def _summary(self) -> int:
-        if self._error is not None and not self._player.tally.played:
+        told = isinstance(self._error, TorchperfError) and self._player.tally.played
+        if self._error is not None and not told:
             raise self._error
         self._console.print(self._view.summary())
         if self._error is not None:
@@ -163,10 +164,11 @@ class _Playing:
         return _DAMAGED if damaged else 0
 
 
-def _stamp_now(options: PlayOptions, stamped: set[str]) -> Callable[[LogMessage, int], LogMessage]:
+def _stamp_now(options: PlayOptions, topics: Mapping[str, LogTopic]) -> Callable[[LogMessage, int], LogMessage]:
     """What is done with a message before it is due: with `restamp` its header gets that time."""
     if not options.restamp:
         return lambda message, _due_ns: message
+    stamped = {name for name, topic in topics.items() if has_header(topic.type_name)}
     ros_offset_ns = time.time_ns() - time.monotonic_ns()
 
     def stamp(message: LogMessage, due_ns: int) -> LogMessage:
