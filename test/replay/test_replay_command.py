@@ -69,11 +69,13 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "--inputs", "/absent"], "has no topic /absent"),
         (["LOG", "--pace", "virtual", "--times", "/nowhere.yaml"], "step times /nowhere.yaml: cannot be read"),
         (["LOG", "--pace", "virtual"], "give --times a table"),
+        (["LOG", "-o", "out.json"], "output out.json: has to be a file that ends in .mcap"),
+        (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),
     ],
 )
 def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is_2(log, tmp_path, arguments, words):
-    command = [str(log) if word == "LOG" else word for word in arguments]
-    output = [] if "--dry-run" in arguments else ["-o", tmp_path / "out.mcap"]
+    command = [word.replace("LOG", str(log)) if word.startswith("LOG") else word for word in arguments]
+    output = [] if "-o" in arguments else ["-o", tmp_path / "out.mcap"]
     done = torchperf(*command, *sets(), *output)
     assert done.exit_code == 2, done.output
     told = [line for line in done.output.splitlines() if line.startswith("torchperf: ")]

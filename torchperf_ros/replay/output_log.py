@@ -8,6 +8,7 @@ from typing import Final
 
 from mcap.writer import CompressionType, Writer
 
+from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.message_types import full_name, typestore
 
 _WAITING: Final = 256  # messages; a writer that is slower than this holds up the replay, which loses nothing
@@ -31,8 +32,12 @@ class OutputLog:
             compress: not worth the time where it holds images.
 
         Raises:
+            ConfigError: the name cannot be that of an MCAP file.
             OSError: it cannot be written.
         """
+        if path.suffix != ".mcap" or path.is_dir():
+            msg = f"output {path}: has to be a file that ends in .mcap"
+            raise ConfigError(msg)
         self.path = path
         self.messages = 0
         self._part = path.with_name(f".{path.name}.part")

@@ -8,6 +8,7 @@ from typing import Final
 
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.config import NodeConfig
+from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.replay.log_feed import LogFeed
 from torchperf_ros.replay.log_reader import LogError, LogReader
 from torchperf_ros.replay.memory_series import MemorySeries
@@ -60,6 +61,9 @@ def replay(
         OSError: the output cannot be written.
     """
     config = read_config(options, log)
+    if options.output is not None and options.output.resolve().is_relative_to(log.resolve()):
+        msg = f"output {options.output}: is in the log that is replayed; choose another place"
+        raise ConfigError(msg)
     troubles: list[str] = []
 
     def note(text: str) -> None:
