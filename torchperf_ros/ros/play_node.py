@@ -19,6 +19,7 @@ from std_srvs.srv import Trigger
 
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.errors import UnknownMessageType
+from torchperf_ros.core.outcome import Health
 from torchperf_ros.replay.log_reader import LogMessage, LogTopic
 from torchperf_ros.replay.log_rounds import PlayError
 from torchperf_ros.replay.player import Player
@@ -29,7 +30,6 @@ _DEPTH: Final = 10
 _MOST_LATCHED: Final = 1000
 _POLL_S: Final = 0.02
 _LAST_S: Final = 1
-_READY: Final = {"WAITING", "NOMINAL", "DEGRADED"}
 
 
 class PlayNode:
@@ -163,7 +163,7 @@ class PlayNode:
         subscription = self._node.create_subscription(kind, "/diagnostics", take, 50)
         end_s = time.monotonic() + seconds
         try:
-            while not (health and set(health.values()) <= _READY and self._is_heard_by(name)):
+            while not health or Health.STARTING.name in health.values() or not self._is_heard_by(name):
                 if time.monotonic() > end_s:
                     return False
                 time.sleep(_POLL_S)
