@@ -138,6 +138,19 @@ def test_given_topics_without_a_type_here_when_played_then_they_are_left_out_and
     assert len(printed().splitlines()) == 1
 
 
+def test_given_a_log_that_breaks_off_when_played_then_what_is_left_goes_out_and_the_status_says_so(
+    graph, play, log, tmp_path
+):
+    (whole,) = log.glob("*.mcap")
+    cut = tmp_path / "cut.mcap"
+    data = whole.read_bytes()
+    cut.write_bytes(data[: data.index(b"frame 7")])
+    process, printed = play(cut, "--topics", "/frame")
+    assert ended(graph, process) == 1
+    assert "cut.mcap: the chunk at offset " in printed()
+    assert "played 7 messages in " in printed()
+
+
 def test_given_a_part_without_messages_when_played_then_it_is_bad_input(graph, play, log):
     process, printed = play(log, "--start", "100", "--topics", "/frame")
     assert ended(graph, process) == 2
