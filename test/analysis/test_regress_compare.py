@@ -296,3 +296,13 @@ def test_given_any_latencies_when_compared_then_every_metric_has_a_verdict(first
 
     assert {one.estimate.metric.key for one in found.findings} >= {"p50", "p95", "p99", "max", "jitter", "miss"}
     assert found.status() in {0, 1, 2}
+
+
+def test_given_many_stages_when_compared_then_resamples_are_enough_for_the_correction():
+    values = made.latencies(400, 1)
+    runs = [view(values), view(values * 1.5, name="new")]
+    many = [replace(run, stages={f"s{at}": replace(run.stages["perception"], name=f"s{at}") for at in range(12)})
+            for run in runs]  # fmt: skip
+    found = compare(*many, resampling=Resampling(200))
+
+    assert {one.verdict for one in found.findings if one.estimate.metric.key == "p50"} == {Verdict.WORSE}

@@ -1,7 +1,8 @@
 """Two runs against each other: whether they may be compared, and what comes of it."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperf_ros.analysis.regress_effect import METRICS
@@ -15,6 +16,7 @@ SOMETHING_WORSE: Final = 1
 CANNOT_COMPARE: Final = 2
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
 _SHOWN: Final = 12
+_TESTS: Final = 8  # of a stage, and one of the whole run
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ def compare(
     if not names:
         msg = f"{base.name} has the stages {_list(base)}, {new.name} {_list(new)}; they need one in common"
         raise RegressError(msg)
+    least = math.ceil(
+        2 * _TESTS * len(names) / rules.alpha
+    )  # fewer could not tell a p-value that passes the correction
+    resampling = replace(resampling, resamples=max(resampling.resamples, least))
     done, total = 0, 2 * resampling.resamples * len(names)
 
     def advance(count: int) -> None:

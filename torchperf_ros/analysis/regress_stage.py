@@ -34,7 +34,7 @@ class Resampling:
     """How resamples are drawn.
 
     Attributes:
-        resamples: how many; the smallest p-value is 2 / (resamples + 1).
+        resamples: how many; the smallest p-value is 2 / (resamples + 1); more are drawn if a correction asks for less.
         seed: the same seed, the same verdicts.
         alpha: intervals are of 1 - alpha.
         curve: further quantiles, 0 to 1, whose differences are wanted for a picture.
