@@ -82,3 +82,17 @@ class Joining(Counting):
         message = super().postprocess(outputs, messages)
         message.point.z = -1.0 if other is None else other.message.point.x
         return message
+
+
+class Blinking(Counting):
+    """Takes a type that no installed package has, only the log."""
+
+    inputs = {"blinker": "robot_of_one/msg/Blinker"}
+
+    def preprocess(self, messages):
+        return (torch.tensor([float(messages["blinker"].message.side)], dtype=torch.float64),)
+
+    def postprocess(self, outputs, messages):
+        header = messages["blinker"].message.header
+        point = message_class("geometry_msgs/msg/Point")(x=float(outputs[0]), y=0.0, z=0.0)
+        return message_class(POINT)(header=header, point=point)

@@ -5,6 +5,8 @@ import threading
 
 import numpy as np
 import pytest
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.run_file import read_run, write_run
@@ -217,3 +219,17 @@ def test_given_many_frames_when_replayed_then_no_thread_and_no_file_is_left(tmp_
     run(log, tmp_path)
     assert set(threading.enumerate()) <= before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "out.mcap"]
+
+
+def test_given_a_type_that_only_the_log_knows_when_replayed_then_workers_decode_it(tmp_path):
+    store, name = get_typestore(Stores.ROS2_JAZZY), "robot_of_one/msg/Blinker"
+    store.register(get_types_from_msg("std_msgs/Header header\nint8 side", name))
+    header = store.types["std_msgs/msg/Header"](store.types["builtin_interfaces/msg/Time"](1_700_000_000, 0), "")
+    with Writer(tmp_path / "log", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        connection = writer.add_connection("/blinker", name, typestore=store)
+        for number in range(3):
+            data = store.serialize_cdr(store.types[name](header=header, side=number - 1), name)
+            writer.write(connection, START_NS + number * 40 * MS, data)
+    result, _ = run(tmp_path / "log", tmp_path, values=one_stage(adapter="replay_adapters:Blinking"))
+    assert [x for x, _, _ in counted(result)] == [-1.0, 0.0, 1.0]
+    assert not any(result.summary["log"]["findings"].values())

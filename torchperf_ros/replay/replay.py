@@ -1,8 +1,10 @@
 """One log through the stages: the entry point of everything that replays."""
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -138,7 +140,9 @@ class _Replay:
                 ending.callback(output.discard)
             record = ReplayRecord(config.stages, pace.now, output, portable=virtual)
             ending.callback(record.close)
-            stages = ReplayStages(config, pace.life, record, self._note)
+            definitions = ending.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
+            self._reader.write_definitions(self._reader.topics, Path(definitions))
+            stages = ReplayStages(config, pace.life, record, self._note, definitions)
             ending.callback(stages.stop)
             wanted = stages.start()
             topics = match_topics(wanted, self._reader.topics, options.remap, self._reader.path, self._note)
@@ -152,9 +156,10 @@ class _Replay:
             if output is not None:
                 output.close()
             results = stage_results(actors, record, options.output)
+            findings = asdict(self._reader.findings)
             duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
             summary = {
-                "log": {**identity, "messages": self._feed.given, "duration_s": duration_s},
+                "log": {**identity, "messages": self._feed.given, "duration_s": duration_s, "findings": findings},
                 "params_sha256": params_hash(self._config), "model": model_hashes(actors),
                 "pace": options.pace, "seed": options.seed, **pace.summary,
                 **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compile_s(actors),

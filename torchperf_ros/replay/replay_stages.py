@@ -8,7 +8,7 @@ from typing import Final
 
 from torchperf_ros.core.config import NodeConfig, StageConfig
 from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.core.frame import Answer, Frame
+from torchperf_ros.core.frame import Frame
 from torchperf_ros.core.message_types import has_header
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.topic_map import Wanted, absolute
@@ -50,7 +50,12 @@ class ReplayStages:
     """
 
     def __init__(
-        self, config: NodeConfig, life: Callable[[int], StageLife], record: ReplayRecord, say: Callable[[str], None]
+        self,
+        config: NodeConfig,
+        life: Callable[[int], StageLife],
+        record: ReplayRecord,
+        say: Callable[[str], None],
+        definitions: str = "",
     ) -> None:
         """Make the stages.
 
@@ -59,7 +64,9 @@ class ReplayStages:
             life: what the stage of an index runs on.
             record: what is kept of what they do.
             say: told what workers say and what becomes of them.
+            definitions: a prefix whose `share` holds message types beside those that are installed.
         """
+        self._definitions = definitions
         self.start_up_s = 0.0
         self._config = config
         self._record = record
@@ -74,11 +81,12 @@ class ReplayStages:
         ports = StagePorts(
             publish=lambda payload: self._record.publish(index, payload),
             hand_on=lambda payload, frame: self._hand_on(index, payload, frame),
-            answered=lambda answer: self._answered(index, answer),
+            answered=lambda answer: self._record.answer(index, answer),
             anomaly=self._record.found,
             log=lambda severity, text: None if severity == "info" else self._say(text),
         )
-        setup = {**worker_setup(stage, self._config), "identify": True, "compile_first": True}
+        own = {"identify": True, "compile_first": True, "definitions": self._definitions}
+        setup = {**worker_setup(stage, self._config), **own}
         return StageActor(stage, setup, ports, life.ros_now, life.machinery)
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
@@ -86,9 +94,6 @@ class ReplayStages:
             if follower.index == 0:
                 self._record.offered()
             follower.hand_over(payload, frame)
-
-    def _answered(self, index: int, answer: Answer) -> None:
-        self._record.answer(index, answer)
 
     def start(self) -> list[Wanted]:
         """Start the workers and wait until all are ready; returns what the stages want of a log.

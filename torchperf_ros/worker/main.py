@@ -33,6 +33,9 @@ def main() -> int:
         os.set_inheritable(descriptor, False)
     control = socket.socket(fileno=control_fd)
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
+    if setup.get("definitions"):  # message types that no installed package has
+        others = os.environ.get("AMENT_PREFIX_PATH", "")
+        os.environ["AMENT_PREFIX_PATH"] = os.pathsep.join(filter(None, [setup["definitions"], others]))
     try:
         come_forward = step_into_background() if setup["background"] else lambda: None
         if setup.get("compile") and any(build["engine"] == "compile" for build in setup["build"]):
