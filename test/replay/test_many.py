@@ -163,11 +163,19 @@ def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_th
     endless = case.write_log(drives.logs / "endless", "slow", frames=5000)
     result = drives.replay(endless, timeout_s=0.5, retries=0, scheduler=scheduler)
     assert result.failed == {"endless": "took longer than --timeout 0.5 s"}
-    assert result.status == 2
+    assert result.status == 1
     case.wait_until(lambda: not case.workers_alive(drives.notes), "no worker of a stage is left")
 
     good = case.write_log(drives.logs / "good")
     assert drives.replay(good, scheduler=scheduler).replayed == ("good",)
+
+
+def test_given_only_logs_that_are_none_when_replayed_then_the_input_was_bad(tmp_path, scheduler):
+    drives = Drives(tmp_path)
+    for name in ("a.mcap", "b.mcap"):
+        (drives.logs / name).write_bytes(b"no log")
+    assert drives.replay(scheduler=scheduler).status == 2
+    assert "0 of 2 logs have results" in drives.said.getvalue()
 
 
 def test_given_no_cluster_when_asked_for_then_the_error_names_the_address(tmp_path, monkeypatch):

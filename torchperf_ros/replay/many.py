@@ -40,6 +40,7 @@ class ManyResult:
         replayed: names of those that were replayed now.
         kept: names of those that had been replayed before.
         failed: why the others were not, by name.
+        unusable: whether no log has results, as none can be used like this.
         interrupted: whether the user ended it.
         folder: of the results.
     """
@@ -47,15 +48,14 @@ class ManyResult:
     replayed: tuple[str, ...]
     kept: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
+    unusable: bool = False
     interrupted: bool = False
     folder: Path = Path()
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if every log has its results, 1 if some have none, 2 if none has any."""
-        if self.failed and not (self.replayed or self.kept or self.interrupted):
-            return 2
-        return 1 if self.failed or self.interrupted else 0
+        """The exit status: 0 if every log has its results, 2 if none can be used, else 1."""
+        return 2 if self.unusable else 1 if self.failed or self.interrupted else 0
 
 
 def is_many(paths: Sequence[Path]) -> bool:
@@ -138,7 +138,8 @@ def replay_many(
         }
         _tell(len(logs), summaries, failed, many, told, shown)
     reasons = {name: how.reason for name, (_, how) in failed.items()}
-    return ManyResult(replayed, tuple(kept), reasons, interrupted, many.folder)
+    unusable = bool(failed) and not summaries and not interrupted and all(how.lasting for _, how in failed.values())
+    return ManyResult(replayed, tuple(kept), reasons, unusable, interrupted, many.folder)
 
 
 def _replay(tasks: Sequence[LogTask], many: ManyOptions, console: "Console", ended: dict[str, Ended]) -> None:

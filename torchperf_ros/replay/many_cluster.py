@@ -172,10 +172,12 @@ def _security() -> Any:  # noqa: ANN401 - distributed's, or None
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """What Dask tells of comings and goings is told by us, once."""
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in {"distributed", "tornado"}]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -19,6 +19,7 @@ _LOOK_S: Final = 0.25
 _GRACE_S: Final = 5.0  # a task that is told to end looks up four times a second, unless it starts or hangs
 _RESTART_S: Final = 30.0
 _NO_WORKER_S: Final = 60.0
+_GONE: Final = Ended("the connection to the scheduler was lost")
 
 
 class Watcher(Protocol):
@@ -78,15 +79,19 @@ class ManyRun:
         waiting = deque(tasks)
         try:
             while waiting or self._running:
-                while waiting and len(self._running) < self._cluster.slots:
+                while waiting and self._reachable and len(self._running) < self._cluster.slots:
                     self._submit(waiting.popleft())
-                for task, how in [*self._finished(), *self._overdue()]:
-                    again = bool(how.reason) and not how.lasting and task.attempt < self._retries
+                gone = [] if self._running or self._reachable else [(task, _GONE) for task in waiting]
+                for task, how in [*self._finished(), *self._overdue(), *gone]:
+                    failed = bool(how.reason) and not how.lasting
+                    again = failed and task.attempt < self._retries and self._reachable
                     self._watcher.ended(task.log, how, again)
                     if again:
                         waiting.append(replace(task, attempt=task.attempt + 1))
                     else:
                         ended[task.log.name] = how
+                if gone:
+                    return
         except BaseException:
             self._end(list(self._running))
             raise
@@ -104,11 +109,7 @@ class ManyRun:
 
     def _finished(self) -> Iterator[tuple[LogTask, Ended]]:
         """Wait a moment for tasks that end; show how far the others are."""
-        from distributed import TimeoutError as Overdue
-        from distributed import wait
-
-        with contextlib.suppress(Overdue):
-            wait(list(self._running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
+        _wait(self._running, _LOOK_S, "FIRST_COMPLETED")
         for future in [future for future in self._running if future.done()]:
             yield self._running.pop(future).task, _outcome(future)
         for running in self._running.values():
@@ -128,23 +129,36 @@ class ManyRun:
                 self._end([future])
                 yield running.task, Ended("no worker is left in the cluster", lasting=True)
 
+    @property
+    def _reachable(self) -> bool:
+        """Whether there is a scheduler to talk to."""
+        return bool(self._cluster.client.status == "running")
+
     def _workers(self) -> bool:
         return bool(self._cluster.client.scheduler_info(n_workers=-1)["workers"])
 
     def _end(self, futures: "list[Future]") -> None:
         """Let tasks end themselves, with their worker processes; a worker whose task does not is restarted."""
-        from distributed import TimeoutError as Overdue
-        from distributed import wait
-
         ended = {future: self._running.pop(future) for future in futures}
         for running in ended.values():
             running.task.progress_file.unlink(missing_ok=True)
-        with contextlib.suppress(Overdue):
-            wait(futures, timeout=_GRACE_S)
+        _wait(futures, _GRACE_S)
+        if not self._reachable:
+            return
         stuck = [running.worker for future, running in ended.items() if not future.done() and running.worker]
         self._cluster.client.cancel(futures, force=True)
         if stuck:
             self._cluster.client.restart_workers(stuck, timeout=_RESTART_S, raise_for_error=False)
+
+
+def _wait(futures: "Collection[Future]", timeout_s: float, until: str = "ALL_COMPLETED") -> None:
+    """Wait for tasks, but not for longer; also those that the cluster no longer knows count as completed."""
+    from distributed import CancelledError, wait
+    from distributed import TimeoutError as Overdue
+
+    if futures:
+        with contextlib.suppress(Overdue, CancelledError):
+            wait(list(futures), timeout=timeout_s, return_when=until)
 
 
 def _in_worker(task: LogTask) -> Ended:
@@ -167,7 +181,9 @@ def _outcome(future: "Future") -> Ended:
 
     if future.status == "finished":
         return cast("Ended", future.result())
-    error = future.exception() if future.status == "error" else None
+    if future.status != "error":  # cancelled or lost: the scheduler is gone, or knows nothing of it any more
+        return _GONE
+    error = future.exception()
     if isinstance(error, KilledWorker):
         return Ended("its worker was lost: killed, perhaps for want of memory")
-    return Ended(f"the cluster lost it: {error or future.status}")
+    return Ended(f"the cluster could not run it: {type(error).__name__}: {error}")
