@@ -60,10 +60,11 @@ def workers_alive(folder):
     return [pid for pid in pids if _alive(pid)]
 
 
-def wait_until(condition, what, timeout_s=60.0):
-    """Look every 20 ms, for events that nobody notifies of."""
+def wait_until(condition, what, process=None, timeout_s=60.0):
+    """Look every 20 ms, for events that nobody notifies of; only while the process lives that brings it about."""
     give_up_at = time.monotonic() + timeout_s
     while not condition():
+        assert process is None or process.poll() is None, f"{what}, and it said: {process.communicate()}"
         assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what}"
         time.sleep(0.02)
 

@@ -225,7 +225,7 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     )
     try:
-        case.wait_until((drives.notes / "slow").exists, "a frame is replayed")
+        case.wait_until((drives.notes / "slow").exists, "a frame is replayed, by a process that lives", process)
         if number == signal.SIGINT:  # from a terminal it reaches the whole group
             os.killpg(process.pid, number)
         else:
