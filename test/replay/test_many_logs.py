@@ -1,15 +1,19 @@
 """Which logs are found, and what they are called."""
 
+import importlib.util
+import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.replay.log_storage import LogError
-from torchperf_ros.replay.many import is_many
+from torchperf_ros.replay.many import is_many, replay_many
 from torchperf_ros.replay.many_cluster import default_workers
 from torchperf_ros.replay.many_logs import ManyError, duration_s, find_logs
 from torchperf_ros.replay.many_options import ManyOptions
@@ -22,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import many_case as case
 
 GIB = 1 << 30
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(folder, *names):
@@ -213,3 +218,21 @@ def test_given_logs_beside_each_other_when_replayed_then_they_share_the_cores(mo
     options = ReplayOptions(overrides={"worker_threads": told})
     shared = sharing(options, read_config(options), beside)
     assert shared.overrides["worker_threads"] == threads
+
+
+def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask_is_not_loaded():
+    code = "import torchperf_ros.replay.many, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "torchperf_ros.replay.many_cluster" in loaded
+    assert loaded & {"dask", "distributed", "pyarrow", "torch", "rclpy"} == set()
+
+
+def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_install(monkeypatch, tmp_path):
+    make(tmp_path, "a.mcap")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "dask" else find_spec(name))
+    console = Console(file=io.StringIO())
+    with pytest.raises(ManyError, match=r"several logs need dask, which is not installed: `pip install 'torchperf_ros"):
+        replay_many([tmp_path], ReplayOptions(), ManyOptions(tmp_path / "out"), console, console)
+    assert not (tmp_path / "out").exists()
