@@ -221,9 +221,11 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
     for name in ("first", "second"):
         case.write_log(drives.logs / name, "slow", frames=5000)
     command = [sys.executable, "-c", COMMAND, drives.logs, drives.options.params, drives.out]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed command leaves its temporary folder behind
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        env=environment,
+    )  # fmt: skip
     try:
         case.wait_until((drives.notes / "slow").exists, "a frame is replayed, by a process that lives", process)
         if number == signal.SIGINT:  # from a terminal it reaches the whole group
