@@ -63,6 +63,7 @@ setup(
             "scipy",  # statistics of `torchperf regress`; in tests, what our own are compared with
         ],
         "logs": [
+            "cryptography",  # TLS between Dask's processes on this machine, so that nobody else on it can join
             "dask",  # many logs side by side, on this machine or on a cluster
             "distributed",
             "pyarrow",  # a frame's record as a row of Parquet

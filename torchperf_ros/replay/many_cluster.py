@@ -55,7 +55,8 @@ def check_installed() -> None:
     Raises:
         ManyError: it is not installed.
     """
-    missing = [name for name in ("dask", "distributed", "pyarrow") if importlib.util.find_spec(name) is None]
+    needed = ("cryptography", "dask", "distributed", "pyarrow")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         are = "is" if len(missing) == 1 else "are"
         msg = f"several logs need {', '.join(missing)}, which {are} not installed: `pip install 'torchperf_ros[logs]'`"
@@ -160,10 +161,8 @@ def _reached(many: ManyOptions) -> Iterator[Cluster]:
         yield Cluster(client, slots, min(slots, max(hosts.values())), "")
 
 
-def _security() -> Any:  # noqa: ANN401 - distributed's, or None
-    """Certificates for this cluster alone, where that can be: a port of this machine is open to all of its users."""
-    if importlib.util.find_spec("cryptography") is None:
-        return None
+def _security() -> Any:  # noqa: ANN401 - distributed's
+    """Certificates for this cluster alone: a port of this machine is open to all of its users."""
     from distributed import Security
 
     return Security.temporary()
