@@ -82,6 +82,6 @@ setup(
             "torchperf = torchperf_ros.cli:app",
             "torchperf_node = torchperf_ros.ros.main:main",
         ],
-        "pytest11": ["torchperf = torchperf_ros.replay.pytest_plugin"],
+        "pytest11": ["torchperf = torchperf_ros.replay.golden.pytest_plugin"],
     },
 )

@@ -22,7 +22,7 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, say
-from torchperf_ros.replay.log_reader import LogReader
+from torchperf_ros.replay.logs.log_reader import LogReader
 
 _EPILOG = """\
 examples:

@@ -21,11 +21,11 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.replay.many_cluster import open_cluster
-from torchperf_ros.replay.many_logs import FoundLog, find_logs
-from torchperf_ros.replay.many_options import ManyOptions
-from torchperf_ros.replay.many_run import ManyRun
-from torchperf_ros.replay.many_task import Ended, LogTask, replay_one
+from torchperf_ros.replay.many.many_cluster import open_cluster
+from torchperf_ros.replay.many.many_logs import FoundLog, find_logs
+from torchperf_ros.replay.many.many_options import ManyOptions
+from torchperf_ros.replay.many.many_run import ManyRun
+from torchperf_ros.replay.many.many_task import Ended, LogTask, replay_one
 from torchperf_ros.replay.replay_options import ReplayOptions
 
 _PACE: Final = "fast"

@@ -16,7 +16,7 @@ from rosbags.typesys import Stores, get_typestore
 from torchperf_ros.core.message_types import decode
 from torchperf_ros.demo.log_source import LogSource, looped
 from torchperf_ros.demo.road_scene import odometry_cdr
-from torchperf_ros.replay.log_reader import LogError, LogMessage
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage
 
 ROS2 = get_typestore(Stores.ROS2_JAZZY)
 ROS1 = get_typestore(Stores.ROS1_NOETIC)

@@ -20,7 +20,7 @@ from torchperf_ros.core.message_types import decode
 from torchperf_ros.demo.drive_log import FAULTS, OBJECTS_TOPIC, START_NS, DriveLog, Fault, fault_of
 from torchperf_ros.demo.make_log import MakeLogError, write_drive
 from torchperf_ros.demo.road_scene import SPEED_MPS
-from torchperf_ros.replay.log_reader import LogFindings, LogReader
+from torchperf_ros.replay.logs.log_reader import LogFindings, LogReader
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = DriveLog(seconds=1.0, width=64, height=36)

@@ -7,7 +7,7 @@ pytest.importorskip("rclpy")
 from torchperf_ros.core.message_types import decode
 from torchperf_ros.demo.player import Tally, play
 from torchperf_ros.demo.road_scene import ODOMETRY_TYPE, odometry_cdr
-from torchperf_ros.replay.log_reader import LogMessage
+from torchperf_ros.replay.logs.log_reader import LogMessage
 
 IMAGE_TYPE = "sensor_msgs/msg/Image"
 

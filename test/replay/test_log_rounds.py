@@ -6,8 +6,8 @@ import pytest
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.replay.log_reader import LogError, LogMessage, LogReader, LogTopic
 from torchperf_ros.replay.log_rounds import LogRounds, PlayError, choose_topics
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
 
 STORE = get_typestore(Stores.ROS2_JAZZY)
 WORD, NUMBER = "std_msgs/msg/String", "std_msgs/msg/Float64"

@@ -10,7 +10,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.run_file import read_run, write_run
-from torchperf_ros.replay.log_reader import LogError, LogReader
+from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.replay import plan, replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_stages import ReplayError

@@ -1,6 +1,6 @@
 import pytest
 
-from torchperf_ros.replay.log_reader import LogError, LogTopic
+from torchperf_ros.replay.logs.log_reader import LogError, LogTopic
 from torchperf_ros.replay.topic_map import Wanted, match_topics, parse_maps
 
 IMAGE, COMPRESSED, ODOM = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage", "nav_msgs/msg/Odometry"

@@ -25,7 +25,7 @@ from torchperf_ros.demo.road_scene import (
     RoadScene,
     odometry_cdr,
 )
-from torchperf_ros.replay.log_reader import LogMessage
+from torchperf_ros.replay.logs.log_reader import LogMessage
 
 OBJECTS_TOPIC: Final = "/ground_truth/objects"
 OBJECTS_TYPE: Final = "visualization_msgs/msg/MarkerArray"

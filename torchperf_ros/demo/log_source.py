@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from torchperf_ros.replay.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
 
 IMAGE_TYPES: Final = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"

@@ -15,7 +15,7 @@ from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.core.message_types import typestore
 from torchperf_ros.demo.drive_log import OBJECTS_TOPIC, START_NS, DriveLog
-from torchperf_ros.replay.log_reader import LogMessage
+from torchperf_ros.replay.logs.log_reader import LogMessage
 
 FORMATS: Final = ("mcap", "db3", "bag")
 Progress = Callable[[int, int], None]

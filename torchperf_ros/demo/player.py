@@ -26,7 +26,7 @@ from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.frame import restamped
 from torchperf_ros.demo.log_source import IMAGE_TYPES, LogSource, looped
 from torchperf_ros.demo.road_scene import RoadScene
-from torchperf_ros.replay.log_reader import LogError, LogMessage
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage
 from torchperf_ros.replay.player import Player
 
 IMAGE_TOPICS: Final = {IMAGE_TYPES[0]: "/camera/image_raw", IMAGE_TYPES[1]: "/camera/image_raw/compressed"}

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperf_ros.core.message_types import encode, message_class
-from torchperf_ros.replay.log_reader import LogMessage
+from torchperf_ros.replay.logs.log_reader import LogMessage
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Final
 
 from torchperf_ros.core.clock import NS_PER_S
-from torchperf_ros.replay.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.read_ahead import ReadAhead
 from torchperf_ros.replay.replay_options import ReplayOptions

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.replay.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
 
 _SHOWN = 6
 

@@ -12,7 +12,7 @@ from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.config import NodeConfig
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.replay.log_feed import LogFeed
-from torchperf_ros.replay.log_reader import LogError, LogReader
+from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.memory_series import MemorySeries
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.paces import FastPace, RealPace, ReplayPace
@@ -31,9 +31,9 @@ from torchperf_ros.replay.replay_summary import (
     stage_results,
     stage_summary,
 )
-from torchperf_ros.replay.step_times_source import read_step_times
 from torchperf_ros.replay.topic_map import match_topics
-from torchperf_ros.replay.virtual_pace import VirtualPace
+from torchperf_ros.replay.virtual.step_times_source import read_step_times
+from torchperf_ros.replay.virtual.virtual_pace import VirtualPace
 
 Progress = Callable[[int, int], None]
 """Told how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from torchperf_ros.replay.many_options import ManyOptions
+    from torchperf_ros.replay.many.many_options import ManyOptions
     from torchperf_ros.replay.replay_options import ReplayOptions
 
 _PARTIAL = 1
@@ -97,8 +97,8 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     (what was done is written), or 2 for input that cannot be used.
     """
     from torchperf_ros.core.errors import TorchperfError
-    from torchperf_ros.replay.many import is_many
-    from torchperf_ros.replay.many_options import ManyOptions
+    from torchperf_ros.replay.many.many import is_many
+    from torchperf_ros.replay.many.many_options import ManyOptions
     from torchperf_ros.replay.replay_options import ReplayOptions
     from torchperf_ros.replay.topic_map import parse_maps
 
@@ -128,7 +128,7 @@ def _many(logs: list[Path], options: "ReplayOptions", many: "ManyOptions", files
     from rich.console import Console
 
     from torchperf_ros.core.errors import ConfigError
-    from torchperf_ros.replay.many import plan_many, replay_many
+    from torchperf_ros.replay.many.many import plan_many, replay_many
 
     if files:
         msg = f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"

@@ -13,7 +13,7 @@ from torchperf_ros.core.anomaly_rules import Anomaly
 from torchperf_ros.core.message_types import decode
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.run_file import Run
-from torchperf_ros.replay.log_reader import LogReader
+from torchperf_ros.replay.logs.log_reader import LogReader
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchperf_ros.core.message_types import full_name
-from torchperf_ros.replay.log_reader import LogError, LogTopic
+from torchperf_ros.replay.logs.log_reader import LogError, LogTopic
 
 _SHOWN = 8
 _COMPRESSED = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}

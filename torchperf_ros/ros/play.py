@@ -13,8 +13,8 @@ from rich.console import Console
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.core.frame import restamped
 from torchperf_ros.core.message_types import has_header
-from torchperf_ros.replay.log_reader import LogMessage, LogReader, LogTopic
 from torchperf_ros.replay.log_rounds import LogRounds, choose_topics
+from torchperf_ros.replay.logs.log_reader import LogMessage, LogReader, LogTopic
 from torchperf_ros.replay.player import Player
 from torchperf_ros.replay.read_ahead import ReadAhead
 from torchperf_ros.ros.bounded_end import end_within

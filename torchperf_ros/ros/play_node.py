@@ -20,8 +20,8 @@ from std_srvs.srv import Trigger
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.errors import UnknownMessageType
 from torchperf_ros.core.outcome import Health
-from torchperf_ros.replay.log_reader import LogMessage, LogTopic
 from torchperf_ros.replay.log_rounds import PlayError
+from torchperf_ros.replay.logs.log_reader import LogMessage, LogTopic
 from torchperf_ros.replay.player import Player
 from torchperf_ros.ros.endpoints import ros_message_class
 

@@ -1,0 +1,79 @@
+"""Outputs beside golden ones: frames are matched by stamp, and the report says where they differ first and most."""
+
+from torchperf_ros.core.message_types import encode
+from torchperf_ros.replay.golden.golden_comparison import compare_frames
+from torchperf_ros.replay.golden.golden_file import PublishedFrame
+from torchperf_ros.replay.golden.message_rule import BUILT_IN, MessageRule, Tolerance
+
+from .golden_messages import ARRAY, MARKERS, array, marker, markers
+from .stage_results import stamp_ns
+
+
+def frames(*messages, first=0):
+    return [
+        PublishedFrame(seq, stamp_ns(seq), bytes(encode(message, message.__msgtype__)), message.__msgtype__)
+        for seq, message in enumerate(messages, first)
+    ]
+
+
+def compare(mine, golden, rules=BUILT_IN):
+    return compare_frames("perception", mine, golden, rules)
+
+
+def test_given_equal_frames_when_compared_then_none_differs_and_all_are_counted():
+    comparison = compare(frames(array(1.0), array(2.0)), frames(array(1.0), array(2.0)))
+    assert (comparison.frames, comparison.differing) == (2, ())
+
+
+def test_given_frames_with_other_numbers_when_their_stamps_are_equal_then_they_are_compared():
+    mine = [frame._replace(seq=frame.seq + 100) for frame in frames(array(1.0), array(2.0))]
+    assert compare(mine, frames(array(1.0), array(2.0))).differing == ()
+    assert len(compare(mine, frames(array(1.0), array(5.0))).differing) == 1
+
+
+def test_given_stamps_that_repeat_or_are_zero_when_compared_then_the_nth_belongs_to_the_nth():
+    mine = [frame._replace(stamp_ns=0) for frame in frames(array(1.0), array(2.0), array(3.0))]
+    assert compare(mine, list(mine)).differing == ()
+    assert [frame.seq for frame in compare(mine, [mine[0], mine[2]]).differing] == [1, 2]
+
+
+def test_given_frames_that_only_one_side_has_when_compared_then_each_is_a_difference():
+    comparison = compare(frames(array(1.0), array(2.0)), frames(array(2.0), array(3.0), first=1))
+    assert comparison.frames == 3
+    assert [(frame.seq, frame.differences[0].value) for frame in comparison.differing] == [
+        (0, "published"),
+        (2, "none"),
+    ]
+
+
+def test_given_outputs_of_another_type_when_compared_then_the_types_are_the_difference():
+    (frame,) = compare(frames(markers()), frames(array(1.0))).differing
+    assert (frame.differences[0].value, frame.differences[0].golden) == (MARKERS, ARRAY)
+
+
+def test_given_rules_when_compared_then_they_count():
+    usual = {ARRAY: MessageRule(tolerances={"data": Tolerance(absolute=0.5)})}
+    assert compare(frames(array(1.4)), frames(array(1.0)), usual).differing == ()
+    assert len(compare(frames(array(1.6)), frames(array(1.0)), usual).differing) == 1
+
+
+def test_given_several_differences_when_told_then_the_first_and_the_worst_of_each_field_stand_there():
+    golden = frames(*[markers(marker(float(seq)), marker(50.0)) for seq in range(5)])
+    mine = frames(
+        markers(marker(0.0), marker(50.0)),
+        markers(marker(1.25, score=0.5), marker(50.0)),
+        markers(marker(2.375), marker(50.0)),
+        markers(marker(3.125), marker(50.0)),
+        markers(marker(4.0)),
+    )
+    text = [" ".join(line.split()) for line in compare(mine, golden).text()]
+    assert text == [
+        "perception: 4 of 5 frames differ",
+        "first in frame seq 1, stamp 1760000000.100000000, with 1 more field:",
+        "markers[0].pose.position.x is 1.25, golden 1: off by 0.25, allowed 0.002",
+        "by field, the worst of each:",
+        "field frames is golden off by allowed in frame",
+        "markers[].pose.position.x 3 2.375 2 0.375 0.003 seq 2, stamp 1760000000.200000000",
+        "markers[].color.a 1 0.5 1 0.5 0.002 seq 1, stamp 1760000000.100000000",
+        "markers[] 1 none one at (50, 0, 0) seq 4, stamp 1760000000.400000000",
+    ]

@@ -1,0 +1,149 @@
+"""The plugin as users have it: loaded by its entry point into another pytest, which replays the example's drive."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "guarded_drive"
+HEAVY = ["dask", "numpy", "plotly", "pyarrow", "rclpy", "rosbags", "scipy", "torch", "torchperf_ros.replay.replay"]
+
+DRIVE = """
+import pytest
+
+pytestmark = pytest.mark.fieldlog("drive.mcap")
+
+@pytest.fixture
+def perception(replay):
+    return replay(params="lead_vehicle.yaml").stage("perception")
+
+def test_messages(perception):
+    messages = list(perception.messages)
+    assert len(messages) == 40
+    assert [marker.ns for marker in messages[0].message.markers] == ["", "car"]
+    assert [anomaly.name for _, anomaly in perception.anomalies] == ["perception: bad input"]
+
+def test_same(replay):
+    assert replay(params="lead_vehicle.yaml") is replay(params="lead_vehicle.yaml", pace="fast")
+
+def test_ratio(perception):
+    assert perception.miss_ratio <= 0.01
+
+def test_p99(perception):
+    assert perception.p99_ms < 0.0
+
+def test_outcomes(perception):
+    assert perception.outcomes == {"on_time": 40}
+
+@pytest.mark.parametrize("way", ["a/b c"])
+def test_golden(perception, replay, golden, way):
+    assert golden.path("night").name == "test_drive.test_golden_a_b_c_.night.mcap"
+    golden.check(replay(params="lead_vehicle.yaml"))
+
+def test_options(replay):
+    replay(params="lead_vehicle.yaml", pase="fast")
+
+def test_params(replay):
+    replay(params="nowhere.yaml")
+
+@pytest.mark.fieldlog("nowhere.mcap")
+def test_missing(replay):
+    replay()
+
+@pytest.mark.fieldlog("nowhere.mcap", optional=True)
+def test_optional(replay):
+    replay()
+
+@pytest.mark.fieldlog("field.mcap", optional=True)
+def test_field(replay):
+    replay(params="lead_vehicle.yaml")
+
+@pytest.mark.fieldlog()
+def test_marker(replay):
+    replay()
+"""
+
+
+@pytest.fixture
+def drive(pytester):
+    """The example's model, drive and parameters in a folder of the test's own; no golden outputs."""
+    shutil.copytree(EXAMPLE / "guarded_drive", pytester.path / "models" / "guarded_drive")
+    shutil.copy(EXAMPLE / "test" / "drive.mcap", pytester.path)
+    shutil.copy(EXAMPLE / "config" / "lead_vehicle.yaml", pytester.path)
+    pytester.makeini("[pytest]\npythonpath = models\naddopts = --strict-markers -p no:cacheprovider")
+    return pytester
+
+
+def lines_of(result, test):
+    """The lines that tell of one failed test."""
+    text = result.stdout.str()
+    _, _, rest = text.partition(f"_ {test} _")
+    return rest.partition("\n____")[0].splitlines()
+
+
+def test_given_tests_of_a_drive_when_run_then_what_fails_says_why(drive):
+    drive.makepyfile(test_drive=DRIVE)
+    (drive.mkdir("fieldlogs") / "field.mcap").touch()
+    result = drive.runpytest_subprocess("--fieldlogs", "fieldlogs", "-rs", "-vv")
+    result.assert_outcomes(passed=2, failed=9, skipped=1)
+
+    told = "\n".join(lines_of(result, "test_ratio"))
+    assert "assert 0.05 <= 0.01" in told
+    assert "perception: 2 of 40 frames not on time; those that took longest:" in told
+    for seq in (22, 23):
+        assert f"\nE           {seq}   176000000{(seq // 10)}.{seq % 10}00000000 " in told
+    assert told.count("bad_input  full  hold_last  the camera is dazzled: 100% of the image is bright") == 2
+    assert "perception = <stage perception: 40 frames, 38 on_time, 2 bad_input>" in told
+
+    assert "perception: 40 of 40 frames in all; those that took longest:" in "\n".join(lines_of(result, "test_p99"))
+    told = "\n".join(lines_of(result, "test_outcomes"))
+    assert "assert {'on_time': 38, 'bad_input': 2} == {'on_time': 40}" in told
+    assert told.count("the camera is dazzled") == 2
+
+    told = "\n".join(lines_of(result, "test_golden[a/b c]"))
+    assert "golden file golden/test_drive.test_golden_a_b_c_.mcap is missing" in told
+    assert "-m pytest --refresh-golden 'test_drive.py::test_golden[a/b c]' --fieldlogs fieldlogs" in told
+    assert "golden_fixture.py" not in told  # the traceback ends in the test
+
+    for test, words in {
+        "test_options": ["unexpected keyword argument 'pase'"],
+        "test_params": ["params nowhere.yaml: is neither beside", "test_drive.py", "nor in"],
+        "test_missing": ["log nowhere.mcap is not there: looked for", f"{drive.path}/fieldlogs/nowhere.mcap"],
+        "test_field": [f"log {drive.path}/fieldlogs/field.mcap: "],
+        "test_marker": ['fieldlog takes one log and optional=..., as in fieldlog("drive.mcap")'],
+    }.items():
+        told = "\n".join(lines_of(result, test))
+        for word in words:
+            assert word in told, test
+        assert "During handling" not in told, test
+    result.stdout.fnmatch_lines(["SKIPPED*log nowhere.mcap is not there: looked for*"])
+
+
+def test_given_no_drive_when_pytest_runs_then_the_plugin_has_loaded_nothing_and_changed_nothing(pytester):
+    pytester.makepyfile(f"""
+import sys
+import pytest
+
+@pytest.fixture
+def replay():
+    return "the user's own"
+
+def test_loaded(replay):
+    assert replay == "the user's own"
+    assert "torchperf_ros.replay.golden.pytest_plugin" in sys.modules
+    assert [name for name in {HEAVY} if name in sys.modules] == []
+
+def test_assertion():
+    assert 0.5 <= 0.25
+""")
+    result = pytester.runpytest_subprocess("-p", "no:hypothesispytest", "--strict-markers")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E*assert 0.5 <= 0.25"])
+
+
+def test_given_pytest_when_asked_for_help_then_options_and_marker_are_explained(pytester):
+    result = pytester.runpytest_inprocess("--help", "-p", "torchperf")
+    result.stdout.fnmatch_lines(["replays of field logs*", "*--fieldlogs=DIR*", "*--refresh-golden*"])
+    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines(["@pytest.mark.fieldlog(path, optional=False): *"])

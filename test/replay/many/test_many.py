@@ -1,0 +1,244 @@
+"""Many logs on a real cluster of this machine: good ones, broken ones, and ones that take their worker with them."""
+
+import fcntl
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.core.run_file import read_run
+from torchperf_ros.replay.many.many import plan_many, replay_many
+from torchperf_ros.replay.many.many_logs import ManyError
+from torchperf_ros.replay.many.many_options import ManyOptions
+from torchperf_ros.replay.replay_options import ReplayOptions
+
+sys.path.insert(0, str(Path(__file__).parent))
+import many_case as case
+
+for _name in ("dask", "distributed", "pyarrow"):
+    pytest.importorskip(_name, reason=f"{_name} is not installed")
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from torchperf_ros.replay.many.many import replay_many
+from torchperf_ros.replay.many.many_options import ManyOptions
+from torchperf_ros.replay.replay_options import ReplayOptions
+if __name__ == "__main__":
+    logs, params, out = map(Path, sys.argv[1:])
+    options = ReplayOptions(params=params)
+    print(replay_many([logs], options, ManyOptions(out, workers=2), Console(stderr=True), Console()).status)
+"""
+
+
+class Drives:
+    """A folder of logs, its results, and what was said."""
+
+    def __init__(self, folder):
+        self.folder, self.logs, self.out, self.notes = folder, folder / "logs", folder / "out", folder / "notes"
+        for made in (self.logs, self.notes):
+            made.mkdir()
+        self.options = ReplayOptions(params=case.write_params(self.notes))
+
+    def replay(self, *paths, **many):
+        self.said = io.StringIO()
+        console = Console(file=self.said, width=200)
+        return replay_many(
+            paths or [self.logs], self.options, ManyOptions(self.out, **{"workers": 2, **many}), console, console
+        )
+
+    def plan(self, **many):
+        return list(plan_many([self.logs], self.options, ManyOptions(self.out, **many)))
+
+    def summary(self):
+        return json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _adapter():
+    with pytest.MonkeyPatch.context() as patch:
+        case.use_adapter(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """Two good logs, one that is none, one whose worker is lost the first time, and one that loses every worker."""
+    drives = Drives(tmp_path_factory.mktemp("many"))
+    case.write_log(drives.logs / "monday")
+    case.write_log(drives.logs / "tuesday.mcap", frames=20)
+    case.write_log(drives.logs / "wednesday", "lose once")
+    case.write_log(drives.logs / "thursday", "lose")
+    (drives.logs / "friday.mcap").write_bytes(b"no log")
+    drives.result = drives.replay(keep_output=True)
+    drives.report = drives.said.getvalue()
+    return drives
+
+
+def test_given_good_bad_and_lost_logs_when_replayed_then_every_good_one_has_its_result(replayed):
+    assert set(replayed.result.replayed) == {"monday", "tuesday", "wednesday"}
+    assert (replayed.result.kept, replayed.result.interrupted, replayed.result.status) == ((), False, 1)
+    run = read_run(replayed.out / "tuesday" / "run.parquet")
+    assert run.frames["tested"]["seq"].tolist() == list(range(20))
+    summary = json.loads((replayed.out / "monday" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["attempt"], summary["stages"][0]["answered"]) == (0, case.FRAMES)
+    assert (replayed.out / "monday" / "output.mcap").stat().st_size == summary["files"]["output.mcap"]
+
+
+def test_given_a_bad_log_when_replayed_then_it_is_told_with_its_reason_and_not_tried_again(replayed):
+    assert set(replayed.result.failed) == {"friday", "thursday"}
+    assert str(replayed.logs / "friday.mcap") in replayed.result.failed["friday"]
+    assert "friday: again" not in replayed.report
+    assert "friday: failed: " in replayed.report
+
+
+def test_given_a_lost_worker_when_replayed_then_its_log_is_tried_again_and_then_given_up(replayed):
+    assert "thursday: again, as its worker was lost" in replayed.report
+    assert "its worker was lost" in replayed.result.failed["thursday"]
+    wednesday = json.loads((replayed.out / "wednesday" / "summary.json").read_text(encoding="utf-8"))
+    assert wednesday["attempt"] == 1
+
+
+def test_given_lost_workers_when_replayed_then_no_process_and_no_half_result_is_left(replayed):
+    case.wait_until(lambda: not case.workers_alive(replayed.notes), "no worker of a stage is left")
+    assert sorted(path.name for path in replayed.out.iterdir()) == [
+        ".lock", "monday", "report.html", "summary.json", "summary.parquet", "tuesday", "wednesday",
+    ]  # fmt: skip
+
+
+def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each(replayed):
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(replayed.out / "summary.parquet").to_pylist()
+    frames = {row["name"]: (row["stage"], row["frames"]) for row in table if not row["reason"]}
+    assert frames == {"monday": ("tested", 10), "tuesday": ("tested", 20), "wednesday": ("tested", 10)}
+    assert {row["name"] for row in table if row["reason"]} == {"friday", "thursday"}
+    assert {row["name"] for row in replayed.summary()["failed"]} == {"friday", "thursday"}
+    assert "3 of 5 logs have results" in replayed.report
+    page = (replayed.out / "report.html").read_text(encoding="utf-8")
+    assert 'id="run2"' in page
+    assert "<b>friday</b>" in page
+
+
+def test_given_results_when_replayed_again_then_only_what_is_incomplete_or_changed_is(replayed):
+    names = ("monday", "tuesday.mcap", "wednesday")
+    paths = [replayed.logs / name for name in names]
+    assert replayed.replay(*paths, keep_output=True).kept == ("monday", "tuesday", "wednesday")
+
+    run_file = replayed.out / "monday" / "run.parquet"
+    run_file.write_bytes(run_file.read_bytes()[:-1])
+    (replayed.logs / "tuesday.mcap").touch()
+    result = replayed.replay(*paths, keep_output=True)
+
+    assert (set(result.replayed), result.kept, result.status) == ({"monday", "tuesday"}, ("wednesday",), 0)
+    assert read_run(run_file).frames["tested"]["seq"].tolist() == list(range(case.FRAMES))
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory):
+    """Address of a cluster that was there before, and stays."""
+    import dask
+    from distributed import LocalCluster
+
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster,
+    ):
+        yield cluster.scheduler_address
+
+
+def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_the_next_one_replayed(
+    tmp_path, scheduler
+):
+    drives = Drives(tmp_path)
+    endless = case.write_log(drives.logs / "endless", "slow", frames=5000)
+    result = drives.replay(endless, timeout_s=0.5, retries=0, scheduler=scheduler)
+    assert result.failed == {"endless": "took longer than --timeout 0.5 s"}
+    assert result.status == 1
+    case.wait_until(lambda: not case.workers_alive(drives.notes), "no worker of a stage is left")
+
+    good = case.write_log(drives.logs / "good")
+    assert drives.replay(good, scheduler=scheduler).replayed == ("good",)
+
+
+def test_given_only_logs_that_are_none_when_replayed_then_the_input_was_bad(tmp_path, scheduler):
+    drives = Drives(tmp_path)
+    for name in ("a.mcap", "b.mcap"):
+        (drives.logs / name).write_bytes(b"no log")
+    assert drives.replay(scheduler=scheduler).status == 2
+    assert "0 of 2 logs have results" in drives.said.getvalue()
+
+
+def test_given_no_cluster_when_asked_for_then_the_error_names_the_address(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchperf_ros.replay.many.many_cluster._CONNECT_S", 0.2)
+    drives = Drives(tmp_path)
+    log = case.write_log(drives.logs / "good")
+    with pytest.raises(ManyError, match="--scheduler tcp://127.0.0.1:1: nobody answers there"):
+        drives.replay(log, scheduler="tcp://127.0.0.1:1")
+
+
+def test_given_a_folder_that_another_replay_writes_to_when_replayed_then_it_is_refused(tmp_path):
+    drives = Drives(tmp_path)
+    case.write_log(drives.logs / "good")
+    drives.out.mkdir()
+    with open(drives.out / ".lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ManyError, match="another replay writes there now"):
+            drives.replay()
+
+
+def test_given_a_bad_parameter_when_replayed_then_it_is_told_once_before_anything_is_started(tmp_path):
+    drives = Drives(tmp_path)
+    case.write_log(drives.logs / "good")
+    drives.options = ReplayOptions(params=drives.options.params, overrides={"tested.budget_ms": -1.0})
+    with pytest.raises(ConfigError, match="budget_ms"):
+        drives.replay()
+    assert not drives.out.exists()
+
+
+def test_given_logs_when_planned_then_each_is_told_with_its_size_and_length(replayed):
+    *lines, total = replayed.plan(keep_output=True)
+    assert [(line.split()[0], line.split()[-2]) for line in lines] == [
+        ("replay", "friday"), ("done", "monday"), ("replay", "thursday"), ("done", "tuesday"), ("done", "wednesday"),
+    ]  # fmt: skip
+    assert " 0.2 s " in lines[1]
+    assert total == "2 of 5 logs to replay, 0.0 MiB in all"
+    assert replayed.plan()[-1].startswith("5 of 5 ")  # as these would have no output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
+def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, number):
+    drives = Drives(tmp_path)
+    for name in ("first", "second"):
+        case.write_log(drives.logs / name, "slow", frames=5000)
+    command = [sys.executable, "-c", COMMAND, drives.logs, drives.options.params, drives.out]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed command leaves its temporary folder behind
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        env=environment,
+    )  # fmt: skip
+    try:
+        case.wait_until((drives.notes / "slow").exists, "a frame is replayed, by a process that lives", process)
+        if number == signal.SIGINT:  # from a terminal it reaches the whole group
+            os.killpg(process.pid, number)
+        else:
+            process.kill()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    case.wait_until(lambda: not case.workers_alive(drives.notes), "no worker of a stage is left")
+    assert "Traceback" not in err
+    assert not [path for path in drives.out.iterdir() if not path.name.startswith(".") and path.is_dir()]
+    if number == signal.SIGINT:
+        assert (process.returncode, out.splitlines()[-1:]) == (0, ["1"])
+        assert "interrupted: " in err
+        assert [path.name for path in drives.out.glob(".run-*")] == []

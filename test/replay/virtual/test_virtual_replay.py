@@ -1,0 +1,116 @@
+"""Deadlines, ladders and fallbacks on a virtual clock: what follows from log, parameters, times and seed alone."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from torchperf_ros.core.frame_table import FRAME
+from torchperf_ros.core.run_file import Run, write_run
+from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay_options import ReplayOptions
+
+from ..conftest import MS, START_NS, drive, one_stage, two_stages, write_points
+
+
+def run(log, folder, times, *, values=None, name="out", **options):
+    path = times
+    if isinstance(times, dict):
+        path = folder / f"{name}.yaml"
+        path.write_text(json.dumps(times), encoding="utf-8")
+    said = []
+    options = {"overrides": values or one_stage(), "output": folder / f"{name}.mcap", **options}
+    return replay(log, ReplayOptions(pace="virtual", step_times=str(path), **options), say=said.append), said
+
+
+def rows(result, stage="first"):
+    return result.stage(stage).frames
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return write_points(tmp_path_factory.mktemp("log") / "log", drive(150))
+
+
+def test_given_fixed_times_when_replayed_then_every_latency_is_exactly_theirs(log, tmp_path):
+    steps = {"inference_ms": 12.0, "decode_ms": 0.5, "preprocess_ms": 1, "postprocess_ms": 0.25, "overhead_ms": 0.25}
+    result, _ = run(log, tmp_path, {"first": {"full": steps}})
+    assert set(rows(result)["total_ms"]) == {14.0}
+    assert set(rows(result)["inference_ms"]) == {12.0}
+    assert result.stage("first").outcomes == {"on_time": 150}
+
+
+def test_given_a_tier_too_slow_when_replayed_then_the_ladder_takes_the_lower_one_from_the_first_frame(log, tmp_path):
+    result, _ = run(log, tmp_path, {"first": {"full": {"inference_ms": 45}, "fast": {"inference_ms": 10}}})
+    assert set(rows(result)["tier"]) == {1}
+    assert [m.message.point.x for m in result.stage("first").messages][:2] == [1000.0, 1001.0]
+
+
+def test_given_every_tier_too_slow_when_replayed_then_each_answer_leaves_before_its_deadline(log, tmp_path):
+    values = one_stage(fallback=["hold_last"], hold_last_ms=500.0)
+    times = {"first": {"full": {"inference_ms": 38.0}}}
+    result, _ = run(log, tmp_path, times, values=values, duration_s=2.0)
+    assert set(result.stage("first").outcomes) == {"late"}
+    assert np.all(rows(result)["lateness_ms"] <= 0)
+    assert result.stage("first").received == 50
+
+
+def test_given_frames_faster_than_the_model_when_replayed_then_waiting_ones_are_superseded(tmp_path):
+    log = write_points(tmp_path / "log", drive(40, period_ms=10))
+    result, _ = run(log, tmp_path, {"first": {"full": {"inference_ms": 25}}})
+    stage = result.stage("first")
+    assert stage.superseded > 0
+    assert stage.received == 40 == len(stage.frames) + stage.superseded + stage.stale
+
+
+def test_given_a_seed_when_replayed_twice_then_the_files_are_the_same_bytes(tmp_path):
+    messages = drive(120, words={20: "raise", 40: "nan", 41: "nan", 60: "sigkill"})
+    log = write_points(tmp_path / "log", messages)
+    values = two_stages(first={"backup": "standby", "budget_ms": 25.0})
+    tier = {"inference_ms": {"median": 15, "p99": 40}, "decode_ms": [0.2, 0.4]}
+    times = {"first": {"full": tier, "fast": {"inference_ms": {"median": 12, "p99": 30}}}, "second": {"full": tier}}
+    first, second = (run(log, tmp_path, times, values=values, name=name, seed=1)[0] for name in ("a", "b"))
+    sums = [hashlib.sha256(result.output.read_bytes()).hexdigest() for result in (first, second)]
+    assert sums[0] == sums[1]
+    assert first.stage("first").outcomes == second.stage("first").outcomes
+    for outcome in ("on_time", "late", "error", "invalid", "crashed"):
+        assert first.stage("first").outcomes[outcome] > 0, outcome
+
+
+def test_given_a_crash_when_replayed_then_the_replacement_comes_after_restart_ms_of_the_log(tmp_path):
+    log = write_points(tmp_path / "log", drive(200, words={150: "sigkill"}))
+    times = {"first": {"full": {"inference_ms": 5}}, "restart_ms": 195}
+    result, said = run(log, tmp_path, times, values=one_stage(fallback=["none"]))
+    assert result.stage("first").outcomes == {"on_time": 195, "crashed": 1, "starting": 4}
+    assert np.flatnonzero(rows(result)["outcome"]).tolist() == [150, 151, 152, 153, 154]
+    assert any(line.startswith("first: worker 0 ended: it died, at 1700000006.0") for line in said)
+
+
+def test_given_a_hang_when_replayed_then_the_worker_is_replaced_and_its_history_is_gone(tmp_path):
+    log = write_points(tmp_path / "log", drive(60))
+    times = {"first": {"full": {"inference_ms": [5.0] * 9 + [500.0]}}, "restart_ms": 100}
+    values = one_stage(tiers=["full"], hang_ms=200.0, fallback=["none"])
+    result, said = run(log, tmp_path, times, values=values, seed=3)
+    stage = result.stage("first")
+    assert stage.outcomes["late"] > 0
+    assert any("hang_ms is 200" in line for line in said)
+    observed = [m.message.point.y for m in stage.messages]
+    assert min(np.diff(observed)) < 0  # a new worker begins to count anew
+
+
+def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again_and_the_backup_answers(log, tmp_path):
+    frames = np.zeros(150, dtype=FRAME)
+    frames["seq"], frames["stamp_ns"] = np.arange(150), START_NS + np.arange(150) * 40 * MS
+    frames["t_ns"] = frames["stamp_ns"] + 20 * MS
+    frames["inference_ms"] = 8.0 + np.arange(150) % 3
+    frames["total_ms"], frames["budget_ms"], frames["fallback"] = frames["inference_ms"] + 0.5, 30.0, -1
+    frames["outcome"][[30, 31, 90]], frames["inference_ms"][[30, 31, 90]] = 1, np.nan
+    path = tmp_path / "run.json"
+    summary = {"stages": [{"name": "first", "tiers": ["full", "fast"]}]}
+    write_run(Run(summary, {"first": frames}), path)
+    result, _ = run(log, tmp_path, path, values=one_stage(backup="standby"))
+    assert result.stage("first").fallbacks == {"backup": 3}
+    assert np.flatnonzero(rows(result)["outcome"]).tolist() == [30, 31, 90]
+    on_time = rows(result)["outcome"] == 0
+    np.testing.assert_allclose(rows(result)["total_ms"][on_time], frames["total_ms"][on_time], atol=1e-6)

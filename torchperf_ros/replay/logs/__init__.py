@@ -1,0 +1,1 @@
+"""Recorded logs of every kind, sound and broken, as one stream of messages."""

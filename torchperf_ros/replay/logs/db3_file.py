@@ -1,0 +1,176 @@
+"""A `.db3` file of rosbag2: in the order of its times, and what is left of it if the database is damaged."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from torchperf_ros.replay.logs.log_notes import LogNotes
+from torchperf_ros.replay.logs.log_storage import Channel, LogError, Part, RawMessage, Storage, is_latched
+
+MAGIC: Final = b"SQLite format 3\0"
+_FARTHEST_ID: Final = 1 << 40
+_STEPS_AT_ONCE: Final = 1_000_000
+_STEPS_PER_BYTE: Final = 100  # a sound database needs about one
+_FORMATS: Final = {"ros2msg", "ros2idl"}
+
+
+class Db3File(Storage):
+    """One `.db3` file, whole or damaged."""
+
+    def __init__(self, path: Path, notes: LogNotes, unpacked: Path | None = None) -> None:
+        """Open it and read its topics.
+
+        A recorder that was killed leaves its last messages in a file `-wal` beside it; they are read, too.
+
+        Args:
+            path: the file, as it is called in what is said.
+            notes: told of what is wrong.
+            unpacked: where its bytes are, if it was compressed as a whole.
+
+        Raises:
+            LogError: it is no database of rosbag2, or its topics cannot be read.
+        """
+        self.path = path
+        self._notes = notes
+        journal = path.with_name(path.name + "-wal")
+        how = "mode=ro" if journal.is_file() and journal.stat().st_size else "mode=ro&immutable=1"
+        try:
+            self._db = sqlite3.connect(f"file:{quote(str(unpacked or path))}?{how}", uri=True, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+        self._size = (unpacked or path).stat().st_size
+        self._steps = 0
+        self._db.set_progress_handler(self._goes_in_circles, _STEPS_AT_ONCE)
+        self._db.text_factory = lambda data: data.decode(errors="replace")
+        try:
+            self._db.execute("PRAGMA writable_schema=ON")  # which opens files that are shorter than they should be, too
+            self._channels = self._read_topics()
+        except (sqlite3.Error, TypeError, OverflowError) as error:
+            self.close()
+            raise self._unreadable(error) from error
+        self.counts = dict.fromkeys(self._channels.values(), -1)
+        try:
+            self._measure()
+        except sqlite3.Error as error:
+            self._notes.findings.unindexed += 1
+            self._notes.tell(f"log {self.path}: the database is damaged ({error}); it is read as far as it goes")
+
+    def parts(self, channels: Collection[Channel], start_ns: int | None, end_ns: int | None) -> Iterator[Part]:
+        """See `Storage`."""
+        wanted = {number: channel for number, channel in self._channels.items() if channel in channels}
+        if wanted:
+            first_ns = self.start_ns if start_ns is None else max(start_ns, self.start_ns)
+            yield Part(first_ns, partial(self._read, wanted, start_ns, end_ns))
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def _goes_in_circles(self) -> bool:
+        """Whether a query takes longer than the size of the file can explain: damaged pages may lead to each other."""
+        self._steps += _STEPS_AT_ONCE
+        return self._steps > _STEPS_PER_BYTE * (self._size + _STEPS_AT_ONCE)
+
+    def _unreadable(self, error: Exception) -> LogError:
+        return LogError(f"log {self.path}: its topics cannot be read from the database: {error}")
+
+    def _columns(self, table: str) -> set[str]:
+        return {str(row[1]) for row in self._db.execute(f"PRAGMA table_info({table})")}
+
+    def _read_topics(self) -> dict[int, Channel]:
+        columns = self._columns("topics")
+        if not columns >= {"id", "name", "type"} or not self._columns("messages") >= {"topic_id", "timestamp", "data"}:
+            msg = "it has no tables `topics` and `messages` as rosbag2 writes them"
+            raise sqlite3.DatabaseError(msg)
+        definitions: dict[str, tuple[str, str]] = {}
+        if self._columns("message_definitions"):
+            rows = self._db.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
+            definitions = {name: (text, kind) for name, kind, text in rows if kind in _FORMATS}
+        more = [name if name in columns else "''" for name in ("type_description_hash", "offered_qos_profiles")]
+        rows = self._db.execute(
+            f"SELECT id, name, type, serialization_format, {', '.join(more)} FROM topics ORDER BY id"
+        )
+        return {
+            int(number): Channel(
+                str(name),
+                str(kind),
+                str(form),
+                *definitions.get(kind, ("", "")),
+                str(digest or ""),
+                is_latched(str(qos)),
+            )
+            for number, name, kind, form, digest, qos in rows
+        }
+
+    def _measure(self) -> None:
+        first, last = self._db.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone()
+        self.start_ns, self.end_ns = _integer(first), _integer(last)
+        counts: Counter[int] = Counter()
+        for number, count in self._db.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"):
+            if number in self._channels:
+                counts[number] = count
+            else:
+                what = f"{count} messages of a topic that it does not name (number {number})"
+                self._notes.lost(self.path, ("topic", number), what, messages=count)
+        self.counts = {channel: counts[number] for number, channel in self._channels.items()}
+
+    def _read(self, wanted: dict[int, Channel], start_ns: int | None, end_ns: int | None) -> Iterator[RawMessage]:
+        """By time; from where the database is damaged on, by number, without what has come already."""
+        self._steps = 0
+        reached = (-1 << 63, -1)
+        rows = (
+            f"SELECT id, timestamp, topic_id FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"
+            f" AND timestamp >= {-1 << 63 if start_ns is None else start_ns}"
+            f" AND timestamp < {(1 << 63) - 1 if end_ns is None else end_ns} ORDER BY timestamp, id"
+        )
+        try:
+            for number, t_ns, topic in self._db.execute(rows):
+                (data,) = self._db.execute("SELECT data FROM messages WHERE id = ?", (number,)).fetchone() or (None,)
+                if (message := self._checked(number, t_ns, wanted.get(topic), data)) is None:
+                    continue
+                if (message.t_ns, number) <= reached:
+                    msg = "its index leads backwards"
+                    raise sqlite3.DatabaseError(msg)
+                reached = (message.t_ns, number)
+                yield message
+        except sqlite3.Error as error:
+            why = f"the database is damaged ({error}); the rest is read in the order of writing"
+            self._notes.lost(self.path, "index", why)
+            for message, number in self._salvaged(wanted):
+                within = (start_ns is None or message.t_ns >= start_ns) and (end_ns is None or message.t_ns < end_ns)
+                if within and (message.t_ns, number) > reached:
+                    yield message
+
+    def _salvaged(self, wanted: dict[int, Channel]) -> Iterator[tuple[RawMessage, int]]:
+        """Every message that can still be found, without the index; steps over damaged pages in growing strides."""
+        rows = "SELECT id, timestamp, topic_id, data FROM messages NOT INDEXED WHERE id > ? ORDER BY id"
+        at, stride = -1, 1
+        while at < _FARTHEST_ID:
+            try:
+                for number, t_ns, topic, data in self._db.execute(rows, (at,)):
+                    if number <= at:
+                        msg = "its pages lead backwards"
+                        raise sqlite3.DatabaseError(msg)
+                    at, stride = number, 1
+                    if topic in wanted and (found := self._checked(number, t_ns, wanted[topic], data)) is not None:
+                        yield found, number
+            except sqlite3.Error as error:
+                self._notes.lost(self.path, at + 1, f"messages after number {at} cannot be read ({error})", messages=1)
+                at, stride = at + stride, 2 * stride
+            else:
+                return
+
+    def _checked(self, number: int, t_ns: Any, channel: Channel | None, data: Any) -> RawMessage | None:  # noqa: ANN401
+        """A message, if the columns hold what they should; SQLite lets any column hold anything."""
+        if isinstance(t_ns, int) and isinstance(data, bytes) and channel is not None:
+            return RawMessage(t_ns, channel, data)
+        self._notes.lost(self.path, number, f"message number {number} is no message; it is left out", messages=1)
+        return None
+
+
+def _integer(value: Any) -> int:  # noqa: ANN401 - whatever a damaged database holds
+    return value if isinstance(value, int) else 0
