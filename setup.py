@@ -34,13 +34,15 @@ setup(
         "numpy",  # statistics windows and views on message bytes, in the node process too, where torch must not be
         "ruamel-yaml",  # parameter files, where no ROS reads them
         "rosbags",  # CDR to messages and back, and recorded logs, without rclpy, which no worker loads
-        "mcap",  # reads recorded logs that have no index, and writes one file as the answers come
+        "lz4",  # chunks of recorded logs
+        "mcap",  # the records of an MCAP file, with an index or without; writes one as the answers come
         "pillow",  # decodes sensor_msgs/CompressedImage
         "psutil",  # memory and CPU time of the worker processes
         "prometheus-client",  # the /metrics endpoint
         "nvidia-ml-py",  # temperature, clocks and throttling of an NVIDIA card; needs nothing where there is none
         "rich",  # tables and the live view in a terminal
         "typer",  # the `torchperf` command
+        "zstandard",  # chunks of recorded logs, and whole files
     ],
     extras_require={
         # The real rclpy, Fast DDS and messages as wheels, for machines on which no ROS 2 is installed.
