@@ -23,8 +23,8 @@ IMAGE = "sensor_msgs/msg/Image"
 
 
 def block(language: str) -> str:
-    """The README's only code block in a language."""
-    (text,) = re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    """The README's first code block in a language."""
+    text, *_ = re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
     return text
 
 
