@@ -38,7 +38,7 @@ DROPPED = Metric("dropped", "dropped ratio", "%", "0.5pp")
 OUTPUTS = Metric("outputs", "outputs changed", "%", "0pp")
 MEMORY_PEAK = Metric("memory_peak", "memory peak", "MiB", "5%,16MiB")
 MEMORY_SLOPE = Metric("memory_slope", "memory slope", "MiB/h", "60MiB/h")
-START_UP = Metric("start_up", "start-up time", "s", "25%,1s")
+START_UP = Metric("start_up", "start-up time", "s", "50%,2s")
 COMPILE = Metric("compile", "compile time", "s", "25%,2s")
 METRICS: Final = {
     metric.key: metric
