@@ -278,7 +278,7 @@ def test_given_memory_over_time_when_compared_then_a_leak_is_worse(mib_per_h, ex
 
 def test_given_metrics_that_one_run_tells_when_compared_then_it_is_said_and_what_none_tells_is_left_out():
     values = made.latencies(50, 1)
-    found = verdicts(view(values), view(values, compile_s=30.0, start_up_s=4.0))
+    found = verdicts(view(values), view(values, compile_s=30.0, start_up_s=4.5))
 
     assert found["compile"].verdict is Verdict.NOT_ENOUGH
     assert found["compile"].notes == ("the base run does not tell",)
