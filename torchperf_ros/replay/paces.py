@@ -5,12 +5,12 @@ from typing import Final, Protocol
 
 from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.replay.pace import Pace
+from torchperf_ros.replay.player import Tally
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages, StageLife
 from torchperf_ros.supervise.stage_machinery import StageMachinery
 
 _LOOK_S: Final = 0.2
-_LATE_NS: Final = 5_000_000
 _PATIENCE_S: Final = 10.0
 
 
@@ -41,8 +41,7 @@ class RealPace:
         """Begin at this time of the log, with its first message."""
         self._start_ns = start_ns
         self._pace: Pace | None = None
-        self._late = 0
-        self._worst_late_ns = 0
+        self._tally = Tally()
 
     def life(self, stage: int) -> StageLife:
         """As in the node, but for the clock of the ages."""
@@ -60,8 +59,7 @@ class RealPace:
         while (ahead_ns := due_ns - monotonic_ns()) > 0:
             time.sleep(min(ahead_ns / NS_PER_S, _LOOK_S))
             record.tick()
-        self._late += ahead_ns < -_LATE_NS
-        self._worst_late_ns = max(self._worst_late_ns, -ahead_ns)
+        self._tally.add(-ahead_ns)
 
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
         """Wait for the last answers, which come by their deadlines."""
@@ -74,7 +72,7 @@ class RealPace:
     @property
     def summary(self) -> dict[str, object]:
         """Messages that were given more than 5 ms after their time: a busy machine, or a log that is slow to read."""
-        return {"late_messages": self._late, "worst_late_ms": self._worst_late_ns / 1e6}
+        return {"late_messages": self._tally.late, "worst_late_ms": self._tally.worst_late_ms}
 
 
 class FastPace:
