@@ -100,7 +100,9 @@ def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_statu
         "--json",
         str(run),
     ]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        signal.signal(signal.SIGINT, before)
         for line in child.stderr:
             if line.startswith("drive: at "):
                 break

@@ -29,6 +29,8 @@ CLOCK_TOPIC: Final = "/clock"
 _DEPTH: Final = 10
 _MOST_LATCHED: Final = 1000
 _POLL_S: Final = 0.02
+_MUTUAL_S: Final = 0.5
+"""Who knows of a subscriber is not yet known to it; what is published before that, it never gets."""
 _LAST_S: Final = 1
 
 
@@ -144,6 +146,7 @@ class PlayNode:
         end_s = time.monotonic() + seconds
         while (unheard := self._unheard()) and time.monotonic() < end_s:
             time.sleep(_POLL_S)
+        time.sleep(_MUTUAL_S)
         return unheard
 
     def _unheard(self) -> list[str]:

@@ -104,7 +104,7 @@ def test_given_tests_of_a_drive_when_run_then_what_fails_says_why(drive):
 
     told = "\n".join(lines_of(result, "test_golden[a/b c]"))
     assert "golden file golden/test_drive.test_golden_a_b_c_.mcap is missing" in told
-    assert "-m pytest --refresh-golden 'test_drive.py::test_golden[a/b c]' --fieldlogs fieldlogs" in told
+    assert "pytest --refresh-golden 'test_drive.py::test_golden[a/b c]' --fieldlogs fieldlogs" in told
     assert "golden_fixture.py" not in told  # the traceback ends in the test
 
     for test, words in {
