@@ -55,7 +55,7 @@ def test_given_a_yaml_file_when_read_then_its_settings_are_as_from_options(tmp_p
     assert MinEffects(read_min_effects(path)).margin("perception", MISS).of(0.0) == 1.0
 
 
-@pytest.mark.parametrize("text", ["- p99", "{p99: ", None])
+@pytest.mark.parametrize("text", ["- p99", "{p99: ", "p99: 2024-13-45", "p99: !!int abc", None])
 def test_given_a_file_that_is_none_when_read_then_the_message_names_it(tmp_path, text):
     path = tmp_path / "effects.yaml"
     if text is not None:

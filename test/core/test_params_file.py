@@ -4,7 +4,7 @@ import pytest
 
 from torchperf_ros.core.config import node_config
 from torchperf_ros.core.errors import ConfigError
-from torchperf_ros.core.params_file import read_params_file
+from torchperf_ros.core.params_file import parse_value, read_params_file
 
 SHIPPED = Path(__file__).resolve().parents[2] / "config" / "perception.yaml"
 
@@ -73,3 +73,11 @@ def test_given_a_file_that_is_wrong_when_read_then_the_error_says_what(read, tex
 def test_given_no_file_when_read_then_the_error_names_it(tmp_path):
     with pytest.raises(ConfigError, match=r"parameter file .*absent\.yaml: cannot be read"):
         read_params_file(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("text", ["2024-13-45", "!!int abc", "!!float x", "!!timestamp x", "[1,"])
+def test_given_a_value_that_does_not_fit_its_tag_when_read_then_the_error_names_the_parameter(read, text):
+    with pytest.raises(ConfigError, match=r"parameter perception\.engine: .* is not YAML"):
+        parse_value("perception.engine", text)
+    with pytest.raises(ConfigError, match="is not YAML"):
+        read(f"perf: {{ros__parameters: {{metrics_port: {text}}}}}")

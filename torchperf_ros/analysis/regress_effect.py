@@ -106,7 +106,7 @@ def read_min_effects(path: Path) -> list[str]:
 
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
+    except (OSError, ValueError, AttributeError, YAMLError) as error:  # also a tag or a date that its text does not fit
         why = " ".join(str(getattr(error, "strerror", None) or error).split())
         msg = f"--min-effects {path}: cannot be read ({why}); it has to be YAML like 'p99: 3%'"
         raise ConfigError(msg) from error

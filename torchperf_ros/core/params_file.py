@@ -74,7 +74,7 @@ def _yaml(text: str, what: str) -> object:
     reader.version = (1, 1)  # what ROS reads: `yes` and `on` are true
     try:
         return reader.load(text)
-    except YAMLError as error:
+    except (YAMLError, ValueError, AttributeError) as error:  # a tag or a date that its text does not fit
         msg = f"{what}: is not YAML: {' '.join(str(error).split())}"
         raise ConfigError(msg) from error
 

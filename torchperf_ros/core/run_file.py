@@ -85,7 +85,7 @@ def read_run(path: Path) -> Run:
     except OSError as error:
         msg = f"run {path}: cannot be read: {error.strerror or error}"
         raise RunFileError(msg) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
         raise RunFileError(msg) from error
     return run
@@ -109,7 +109,12 @@ def _write_json(run: Run, path: Path) -> None:
     summary = _stamped(run.summary)
     stages = [{**stage, "frames": _lists(run.frames[stage["name"]])} for stage in summary["stages"]]
     text = json.dumps({**summary, "stages": stages}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_bytes(_encoded(text + "\n"))
+
+
+def _encoded(text: str) -> bytes:
+    r"""JSON as UTF-8; a byte of a path that is not UTF-8 becomes an escape of JSON like `\udcff`, and is read back."""
+    return text.encode(errors="backslashreplace")
 
 
 def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
@@ -136,7 +141,7 @@ def _write_parquet(run: Run, path: Path) -> None:
     pa, pq = _pyarrow()
     kinds = [("stage", pa.dictionary(pa.int8(), pa.string()))]
     kinds += [(name, pa.from_numpy_dtype(FRAME[name])) for name in FRAME.names or ()]
-    summary = json.dumps(_stamped(run.summary), allow_nan=False, ensure_ascii=False).encode()
+    summary = _encoded(json.dumps(_stamped(run.summary), allow_nan=False, ensure_ascii=False))
     schema = pa.schema(kinds, metadata={_KEY: summary})
     names = list(run.frames)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
