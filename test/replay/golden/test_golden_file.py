@@ -22,6 +22,14 @@ def test_given_outputs_of_two_stages_when_written_and_read_then_they_are_the_sam
     assert [file.name for file in (tmp_path / "new folder").iterdir()] == ["golden.mcap"]
 
 
+def test_given_stamps_before_1970_when_written_and_read_then_they_are_the_same(tmp_path):
+    result = result_of(tmp_path, {"perception": [array(1.0), array(2.0), array(3.0)]})
+    result.stage("perception").frames["stamp_ns"] = [-(2**31) * 10**9, -1, 5]
+    written = golden_of(result, result.stages)
+    write_golden(written, tmp_path / "golden.mcap")
+    assert read_golden(tmp_path / "golden.mcap") == written
+
+
 def test_given_the_same_outputs_when_written_twice_then_the_files_are_the_same(tmp_path):
     golden = golden_of(result_of(tmp_path, {"perception": [array(1.0)]}), ["perception"])
     for name in "ab":

@@ -17,6 +17,9 @@ from torchperf_ros.replay.replay_result import ReplayResult, StageResult
 _ORIGIN: Final = "torchperf_golden"
 _LIBRARY: Final = "torchperf_ros"
 _ROS2: Final = 2
+_WORD: Final = (1 << 64) - 1
+_SIGN: Final = 1 << 63
+"""MCAP's times have no sign, stamps have: a stamp before 1970 stands in `publish_time` as its two's complement."""
 
 
 class GoldenError(TorchperfError):
@@ -104,7 +107,8 @@ def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFra
 def write_golden(golden: Golden, path: Path) -> None:
     """Write golden outputs as an MCAP with message definitions: all of it, or nothing under this name.
 
-    A topic is a stage, and messages are logged at their frame's stamp, so that they stand beside the log's in a viewer.
+    A topic is a stage, and messages are logged at their frame's stamp, so that they stand beside the log's in a viewer;
+    at 0 if that is negative.
 
     Raises:
         OSError: it cannot be written.
@@ -134,7 +138,7 @@ def _write(golden: Golden, file: Any) -> None:  # noqa: ANN401 - mcap takes any 
             if name not in channels:
                 channels[name] = writer.register_channel(stage, "cdr", schemas[name])
             writer.add_message(
-                channels[name], log_time=frame.stamp_ns, publish_time=frame.stamp_ns, data=frame.data,
+                channels[name], log_time=max(0, frame.stamp_ns), publish_time=frame.stamp_ns & _WORD, data=frame.data,
                 sequence=frame.seq,
             )  # fmt: skip
     writer.finish()
@@ -153,7 +157,8 @@ def read_golden(path: Path) -> Golden:
         reader = make_reader(io.BytesIO(content), validate_crcs=True)
         origin = next((dict(found.metadata) for found in reader.iter_metadata() if found.name == _ORIGIN), None)
         for schema, channel, message in reader.iter_messages(log_time_order=False):
-            frame = PublishedFrame(message.sequence, message.log_time, message.data, schema.name if schema else "")
+            stamp_ns = message.publish_time - ((message.publish_time & _SIGN) << 1)
+            frame = PublishedFrame(message.sequence, stamp_ns, message.data, schema.name if schema else "")
             frames.setdefault(channel.topic, []).append(frame)
     except Exception as error:
         # mcap and the decompressors raise whatever damage leads them to: struct.error, ZstdError, OverflowError, ...
