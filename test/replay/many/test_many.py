@@ -14,9 +14,10 @@ from rich.console import Console
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.run_file import read_run
-from torchperf_ros.replay.many.many import plan_many, replay_many
+from torchperf_ros.replay.many.many import _absolute, plan_many, replay_many
 from torchperf_ros.replay.many.many_logs import ManyError
 from torchperf_ros.replay.many.many_options import ManyOptions
+from torchperf_ros.replay.many.many_results import options_key
 from torchperf_ros.replay.replay_options import ReplayOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -203,6 +204,19 @@ def test_given_a_bad_parameter_when_replayed_then_it_is_told_once_before_anythin
     with pytest.raises(ConfigError, match="budget_ms"):
         drives.replay()
     assert not drives.out.exists()
+
+
+def test_given_step_times_when_made_absolute_then_log_stays_the_word_and_files_and_folders_are_found(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = options_key(ReplayOptions(step_times="log"), keep_output=False)
+    (tmp_path / "log").write_text("a file", encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+    assert _absolute(ReplayOptions(step_times="log")).step_times == "log"
+    assert options_key(ReplayOptions(step_times="log"), keep_output=False) == before
+    for name in ("runs", "./log"):
+        assert _absolute(ReplayOptions(step_times=name)).step_times == str(tmp_path / name)
 
 
 def test_given_logs_when_planned_then_each_is_told_with_its_size_and_length(replayed):

@@ -191,10 +191,8 @@ def _near(path: Path) -> Path:
 def _absolute(options: ReplayOptions) -> ReplayOptions:
     """The same for a process that runs elsewhere."""
     params = None if options.params is None else options.params.resolve()
-    times = Path(options.step_times)
-    return dataclasses.replace(
-        options, params=params, step_times=str(times.resolve()) if times.is_file() else options.step_times, output=None
-    )
+    times = options.step_times if options.step_times == "log" else str(Path(options.step_times).resolve())
+    return dataclasses.replace(options, params=params, step_times=times, output=None)
 
 
 @contextlib.contextmanager

@@ -50,5 +50,5 @@ def finished(folder: Path, key: str) -> dict[str, Any] | None:
 def _files_of(options: ReplayOptions) -> Iterator[Path]:
     if options.params is not None:
         yield options.params
-    if (file := Path(options.step_times)).is_file():
+    if options.step_times != "log" and (file := Path(options.step_times)).is_file():
         yield file
