@@ -95,3 +95,15 @@ def test_given_a_frame_when_ros_time_is_asked_for_then_stamp_and_age_say_it_also
     old = Frame(0, b"", 35 * MS, 1.6e12, 100 * MS, 0, Origin(0, 1.6e12))
     assert abs(old.ros_ns(130 * MS) - (1_600_000_000_000 * MS + 65 * MS)) < 1_000  # a float of so many ms
     assert Frame(0, b"", 35 * MS, math.nan, 100 * MS, 0, Origin(0, math.nan)).ros_ns(130 * MS) is None
+
+
+@given(data=st.binary(max_size=11), stamp_ns=st.integers(-(2**63), 2**63))
+def test_given_bytes_too_short_for_a_stamp_when_restamped_then_they_are_the_same(data, stamp_ns):
+    assert restamped(data, stamp_ns) is data
+
+
+@pytest.mark.parametrize("seconds", [2**31, 2**40, -(2**31) - 1])
+def test_given_a_time_that_a_stamp_cannot_hold_when_restamped_then_the_message_is_the_same(seconds):
+    data = b"\x00\x01\x00\x00" + struct.pack("<iI", 3, 5)
+    assert restamped(data, seconds * 1_000_000_000) is data
+    assert header_stamp_ns(restamped(data, (2**31 - 1) * 1_000_000_000)) == (2**31 - 1) * 1_000_000_000

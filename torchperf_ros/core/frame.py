@@ -13,6 +13,7 @@ USABLE_AGE_MS = 10_000.0
 _HEADER_BEGIN, _HEADER_END = 4, 12  # after the CDR encapsulation: sec (4 bytes), nanosec (4)
 _LITTLE = struct.Struct("<iI")
 _BIG = struct.Struct(">iI")
+_LEAST_SECONDS, _MOST_SECONDS = -(2**31), 2**31 - 1  # of `builtin_interfaces/Time`
 
 
 def header_stamp_ns(data: bytes) -> int:
@@ -24,8 +25,15 @@ def header_stamp_ns(data: bytes) -> int:
 
 
 def restamped(data: bytes, stamp_ns: int) -> bytes:
-    """The same message with another `header.stamp`, in ns; its first field is a `std_msgs/Header`."""
-    stamp = (_LITTLE if data[1] & 1 else _BIG).pack(*divmod(stamp_ns, NS_PER_S))
+    """The same message with another `header.stamp`, in ns; its first field is a `std_msgs/Header`.
+
+    A message that is too short to have one, or a time that a stamp cannot hold (past 2038), leaves it as it is: the
+    very same `data`.
+    """
+    seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
+    if len(data) < _HEADER_END or not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        return data
+    stamp = (_LITTLE if data[1] & 1 else _BIG).pack(seconds, nanoseconds)
     view = memoryview(data)
     return b"".join([view[:_HEADER_BEGIN], stamp, view[_HEADER_END:]])
 

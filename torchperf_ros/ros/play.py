@@ -2,8 +2,7 @@
 
 import signal
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -11,13 +10,13 @@ from typing import Final
 from rich.console import Console
 
 from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.core.frame import restamped
 from torchperf_ros.core.message_types import has_header
 from torchperf_ros.replay.log_rounds import LogRounds, choose_topics
-from torchperf_ros.replay.logs.log_reader import LogMessage, LogReader, LogTopic
+from torchperf_ros.replay.logs.log_reader import LogMessage, LogReader
 from torchperf_ros.replay.player import Player
 from torchperf_ros.replay.read_ahead import ReadAhead
 from torchperf_ros.ros.bounded_end import end_within
+from torchperf_ros.ros.header_stamps import HeaderStamps
 from torchperf_ros.ros.image_transport import carry_images
 from torchperf_ros.ros.play_node import PlayNode
 from torchperf_ros.ros.play_view import PlayView
@@ -88,10 +87,12 @@ class _Playing:
 
     def __init__(self, node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Console) -> None:
         self._node, self._rounds, self._options, self._console = node, rounds, options, console
+        stamped = {name for name, topic in rounds.topics.items() if options.restamp and has_header(topic.type_name)}
+        self._stamps = HeaderStamps(stamped, log_time=options.clock_hz > 0)
         self._player = Player(
             node.publish,
             rate=options.rate,
-            prepare=_stamp_now(options, rounds.topics),
+            prepare=self._stamps.stamp,
             tell_time=node.tell_time,
             clock_hz=options.clock_hz,
             paused=options.paused,
@@ -157,27 +158,13 @@ class _Playing:
         if self._error is not None and not told:
             raise self._error
         self._console.print(self._view.summary())
+        if kept := self._stamps.summary():
+            self._console.print(kept)
         if self._error is not None:
             self._console.print(f"played up to the damage: {self._error}")
         found = self._rounds.log.findings
         damaged = self._error is not None or found.chunks_lost or found.messages_lost or found.bytes_skipped
         return _DAMAGED if damaged else 0
-
-
-def _stamp_now(options: PlayOptions, topics: Mapping[str, LogTopic]) -> Callable[[LogMessage, int], LogMessage]:
-    """What is done with a message before it is due: with `restamp` its header gets that time."""
-    if not options.restamp:
-        return lambda message, _due_ns: message
-    stamped = {name for name, topic in topics.items() if has_header(topic.type_name)}
-    ros_offset_ns = time.time_ns() - time.monotonic_ns()
-
-    def stamp(message: LogMessage, due_ns: int) -> LogMessage:
-        if message.topic not in stamped:
-            return message
-        stamp_ns = message.t_ns if options.clock_hz else due_ns + ros_offset_ns
-        return message._replace(data=restamped(message.data, stamp_ns))
-
-    return stamp
 
 
 def _size(message: LogMessage | None) -> int:
