@@ -21,6 +21,8 @@ _LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
 LEAST_BLOCKS: Final = 10.0
 """Fewer say too little about how much a resample varies."""
 _LEAST_SHARE_FRAMES: Final = 30
+_MOST_DROPPED: Final = 1 << 22
+_MOST_DROPPED_PER_FRAME: Final = 8
 _LEAST_JITTER: Final = 5.0
 _WHOLE: Final = 100.0
 _CERTAIN: Final = Interval(0.0, 0.0, 1.0)
@@ -242,8 +244,16 @@ def _shares(base: StageFrames, new: StageFrames, blocks: tuple[int, int], alpha:
 
 
 def _never_started(frames: StageFrames) -> NDArray[np.bool_]:
-    """Every frame that came, in order: True for those that were dropped."""
-    ends = np.cumsum(frames.dropped + 1) - 1
+    """Every frame that came, in order: True for those that were dropped.
+
+    The numbers of frames are a file's word: where they leave out far more frames than there are, each gap is made
+    shorter by the same factor, so that a single wrong number does not take all memory.
+    """
+    dropped = frames.dropped
+    total = float(dropped.sum(dtype=np.float64))
+    if total > (most := max(_MOST_DROPPED, _MOST_DROPPED_PER_FRAME * len(frames))):
+        dropped = (dropped * (most / total)).astype(np.int64)
+    ends = np.cumsum(dropped + 1) - 1
     came = np.ones(int(ends[-1]) + 1 if len(ends) else 0, dtype=np.bool_)
     came[ends] = False
     return came
