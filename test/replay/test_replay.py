@@ -12,8 +12,8 @@ from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.run_file import read_run, write_run
 from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.replay import plan, replay
+from torchperf_ros.replay.replay_error import ReplayError
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.replay.replay_stages import ReplayError
 
 from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 
@@ -178,16 +178,18 @@ def test_given_an_option_that_is_not_allowed_when_replayed_then_it_is_refused_be
 
 def test_given_an_output_that_cannot_be_written_when_replayed_then_the_error_names_it(tmp_path):
     log = write_points(tmp_path / "log", drive(2))
-    with pytest.raises(OSError, match=r"absent"):
+    with pytest.raises(
+        ConfigError, match=r"absent/out.mcap: has to be a file that ends in .mcap, in a folder that exists"
+    ):
         run(log, tmp_path, output=tmp_path / "absent" / "out.mcap")
 
 
 def test_given_a_full_disk_when_replayed_then_that_is_said_and_nothing_has_the_final_name(tmp_path):
     """`/dev/full` stands for the disk: every write to it fails as on a full one."""
-    log = write_points(tmp_path / "log", drive(4))
+    log = write_points(tmp_path / "log", drive(3000, period_ms=1))
     (tmp_path / ".out.mcap.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        run(log, tmp_path)
+        run(log, tmp_path, inputs="all")
     assert not (tmp_path / "out.mcap").exists()
 
 
@@ -233,3 +235,25 @@ def test_given_a_type_that_only_the_log_knows_when_replayed_then_workers_decode_
     result, _ = run(tmp_path / "log", tmp_path, values=one_stage(adapter="replay_adapters:Blinking"))
     assert [x for x, _, _ in counted(result)] == [-1.0, 0.0, 1.0]
     assert not any(result.summary["log"]["findings"].values())
+
+
+def test_given_a_stage_that_keeps_dying_when_replayed_fast_then_the_results_reach_up_to_there(tmp_path):
+    log = write_points(tmp_path / "log", drive(12, words=dict.fromkeys(range(2, 12), "sigkill")))
+    result, said = run(log, tmp_path)
+    assert not result.complete
+    assert any("stage first cannot run any more" in line for line in said)
+    assert result.stage("first").outcomes["on_time"] == 2
+
+
+def test_given_inputs_that_the_replay_publishes_itself_when_replayed_then_they_never_mix(tmp_path):
+    messages = drive(4) + [("/counted", START_NS + 500 * MS, point(START_NS, -7.0))]
+    log = write_points(tmp_path / "log", messages)
+    with pytest.raises(LogError, match=r"--inputs: /counted is what the replay itself publishes"):
+        run(log, tmp_path, inputs="/point,/counted", remap={"point": "/point"})
+    result, _ = run(log, tmp_path, inputs="all", remap={"point": "/point"})
+    assert [x for x, _, _ in counted(result)] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_given_a_worker_that_dies_in_the_last_frame_when_replayed_then_the_model_is_named_all_the_same(tmp_path):
+    log = write_points(tmp_path / "log", drive(3, words={2: "sigkill"}))
+    assert len(run(log, tmp_path)[0].summary["model"]["first"]) == 64

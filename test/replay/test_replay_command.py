@@ -70,6 +70,9 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "--pace", "virtual", "--times", "/nowhere.yaml"], "step times /nowhere.yaml: cannot be read"),
         (["LOG", "--pace", "virtual"], "give --times a table"),
         (["LOG", "-o", "out.json"], "output out.json: has to be a file that ends in .mcap"),
+        (["LOG", "-o", "/nowhere/out.mcap"], "in a folder that exists"),
+        (["LOG", "--json", "run.json", "--parquet", "run.json"], "run.json: is to be written twice"),
+        (["LOG", "--inputs", "/counted"], "has no topic /counted"),
         (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),
     ],
 )
@@ -129,3 +132,9 @@ def test_given_a_folder_of_evidence_when_replayed_then_its_recording_parameters_
     (rows,) = read_run(tmp_path / "run.json").frames.values()
     assert set(rows["total_ms"]) == {17.0}
     assert set(rows["budget_ms"]) == {61.0}
+
+
+def test_given_a_model_that_prints_what_looks_like_markup_when_replayed_then_it_is_shown_as_it_is(tmp_path):
+    done = torchperf(write_points(tmp_path / "drive", drive(3, words={1: "print"})), *sets())
+    assert done.exit_code == 0, done.output
+    assert "[/INST]" in done.output

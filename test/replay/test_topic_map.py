@@ -78,3 +78,9 @@ def test_given_map_options_when_parsed_then_they_are_by_topic_of_the_stage():
 def test_given_a_map_option_of_another_form_when_parsed_then_it_is_refused(texts):
     with pytest.raises(LogError, match="--map"):
         parse_maps(texts)
+
+
+def test_given_two_stages_that_take_one_topic_as_two_types_when_matched_then_both_are_named():
+    other = Wanted("lights", "image", COMPRESSED, needed=True)
+    with pytest.raises(LogError, match=r"topic image: perception takes it as sensor_msgs/msg/Image, lights as"):
+        match(topics(image=IMAGE, front=COMPRESSED), CAMERA, other)

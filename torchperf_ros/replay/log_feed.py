@@ -13,6 +13,8 @@ from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.supervise.realtime import step_back
 
 _AHEAD_BYTES: Final = 64 << 20
+_PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")
+_OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
 
 
 class LogFeed:
@@ -54,12 +56,15 @@ class LogFeed:
         self._copied = frozenset() if output is None else self._to_copy()
 
     def _to_copy(self) -> frozenset[str]:
-        wanted = self._options.inputs
+        wanted, own = self._options.inputs, self._stages.outputs | _OWN
         if wanted in {"all", "none"}:
-            return frozenset(self._takers) if wanted == "all" else frozenset()
+            return frozenset(self._takers) - own if wanted == "all" else frozenset()
         names = frozenset(name.strip() for name in wanted.split(","))
         if unknown := sorted(names - set(self._reader.topics)):
             msg = f"--inputs: log {self._reader.path} has no topic {', '.join(unknown)}; give all, none or its topics"
+            raise LogError(msg)
+        if clashing := sorted(names & own):
+            msg = f"--inputs: {', '.join(clashing)} is what the replay itself publishes, and the two would mix"
             raise LogError(msg)
         return names
 

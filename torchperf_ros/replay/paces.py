@@ -93,7 +93,8 @@ class FastPace:
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
         """Wait until every stage has answered, and has a worker again if the last one died."""
         self._settle(stages, record)
-        while not all(actor.crew.ready or actor.crew.gave_up for actor in stages.actors):
+        while not all(actor.crew.ready for actor in stages.actors):
+            stages.check()
             time.sleep(_LOOK_S / 10)
         self._now_ns = t_ns
 
@@ -104,7 +105,8 @@ class FastPace:
     def _settle(self, stages: ReplayStages, record: ReplayRecord) -> None:
         with record.answered:
             while record.pending > stages.unanswered:
-                record.answered.wait(_LOOK_S)
+                if not record.answered.wait(_LOOK_S):
+                    stages.check()
 
     @property
     def summary(self) -> dict[str, object]:

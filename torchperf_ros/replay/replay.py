@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from torchperf_ros.replay.memory_series import MemorySeries
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.paces import FastPace, RealPace, ReplayPace
 from torchperf_ros.replay.replay_config import paced, params_hash, read_config
+from torchperf_ros.replay.replay_error import ReplayError
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_result import ReplayResult
@@ -66,15 +68,9 @@ def replay(
     if options.output is not None and options.output.resolve().is_relative_to(log.resolve()):
         msg = f"output {options.output}: is in the log that is replayed; choose another place"
         raise ConfigError(msg)
-    troubles: list[str] = []
-
-    def note(text: str) -> None:
-        say(text)
-        if len(troubles) < _MOST_TROUBLES:
-            troubles.append(text)
-
-    with LogReader(recording_in(log), note) as reader:
-        return _Replay(log, reader, options, config, progress, note, troubles).run()
+    running = _Replay(options, config, progress, say)
+    with LogReader(recording_in(log), running.note) as reader:
+        return running.run(log, reader)
 
 
 def recording_in(log: Path) -> Path:
@@ -94,14 +90,14 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     with LogReader(recording_in(log), notes.append) as reader, contextlib.ExitStack() as ending:
         record = ReplayRecord(config.stages, lambda: reader.start_ns, None)
         ending.callback(record.close)
-        stages = ReplayStages(config, FastPace(reader.start_ns).life, record, notes.append)
-        ending.callback(stages.stop)
-        topics = match_topics(stages.start(), reader.topics, options.remap, log, notes.append)
+        life = FastPace(reader.start_ns).life
+        stages, topics = _start(
+            ending, reader, options, notes.append, partial(ReplayStages, config, life, record, notes.append)
+        )
         yield f"log {log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
         for topic in sorted(reader.topics.values(), key=lambda topic: topic.name):
-            takers = [
-                s.stage.config.name for name, of in topics.items() if of == topic.name for s in stages.inputs(name)
-            ]
+            names = [name for name, of in topics.items() if of == topic.name]
+            takers = [source.stage.config.name for name in names for source in stages.inputs(name)]
             count = f"{topic.count:,} messages" if topic.count >= 0 else "how many is not said"
             used = f", goes to {' and '.join(takers)}" if takers else ""
             yield f"  {topic.name} ({topic.type_name}), {count}{used}"
@@ -112,24 +108,37 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     yield from notes
 
 
+def _start(
+    ending: contextlib.ExitStack,
+    reader: LogReader,
+    options: ReplayOptions,
+    note: Say,
+    make: Callable[[str], ReplayStages],
+) -> tuple[ReplayStages, dict[str, str]]:
+    """Start stages that know the log's types, and find their topics in it."""
+    definitions = ending.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
+    reader.write_definitions(reader.topics, Path(definitions))
+    stages = make(definitions)
+    ending.callback(stages.stop)
+    return stages, match_topics(stages.start(), reader.topics, options.remap, reader.path, note)
+
+
 class _Replay:
     """One replay while it runs."""
 
-    def __init__(
-        self,
-        log: Path,
-        reader: LogReader,
-        options: ReplayOptions,
-        config: NodeConfig,
-        progress: Progress,
-        note: Say,
-        troubles: list[str],
-    ) -> None:
-        self._log, self._reader, self._options, self._config = log, reader, options, config
-        self._progress, self._note, self._troubles = progress, note, troubles
-        self._feed = LogFeed(reader, options)
+    def __init__(self, options: ReplayOptions, config: NodeConfig, progress: Progress, say: Say) -> None:
+        self._options, self._config, self._progress, self._say = options, config, progress, say
+        self._troubles: list[str] = []
 
-    def run(self) -> ReplayResult:
+    def note(self, text: str) -> None:
+        """Tell something, and keep it for the summary."""
+        self._say(text)
+        if len(self._troubles) < _MOST_TROUBLES:
+            self._troubles.append(text)
+
+    def run(self, log: Path, reader: LogReader) -> ReplayResult:
+        """Take the log through the stages."""
+        self._log, self._reader, self._feed = log, reader, LogFeed(reader, self._options)
         options, config = self._options, paced(self._config, self._options.pace)
         identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}
         pace, virtual = self._pace(config), options.pace == "virtual"
@@ -140,14 +149,13 @@ class _Replay:
                 ending.callback(output.discard)
             record = ReplayRecord(config.stages, pace.now, output, portable=virtual)
             ending.callback(record.close)
-            definitions = ending.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
-            self._reader.write_definitions(self._reader.topics, Path(definitions))
-            stages = ReplayStages(config, pace.life, record, self._note, definitions)
-            ending.callback(stages.stop)
-            wanted = stages.start()
-            topics = match_topics(wanted, self._reader.topics, options.remap, self._reader.path, self._note)
+            # what workers say is told; at the virtual pace it is not kept, as it holds process ids
+            told = self._say if virtual else self.note
+            make = partial(ReplayStages, config, pace.life, record, told)
+            stages, topics = _start(ending, self._reader, options, self.note, make)
             self._feed.connect(topics, stages, output)
             actors = stages.actors
+            models, compiled_s = model_hashes(actors), compile_s(actors)  # asked while the workers are there
             # neither memory nor what `/diagnostics` says of the machine knows virtual time
             memory = MemorySeries(() if virtual else actors, lambda use: record.vitals(use, actors))
             started_s = time.monotonic()
@@ -160,9 +168,9 @@ class _Replay:
             duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
             summary = {
                 "log": {**identity, "messages": self._feed.given, "duration_s": duration_s, "findings": findings},
-                "params_sha256": params_hash(self._config), "model": model_hashes(actors),
+                "params_sha256": params_hash(self._config), "model": models,
                 "pace": options.pace, "seed": options.seed, **pace.summary,
-                **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compile_s(actors),
+                **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compiled_s,
                 "took_s": took_s, "memory": memory.summary, "stages": [stage_summary(stage) for stage in results],
                 "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
                 "complete": complete,
@@ -176,7 +184,7 @@ class _Replay:
             return RealPace(start_ns)
         if options.pace == "fast":
             return FastPace(start_ns)
-        return VirtualPace(start_ns, read_step_times(options.step_times, self._log, config, options.seed, self._note))
+        return VirtualPace(start_ns, read_step_times(options.step_times, self._log, config, options.seed, self.note))
 
     def _through(self, pace: ReplayPace, stages: ReplayStages, record: ReplayRecord, memory: MemorySeries) -> bool:
         """Take the log through the stages; whether that was all of it."""
@@ -186,17 +194,31 @@ class _Replay:
                 for message in messages:
                     pace.reach(message.t_ns, stages, record)
                     record.tick()
+                    record.check()
                     memory.tick()
                     feed.give(message)
                     self._progress(message.t_ns - feed.start_ns, feed.length_ns)
         except KeyboardInterrupt:
-            self._note("interrupted: the results reach up to there")
-            return False
+            return self._cut_short("interrupted: the results reach up to there", stages)
+        except ReplayError as error:
+            if not feed.given:
+                raise
+            return self._cut_short(f"{error}; the results reach up to there", stages)
         except LogError as error:
             if not feed.given:
                 raise
-            self._note(f"replayed up to the damage: {error}")
-        pace.finish(stages, record)
+            self.note(f"replayed up to the damage: {error}")
+        try:
+            pace.finish(stages, record)
+        except (KeyboardInterrupt, ReplayError) as error:
+            return self._cut_short(f"{error or 'interrupted'}: the last answers are missing", stages)
         record.tick(end=True)
+        record.check()
         self._progress(feed.length_ns, feed.length_ns)
         return True
+
+    def _cut_short(self, why: str, stages: ReplayStages) -> bool:
+        """Say why a replay ends here; no stage begins another frame."""
+        self.note(why)
+        stages.deactivate()
+        return False

@@ -145,6 +145,7 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
     """Replay one log, show and write what it came to; whether that was all of it."""
     from rich.console import Console
 
+    from torchperf_ros.core.errors import ConfigError
     from torchperf_ros.core.run_file import check_run_path, write_run
     from torchperf_ros.replay.replay import plan, replay
     from torchperf_ros.replay.replay_config import prefer_this_process, read_config
@@ -155,24 +156,29 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         shown = Console(width=_PLAIN_WIDTH)
     for file in files:
         check_run_path(file)
+    if len({file.resolve() for file in files}) < len(files):
+        msg = f"{files[0]}: is to be written twice; choose two files"
+        raise ConfigError(msg)
     if dry_run:
         for line in plan(log, options):
-            shown.print(line, highlight=False, soft_wrap=True)
+            shown.print(line, highlight=False, markup=False, soft_wrap=True)
         return True
     if options.pace == "real":
         scheduling = prefer_this_process(read_config(options, log))
         if ":" in scheduling:
             sys.stderr.write(f"scheduling is {scheduling}\n")
     with progress_bar(log.name, told) as progress:
-        result = replay(log, options, progress, lambda text: told.print(text, highlight=False, soft_wrap=True))
+        result = replay(
+            log, options, progress, lambda text: told.print(text, highlight=False, markup=False, soft_wrap=True)
+        )
     for file in files:
         write_run(result.run, file)
     shown.print(stage_table(result))
     for line in lines(result):
-        shown.print(line, highlight=False, soft_wrap=True)
+        shown.print(line, highlight=False, markup=False, soft_wrap=True)
     written = [str(file) for file in (options.output, *files) if file]
     if written:
-        shown.print(f"wrote {', '.join(written)}", highlight=False, soft_wrap=True)
+        shown.print(f"wrote {', '.join(written)}", highlight=False, markup=False, soft_wrap=True)
     return result.complete
 
 

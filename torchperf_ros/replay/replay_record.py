@@ -68,6 +68,7 @@ class ReplayRecord:
         self._now = now
         self._portable = portable
         self._output = output
+        self._failure: Exception | None = None
         self._desk = AnomalyDesk()
         self._memory = LabelledArray(LABELS)
         self._next_tick_ns: int | None = None
@@ -80,7 +81,16 @@ class ReplayRecord:
             self._output.write(self.topics[index], self.types[index], payload, self._now())
 
     def answer(self, index: int, answer: Answer) -> None:
-        """A stage has answered a frame."""
+        """A stage has answered a frame; what goes wrong here is raised by `check`, not in the stage's thread."""
+        try:
+            self._keep(index, answer)
+        except Exception as error:  # the stage's thread has no use for it
+            self._failure = self._failure or error
+        with self.answered:
+            self.pending -= 1
+            self.answered.notify_all()
+
+    def _keep(self, index: int, answer: Answer) -> None:
         t_ns, last = self._now(), index == len(self.tables) - 1
         answer_ms = answer.frame.origin.latency_ms(answer.published_ns) if last else math.nan
         self.tables[index].add(answer, t_ns, answer_ms)
@@ -93,9 +103,6 @@ class ReplayRecord:
             self._output.write(f"{NODE}/latency_stages", _ARRAY, self._rows[index].encode(answer), t_ns)
             if last:
                 self._output.write(f"{NODE}/latency", _FLOAT, float64_bytes(answer_ms), t_ns)
-        with self.answered:
-            self.pending -= 1
-            self.answered.notify_all()
 
     def found(self, anomaly: Anomaly) -> None:
         """A finding."""
@@ -105,6 +112,18 @@ class ReplayRecord:
         self._desk.report(anomaly, self._now())
 
     # -- the replay's thread ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Ask whether everything could be kept so far.
+
+        Raises:
+            OSError: the disk is full, for example.
+            ReplayError: a message cannot be written.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._output is not None:
+            self._output.check()
 
     def offered(self) -> None:
         """A frame is about to be offered to a stage, from any thread."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperf_ros.core.config import NodeConfig, StageConfig
-from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.core.frame import Frame
 from torchperf_ros.core.message_types import has_header
+from torchperf_ros.replay.replay_error import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.topic_map import Wanted, absolute
 from torchperf_ros.supervise.stage_actor import StageActor
@@ -20,10 +20,6 @@ from torchperf_ros.supervise.worker_setup import worker_setup
 
 _POLL_S: Final = 0.02
 _COMPILING_TAKES: Final = 10  # times as long as loading
-
-
-class ReplayError(TorchperfError):
-    """A log cannot be replayed with these parameters; the message says why and what would do."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class ReplayStages:
         life: Callable[[int], StageLife],
         record: ReplayRecord,
         say: Callable[[str], None],
-        definitions: str = "",
+        definitions: str,
     ) -> None:
         """Make the stages.
 
@@ -86,8 +82,7 @@ class ReplayStages:
             log=lambda severity, text: None if severity == "info" else self._say(text),
         )
         own = {"identify": True, "compile_first": True, "definitions": self._definitions}
-        setup = {**worker_setup(stage, self._config), **own}
-        return StageActor(stage, setup, ports, life.ros_now, life.machinery)
+        return StageActor(stage, {**worker_setup(stage, self._config), **own}, ports, life.ros_now, life.machinery)
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
         for follower in self._followers[index]:
@@ -165,9 +160,33 @@ class ReplayStages:
             source.receive(data)
 
     @property
+    def outputs(self) -> frozenset[str]:
+        """The topics that the stages publish."""
+        return frozenset(absolute(actor.config.output) for actor in self.actors)
+
+    @property
     def unanswered(self) -> int:
-        """Frames that nobody will answer: superseded and stale ones."""
-        return sum(actor.mailbox.superseded + actor.mailbox.stale for actor in self.actors)
+        """Frames that nobody will answer: superseded and stale ones, and those that an error of ours has lost."""
+        return sum(
+            actor.mailbox.superseded + actor.mailbox.stale + actor.journal.statistics.internal_errors
+            for actor in self.actors
+        )
+
+    def check(self) -> None:
+        """Ask whether every stage can still answer.
+
+        Raises:
+            ReplayError: the workers of one died too often in a row.
+        """
+        for actor in self.actors:
+            if actor.crew.gave_up:
+                msg = f"stage {actor.config.name} cannot run any more: {actor.crew.last_error}"
+                raise ReplayError(msg)
+
+    def deactivate(self) -> None:
+        """Take no more frames; what has begun is still answered."""
+        for actor in self.actors:
+            actor.deactivate()
 
     def stop(self) -> None:
         """End the workers, all at once."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ def log_hash(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     for file in files:
         if file != path:
-            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+            digest.update(os.fsencode(file.relative_to(path)) + f"\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:
             while block := content.read(_BLOCK):
                 digest.update(block)

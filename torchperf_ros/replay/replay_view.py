@@ -43,7 +43,7 @@ def progress_bar(name: str, console: Console) -> Iterator[Told]:
             of = f" of {total_ns / NS_PER_S:.1f}" if total_ns else ""
             at = f"{done_ns / NS_PER_S:.1f}{of} s"
             if plain:
-                console.print(f"{name}: at {at}", highlight=False, soft_wrap=True)
+                console.print(f"{name}: at {at}", highlight=False, markup=False, soft_wrap=True)
             else:
                 bar.update(task, completed=done_ns, total=total_ns or None, at=at)
 

@@ -77,6 +77,12 @@ def match_topics(
     if unknown:
         msg = f"--map: no stage takes {', '.join(unknown)}; they take: {', '.join(item.topic for item in wanted)}"
         raise LogError(msg)
+    types: dict[str, Wanted] = {}
+    for item in wanted:
+        other = types.setdefault(absolute(item.topic), item)
+        if full_name(other.type_name) != full_name(item.type_name):
+            msg = f"topic {item.topic}: {other.stage} takes it as {other.type_name}, {item.stage} as {item.type_name}"
+            raise LogError(msg)
     found: dict[str, str] = {}
     for item in wanted:
         name = named.get(absolute(item.topic), absolute(item.topic))
