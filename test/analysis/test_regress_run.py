@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from torchperf_ros.analysis.regress_run import RegressError, load_run, stage_frames
+from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.core.run_file import write_run
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -74,3 +75,15 @@ def test_given_outputs_that_were_never_published_when_viewed_then_none_is_told()
     rows["output_hash"] = 0
 
     assert len(stage_frames("perception", rows).output_hash) == 0
+
+
+def test_given_a_worker_that_starts_again_and_again_when_viewed_then_only_the_first_start_is_left_out():
+    rows = made.rows(np.full(8, 20.0))
+    rows["outcome"][[0, 1, 4, 5, 7]] = Outcome.STARTING
+    rows["outcome"][3] = Outcome.CRASHED
+    stage = stage_frames("perception", rows)
+
+    assert stage.seq.tolist() == [2, 3, 4, 5, 6, 7]
+    assert stage.missed.tolist() == [False, True, True, True, False, True]
+    rows["outcome"] = Outcome.STARTING
+    assert len(stage_frames("perception", rows)) == 0

@@ -31,7 +31,8 @@ class RegressError(TorchperfError):
 class StageFrames:
     """The answered frames of a stage in the order of their numbers, without those that say nothing about it.
 
-    Left out are frames that came while the stage started, and those that ran under a profiler.
+    Left out are frames that came before the stage had started for the first time, and those that ran under a profiler.
+    Frames that found it starting again, after a crash, count: they were missed.
 
     Attributes:
         name: of the stage.
@@ -139,7 +140,7 @@ def stage_frames(name: str, columns: Columns, profiled: frozenset[int] = frozens
     seq = np.asarray(columns["seq"], dtype=np.int64)
     order = np.argsort(seq, kind="stable") if len(np.unique(seq)) == len(seq) else np.arange(len(seq))
     gaps = np.maximum(np.diff(seq[order], prepend=seq[order][:1] - 1) - 1, 0)
-    counted = np.asarray(columns["outcome"])[order] != Outcome.STARTING
+    counted = np.logical_or.accumulate(np.asarray(columns["outcome"])[order] != Outcome.STARTING)
     if profiled:
         counted &= ~np.isin(np.asarray(columns["t_ns"])[order], list(profiled))
     order = order[counted]
