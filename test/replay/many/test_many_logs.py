@@ -13,9 +13,9 @@ from rich.console import Console
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.replay.logs.log_storage import LogError
-from torchperf_ros.replay.many.many import is_many, replay_many
+from torchperf_ros.replay.many.many import is_many, plan_many, replay_many
 from torchperf_ros.replay.many.many_cluster import default_workers
-from torchperf_ros.replay.many.many_logs import ManyError, duration_s, find_logs
+from torchperf_ros.replay.many.many_logs import KIND, ManyError, check_replaceable, duration_s, find_logs
 from torchperf_ros.replay.many.many_options import ManyOptions
 from torchperf_ros.replay.many.many_results import finished, options_key, result_key
 from torchperf_ros.replay.many.many_task import sharing
@@ -236,3 +236,42 @@ def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_
     with pytest.raises(ManyError, match=r"several logs need dask, which is not installed: `pip install 'torchperf_ros"):
         replay_many([tmp_path], ReplayOptions(), ManyOptions(tmp_path / "out"), console, console)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ("drives", "drives/wednesday"),  # the log's own folder
+        ("drives/wednesday", "lies in the log"),
+        ("drives/wednesday/results", "lies in the log"),
+        ("out", "out/wednesday, which is no result"),
+    ],
+)
+def test_given_results_that_would_replace_what_is_no_result_when_asked_for_then_nothing_is_touched(
+    tmp_path, results, words
+):
+    make(tmp_path, "drives/wednesday/", "drives/monday.mcap", "out/wednesday/notes.txt")
+    before = sorted(tmp_path.rglob("*"))
+    console = Console(file=io.StringIO())
+
+    for act in (
+        lambda many: list(plan_many([tmp_path / "drives"], ReplayOptions(), many)),
+        lambda many: replay_many([tmp_path / "drives"], ReplayOptions(), many, console, console),
+    ):
+        with pytest.raises(ManyError, match=words):
+            act(ManyOptions(tmp_path / results))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_given_a_result_when_a_log_is_replayed_again_then_it_may_be_replaced_and_other_folders_may_not(tmp_path):
+    make(tmp_path, "drives/wednesday.mcap", "out/wednesday/summary.json")
+    many = ManyOptions(tmp_path / "out")
+    summary = many.folder / "wednesday" / "summary.json"
+
+    summary.write_text(json.dumps({"kind": KIND}), encoding="utf-8")
+    assert list(plan_many([tmp_path / "drives"], ReplayOptions(), many))[0].startswith("replay")
+    check_replaceable(many.folder / "thursday")  # nothing there
+    for other in ("[]", "{}", '{"kind": "bag"}', "no JSON"):
+        summary.write_text(other, encoding="utf-8")
+        with pytest.raises(ManyError, match="out/wednesday, which is no result of a replay"):
+            check_replaceable(many.folder / "wednesday")

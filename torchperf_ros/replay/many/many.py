@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.replay.many.many_cluster import check_installed, open_cluster
-from torchperf_ros.replay.many.many_logs import FoundLog, ManyError, duration_s, find_logs, is_log
+from torchperf_ros.replay.many.many_logs import FoundLog, ManyError, check_results, duration_s, find_logs, is_log
 from torchperf_ros.replay.many.many_options import ManyOptions
 from torchperf_ros.replay.many.many_results import finished, options_key, result_key
 from torchperf_ros.replay.many.many_run import ManyRun
@@ -71,6 +71,7 @@ def plan_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions) 
         OSError: a file of the options cannot be read.
     """
     logs = find_logs(paths, many.folder)
+    check_results(logs, many.folder)
     of_options, left = options_key(_absolute(options), many.keep_output), 0
     for log in logs:
         done = not many.fresh and finished(many.folder / log.name, result_key(log, of_options)) is not None
@@ -108,6 +109,7 @@ def replay_many(
     read_config(options)  # what is wrong for every log is told before one is looked at
     of_options = options_key(options, many.keep_output)
     logs = find_logs(paths, many.folder, say)
+    check_results(logs, many.folder)
     many.folder.mkdir(parents=True, exist_ok=True)
     many = dataclasses.replace(many, folder=many.folder.resolve())
     with _own(many.folder) as run_folder:

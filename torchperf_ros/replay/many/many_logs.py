@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.replay.logs.log_folder import SUFFIXES
@@ -16,6 +17,8 @@ from torchperf_ros.replay.replay import recording_in
 
 RUN_FILE, SUMMARY_FILE, OUTPUT_FILE = "run.parquet", "summary.json", "output.mcap"
 """What lies in the folder of a replayed log: its frames, what came of it, and what was published."""
+KIND: Final = "replayed log"
+"""What the summary in such a folder says that it is of."""
 
 _METADATA = "metadata.yaml"
 _SPLIT = re.compile(r"(?P<stem>.+)_(?P<number>\d+)\.(mcap|db3)(\.zstd)?")
@@ -95,6 +98,52 @@ def log_of(folder: Path) -> str:
         return str(told["log"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def check_replaceable(folder: Path) -> None:
+    """See that nothing but an earlier result, or nothing at all, gives way to a log's folder of results.
+
+    Raises:
+        ManyError: something else lies there.
+    """
+    if (folder.exists() or folder.is_symlink()) and not _is_result(folder):
+        msg = (
+            f"--output {folder.parent}: results would replace {folder}, which is no result of a replay; "
+            "name another folder, or move it away"
+        )
+        raise ManyError(msg)
+
+
+def check_results(logs: Sequence[FoundLog], results: Path) -> None:
+    """See that no log, and nothing else that is no result, gives way to the folders of results.
+
+    Args:
+        logs: to be replayed.
+        results: folder of their results.
+
+    Raises:
+        ManyError: it lies in a log, a log lies where results would, or something else does.
+    """
+    within = results.resolve()
+    for log in logs:
+        if within.is_relative_to(log.path):
+            msg = f"--output {results}: lies in the log {log.path}; name another folder"
+            raise ManyError(msg)
+    paths = [log.path for log in logs]
+    for log in logs:
+        final = within / log.name
+        if hit := next((path for path in paths if path.is_relative_to(final.resolve())), None):
+            msg = f"--output {results}: results would replace {final}, where the log {hit} lies; name another folder"
+            raise ManyError(msg)
+        check_replaceable(final)
+
+
+def _is_result(folder: Path) -> bool:
+    """Whether its summary says so; what the summary names has to be ours, whether or not all of it is there."""
+    try:
+        return bool(json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))["kind"] == KIND)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def duration_s(log: FoundLog) -> float | None:

@@ -15,13 +15,20 @@ from torchperf_ros.core.config import NodeConfig
 from torchperf_ros.core.errors import ConfigError, TorchperfError
 from torchperf_ros.core.run_file import write_run
 from torchperf_ros.replay.logs.log_storage import LogError
-from torchperf_ros.replay.many.many_logs import OUTPUT_FILE, RUN_FILE, SUMMARY_FILE, FoundLog, ManyError
+from torchperf_ros.replay.many.many_logs import (
+    KIND,
+    OUTPUT_FILE,
+    RUN_FILE,
+    SUMMARY_FILE,
+    FoundLog,
+    ManyError,
+    check_replaceable,
+)
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_config import prefer_this_process, read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_result import ReplayResult
 
-KIND: Final = "replayed log"
 VERSION: Final = 1
 _LASTING: Final = (LogError, ConfigError, ManyError)
 """What fails the same way again."""
@@ -141,6 +148,7 @@ def _replay_into(part: Path, task: LogTask, worker: str) -> None:
     if not task.progress_file.exists():
         raise TakenAway(_taken_away(task.progress_file))
     final = task.folder / log.name
+    check_replaceable(final)  # once more: it may have come while the log was replayed
     if final.exists():
         final.rename(task.run_folder / f"{log.name}.{task.attempt}.old")
     part.rename(final)
