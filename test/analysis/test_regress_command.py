@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -151,3 +152,41 @@ def test_given_another_machine_when_compared_then_it_is_refused_unless_asked_for
     assert refused.exit_code == 2
     assert "ran on another machine" in refused.output
     assert regress(runs / "base.json", tmp_path / "there.json", "--across-machines").exit_code in {0, 1}
+
+
+@pytest.mark.parametrize("flag", ["--markdown", "--html", "--json"])
+@pytest.mark.parametrize("name", ["run.parquet", "link.json", "hard.json", "folder/run.parquet", "effects.yaml"])
+def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_the_input_is_kept(
+    runs, tmp_path, flag, name
+):
+    shutil.copy(runs / "same.parquet", tmp_path / "run.parquet")
+    (tmp_path / "folder").mkdir()
+    shutil.copy(runs / "same.parquet", tmp_path / "folder" / "run.parquet")
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.parquet")
+    (tmp_path / "hard.json").hardlink_to(tmp_path / "run.parquet")
+    (tmp_path / "effects.yaml").write_text("p99: 3%\n", encoding="utf-8")
+    before = (tmp_path / name).read_bytes()
+    new = tmp_path / "folder" if "/" in name else tmp_path / "run.parquet"
+    done = regress(runs / "base.json", new, "--min-effects", tmp_path / "effects.yaml", flag, tmp_path / name)
+
+    assert (done.exit_code, (tmp_path / name).read_bytes()) == (2, before)
+    assert f"{flag} {tmp_path / name}: would replace the input" in done.stderr
+
+
+def test_given_one_file_for_two_outputs_when_compared_then_it_is_refused(runs, tmp_path):
+    done = regress(runs / "base.json", runs / "same.parquet", "--html", tmp_path / "v", "--json",
+                   tmp_path / "." / "v")  # fmt: skip
+
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "is the file of --html, too" in done.stderr
+
+
+def test_given_a_baseline_when_compared_then_no_output_replaces_the_run(runs, tmp_path):
+    shutil.copy(runs / "base.json", tmp_path / "run.json")
+    before = (tmp_path / "run.json").read_bytes()
+    store, app_run = ["--dir", str(tmp_path / "store")], str(tmp_path / "run.json")
+    assert CliRunner().invoke(app, ["baseline", "save", app_run, "--name", "main", *store]).exit_code == 0
+    done = CliRunner().invoke(app, ["baseline", "compare", app_run, "--to", "main", "--html", app_run, *store])
+
+    assert (done.exit_code, (tmp_path / "run.json").read_bytes()) == (2, before)
+    assert "would replace the input" in done.stderr

@@ -135,7 +135,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     )  # fmt: skip
     status = 0
     try:
-        request.check()
+        request.check(new)
         store = BaselineStore(folder)
         baseline = store.get(to) if to else store.best_for(load_run(new), across_machines)
         typer.echo(f"baseline: {baseline.name}, saved {baseline.saved_at[:_TO_THE_SECOND]} UTC", err=True)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 BAD_INPUT: Final = 2
 PLAIN_WIDTH: Final = 160
 _LEAST_RESAMPLES: Final = 200
+_OF_INPUT_FOLDERS: Final = (
+    ".parquet", ".jsonl", ".mcap", ".mcap.zstd", ".db3", ".db3.zstd", ".bag", "metadata.yaml", "summary.json",
+)  # fmt: skip
+"""Files of a run's or a log's folder; a verdict may be written beside them, and over an older one."""
 
 MinEffectOption = Annotated[
     list[str] | None,
@@ -71,8 +75,11 @@ class RegressRequest:
     html: Path | None = None
     json: Path | None = None
 
-    def check(self) -> None:
+    def check(self, *inputs: Path) -> None:
         """See that everything can be done, before anything is.
+
+        Args:
+            inputs: the runs, which no output may replace.
 
         Raises:
             ConfigError: an option has a value that is not allowed.
@@ -87,11 +94,37 @@ class RegressRequest:
             if key not in METRICS:
                 msg = f"--skip {key!r}: no such metric; there are: {', '.join(METRICS)}"
                 raise ConfigError(msg)
+        self._check_outputs([*inputs, *([self.min_effects] if self.min_effects else [])])
+
+    def _check_outputs(self, inputs: Sequence[Path]) -> None:
+        seen: dict[str, Path] = {}
         for flag in ("markdown", "html", "json"):
             path: Path | None = getattr(self, flag)
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            if path is None:
+                continue
+            if path.is_dir() or not path.absolute().parent.is_dir():
                 msg = f"--{flag} {path}: needs a file name in an existing folder"
                 raise ConfigError(msg)
+            if hit := next((one for one in inputs if _is_of(path, one)), None):
+                msg = f"--{flag} {path}: would replace the input {hit}; name another file"
+                raise ConfigError(msg)
+            if other := next((name for name, one in seen.items() if _same(path, one)), ""):
+                msg = f"--{flag} {path}: is the file of --{other}, too; name another file"
+                raise ConfigError(msg)
+            seen[flag] = path
+
+
+def _same(path: Path, other: Path) -> bool:
+    """Whether two paths are one file, whatever links there are."""
+    return path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other))
+
+
+def _is_of(path: Path, source: Path) -> bool:
+    """Whether a file is an input, or one of those that an input folder is made of."""
+    if not source.is_dir():
+        return _same(path, source)
+    inside = path.is_file() and path.resolve().is_relative_to(source.resolve())
+    return inside and path.resolve().name.endswith(_OF_INPUT_FOLDERS)
 
 
 def regress(request: RegressRequest, base: Path, new: Path, names: tuple[str, str] | None = None) -> int:
@@ -118,7 +151,7 @@ def regress(request: RegressRequest, base: Path, new: Path, names: tuple[str, st
     from torchperf_ros.analysis.regress_stage import Resampling
     from torchperf_ros.analysis.regress_verdict import Rules
 
-    request.check()
+    request.check(base, new)
     settings = [*(read_min_effects(request.min_effects) if request.min_effects else []), *request.min_effect]
     alpha = 1 - request.confidence
     rules = Rules(MinEffects(settings), alpha, request.correction, frozenset(request.skip))
