@@ -112,11 +112,37 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             many = ManyOptions(folder, workers, scheduler, retries, timeout, fresh, keep_output, dashboard)
             status = _many(logs, options, many, files, dry_run=dry_run)
         else:
+            several = {
+                "--fresh": fresh,
+                "--keep-output": keep_output,
+                "--scheduler": scheduler,
+                "--dashboard": dashboard,
+            }
+            _refuse_unused(options, [name for name, given in several.items() if given])
             status = 0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL
     except (TorchperfError, OSError) as error:
         sys.stderr.write(f"torchperf: {error}\n")
         raise typer.Exit(_BAD_INPUT) from error
     raise typer.Exit(status)
+
+
+def _refuse_unused(options: "ReplayOptions", of_several: list[str]) -> None:
+    """Say so where an option would do nothing: whoever gave it expects something of it.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from torchperf_ros.core.errors import ConfigError
+
+    msg = ""
+    if of_several:
+        msg = f"{of_several[0]}: is for several logs, or a folder of them; this is one log"
+    elif options.inputs != "none" and options.output is None:
+        msg = f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap"
+    elif options.step_times != "log" and options.pace != "virtual":
+        msg = f"--times {options.step_times}: is for --pace virtual; at {options.pace} runs take what they take"
+    if msg:
+        raise ConfigError(msg)
 
 
 def _many(logs: list[Path], options: "ReplayOptions", many: "ManyOptions", files: list[Path], *, dry_run: bool) -> int:

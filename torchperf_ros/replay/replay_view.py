@@ -99,4 +99,5 @@ def lines(result: ReplayResult) -> Iterator[str]:
         if len(stage.reasons) > _WORST:
             yield f"{stage.name}: {len(stage.reasons) - _WORST:,} more, see --json"
     if result.anomalies:
-        yield f"{len(result.anomalies):,} anomalies, the first: {result.anomalies[0][1].name}"
+        count = len(result.anomalies)
+        yield f"{count:,} {'anomaly' if count == 1 else 'anomalies'}, the first: {result.anomalies[0][1].name}"
