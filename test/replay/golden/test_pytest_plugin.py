@@ -39,7 +39,7 @@ def test_outcomes(perception):
 
 @pytest.mark.parametrize("way", ["a/b c"])
 def test_golden(perception, replay, golden, way):
-    assert golden.path("night").name == "test_drive.test_golden_a_b_c_.night.mcap"
+    assert golden.path("night").name == "test_drive.test_golden_a_b_c_.night-89f21579.mcap"
     golden.check(replay(params="lead_vehicle.yaml"))
 
 def test_options(replay):
@@ -103,7 +103,7 @@ def test_given_tests_of_a_drive_when_run_then_what_fails_says_why(drive):
     assert told.count("the camera is dazzled") == 2
 
     told = "\n".join(lines_of(result, "test_golden[a/b c]"))
-    assert "golden file golden/test_drive.test_golden_a_b_c_.mcap is missing" in told
+    assert "golden file golden/test_drive.test_golden_a_b_c_-3916ee6c.mcap is missing" in told
     assert "pytest --refresh-golden 'test_drive.py::test_golden[a/b c]' --fieldlogs fieldlogs" in told
     assert "golden_fixture.py" not in told  # the traceback ends in the test
 

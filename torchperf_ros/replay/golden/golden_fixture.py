@@ -1,5 +1,6 @@
 """The fixture `golden` of the pytest plugin."""
 
+import hashlib
 import os
 import re
 import shlex
@@ -18,10 +19,19 @@ from torchperf_ros.replay.golden.pytest_plugin import REFRESHED
 from torchperf_ros.replay.replay_result import ReplayResult
 
 _FOLDER = "golden"
+_HASH_BYTES = 4
 
 
 class OlderGolden(UserWarning):
     """Golden outputs were made from something else than those that they agree with."""
+
+
+def file_stem(name: str) -> str:
+    """A name as a file can have it on every system; other names, other files."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+    if stem == name:
+        return name
+    return f"{stem}-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=_HASH_BYTES).hexdigest()}"
 
 
 class GoldenFixture:
@@ -34,10 +44,13 @@ class GoldenFixture:
         self._rules = rules
 
     def path(self, name: str = "") -> Path:
-        """The golden file: named after the test, and `name` where a test has several."""
+        """The golden file: named after the test, and `name` where a test has several.
+
+        Where a character is not fit for a file's name, a hash of the whole keeps names apart that differ there only.
+        """
         test = self._request.node.nodeid.partition("::")[2].replace("::", ".")
         words = [self._file.stem, test, *filter(None, [name])]
-        return self._file.parent / _FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', '.'.join(words))}.mcap"
+        return self._file.parent / _FOLDER / f"{file_stem('.'.join(words))}.mcap"
 
     def check(self, result: ReplayResult, *stages: str, name: str = "", rules: Rules | None = None) -> None:
         """Compare what stages published with the golden outputs; with `--refresh-golden` write those.
