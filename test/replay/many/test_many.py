@@ -187,6 +187,13 @@ def test_given_no_cluster_when_asked_for_then_the_error_names_the_address(tmp_pa
         drives.replay(log, scheduler="tcp://127.0.0.1:1")
 
 
+def test_given_a_dashboard_where_none_can_be_when_asked_for_then_one_line_says_so(tmp_path):
+    drives = Drives(tmp_path)
+    log = case.write_log(drives.logs / "good")
+    with pytest.raises(ManyError, match=r"^--dashboard nowhere\.invalid:8787: [^\n]+$"):
+        drives.replay(log, dashboard="nowhere.invalid:8787")
+
+
 def test_given_a_folder_that_another_replay_writes_to_when_replayed_then_it_is_refused(tmp_path):
     drives = Drives(tmp_path)
     case.write_log(drives.logs / "good")

@@ -275,3 +275,14 @@ def test_given_a_result_when_a_log_is_replayed_again_then_it_may_be_replaced_and
         summary.write_text(other, encoding="utf-8")
         with pytest.raises(ManyError, match="out/wednesday, which is no result of a replay"):
             check_replaceable(many.folder / "wednesday")
+
+
+@pytest.mark.parametrize("address", ["foo", "foo:", "a b:1", "http://here:8787", ":99999", ":-1", ":8787/status"])
+def test_given_a_dashboard_that_is_no_address_when_asked_for_then_it_is_refused(tmp_path, address):
+    with pytest.raises(ConfigError, match="--dashboard .*: has to be HOST:PORT or :PORT, for example :8787"):
+        ManyOptions(tmp_path, dashboard=address)
+
+
+@pytest.mark.parametrize("address", ["", ":8787", "8787", ":0", "localhost:8787", "10.0.0.5:8787", "[::1]:8787"])
+def test_given_an_address_of_a_dashboard_when_asked_for_then_it_is_taken(tmp_path, address):
+    assert ManyOptions(tmp_path, dashboard=address).dashboard == address

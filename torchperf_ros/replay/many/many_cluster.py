@@ -107,13 +107,16 @@ def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
         stack.enter_context(dask.config.set({"temporary-directory": folder}))
         stack.enter_context(_silent())
         with _signals_held():
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, host="127.0.0.1",
-                    dashboard_address=many.dashboard or None, worker_dashboard_address=None,
-                    silence_logs=logging.CRITICAL, security=_security(), env={"TMPDIR": folder},
-                )
-            )  # fmt: skip
+            try:
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, host="127.0.0.1",
+                        dashboard_address=many.dashboard or None, worker_dashboard_address=None,
+                        silence_logs=logging.CRITICAL, security=_security(), env={"TMPDIR": folder},
+                    )
+                )  # fmt: skip
+            except (OSError, RuntimeError) as error:
+                raise ManyError(_not_started(many, error)) from error
             client = stack.enter_context(Client(cluster, set_as_default=False))
         stack.enter_context(client.as_current())
         try:
@@ -121,6 +124,16 @@ def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
         finally:
             with _signals_held():  # who presses Ctrl-C twice is in a hurry, and this is it
                 stack.close()
+
+
+def _not_started(many: ManyOptions, error: BaseException) -> str:
+    """One line: what was asked for, and the first cause that Dask found."""
+    cause = error
+    while (inner := cause.__cause__ or cause.__context__) is not None:
+        cause = inner
+    why = " ".join(str(cause).split()) or type(cause).__name__
+    what = f"--dashboard {many.dashboard}" if many.dashboard else "several logs"
+    return f"{what}: the processes of this machine that would replay could not be started: {why}"
 
 
 @contextlib.contextmanager

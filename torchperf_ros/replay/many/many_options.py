@@ -1,11 +1,14 @@
 """How many logs are to be replayed side by side."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchperf_ros.core.errors import ConfigError
 
 _SCHEMES = ("tcp://", "tls://")
+_ADDRESS = re.compile(r"(?:(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\])?:)?(?P<port>\d{1,5})")
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class ManyOptions:
         if self.scheduler and not self.scheduler.startswith(_SCHEMES):
             msg = f"--scheduler {self.scheduler}: has to be an address like tcp://10.0.0.5:8786"
             raise ConfigError(msg)
+        if self.dashboard:
+            match = _ADDRESS.fullmatch(self.dashboard)
+            if match is None or int(match["port"]) > _LAST_PORT:
+                msg = f"--dashboard {self.dashboard}: has to be HOST:PORT or :PORT, for example :8787"
+                raise ConfigError(msg)
         if self.folder.exists() and not self.folder.is_dir():
             msg = f"--output {self.folder}: is a file; for several logs it has to be a folder"
             raise ConfigError(msg)
