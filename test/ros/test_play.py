@@ -165,6 +165,8 @@ def test_given_a_part_without_messages_when_played_then_it_is_bad_input(graph, p
         (["--remap", "/frame"], "--remap '/frame': has to be /A:=/B"),
         (["--remap", "/frame:=/b", "--remap", "/frame:=/c"], "/frame is /b already"),
         (["--remap", "/frame:=/b c"], "topic '/b c' is not allowed: "),
+        (["--remap", "/frame:=/word"], f"/frame ({POINT}) and /word ({STRING}) cannot both be published as /word: "),
+        (["--remap", "/frame:=word"], "cannot both be published as /word: "),
     ],
 )
 def test_given_input_that_cannot_be_used_when_played_then_one_line_says_what_would_do(

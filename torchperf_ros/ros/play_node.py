@@ -15,6 +15,7 @@ from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
+from rclpy.validate_topic_name import validate_topic_name
 from std_srvs.srv import Trigger
 
 from torchperf_ros.core.clock import NS_PER_S
@@ -50,9 +51,10 @@ class PlayNode:
             tells_time: whether to publish `/clock`; the log's own is left out then.
 
         Raises:
-            PlayError: none of the topics can be published, or a name is not allowed.
+            PlayError: none of the topics can be published, a name is not allowed, or two types have one name.
         """
         self.left_out: dict[str, str] = {}
+        self._types: dict[str, LogTopic] = {}
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self._node = Node("player", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._executor = SingleThreadedExecutor()
@@ -86,10 +88,22 @@ class PlayNode:
             qos.durability = DurabilityPolicy.TRANSIENT_LOCAL
             qos.depth = min(max(topic.count, _DEPTH), _MOST_LATCHED)
         try:
+            validate_topic_name(name)
+            self._check_type(topic, self._node.resolve_topic_name(name))
             return self._node.create_publisher(kind, name, qos)
         except InvalidTopicNameException as error:
             msg = f"topic {name!r} is not allowed: {' '.join(str(error).split())}"
             raise PlayError(msg) from error
+
+    def _check_type(self, topic: LogTopic, name: str) -> None:
+        """See that all of the log's topics that go out under one name have one type; DDS takes no other."""
+        first = self._types.setdefault(name, topic)
+        if first.type_name != topic.type_name:
+            msg = (
+                f"{first.name} ({first.type_name}) and {topic.name} ({topic.type_name}) cannot both be published as "
+                f"{name}: a topic has one type; --remap one of them to another name, or leave it out with --topics"
+            )
+            raise PlayError(msg)
 
     def _clock_publisher(self) -> Publisher:
         kind = ros_message_class("rosgraph_msgs/msg/Clock")
