@@ -154,6 +154,15 @@ def test_given_another_machine_when_compared_then_it_is_refused_unless_asked_for
     assert regress(runs / "base.json", tmp_path / "there.json", "--across-machines").exit_code in {0, 1}
 
 
+@pytest.mark.parametrize("setting", ["perceptoin.p99=3%", "perceptoin.miss=1pp", ".p50=3%"])
+def test_given_a_margin_for_a_stage_that_is_not_there_when_compared_then_it_is_refused(runs, setting):
+    done = regress(runs / "base.json", runs / "same.parquet", "--min-effect", setting)
+    stage, _, _ = setting.partition(".")
+
+    assert done.exit_code == 2
+    assert re.search(rf"torchperf: --min-effect \S+: no stage '{stage}'; there are: perception\n", done.output)
+
+
 @pytest.mark.parametrize("flag", ["--markdown", "--html", "--json"])
 @pytest.mark.parametrize("name", ["run.parquet", "link.json", "hard.json", "folder/run.parquet", "effects.yaml"])
 def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_the_input_is_kept(

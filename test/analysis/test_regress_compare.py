@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.analysis.regress_compare import compare, other_machine
+from torchperf_ros.analysis.regress_compare import answering_tiers, compare, other_machine
 from torchperf_ros.analysis.regress_effect import MinEffects
 from torchperf_ros.analysis.regress_run import RegressError, RunFrames, of_run, stage_frames
 from torchperf_ros.analysis.regress_stage import Resampling
@@ -236,6 +236,25 @@ def test_given_other_logs_models_and_parameters_when_compared_then_the_verdict_s
     for words in ("log: aaaaaaaaaaaa and 999999999999", "parameters: bbbbbbbbbbbb", "model of perception: cccccccccccc",
                   "new was interrupted"):  # fmt: skip
         assert words in notes
+
+
+def answered_by(tiers, *named, name="run"):
+    run = made.run(made.latencies(len(tiers), 1), stages=[{"name": "perception", "tiers": list(named)}])
+    run.frames["perception"]["tier"] = tiers
+    return of_run(run, name)
+
+
+def test_given_other_tiers_that_answered_when_compared_then_the_verdict_says_so():
+    medium, full = (answered_by([tier] * 200, "full", "medium") for tier in (1, 0))
+    mixed = answered_by([0] * 150 + [1] * 50 + [-1, -1], "full", "medium")  # nobody answered the last two
+    unnamed = answered_by([0] * 200)
+
+    assert "perception: base answered by medium 100%; new by full 100%" in compare(medium, full, resampling=QUICK).notes
+    assert answering_tiers(mixed, full, "perception").startswith("perception: base answered by full 75%, medium 25%; ")
+    assert answering_tiers(medium, unnamed, "perception").endswith("by tier 1 100%; new by tier 0 100%")
+    renamed = answered_by([1] * 200, "huge", "full")
+    assert [answering_tiers(full, other, "perception") for other in (full, unnamed, renamed)] == ["", "", ""]
+    assert answering_tiers(full, answered_by([0] * 199 + [1], "full", "medium"), "perception") == ""
 
 
 def test_given_no_stage_in_common_when_compared_then_it_is_refused_with_their_names():

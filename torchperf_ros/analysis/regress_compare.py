@@ -1,6 +1,7 @@
 """Two runs against each other: whether they may be compared, and what comes of it."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,12 +11,15 @@ from torchperf_ros.analysis.regress_run import RegressError, RunFrames
 from torchperf_ros.analysis.regress_stage import Resampling, StageComparison, compare_stage
 from torchperf_ros.analysis.regress_verdict import Finding, Rules, Verdict, judge
 from torchperf_ros.analysis.regress_whole import Agreement, agreement, compare_outputs, compare_whole
+from torchperf_ros.core.percent import percent
 
 NOTHING_WORSE: Final = 0
 SOMETHING_WORSE: Final = 1
 CANNOT_COMPARE: Final = 2
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
 _SHOWN: Final = 12
+_OTHER_TIERS: Final = 0.01
+"""A tier's share of a stage's answers has to differ by so much to be worth a word."""
 _TESTS: Final = 8  # of a stage, and one of the whole run
 
 
@@ -76,6 +80,7 @@ def compare(
 
     Raises:
         RegressError: they have no stage in common, or ran on different machines.
+        ConfigError: a margin is for a stage that neither has.
     """
     rules, resampling = rules or Rules(), resampling or Resampling()
     notes = _differences(base, new)
@@ -86,6 +91,7 @@ def compare(
     if not names:
         msg = f"{base.name} has the stages {_list(base)}, {new.name} {_list(new)}; they need one in common"
         raise RegressError(msg)
+    rules.effects.check_stages(list(dict.fromkeys([*base.stages, *new.stages])))
     least = math.ceil(
         2 * _TESTS * len(names) / rules.alpha
     )  # fewer could not tell a p-value that passes the correction
@@ -103,6 +109,7 @@ def compare(
     estimates += [*compare_outputs(base, new, agreements), *compare_whole(base, new, resampling)]
     places, order = [*names, ""], list(METRICS.values())
     estimates.sort(key=lambda one: (places.index(one.stage), order.index(one.metric)))
+    notes += filter(None, (answering_tiers(base, new, name) for name in names))
     notes += [f"{stage.name}: every latency is the same in both runs" for stage in stages if stage.identical]
     findings = judge([one for one in estimates if one.metric.key not in rules.skip], rules)
     return Comparison(
@@ -118,6 +125,36 @@ def other_machine(base: RunFrames, new: RunFrames) -> str:
     parts = [f"{key} {base.fact('machine', key)} and {new.fact('machine', key)}" for key in _MACHINE
              if base.fact("machine", key) != new.fact("machine", key)]  # fmt: skip
     return "the machines differ: " + (", ".join(parts) or f"fingerprints {first} and {second}")
+
+
+def answering_tiers(base: RunFrames, new: RunFrames, stage: str) -> str:
+    """In words, which tiers answered how many of a stage's frames in both runs; empty if it is much the same."""
+    names = [_tier_names(run, stage) for run in (base, new)]
+    if not all(names):
+        names = [{}, {}]  # a run that tells no names is compared by their numbers
+    shares = [_tier_shares(run, stage, known) for run, known in zip((base, new), names, strict=True)]
+    first, second = shares
+    if not first or not second:
+        return ""
+    if all(abs(first.get(tier, 0.0) - second.get(tier, 0.0)) < _OTHER_TIERS for tier in {*first, *second}):
+        return ""
+    told = [", ".join(f"{tier} {percent(share, 0)}" for tier, share in found.items()) for found in shares]
+    return f"{stage}: base answered by {told[0]}; new by {told[1]}"
+
+
+def _tier_names(run: RunFrames, stage: str) -> dict[int, str]:
+    stages = run.fact("stages")
+    for one in stages if isinstance(stages, list) else []:
+        if isinstance(one, Mapping) and one.get("name") == stage and isinstance(one.get("tiers"), list):
+            return dict(enumerate(map(str, one["tiers"])))
+    return {}
+
+
+def _tier_shares(run: RunFrames, stage: str, names: Mapping[int, str]) -> dict[str, float]:
+    """Of the frames that a tier answered, by its name, the most frequent first."""
+    tiers = run.stages[stage].tier
+    found = Counter(tiers[tiers >= 0].tolist())
+    return {names.get(tier, f"tier {tier}"): count / found.total() for tier, count in found.most_common()}
 
 
 def _differences(base: RunFrames, new: RunFrames) -> list[str]:

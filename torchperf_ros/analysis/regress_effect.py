@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -89,6 +89,18 @@ class MinEffects:
                 msg = f"--min-effect {setting!r}: no metric {name.strip()!r}; there are: {', '.join(METRICS)}"
                 raise ConfigError(msg)
             self._margins[name.strip()] = _margin(metric, text)
+
+    def check_stages(self, stages: Collection[str]) -> None:
+        """See that every setting for one stage is for one that there is; a typo would turn a gate off.
+
+        Raises:
+            ConfigError: there is no such stage.
+        """
+        for name in self._margins:
+            stage, dot, _ = name.rpartition(".")
+            if dot and stage not in stages:
+                msg = f"--min-effect {name}: no stage {stage!r}; there are: {', '.join(stages)}"
+                raise ConfigError(msg)
 
     def margin(self, stage: str, metric: Metric) -> Margin:
         """The margin of a stage's metric; `stage` is empty for those of the whole run."""
