@@ -14,6 +14,7 @@ from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.replay import plan, replay
 from torchperf_ros.replay.replay_error import ReplayError
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.replay.replay_record import ReplayRecord
 
 from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 
@@ -257,3 +258,17 @@ def test_given_inputs_that_the_replay_publishes_itself_when_replayed_then_they_n
 def test_given_a_worker_that_dies_in_the_last_frame_when_replayed_then_the_model_is_named_all_the_same(tmp_path):
     log = write_points(tmp_path / "log", drive(3, words={2: "sigkill"}))
     assert len(run(log, tmp_path)[0].summary["model"]["first"]) == 64
+
+
+def test_given_an_error_of_ours_when_replayed_then_the_frame_that_it_cost_is_counted(tmp_path, monkeypatch):
+    """A port that raises stands for any error on a stage's thread."""
+    publish = ReplayRecord.publish
+
+    def fail_once(record, index, payload):
+        monkeypatch.setattr(ReplayRecord, "publish", publish)
+        raise RuntimeError("as ordered")
+
+    monkeypatch.setattr(ReplayRecord, "publish", fail_once)
+    result, said = run(write_points(tmp_path / "log", drive(4)), tmp_path)
+    assert len(result.stage("first").frames) == 3
+    assert "frames that were begun and never answered: 1" in said

@@ -214,6 +214,8 @@ class _Replay:
             return self._cut_short(f"{error or 'interrupted'}: the last answers are missing", stages)
         record.tick(end=True)
         record.check()
+        if lost := record.pending - stages.unanswered + stages.lost:
+            self.note(f"frames that were begun and never answered: {lost:,}")
         self._progress(feed.length_ns, feed.length_ns)
         return True
 

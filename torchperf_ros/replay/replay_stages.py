@@ -166,11 +166,13 @@ class ReplayStages:
 
     @property
     def unanswered(self) -> int:
-        """Frames that nobody will answer: superseded and stale ones, and those that an error of ours has lost."""
-        return sum(
-            actor.mailbox.superseded + actor.mailbox.stale + actor.journal.statistics.internal_errors
-            for actor in self.actors
-        )
+        """Frames that nobody will answer: superseded and stale ones, and those that are lost."""
+        return self.lost + sum(actor.mailbox.superseded + actor.mailbox.stale for actor in self.actors)
+
+    @property
+    def lost(self) -> int:
+        """Frames that an error of ours has cost."""
+        return sum(actor.journal.statistics.internal_errors for actor in self.actors)
 
     def check(self) -> None:
         """Ask whether every stage can still answer.
