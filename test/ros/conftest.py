@@ -215,6 +215,15 @@ class PerfProcess:
         self.wait_for(lambda: len(self.rows_of(stage)) > seen, f"an answer of stage {stage}")
         return self.rows_of(stage)[seen]
 
+    def tell(self, publisher, message):
+        """Publish a message and wait until the node has taken it: what is published afterwards is taken later.
+
+        The node has one executor, which takes a message that has arrived before it answers a service. The middleware's
+        acknowledgement is not waited for: it comes with the next heartbeat, up to 3 s later.
+        """
+        publisher.publish(message)
+        self.state()
+
     def end(self, number=signal.SIGTERM):
         """End it by a signal; returns its exit status once neither it nor any worker is left."""
         tree = [self.process, *self.workers()]

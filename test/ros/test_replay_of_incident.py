@@ -44,7 +44,7 @@ def test_given_an_incident_when_its_inputs_are_played_to_another_node_then_its_o
         speed = Odometry()
         speed.header.stamp.sec, speed.header.stamp.nanosec = divmod(stamp_ns, 1_000_000_000)
         speed.twist.twist.linear.x = 5.0 + number
-        odometry.publish(speed)
+        first.tell(odometry, speed)
         frame = image(stamp_ns, width=640, height=360)
         frame.data = bytes((number * 40 + i) % 256 for i in range(640 * 3)) * 360
         first.answer(camera, frame, stage=1)
@@ -64,7 +64,7 @@ def test_given_an_incident_when_its_inputs_are_played_to_another_node_then_its_o
             if name == "image":
                 second.answer(players[name], deserialize_message(data, Image), stage=1)
             elif name == "odom":
-                players[name].publish(deserialize_message(data, Odometry))
+                second.tell(players[name], deserialize_message(data, Odometry))
             elif name in recorded:
                 recorded[name].append(bytes(data) + bytes(-len(data) % 4))  # as DDS pads it
     second.wait_for(lambda: len(trajectories) == FRAMES and len(detections) == FRAMES, "all outputs")
