@@ -188,7 +188,7 @@ class _Replay:
 
     def _through(self, pace: ReplayPace, stages: ReplayStages, record: ReplayRecord, memory: MemorySeries) -> bool:
         """Take the log through the stages; whether that was all of it."""
-        feed = self._feed
+        feed, complete = self._feed, True
         try:
             with contextlib.closing(feed.messages()) as messages:
                 for message in messages:
@@ -198,8 +198,9 @@ class _Replay:
                     memory.tick()
                     feed.give(message)
                     self._progress(message.t_ns - feed.start_ns, feed.length_ns)
-        except KeyboardInterrupt:
-            return self._cut_short("interrupted: the results reach up to there", stages)
+        except KeyboardInterrupt:  # what has been given is still answered, as at the end of a log
+            self.note("interrupted: the results reach up to there")
+            complete = False
         except ReplayError as error:
             if not feed.given:
                 raise
@@ -216,8 +217,9 @@ class _Replay:
         record.check()
         if lost := record.pending - stages.unanswered + stages.lost:
             self.note(f"frames that were begun and never answered: {lost:,}")
-        self._progress(feed.length_ns, feed.length_ns)
-        return True
+        if complete:
+            self._progress(feed.length_ns, feed.length_ns)
+        return complete
 
     def _cut_short(self, why: str, stages: ReplayStages) -> bool:
         """Say why a replay ends here; no stage begins another frame."""
