@@ -84,8 +84,21 @@ def test_given_pauses_when_played_then_nothing_goes_out_meanwhile_and_what_was_p
 def test_given_a_pause_when_the_next_is_asked_for_then_one_goes_out_and_the_log_goes_on_from_there():
     step = (40, Player.play_next), (70, Player.play_next)
     drive = Drive(paused=True, at_ms=[*step, (100, Player.resume), (101, Player.play_next)])
-    assert times(drive.play(0, 33, 66, 99)) == [0, 40, 70, 133]
+    assert times(drive.play(0, 33, 66, 99)) == [40, 70, 133, 166]
     assert drive.player.tally.late == 0
+
+
+def test_given_messages_of_one_time_when_the_next_is_asked_for_in_a_pause_then_they_go_out_one_by_one():
+    asked = [(40, Player.play_next), (80, Player.play_next), (120, Player.play_next)]
+    drive = Drive(paused=True, at_ms=[*asked, (200, Player.resume)])
+    assert drive.play(0, 0, -20, 10) == [(40, "0", 40), (80, "0", 80), (120, "-20", 120), (210, "10", 210)]
+    assert drive.player.tally.late == 0
+
+
+def test_given_a_message_that_is_overdue_when_a_pause_begins_then_it_waits_as_well():
+    drive = Drive(publish_ms=[50.0], at_ms=[(300, Player.resume)])
+    drive.player.tally.add = lambda _: drive.now_ms == 50 and drive.player.pause()
+    assert times(drive.play(0, 33, 66)) == [0, 300, 316]
 
 
 def test_given_the_end_when_asked_for_then_nothing_more_goes_out_even_in_a_pause():
@@ -98,6 +111,12 @@ def test_given_rounds_when_played_then_each_begins_anew_after_a_gap_and_time_goe
     assert times(drive.play(0, 50, None, 0, 50)) == [0, 50, 150, 200]
     assert drive.player.tally == Tally(played=4, rounds=2)
     assert drive.told == [(0, 0), (50, 50), (150, 0), (200, 50)]
+
+
+def test_given_a_pause_from_the_start_when_resumed_then_nothing_but_the_time_has_been_told_before():
+    drive = Drive(paused=True, clock_hz=100.0, at_ms=[(25, Player.resume)])
+    assert times(drive.play(0, 0, 10)) == [25, 25, 35]
+    assert drive.told[:4] == [(0, 0), (10, 0), (20, 0), (25, 0)]
 
 
 def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_each_message_and_in_a_pause_too():

@@ -100,6 +100,8 @@ def test_given_a_paused_player_when_asked_then_it_plays_one_message_all_and_the_
     graph.wait_for(lambda: trigger(graph, "play_next") == (True, "played"), lambda: f"a step; it printed {printed()}")
     graph.wait_for(lambda: frames, "the frame of that step")
     graph.wait_for(lambda: "paused" in printed(), "the line that says so")
+    assert trigger(graph, "pause") == (True, "paused")  # whatever went out before has come by now
+    assert [message.header.frame_id for message in frames] == ["frame 0"]
     assert {trigger(graph, "toggle_paused") for _ in range(2)} == {(True, "paused"), (True, "playing")}
     assert trigger(graph, "resume") == (True, "playing")
     graph.wait_for(lambda: len(frames) > 2 * FRAMES, "the second round")

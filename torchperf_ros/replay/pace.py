@@ -50,8 +50,7 @@ class Pace:
 
     def wait_ns(self, due_ns: int, now_ns: int) -> float:
         """How long what is due then still has to wait, <= 0 if it is due; without end during a pause."""
-        ahead_ns = due_ns - self._going_ns(now_ns)
-        return math.inf if ahead_ns > 0 and self.paused else ahead_ns
+        return math.inf if self.paused else due_ns - now_ns
 
     def _going_ns(self, now_ns: int) -> int:
         return now_ns if self._paused_ns is None else self._paused_ns

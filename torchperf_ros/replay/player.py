@@ -90,7 +90,7 @@ class Player(Generic[M]):
         self._pace = Pace(0, 0, rate)
         if paused:
             self._pace.pause(0)
-        self._waiting: M | None = None
+        self._waiting: M | None = None  # what waits until it is due, or asked for
         self._ended = False
 
     # -- for any thread -----------------------------------------------------------------------------------------------
@@ -113,11 +113,13 @@ class Player(Generic[M]):
         return self.paused
 
     def play_next(self) -> bool:
-        """Go on to the next message and no further; False if there is no pause, or no message yet."""
+        """Have the next message go out and no further one; False if there is no pause, or no message yet."""
         with self._changed:
             if self._waiting is None or not self._pace.paused:
                 return False
-            self._pace.jump(self._waiting.t_ns, self._clock())
+            now_ns = self._clock()
+            self._pace.jump(max(self._waiting.t_ns, self._pace.log_ns(now_ns)), now_ns)
+            self._waiting = None
             self._changed.notify_all()
             return True
 
@@ -185,7 +187,7 @@ class Player(Generic[M]):
                 now_ns = self._clock()
                 due_ns = self._pace.due_ns(message.t_ns)
                 wait_ns = self._pace.wait_ns(due_ns, now_ns)
-                if wait_ns <= 0:
+                if wait_ns <= 0 or self._waiting is None:
                     self._waiting = None
                     return due_ns
                 self._wait(min(wait_ns, self._tick(now_ns), _LONGEST_WAIT_NS) / NS_PER_S)

@@ -41,7 +41,7 @@ def play_command(  # noqa: PLR0913, PLR0917 - options of a command line
         bool,
         typer.Option("--restamp", help="Stamp headers with the time of publishing: now, or the log's with --clock."),
     ] = False,
-    pause: Annotated[bool, typer.Option("--pause", help="Begin with a pause.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Begin with a pause: nothing goes out yet.")] = False,
     wait_for_subscribers: Annotated[
         float, typer.Option(min=0.0, metavar="S", help="Wait until each topic has a subscriber, S seconds at most.")
     ] = 0.0,
