@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import resource
+import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -146,6 +147,34 @@ def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
     report(box, 2.0, 2)
     assert box.written() == [(100.0, "/perf/memory", 0.0), (101.0, "/perf/memory", 1.0)]
     assert box.incidents == 1
+
+
+def test_given_little_room_when_ros_time_jumps_during_an_incident_then_nothing_that_follows_is_in_it(tmp_path):
+    size = len(text("x" * 1000))
+    box = Box(tmp_path, part_bytes=4 * size)  # what came before the jump is gone when that is noticed
+    box.incident(0)
+    report(box, 100.0, 0)
+    for at_s in (1.0, 1.2, 1.4, 1.6):
+        BlackBox.frame(box, frame(at_s, inputs=(), output="x" * 900))
+    report(box, 2.0, 1)
+    assert box.written() == [(100.0, "/perf/memory", 0.0)]
+    assert box.incidents == 1
+
+
+def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_nothing_that_follows_is_in_it(
+    tmp_path,
+):
+    box, first_may_end = Box(tmp_path), threading.Event()
+    box._fill = lambda folder, incident: first_may_end.wait(60) and BlackBox._fill(box, folder, incident)
+    report(box, 100.0, 0)
+    box.incident(0, "first")
+    box.tick(2)
+    box.incident(2, "second")
+    report(box, 2.0, 3)  # ends the second one, while the first is being written
+    report(box, 3.0, 4)
+    first_may_end.set()
+    assert box.written() == [(100.0, "/perf/memory", 0.0)]
+    assert box.incidents == 2
 
 
 def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_follows_is_left_out_and_said(tmp_path):

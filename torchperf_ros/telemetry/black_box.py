@@ -5,7 +5,7 @@ import math
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +69,7 @@ class _Incident:
     left_bytes: int
     more_files: Callable[[int], Mapping[str, str]]
     left_out: int = 0
+    is_over: bool = False
 
 
 class BlackBox:
@@ -141,12 +142,12 @@ class BlackBox:
 
     def _jumped(self, t_ns: int) -> None:
         """ROS time went back, or far ahead: what came before stands on a time line of its own."""
-        others = [n for n, entry in enumerate(self._kept, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S]
-        before = [self._kept.popleft() for _ in range(others[-1] if others else 0)]
-        self.held_bytes -= sum(len(entry.data) for entry in before)
-        if self._incident is not None and before:
-            since = {id(entry) for entry in self._kept}
-            self._incident.entries = [entry for entry in self._incident.entries if id(entry) not in since]
+        for _ in range(_before_jump(self._kept, t_ns)):
+            self.held_bytes -= len(self._kept.popleft().data)
+        incident = self._incident
+        if incident is not None and (count := _before_jump(incident.entries, t_ns)):
+            del incident.entries[count:]
+            incident.is_over = True
             self.finish(wait=False)
 
     def _keep(self, t_ns: int, topic: Topic, data: bytes) -> None:
@@ -159,7 +160,7 @@ class BlackBox:
         while kept and (kept[0].kept_ns < oldest_ns or self.held_bytes > self._limits.part_bytes):
             self.held_bytes -= len(kept.popleft().data)
         incident = self._incident
-        if incident is not None:
+        if incident is not None and not incident.is_over:
             if size <= incident.left_bytes:
                 incident.left_bytes -= size
                 incident.entries.append(entry)
@@ -187,7 +188,7 @@ class BlackBox:
 
     def tick(self, now_s: float) -> None:
         """Once a second: write the incident if its time has come."""
-        if self._incident is not None and now_s >= self._incident.until_s:
+        if self._incident is not None and (self._incident.is_over or now_s >= self._incident.until_s):
             self.finish(wait=False)
 
     def finish(self, *, wait: bool = True) -> None:
@@ -235,6 +236,12 @@ class BlackBox:
         if incident.left_out:
             text = json.dumps({"messages_left_out": incident.left_out, "why": "black_box_mib was full"})
             (folder / "left_out.json").write_text(text, encoding="utf-8")
+
+
+def _before_jump(entries: Iterable[_Entry], t_ns: int) -> int:
+    """How many entries came before ROS time jumped, if it is `t_ns` since: those up to the last one that is far off."""
+    far_off = (n for n, entry in enumerate(entries, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S)
+    return max(far_off, default=0)
 
 
 def _received_ns(item: InputBytes, frame_ns: int) -> int:
