@@ -175,7 +175,15 @@ def test_given_a_folder_of_other_things_when_forced_then_it_is_not_replaced(tmp_
     [
         (["log.mcap", "--format", "db3"], "is called .mcap, but --format says db3"),
         (["log", "--format", "rosbag3"], "has to be one of: mcap, db3, bag"),
+        (["log.txt"], ".txt is no suffix of a log; there are .mcap, .db3, .bag, and none for a rosbag2 folder"),
+        (["log.MCAP"], ".MCAP is no suffix of a log"),
+        (["."], "has to be the name of a log in a folder"),
+        (["..", "--force"], "has to be the name of a log in a folder"),
+        (["/dev/null", "--force"], "is no file and no folder; it is not replaced"),
+        (["x" * 300], "cannot be written: File name too long"),
         (["log", "--size", "12"], "has to be like 1280x720"),
+        (["log", "--size", "7x100"], "'7x100' has to be like 1280x720, from 8x8 to 8192x8192"),
+        (["log", "--size", "100x8193"], "from 8x8 to 8192x8192"),
         (["log", "--fault", "fire@1"], "there are: gap"),
         (["log", "--seconds", "2", "--fault", "gap@2"], "fault gap@2 begins after the end of the drive, at 2 s"),
         (["log.bag", "--fault", "truncated@0"], "cannot be written to a ROS 1 bag"),
@@ -198,6 +206,19 @@ def test_given_the_command_when_run_then_it_says_what_it_wrote(tmp_path):
     path = tmp_path / "drive.mcap"
     result = CliRunner().invoke(app, ["make-log", str(path), "--seconds", "0.2", "--size", "64x36"])
     assert (result.exit_code, result.stdout) == (0, f"wrote {path}, 0.1 MB\n")
+
+
+@pytest.mark.parametrize("name", ["log", "log.db3", "log.bag"])
+def test_given_a_disk_that_is_full_when_written_then_one_line_says_so_and_nothing_is_left(tmp_path, name):
+    """A limit on the size of files stands for the disk."""
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
+    limited += "from torchperf_ros.cli import app; app()"
+    command = [sys.executable, "-c", limited, "make-log", str(tmp_path / name), "--seconds", "1", "--size", "64x36"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"torchperf: {tmp_path / name}: cannot be written: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_given_an_interrupt_when_writing_then_nothing_is_left_under_any_name(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ Progress = Callable[[int, int], None]
 _VERSION: Final = 9  # of rosbag2's metadata
 _PLUGINS: Final = {"mcap": StoragePlugin.MCAP, "db3": StoragePlugin.SQLITE3}
 _JPEG_SHARE: Final = 0.05  # of an image's bytes, about
-_Write = Callable[[LogMessage], None]
+_Put = Callable[[LogMessage], None]
 
 
 class MakeLogError(TorchperfError):
@@ -31,10 +32,10 @@ class MakeLogError(TorchperfError):
 
 
 def format_of(path: Path, chosen: str | None = None) -> str:
-    """The format of a log: as chosen, else as its name says, else `mcap`.
+    """The format of a log: as chosen, else as its name says; a name without a suffix is that of a folder, with `mcap`.
 
     Raises:
-        MakeLogError: there is no such format, or the name says another one.
+        MakeLogError: there is no such format, or the name says another one, or one that is not there.
     """
     named = path.suffix.removeprefix(".")
     if chosen is not None and chosen not in FORMATS:
@@ -43,7 +44,11 @@ def format_of(path: Path, chosen: str | None = None) -> str:
     if chosen is not None and named in FORMATS and named != chosen:
         msg = f"{path} is called .{named}, but --format says {chosen}; leave out one of them"
         raise MakeLogError(msg)
-    return chosen or (named if named in FORMATS else "mcap")
+    if chosen is None and named and named not in FORMATS:
+        suffixes = ", ".join(f".{name}" for name in FORMATS)
+        msg = f"{path}: .{named} is no suffix of a log; there are {suffixes}, and none for a rosbag2 folder"
+        raise MakeLogError(msg)
+    return chosen or named or "mcap"
 
 
 def write_drive(
@@ -57,7 +62,7 @@ def write_drive(
     """Write a drive; the same arguments give the same bytes.
 
     Args:
-        path: a file `.mcap`, `.db3` or `.bag`; another name is that of a rosbag2 folder.
+        path: a file `.mcap`, `.db3` or `.bag`; a name without a suffix is that of a rosbag2 folder.
         drive: what is written.
         format_: `mcap`, `db3` or `bag`; None: as the name says, else `mcap`.
         force: replace a log that is there.
@@ -67,20 +72,28 @@ def write_drive(
         What was written: `path`.
 
     Raises:
-        MakeLogError: something is there already, the disk has no room, or the format cannot hold the drive.
-        OSError: it cannot be written.
+        MakeLogError: something is there already, the format cannot hold the drive, or it cannot be written.
     """
     kind = format_of(path, format_)
-    _check(path, drive, kind, force)
+    try:
+        _check(path, drive, kind, force)
+        _write(path, drive, kind, progress)
+    except (OSError, sqlite3.Error) as error:
+        msg = f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise MakeLogError(msg) from error
+    return path
+
+
+def _write(path: Path, drive: DriveLog, kind: str, progress: Progress) -> None:
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
         alone = kind != "bag" and path.suffix == f".{kind}"
         written = part / (path.stem if alone else path.name)
-        with _writer(written, kind) as write:
+        with _writer(written, kind) as put:
             for message in drive.messages():
-                write(message)
+                put(message)
                 progress(message.t_ns - START_NS, round(drive.seconds * NS_PER_S))
         if alone:
             written /= path.name
@@ -89,15 +102,20 @@ def write_drive(
         written.rename(path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return path
 
 
 def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
+    if path.name in {"", ".."}:
+        msg = f"{path}: has to be the name of a log in a folder, such as drive.mcap"
+        raise MakeLogError(msg)
     if not path.parent.is_dir():
         msg = f"{path}: the folder {path.parent} is not there"
         raise MakeLogError(msg)
     if path.exists() and not force:
         msg = f"{path} exists; --force replaces it"
+        raise MakeLogError(msg)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        msg = f"{path} is no file and no folder; it is not replaced"
         raise MakeLogError(msg)
     if path.is_dir() and not (path / "metadata.yaml").exists():
         msg = f"{path} is a folder, and no rosbag2; it is not replaced"
@@ -117,7 +135,7 @@ def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def _writer(path: Path, kind: str) -> Iterator[_Write]:
+def _writer(path: Path, kind: str) -> Iterator[_Put]:
     """What writes messages to a ROS 1 bag, or to a rosbag2 folder; the bag has no objects: its markers are others."""
     if kind == "bag":
         with Writer1(path) as bag:
@@ -127,22 +145,22 @@ def _writer(path: Path, kind: str) -> Iterator[_Write]:
             yield _ros2(log)
 
 
-def _ros2(log: Writer2) -> _Write:
+def _ros2(log: Writer2) -> _Put:
     connections = {}
 
-    def write(message: LogMessage) -> None:
+    def put(message: LogMessage) -> None:
         if message.topic not in connections:
             store = typestore([message.type_name])
             connections[message.topic] = log.add_connection(message.topic, message.type_name, typestore=store)
         log.write(connections[message.topic], message.t_ns, message.data)
 
-    return write
+    return put
 
 
-def _ros1(bag: Writer1) -> _Write:
+def _ros1(bag: Writer1) -> _Put:
     connections, store = {}, get_typestore(Stores.ROS1_NOETIC)
 
-    def write(message: LogMessage) -> None:
+    def put(message: LogMessage) -> None:
         if message.topic == OBJECTS_TOPIC:
             return
         if message.topic not in connections:
@@ -150,4 +168,4 @@ def _ros1(bag: Writer1) -> _Write:
         data = typestore([message.type_name]).cdr_to_ros1(message.data, message.type_name)
         bag.write(connections[message.topic], message.t_ns, data)
 
-    return write
+    return put

@@ -1,5 +1,6 @@
 """`torchperf make-log`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,15 +9,16 @@ import typer
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+_LEAST_PX, _MOST_PX = 8, 8192
 
 
 def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
-    output: Annotated[
-        Path, typer.Argument(help="A file .mcap, .db3 or .bag, or another name: that of a rosbag2 folder.")
-    ],
+    output: Annotated[Path, typer.Argument(help="A file .mcap, .db3 or .bag, or, without a suffix, a rosbag2 folder.")],
     seconds: Annotated[float, typer.Option(min=0.01, help="How long the drive is.")] = 10.0,
     rate: Annotated[float, typer.Option(min=0.1, max=1000.0, help="Images per second; odometry has 30.")] = 30.0,
-    size: Annotated[str, typer.Option(help="Width and height of the images.")] = "1280x720",
+    size: Annotated[
+        str, typer.Option(metavar="WxH", help=f"Of the images, {_LEAST_PX} to {_MOST_PX} pixels each way.")
+    ] = "1280x720",
     compressed: Annotated[bool, typer.Option("--compressed", help="JPEG images instead of rgb8.")] = False,
     jitter_ms: Annotated[
         float, typer.Option(min=0.0, max=1000.0, help="Standard deviation of the time from stamp to receipt.")
@@ -28,7 +30,8 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of delays and losses.")] = 1,
     format_: Annotated[
-        str | None, typer.Option("--format", help="mcap, db3 or bag (ROS 1); default: as the name says, else mcap.")
+        str | None,
+        typer.Option("--format", help="mcap, db3 or bag (ROS 1); default: as the name says, for a folder mcap."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a log that is there.")] = False,
 ) -> None:
@@ -76,7 +79,7 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
                 force=force,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
-    except (TorchperfError, OSError) as error:
+    except TorchperfError as error:
         _fail(str(error), _BAD_INPUT)
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written", _INTERRUPTED)
@@ -85,10 +88,11 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
 
 
 def _size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and 8 <= min(int(width), int(height)) <= 1 << 14):  # noqa: PLR2004
-        _fail(f"--size {text!r} has to be like 1280x720, at least 8x8", _BAD_INPUT)
-    return int(width), int(height)
+    pixels = [int(side) for side in text.split("x")] if re.fullmatch(r"[0-9]{1,5}x[0-9]{1,5}", text) else []
+    if not pixels or not _LEAST_PX <= min(pixels) <= max(pixels) <= _MOST_PX:
+        least, most = f"{_LEAST_PX}x{_LEAST_PX}", f"{_MOST_PX}x{_MOST_PX}"
+        _fail(f"--size {text!r} has to be like 1280x720, from {least} to {most}", _BAD_INPUT)
+    return pixels[0], pixels[1]
 
 
 def _fail(text: str, status: int) -> None:
