@@ -3,7 +3,7 @@
 import math
 
 from torchperf_ros.core.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.core.frame import Frame, StepTimes
+from torchperf_ros.core.frame import StepTimes
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.stage_statistics import StageStatistics
 from torchperf_ros.core.tier_ladder import TierLadder
@@ -32,7 +32,7 @@ class Dispatcher:
         self._outputs = outputs
         self._statistics = statistics
         self._preferred: WorkerProcess | None = None
-        self._running: dict[WorkerProcess, Frame | None] = {}  # the frame that it runs, None: practice
+        self._running: dict[WorkerProcess, Turn | None] = {}  # whose frame it runs, None: practice
         self._lessons: list[tuple[int, float, float]] = []
 
     def write(self, turn: Turn, data: bytes) -> None:
@@ -106,7 +106,7 @@ class Dispatcher:
             tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=observe, leave_ns=turn.leave_ns
         )
         if handed:
-            self._running[worker] = turn.frame
+            self._running[worker] = turn
         return handed
 
     def observe(self, turn: Turn, now_ns: int) -> None:
@@ -142,40 +142,26 @@ class Dispatcher:
         if worker.run(tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
             self._running[worker] = None
 
-    def take(
-        self,
-        worker: WorkerProcess,
-        response: Response,
-        payload: bytes,
-        turn: Turn | None,
-        fresh_ms: float,
-        now_ns: int,
-    ) -> None:
+    def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
         """Take a response: give it to the turn that it belongs to, and note its times for `learn`."""
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
         steps = _step_times(response)
         outcome = Outcome(response.outcome)
-        frame = self._running.pop(worker)
-        rehearsed = frame is None and response.tier == self._ladder.last
+        turn = self._running.pop(worker)
+        rehearsed = turn is None and response.tier == self._ladder.last
         if not math.isnan(steps.inference_ms) and not rehearsed:  # its times are those of a cold start
             self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
-        if frame is None:
+        if turn is None:
             self._ladder.probed(response.tier, took_ms if outcome is Outcome.ON_TIME else math.inf, fresh_ms)
-            return
-        current = turn is not None and turn.frame is frame
-        if outcome is not Outcome.ON_TIME:
-            if turn is not None and current:
-                turn.lost(worker, outcome, payload.decode(errors="replace"))
-            return
-        if turn is not None and current:
-            result = Result(payload, response.tier, steps)
-            if worker is turn.runner:
-                turn.result = result
-            else:
-                turn.backup_result = result
-            return
-        self._statistics.late_results += 1
-        self._outputs.remember(payload, frame)
+        elif outcome is not Outcome.ON_TIME:
+            turn.lost(worker, outcome, payload.decode(errors="replace"))
+        elif turn.answered:
+            self._statistics.late_results += 1
+            self._outputs.remember(payload, turn.frame)
+        elif worker is turn.runner:
+            turn.result = Result(payload, response.tier, steps)
+        else:
+            turn.backup_result = Result(payload, response.tier, steps)
 
     def learn(self) -> None:
         """Let the ladder learn from the responses since the last call; done when the answer is out."""
@@ -183,10 +169,10 @@ class Dispatcher:
             self._ladder.learn(tier, inference_ms, overhead_ms)
         self._lessons.clear()
 
-    def lost(self, worker: WorkerProcess, turn: Turn | None) -> None:
+    def lost(self, worker: WorkerProcess) -> None:
         """A worker is gone, whatever it was doing."""
-        self._running.pop(worker, None)
-        if turn is not None and worker.seq is not None:
+        turn = self._running.pop(worker, None)
+        if turn is not None:
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
             turn.lost(worker, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
 

@@ -16,7 +16,7 @@ def limit_memory(stage: StageActor, used_share: float, share: float) -> None:
     stage.crew.succession.may_compile = not guard.tight
     stage.ladder.left_out = guard.left_out
     if guard.tight and not was_tight:
-        stage.worker_told(
+        stage.workers.worker_told(
             f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%};"
             " lower tiers run, and nothing is compiled"
         )

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from torchperf_ros.core.admission import admit
-from torchperf_ros.core.anomaly_rules import Anomaly
 from torchperf_ros.core.clock import NS_PER_MS
 from torchperf_ros.core.config import StageConfig
 from torchperf_ros.core.errors import ProtocolError
@@ -22,16 +21,14 @@ from torchperf_ros.core.mailbox import Mailbox
 from torchperf_ros.core.memory_guard import MemoryGuard
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.reserve import Reserve
-from torchperf_ros.core.stop_output import warm_up_stop
 from torchperf_ros.core.tier_ladder import TierLadder
-from torchperf_ros.supervise.crew import Crew
-from torchperf_ros.supervise.dispatcher import Dispatcher
 from torchperf_ros.supervise.fallback_outputs import FallbackOutputs
 from torchperf_ros.supervise.frame_ring import InputBytes
 from torchperf_ros.supervise.stage_journal import StageJournal
 from torchperf_ros.supervise.stage_machinery import StageMachinery
 from torchperf_ros.supervise.stage_ports import StagePorts
 from torchperf_ros.supervise.stage_waiter import StageWaiter
+from torchperf_ros.supervise.stage_workers import StageWorkers
 from torchperf_ros.supervise.turn import Turn, Verdict
 from torchperf_ros.supervise.worker_process import WorkerProcess
 
@@ -44,7 +41,7 @@ class StageActor:
 
     Attributes:
         config: parameters; replaced as a whole when one changes.
-        journal, ladder, reserve, memory, mailbox, crew: the stage's parts, for `/diagnostics`.
+        journal, ladder, reserve, memory, mailbox, workers, crew: the stage's parts, for `/diagnostics`.
     """
 
     def __init__(
@@ -71,17 +68,20 @@ class StageActor:
         self.reserve = Reserve(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
         self.mailbox = Mailbox()
-        self.crew: Crew = machinery.crew(config, setup, self, ports.log)
         self._ports = ports
         self._ros_now = ros_now
         self._outputs = FallbackOutputs()
-        self._dispatcher = Dispatcher(self.crew, self.ladder, self._outputs, self.journal.statistics)
         self._lock = threading.Lock()
         self._turn: Turn | None = None
         self._accepting = False
         self._open = True
-        self._untold: list[Anomaly] = []
         self._waiter: StageWaiter = machinery.waiter()
+        self.workers = StageWorkers(
+            lambda listener: machinery.crew(config, setup, listener, ports.log),
+            self.ladder, self._outputs, self.journal, self._waiter, self._lock,
+        )  # fmt: skip
+        self.crew = self.workers.crew
+        self._dispatcher = self.workers.dispatcher
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -199,24 +199,23 @@ class StageActor:
                     self._receive(worker)
             turn = self._turn
             verdict = None if turn is None else self._decide(turn, self._clock())
-            untold, self._untold = self._untold, []
         if turn is not None and verdict is not None:
             self._answer(turn, verdict)
             self._next(turn)
-        for anomaly in untold:
-            self._ports.anomaly(anomaly)
+        while self.workers.untold:
+            self._ports.anomaly(self.workers.untold.popleft())
 
     def _receive(self, worker: WorkerProcess) -> None:
         try:
             received = worker.receive()
         except EOFError:
-            self._drop(worker)
+            self.workers.drop(worker)
         except ProtocolError as error:
             worker.kill(str(error))
-            self._drop(worker)
+            self.workers.drop(worker)
         else:
             if received is not None:
-                self._dispatcher.take(worker, *received, self._turn, self._fresh_ms, self._clock())
+                self._dispatcher.take(worker, *received, self._fresh_ms, self._clock())
 
     def _decide(self, turn: Turn, now_ns: int) -> Verdict | None:
         """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
@@ -239,6 +238,7 @@ class StageActor:
 
     def _answer(self, turn: Turn, verdict: Verdict) -> None:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
+        turn.answered = True
         frame, result, fallback = turn.frame, turn.result, None
         started_ns = self._clock()
         if result is None:
@@ -271,52 +271,6 @@ class StageActor:
             self._begin(now_ns)
             if self._turn is None and answered.result is not None:
                 self._dispatcher.practise(answered, self._fresh_ms, now_ns)
-
-    # -- the crew's thread --------------------------------------------------------------------------------------------
-
-    def worker_ready(self, worker: WorkerProcess) -> None:
-        """A worker can take frames: calibrate the ladder by the first one, and wake the stage if a frame waits."""
-        warm_up_stop(self._output_type)
-        with self._lock:
-            if not self.crew.ready:
-                self.ladder.calibrate(worker.calibrations)
-            worker.usable = True
-            self._waiter.add(worker)
-            self.journal.health.ready()
-            if self._turn is not None:
-                self._waiter.wake()
-
-    def worker_died(self, worker: WorkerProcess, reason: str, *, lasting: bool) -> None:
-        """A worker is gone; the stage's thread answers for it if it had not noticed yet."""
-        with self._lock:
-            self._drop(worker)
-            alone = not self.crew.ready
-            self._untold.append(
-                self.journal.worker_died(reason, worker.pid, self.crew.restarts, lasting=lasting, alone=alone)
-            )
-            self._waiter.wake()
-
-    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
-        """Have nothing more to do with an idle worker; predict from what its successor measured."""
-        with self._lock:
-            if not worker.idle:
-                return False
-            worker.usable = False
-            self._waiter.drop(worker)
-            self.ladder.calibrate(successor.calibrations)
-            return True
-
-    def worker_told(self, text: str) -> None:
-        """Something about a worker's models: for `/perf/anomaly`."""
-        with self._lock:
-            self._untold.append(self.journal.worker_told(text))
-            self._waiter.wake()
-
-    def _drop(self, worker: WorkerProcess) -> None:
-        """Have nothing more to do with a worker that is gone."""
-        worker.usable = False
-        if self._waiter.drop(worker):
-            self._dispatcher.lost(worker, self._turn)
 
     @property
     def _fresh_ms(self) -> float:

@@ -41,6 +41,7 @@ class Turn:
         backup_failed: the backup ran and gave nothing; it is not tried twice.
         failure, reason: what the runner came to, other than a good result.
         observed: the workers that were told of the frame.
+        answered: it is over; what still comes for it is late.
     """
 
     frame: Frame
@@ -58,6 +59,7 @@ class Turn:
     failure: Outcome | None = None
     reason: str = ""
     observed: set[WorkerProcess] = field(default_factory=set)
+    answered: bool = False
 
     def left_ms(self, now_ns: int) -> float:
         """Time until the answer has to leave."""
