@@ -91,3 +91,13 @@ def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_
     drawn, console = browse(page, tmp_path, "--dump-dom")
     assert console == []
     assert re.findall(r"<td>(log\d)</td>", drawn) == ["log0", "log2", "log1"]
+
+
+def test_given_a_run_without_health_when_opened_then_its_frames_have_times_below_them_all_the_same(tmp_path):
+    (run,) = read_runs(logs.write_records(tmp_path / "records.jsonl", logs.records()), lambda done, total: None)
+    unhealthy = replace(run, stages=[replace(run.stages[0], health=[])], memory={})
+    write_report([unhealthy], tmp_path / "r.html", lambda text: None)
+    drawn, console = browse(tmp_path / "r.html", tmp_path, "--dump-dom")
+    assert console == []
+    ticks = re.findall(r'class="x\d*tick".*?</g>', drawn)
+    assert any("22:13:2" in tick for tick in ticks), ticks

@@ -36,18 +36,25 @@ _STEP_NAMES: Final = ("wait", "decode", "preprocess", "inference", "postprocess"
 _LEGEND: Final = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 _BINS: Final = 80
 _SLOWEST: Final = 0.01
+_LEAST: Final = -0.3  # log10: a single frame is a bar, too
 _NS_PER_MS: Final = 1e6
 _BUDGETS_SHOWN: Final = 1.5
+_HEIGHTS_PX: Final = (280, 74, 58)  # of latency, tier and health
+_GAP_PX, _AROUND_PX = 18, 110
 
 
 def timeline(stage: StageLog, most: int) -> go.Figure:
-    """Latency of every frame with its budget, and below, on the same axis, the tier that ran and the health.
+    """Latency of every frame with its budget, and below, on the same axis, the tier that ran and, if known, the health.
 
     Args:
         stage: what to show.
         most: points at most, for the frames that were on time and again for each outcome.
     """
-    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, row_heights=[0.68, 0.18, 0.14], vertical_spacing=0.04)
+    heights = _HEIGHTS_PX if stage.health else _HEIGHTS_PX[:2]  # the axis without data would take its labels with it
+    rows, height_px = len(heights), sum(heights) + _GAP_PX * (len(heights) - 1)
+    figure = make_subplots(
+        rows=rows, cols=1, shared_xaxes=True, row_heights=list(heights), vertical_spacing=_GAP_PX / height_px
+    )
     frames, total_ms = stage.frames, np.asarray(stage.frames["total_ms"], dtype=np.float64)
     fine = np.flatnonzero(stage.on_time)
     fine = fine[envelope(total_ms[fine], most)]
@@ -93,13 +100,14 @@ def timeline(stage: StageLog, most: int) -> go.Figure:
             x=_times([*times, end_ns]), y=[*words, words[-1]], name="health", mode="lines", showlegend=False,
             line={"color": ORANGE, "width": 2, "shape": "hv"}, hovertemplate="%{y}", row=3, col=1,
         )  # fmt: skip
+        told = {word for _, word in stage.health}
+        ordered = [health.name for health in reversed(Health) if health.name in told]
+        figure.update_yaxes(title_text="health", categoryorder="array", categoryarray=ordered, row=3, col=1)
     names = [stage.tier_name(number) for number in sorted({int(tier) for tier in ran}, reverse=True)]
-    told = {word for _, word in stage.health}
-    ordered = [health.name for health in reversed(Health) if health.name in told]
     figure.update_yaxes(title_text="ms", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="tier", categoryorder="array", categoryarray=names, row=2, col=1)
-    figure.update_yaxes(title_text="health", categoryorder="array", categoryarray=ordered, row=3, col=1)
-    figure.update_layout(height=520, hovermode="x unified", legend=_LEGEND)
+    figure.update_xaxes(title_text="UTC", row=rows, col=1)
+    figure.update_layout(height=height_px + _AROUND_PX, hovermode="x unified", legend=_LEGEND)
     return figure
 
 
@@ -112,10 +120,11 @@ def distribution(stage: StageLog) -> go.Figure:
     highest = float(total_ms[known].max(initial=1.0))
     if np.isfinite(budget_ms):
         highest = min(highest * 1.02, max(budget_ms * _BUDGETS_SHOWN, float(np.percentile(total_ms[known], 99.9))))
-    edges = np.linspace(0.0, highest, _BINS + 1)
+    edges, most = np.linspace(0.0, highest, _BINS + 1), 1
     for tier in sorted({int(tier) for tier in stage.frames["tier"][known]}):
         chosen = total_ms[known & (stage.frames["tier"] == tier)]
         counts, _ = np.histogram(np.minimum(chosen, highest), edges)
+        most = max(most, int(counts.max()))
         figure.add_bar(
             x=np.round((edges[:-1] + edges[1:]) / 2, 3).tolist(), y=counts.tolist(),
             name=f"{stage.tier_name(tier)} ({len(chosen):,})", hovertemplate="%{x:.1f} ms: %{y:,} frames",
@@ -127,8 +136,8 @@ def distribution(stage: StageLog) -> go.Figure:
             annotation_position="top left",
         )  # fmt: skip
     figure.update_xaxes(title_text="ms, receipt to publish; last bar: and more")
-    figure.update_yaxes(title_text="frames", type="log", dtick=1)
-    figure.update_layout(height=320, barmode="overlay", bargap=0, legend=_LEGEND)
+    figure.update_yaxes(title_text="frames", type="log", dtick=1, range=[_LEAST, float(np.log10(2 * most))])
+    figure.update_layout(height=320, barmode="overlay", bargap=0, showlegend=True, legend=_LEGEND)
     return figure
 
 

@@ -95,12 +95,13 @@ def _stage(stage: StageLog, add: AddFigure, pictures: Mapping[int, InputPicture]
     places = [f'<div class="card"><h4>{name}</h4>{add(figure)}</div>' for name, figure in pair]
     worst = worst_frames(stage, WORST)
     cards = "".join(_frame(stage, int(index), pictures) for index in worst)
+    shown = "Latency of every frame, tier and health" if stage.health else "Latency of every frame, and its tier"
     explained = (
         "Answered past the deadline first, then those not on time, the emptiest answer first, then the slowest others."
     )
     return "\n".join([
         f"<h3>{_text(stage.name)}</h3>", _figures(figures),
-        f'<div class="card"><h4>Latency of every frame, tier and health</h4>{add(timeline(stage, points))}</div>',
+        f'<div class="card"><h4>{shown}</h4>{add(timeline(stage, points))}</div>',
         f'<div class="pair">{"".join(places)}</div>',
         f"<h3>The {len(worst)} worst frames of {_text(stage.name)}</h3>" if len(worst) else "",
         f'<p class="soft small">{explained}</p><div class="frames">{cards}</div>' if len(worst) else "",
