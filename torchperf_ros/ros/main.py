@@ -13,6 +13,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.ros.bounded_end import end_within
+from torchperf_ros.ros.dead_segments import remove_dead_segments
 from torchperf_ros.ros.node import PerfNode
 
 _EXIT_BAD_PARAMETER = 2
@@ -30,6 +31,7 @@ def main(args: list[str] | None = None) -> int:
     def end(_number: int, _frame: FrameType | None) -> None:
         ending.set()
 
+    freed_mb = remove_dead_segments() / 1e6
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
@@ -40,6 +42,8 @@ def main(args: list[str] | None = None) -> int:
         end_within(_MIDDLEWARE_ENDS_WITHIN_S, _EXIT_BAD_PARAMETER)
         rclpy.try_shutdown()
         return _EXIT_BAD_PARAMETER
+    if freed_mb:
+        node.get_logger().info(f"removed {freed_mb:.0f} MB of shared memory that killed ROS processes had left")
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     if node.parameters.config.autostart and node.trigger_configure() == TransitionCallbackReturn.SUCCESS:

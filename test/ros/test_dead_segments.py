@@ -1,0 +1,81 @@
+"""Shared memory that a killed process leaves behind, with real processes of the real middleware."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from torchperf_ros.ros.dead_segments import remove_dead_segments
+
+pytestmark = pytest.mark.ros
+
+SHARED_MEMORY = Path("/dev/shm")
+NODE = "import rclpy; rclpy.init(); node = rclpy.create_node('here'); print('up', flush=True); input()"
+
+
+@pytest.fixture
+def start():
+    """Start processes with a node each; returns the process and the locks of its segments."""
+    processes = []
+
+    def locks():
+        return {path for pattern in ("fastdds_*_el", "fastrtps_*_el") for path in SHARED_MEMORY.glob(pattern)}
+
+    def start():
+        before = locks()
+        environment = os.environ | {"FASTDDS_BUILTIN_TRANSPORTS": "DEFAULT"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", NODE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        processes.append(process)
+        assert process.stdout.readline() == b"up\n"
+        own = {lock for lock in locks() - before if "port" not in lock.name}
+        assert own
+        return process, own
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def age(locks):
+    for lock in locks:
+        os.utime(lock, (1, 1))
+
+
+def segments(locks):
+    return {lock.with_name(lock.name.removesuffix("_el")) for lock in locks}
+
+
+def test_given_a_killed_process_when_cleared_then_its_segments_are_gone_and_those_of_a_living_one_are_not(start):
+    living, dead = start(), start()
+    dead[0].send_signal(signal.SIGKILL)
+    dead[0].wait()
+    age(living[1] | dead[1])
+    size = sum(path.stat().st_size for path in segments(dead[1]))
+    assert remove_dead_segments() >= size > 0
+    assert not any(path.exists() for path in dead[1] | segments(dead[1]))
+    assert all(path.exists() for path in living[1] | segments(living[1]))
+
+
+def test_given_a_lock_that_was_just_made_when_cleared_then_it_is_left_to_whoever_makes_it(tmp_path):
+    name = "fastdds_0123456789abcdef"
+    (tmp_path / name).write_bytes(b"segment")
+    (tmp_path / f"{name}_el").touch()
+    assert remove_dead_segments(tmp_path) == 0
+    assert (tmp_path / name).exists()
+
+
+def test_given_files_of_others_when_cleared_then_they_are_left(tmp_path):
+    names = {"fastdds_port7412_el", "fastdds_0123456789abcdef", "psm_0123456789abcdef_el"}
+    for name in names:
+        (tmp_path / name).write_bytes(b"1")
+        os.utime(tmp_path / name, (1, 1))
+    assert remove_dead_segments(tmp_path) == 0
+    assert {path.name for path in tmp_path.iterdir()} == names
