@@ -1,6 +1,7 @@
 """The page of a comparison: what it holds, and what a browser shows without a network."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -66,6 +67,27 @@ def test_given_the_picture_of_the_tail_when_read_then_its_shares_are_those_of_th
     assert curve["y"][-1] == pytest.approx(100 / 1500, abs=1e-3)
     for at in (0, len(curve["x"]) // 2, -1):
         assert 100 * np.mean(values >= curve["x"][at] - 1e-4) == pytest.approx(curve["y"][at], abs=0.07)
+
+
+@pytest.mark.parametrize("silent", ["base", "new"])
+@pytest.mark.parametrize("total_ms", [[], [math.nan] * 40], ids=["no frame", "no latency"])
+def test_given_a_stage_that_never_answered_when_a_page_is_written_then_its_pictures_show_the_other_run(
+    tmp_path, silent, total_ms
+):
+    planning = made.rows(made.latencies(200, 3))
+    runs = {}
+    for name in ("base", "new"):
+        told = made.run(made.latencies(200, 1))
+        told.frames["planning"] = made.rows(total_ms) if name == silent else planning
+        runs[name] = of_run(told, name)
+    write_page(compare(runs["base"], runs["new"], resampling=Resampling(300, curve=CURVE)), 0.95, tmp_path / "v.html")
+    found = json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(tmp_path / "v.html"))[1])
+    traces = found["figure3"]["data"]  # of planning, after three of perception
+
+    assert [trace["name"] for trace in traces] == [
+        f"{word} ({0 if word == silent else 200})" for word in ("base", "new")
+    ]
+    assert [len(trace["x"]) > 0 for trace in traces] == [word != silent for word in ("base", "new")]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on this machine")

@@ -87,3 +87,18 @@ def test_given_a_worker_that_starts_again_and_again_when_viewed_then_only_the_fi
     assert stage.missed.tolist() == [False, True, True, True, False, True]
     rows["outcome"] = Outcome.STARTING
     assert len(stage_frames("perception", rows)) == 0
+
+
+def test_given_memory_samples_that_failed_when_loaded_then_they_do_not_count(tmp_path):
+    write_run(made.run(made.latencies(5, 1), memory={**MEMORY, "rss_mib": [800.0, None, 801.0]}), tmp_path / "run.json")
+    run = load_run(tmp_path / "run.json")
+
+    assert (run.memory_s.tolist(), run.memory_mib.tolist()) == ([0.0, 2.0], [800.0, 801.0])
+
+
+@pytest.mark.parametrize("memory", [{**MEMORY, "rss_mib": [800.0]}, {**MEMORY, "t_ns": ["soon"] * 3}, [1.0], "much"])
+def test_given_memory_that_is_no_series_when_loaded_then_the_message_names_the_run(tmp_path, memory):
+    write_run(made.run(made.latencies(5, 1), memory=memory), tmp_path / "run.json")
+
+    with pytest.raises(RegressError, match=r"run .*run\.json: its `memory` has to hold `t_ns` and `rss_mib`"):
+        load_run(tmp_path / "run.json")

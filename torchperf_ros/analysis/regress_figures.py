@@ -29,7 +29,7 @@ def exceedance(base: StageFrames, new: StageFrames) -> go.Figure:
         values = np.sort(frames.total_ms[np.isfinite(frames.total_ms)])
         shares = _WHOLE * (1.0 - np.arange(len(values)) / max(len(values), 1))
         shown = np.unique(np.round(len(values) - np.geomspace(max(len(values), 1), 1, _POINTS)).astype(int))
-        shown = shown[shown < len(values)]
+        shown = shown[: len(values)]  # none of none
         figure.add_scatter(
             x=_rounded(values[shown]), y=np.round(shares[shown], 4).tolist(), mode="lines",
             name=f"{word} ({len(values):,})", line={"color": colour, "width": 2, "shape": "hv"},

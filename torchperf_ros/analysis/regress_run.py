@@ -12,6 +12,7 @@ from torchperf_ros.analysis.run_log import UNKNOWN, RunLog, StageLog
 from torchperf_ros.analysis.run_log_run_file import RUN_FILE, SUFFIXES
 from torchperf_ros.analysis.run_log_source import read_runs
 from torchperf_ros.core.errors import TorchperfError
+from torchperf_ros.core.frame_table import FRAME
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.core.run_file import Run, read_run
 
@@ -118,14 +119,24 @@ def load_run(path: Path, progress: Callable[[int, int], None] = lambda _done, _t
 
 
 def of_run(run: Run, name: str) -> RunFrames:
-    """The view of a run that `write_run` takes, under this name."""
-    memory = run.summary.get("memory") or {}
+    """The view of a run that `write_run` takes, under this name.
+
+    Raises:
+        RegressError: its memory is no series.
+    """
+    told = run.summary.get("memory") or {}
+    try:
+        times, memory = np.array([told.get(key) or [] for key in ("t_ns", "rss_mib")], dtype=np.float64)
+    except (AttributeError, TypeError, ValueError) as error:
+        msg = f"run {name}: its `memory` has to hold `t_ns` and `rss_mib`, a number for each sample ({error})"
+        raise RegressError(msg) from error
+    known = np.isfinite(times) & np.isfinite(memory)
     return RunFrames(
         name,
         {stage: stage_frames(stage, rows) for stage, rows in run.frames.items()},
         run.summary,
-        np.asarray(memory.get("t_ns") or [], dtype=np.float64) / _NS_PER_S,
-        np.array(memory.get("rss_mib") or [], dtype=np.float64),
+        times[known] / _NS_PER_S,
+        memory[known],
     )
 
 
@@ -159,6 +170,11 @@ def stage_frames(name: str, columns: Columns, profiled: frozenset[int] = frozens
         gaps[counted],
         np.asarray(hashes, dtype=np.uint64)[order] if hashes is not None and np.any(hashes) else np.empty(0, np.uint64),
     )  # fmt: skip
+
+
+def no_frames(name: str) -> StageFrames:
+    """A stage that answered nothing."""
+    return stage_frames(name, np.empty(0, dtype=FRAME))
 
 
 def _of_log(log: RunLog, name: str) -> RunFrames:
