@@ -1,5 +1,6 @@
 """The command line: quick, helpful, and one line for what cannot be done."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,32 @@ assert not loaded, loaded
     done = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=Path(cli.__file__).parents[1]
     )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("columns", ["80", "79", "60", "40"])
+def test_given_a_narrow_terminal_when_help_is_asked_then_nothing_of_any_command_is_cut_off(columns: str) -> None:
+    program = r"""
+import re
+from typer.main import get_command
+from typer.testing import CliRunner
+from torchperf_ros import cli
+
+def look(command, words):
+    result = CliRunner().invoke(cli.app, [*words, "--help"])
+    assert result.exit_code == 0, result.output
+    cut = [line for line in result.output.splitlines() if re.search(chr(0x2026) + r"|\w\.\.\.$", line)]
+    names = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
+    assert not cut and all(name in result.output for name in names), (words, cut, names)
+    for name, inner in getattr(command, "commands", {}).items():
+        look(inner, [*words, name])
+
+look(get_command(cli.app), [])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True,
+        cwd=Path(cli.__file__).parents[1], env={**os.environ, "COLUMNS": columns},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 

@@ -1,11 +1,13 @@
 """The command `torchperf`. Everything is imported by the command that needs it, so that `--help` is quick."""
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from torchperf_ros.analysis.anomalies_command import anomalies_command
 from torchperf_ros.analysis.baseline_command import app as baseline
@@ -22,17 +24,31 @@ from torchperf_ros.ros.play_command import play_command
 from torchperf_ros.ros.report_command import report
 from torchperf_ros.ros.top_command import top
 
+_WIDE = 80  # columns; in fewer, tables of options would cut off their names
+
+
+class _Commands(TyperGroup):
+    """Says in whole sentences what its commands are for, in a narrow terminal, too."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own copies of click's types
+        whole = 1000
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(whole)) for name in self.commands])
+
+
 app = typer.Typer(
     name="torchperf",
+    cls=_Commands,
     help="PyTorch perception and planning in a vehicle: an answer for every frame by its deadline.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich" if shutil.get_terminal_size().columns >= _WIDE else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(bench, name="bench")
-app.add_typer(baseline, name="baseline")
+app.add_typer(bench, name="bench", cls=_Commands)
+app.add_typer(baseline, name="baseline", cls=_Commands)
 app.command("anomalies")(anomalies_command)
 app.command("check-model")(check_model)
 app.command("compile")(compile_command)

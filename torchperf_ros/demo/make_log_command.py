@@ -37,12 +37,11 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
 ) -> None:
     """Write a synthetic drive: a log for tests and demos, of any length.
 
-    /camera/image_raw     sensor_msgs/Image, rgb8; with --compressed
-                          /camera/image_raw/compressed, JPEG
-    /odom                 nav_msgs/Odometry, 15 m/s straight ahead
-    /ground_truth/objects visualization_msgs/MarkerArray: the cars, as cubes in
-                          base_link; `points` has the corners of each one's box
-                          in the image, in pixels. Not in a ROS 1 bag.
+    /camera/image_raw has sensor_msgs/Image, rgb8; with --compressed it is
+    /camera/image_raw/compressed, with JPEG. /odom has nav_msgs/Odometry: 15 m/s
+    straight ahead. /ground_truth/objects has visualization_msgs/MarkerArray: the
+    cars, as cubes in base_link; `points` has the corners of each one's box in the
+    image, in pixels. A ROS 1 bag has no markers.
 
     Faults: gap (no messages), zero-stamp, backward-stamp (1 s), jump-stamp
     (1 h), repeat-stamp, other-size (half), black, frozen, truncated (half of
