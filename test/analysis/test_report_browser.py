@@ -93,6 +93,25 @@ def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_
     assert re.findall(r"<td>(log\d)</td>", drawn) == ["log0", "log2", "log1"]
 
 
+@pytest.mark.parametrize(
+    ("count", "ticks"),
+    [
+        (1, ["log_of_tu…morning0"]),
+        (3, [f"log_of_tu…morning{n}" for n in range(3)]),
+        (40, [str(n) for n in range(5, 41, 5)]),
+    ],
+)
+def test_given_the_page_of_many_logs_when_opened_then_a_few_have_their_names_below_the_picture(tmp_path, count, ticks):
+    (run,) = read_runs(logs.write_records(tmp_path / "records.jsonl", logs.records()), lambda done, total: None)
+    figures = stage_figures(run.stages[0])
+    rows = [OverviewRow(f"log_of_tuesday_morning{n}", "perception", figures, 0) for n in range(count)]
+    write_report([run], tmp_path / "r.html", lambda text: None, Overview(rows, title="many"))
+    drawn, console = browse(tmp_path / "r.html", tmp_path, "--dump-dom")
+    assert console == []
+    overview = drawn[: drawn.index("</header>")]
+    assert re.findall(r'class="xtick"[^>]*><text[^>]*>([^<]*)<', overview) == ticks
+
+
 def test_given_a_run_without_health_when_opened_then_its_frames_have_times_below_them_all_the_same(tmp_path):
     (run,) = read_runs(logs.write_records(tmp_path / "records.jsonl", logs.records()), lambda done, total: None)
     unhealthy = replace(run, stages=[replace(run.stages[0], health=[])], memory={})

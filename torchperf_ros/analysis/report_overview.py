@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from torchperf_ros.analysis.report_figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from torchperf_ros.analysis.report_figures import BLUE, GREEN, ORANGE, PURPLE, SKY
 from torchperf_ros.analysis.report_summary import StageFigures
 from torchperf_ros.core.percent import percent
 
 MOST_ROWS = 4000
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY)
 _GOOD_SHARE = 0.999
+_MOST_NAMED = 12  # logs that have their names below the picture
+_TICK, _TILT_DEGREES = 18, 30  # characters of a name there, and how it stands
+_HALF = 0.5  # of a log's width
 _COLUMNS = (
     "log", "stage", "frames", "on time", "p50 ms", "p99 ms", "longest ms", "budget ms", "latest answer ms", "anomalies",
 )  # fmt: skip
@@ -92,7 +95,7 @@ def _failed(failed: Sequence[tuple[str, str]]) -> str:
 
 
 def _latencies(rows: Sequence[OverviewRow]) -> go.Figure:
-    """A point for each stage of each run; logs in the table's order, budgets as lines."""
+    """A point for each stage of each run; logs in the table's order, budgets as lines over the width of their log."""
     figure = go.Figure()
     places = {run: place for place, run in enumerate(dict.fromkeys(row.run for row in rows), start=1)}
     for number, stage in enumerate(dict.fromkeys(row.stage for row in rows)):
@@ -106,14 +109,26 @@ def _latencies(rows: Sequence[OverviewRow]) -> go.Figure:
         budgets = [row for row in own if math.isfinite(row.figures.budget_ms)]
         if budgets:
             figure.add_scatter(
-                x=[places[row.run] for row in budgets], y=[row.figures.budget_ms for row in budgets],
-                name=f"budget of {stage}", mode="lines", line={"color": VERMILION, "width": 1.5, "dash": "dash"},
+                x=[places[row.run] + side for row in budgets for side in (-_HALF, _HALF)],
+                y=[row.figures.budget_ms for row in budgets for _ in range(2)],
+                name=f"budget of {stage}", mode="lines", line={"color": colour, "width": 1.5, "dash": "dash"},
                 hoverinfo="skip",
             )  # fmt: skip
-    figure.update_xaxes(title_text="log, in the order of the table", type="linear", rangemode="tozero")
-    figure.update_yaxes(title_text="ms", rangemode="tozero")
-    figure.update_layout(height=320, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_xaxes(type="linear", range=[1 - _HALF, len(places) + _HALF], zeroline=False)
+    if len(places) <= _MOST_NAMED:
+        ticks = {"tickvals": list(places.values()), "ticktext": [_tick(run) for run in places]}
+        figure.update_xaxes(**ticks, tickangle=-_TILT_DEGREES, ticklabeloverflow="allow")
+    else:
+        figure.update_xaxes(title_text="place in the table", tickformat=",")
+    figure.update_yaxes(title_text="p99, ms", rangemode="tozero")
+    figure.update_layout(height=360, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure
+
+
+def _tick(run: str) -> str:
+    """A name that fits below an axis: its beginning and its end, which is where names of logs differ."""
+    short = run if len(run) <= _TICK else f"{run[: _TICK // 2]}…{run[-_TICK // 2 + 1 :]}"
+    return _text(short)
 
 
 def _row(row: OverviewRow, anchor: str) -> str:
