@@ -20,7 +20,8 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.latency_series import LatencyModel, Slower
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.analysis.regress_compare import Comparison, compare
-from torchperf_ros.analysis.regress_effect import METRICS, MinEffects
+from torchperf_ros.analysis.regress_effect import MinEffects
+from torchperf_ros.analysis.regress_metric import METRICS
 from torchperf_ros.analysis.regress_run import of_run
 from torchperf_ros.analysis.regress_stage import Resampling
 from torchperf_ros.analysis.regress_verdict import Rules, Verdict, judge

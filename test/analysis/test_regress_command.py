@@ -60,6 +60,60 @@ def test_given_a_slower_run_when_compared_then_the_status_is_1_and_every_file_sa
     assert found["max"]["low"] is None
 
 
+def burst(count=3000, seed=4):
+    """60 % of the frames miss their deadline, all in a row."""
+    values = made.latencies(count, seed)
+    values[count // 5 : count * 4 // 5] = made.BUDGET_MS + 1
+    return made.run(values)
+
+
+ONLY_MISSES = [word for key in ("p50", "p95", "p99", "max", "jitter", "fallback") for word in ("--skip", key)]
+
+
+def test_given_one_burst_of_misses_when_compared_then_the_last_line_warns_and_a_limit_fails(runs, tmp_path):
+    write_run(burst(), tmp_path / "burst.json")
+    pair = runs / "base.json", tmp_path / "burst.json"
+    bare = regress(*pair, *ONLY_MISSES)
+
+    assert bare.exit_code == 0, bare.output
+    warning = "WARNING, not judged: perception miss ratio +60.00 pp is 600 times its margin; nothing is worse; "
+    assert bare.stdout.splitlines()[-1].startswith(warning)
+    outputs = [tmp_path / name for name in ("v.md", "v.html", "v.json")]
+    done = regress(*pair, *ONLY_MISSES, "--limit", "miss=1%", "--markdown", outputs[0], "--html", outputs[1], "--json",
+                   outputs[2])  # fmt: skip
+    broken = "Limit broken: perception miss ratio 60.00 % (limit 1 %); nothing is worse; "
+    assert (done.exit_code, done.stdout.splitlines()[-1][: len(broken)]) == (1, broken)
+    assert re.search(r"miss ratio \[%\] .* not enough data: about [\d,]+ frames would be, BREAKS the limit of 1 %",
+                     done.stdout)  # fmt: skip
+    markdown, page = (path.read_text(encoding="utf-8") for path in outputs[:2])
+    assert markdown.startswith(f"**{broken}")
+    assert "BREAKS the limit of 1 %" in markdown.split("<details>")[0]
+    assert f'<b class="bad">{broken}' in page
+    assert re.search(r'<span class="tag bad">[^<]* BREAKS the limit of 1 %</span>', page)
+    told = json.loads(outputs[2].read_text(encoding="utf-8"))
+    found = {one["metric"]: (one["limit"], one["breaks_limit"]) for one in told["findings"]}
+    assert (told["status"], found["miss"], found["dropped"]) == (1, (1.0, True), (None, False))
+
+
+def test_given_limits_that_are_kept_when_compared_then_the_status_is_0_and_the_table_says_so(runs, tmp_path):
+    (tmp_path / "gate.yaml").write_text("{miss: 1%, perception: {p99: 40ms}, start_up: 3s}", encoding="utf-8")
+    done = regress(runs / "base.json", runs / "same.parquet", "--limits", tmp_path / "gate.yaml", "--min-effect",
+                   "p99=20%", "--min-effect", "jitter=30%")  # fmt: skip
+
+    assert done.exit_code == 0, done.output
+    assert re.findall(r"within the limit of (.*?) *$", done.stdout, re.MULTILINE) == ["40 ms", "1 %", "3 s"]
+    assert "BREAKS" not in done.stdout
+
+
+def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(runs):
+    done = regress(runs / "base.json", runs / "same.parquet", "--limit", "compile=60s")
+
+    assert (done.exit_code, done.stdout.splitlines()[-1][:53]) == (
+        1, "Limit broken: compile time not measured (limit 60 s);"
+    )  # fmt: skip
+    assert "- compile time: neither run tells" in done.stdout
+
+
 def test_given_markdown_when_read_then_the_verdict_comes_first_and_the_rest_is_folded_away(runs, tmp_path):
     path = tmp_path / "v.md"
     regress(runs / "base.json", runs / "slower.json", "--markdown", path)
@@ -105,6 +159,10 @@ def test_given_a_metric_to_skip_when_compared_then_it_is_not_there(runs):
         (["--skip", "p98"], "--skip 'p98': no such metric"),
         (["--correction", "bonferroni"], "--correction 'bonferroni': has to be one of holm, bh, none"),
         (["--json", "none/there.json"], "--json none/there.json: needs a file name in an existing folder"),
+        (["--limit", "p99=3%"], "--limit p99=3%: has to be like 2ms"),
+        (["--limit", "p99=3ms", "--skip", "p99"], "--limit p99: cannot be kept with --skip p99"),
+        (["--limit", "lanes.miss=1%"], "--limit lanes.miss: no stage 'lanes'; there are: perception"),
+        (["--limits", "none.yaml"], "--limits none.yaml: cannot be read (No such file or directory)"),
         (["--min-effects", "none.yaml"], "--min-effects none.yaml: cannot be read (No such file or directory)"),
     ],
 )

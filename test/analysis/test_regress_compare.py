@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from torchperf_ros.analysis.regress_compare import answering_tiers, compare, other_machine
 from torchperf_ros.analysis.regress_effect import MinEffects
+from torchperf_ros.analysis.regress_limit import Limits
 from torchperf_ros.analysis.regress_run import RegressError, RunFrames, of_run, stage_frames
 from torchperf_ros.analysis.regress_stage import Resampling
+from torchperf_ros.analysis.regress_text import headline
 from torchperf_ros.analysis.regress_verdict import Rules, Verdict
 from torchperf_ros.core.outcome import Outcome
 
@@ -271,6 +273,41 @@ def test_given_a_stage_of_one_run_only_when_strict_then_it_fails(base):
     assert (found.status(), found.status(strict=True)) == (0, 1)
 
 
+def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_and_a_silent_one_is_warned_of(base):
+    planning = replace(base.stages["perception"], name="planning")
+    more = replace(base, stages={**base.stages, "planning": planning})
+    gone, come = compare(more, base, resampling=QUICK), compare(base, more, resampling=QUICK)
+
+    known = float(np.quantile(made.latencies(3000, 1), 0.99))
+    for found, expected in ((gone, (known, math.nan)), (come, (math.nan, known))):
+        p99 = next(
+            one for one in found.findings if (one.estimate.stage, one.estimate.metric.key) == ("planning", "p99")
+        )
+        assert p99.verdict is Verdict.NOT_ENOUGH
+        assert (p99.estimate.base, p99.estimate.new) == pytest.approx(expected, nan_ok=True)
+    assert (gone.silent, come.silent) == (["planning"], [])
+    assert headline(gone).startswith("WARNING, not judged: planning has no answered frame in the new run; nothing is")
+    assert headline(come).startswith("Nothing is worse")
+    limited = Rules(limits=Limits(["planning.p99=90ms"]))
+    assert [compare(*pair, limited, QUICK).status() for pair in ((more, base), (base, more))] == [1, 0]
+
+
+def test_given_one_frame_when_compared_then_its_latency_is_shown():
+    found = verdicts(view(made.latencies(3000, 1)), view(np.array([50.0])))
+
+    assert {found[key].estimate.new for key in ("p50", "p95", "p99", "max")} == {50.0}
+    assert math.isnan(found["jitter"].estimate.new)
+
+
+def test_given_latencies_that_are_unknown_in_both_runs_alike_when_compared_then_the_rest_is_the_same(base):
+    values = made.latencies(2000, 1)
+    values[::10] = math.nan
+
+    assert "perception: every latency is the same in both runs" in compare(view(values), view(values)).notes
+    nothing = view(np.full(50, math.nan))
+    assert not any("every latency" in note for note in compare(nothing, nothing, resampling=QUICK).notes)
+
+
 def test_given_nothing_but_few_frames_when_compared_then_the_status_is_that_it_cannot():
     values = made.latencies(5, 1)
     runs = [RunFrames("run", {"s": stage_frames("s", made.rows(values * factor))}) for factor in (1.0, 1.1)]
@@ -293,6 +330,10 @@ def test_given_memory_over_time_when_compared_then_a_leak_is_worse(mib_per_h, ex
     assert found["memory_peak"].verdict is (Verdict.WORSE if mib_per_h > 200 else Verdict.EQUIVALENT)
     short = verdicts(base, replace(new, memory_s=seconds[:100], memory_mib=mib[:100]))["memory_slope"]
     assert (short.verdict, short.needed, short.estimate.kind) == (Verdict.NOT_ENOUGH, 240, "s")
+    sparse = verdicts(base, replace(new, memory_s=30 * seconds[:15], memory_mib=mib[:15]))["memory_slope"]
+    assert sparse.needed == 620  # 13 samples in 360 s; 20 are wanted, and a minute before them
+    doubled = replace(new, memory_s=seconds // 30 * 30)  # samples of the same time
+    assert verdicts(base, doubled)["memory_slope"].estimate.new == pytest.approx(mib_per_h, abs=5)
 
 
 def test_given_metrics_that_one_run_tells_when_compared_then_it_is_said_and_what_none_tells_is_left_out():

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.analysis.regress_effect import MEMORY_SLOPE, METRICS, MISS, P50, P99, MinEffects, read_min_effects
+from torchperf_ros.analysis.regress_effect import MinEffects
+from torchperf_ros.analysis.regress_metric import MEMORY_SLOPE, METRICS, MISS, P50, P99
 from torchperf_ros.core.errors import ConfigError
 
 
@@ -45,20 +46,3 @@ def test_given_any_numbers_when_written_and_read_then_they_are_the_margin(share,
     margin = MinEffects([f"p99={share:.3f}%,{absolute:.3f}ms"]).margin("", P99)
 
     assert margin.of(10.0) == pytest.approx(max(share / 10, absolute))
-
-
-def test_given_a_yaml_file_when_read_then_its_settings_are_as_from_options(tmp_path):
-    path = tmp_path / "effects.yaml"
-    path.write_text("p99: 4%\nperception: {miss: 1pp, p50: '2%,0.2ms'}\n", encoding="utf-8")
-
-    assert read_min_effects(path) == ["p99=4%", "perception.miss=1pp", "perception.p50=2%,0.2ms"]
-    assert MinEffects(read_min_effects(path)).margin("perception", MISS).of(0.0) == 1.0
-
-
-@pytest.mark.parametrize("text", ["- p99", "{p99: ", "p99: 2024-13-45", "p99: !!int abc", None])
-def test_given_a_file_that_is_none_when_read_then_the_message_names_it(tmp_path, text):
-    path = tmp_path / "effects.yaml"
-    if text is not None:
-        path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"--min-effects .*effects\.yaml.*'p99: 3%'"):
-        read_min_effects(path)

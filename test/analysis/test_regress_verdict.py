@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.analysis.regress_effect import MAX, OUTPUTS, P99, START_UP, MinEffects
+from torchperf_ros.analysis.regress_effect import MinEffects
 from torchperf_ros.analysis.regress_interval import Interval
+from torchperf_ros.analysis.regress_limit import Limits
+from torchperf_ros.analysis.regress_metric import MAX, MISS, OUTPUTS, P99, START_UP
 from torchperf_ros.analysis.regress_verdict import Estimate, Rules, Verdict, judge
 
 RULES = Rules(MinEffects(["p99=1ms", "start_up=1s", "outputs=0pp"]))
@@ -81,3 +83,33 @@ def test_given_any_interval_when_judged_then_only_what_moved_by_the_margin_is_wo
         assert (found.verdict is Verdict.WORSE) == (moved > 0)
     if found.verdict is Verdict.NOT_ENOUGH:
         assert found.needed >= 1000
+
+
+@pytest.mark.parametrize(
+    ("new", "breaks"), [(1.0, False), (1.01, True), (math.nan, True)], ids=["at the limit", "over it", "not measured"]
+)
+def test_given_a_limit_when_judged_then_it_is_on_what_was_measured_whatever_the_verdict(new, breaks):
+    rules = Rules(MinEffects(), limits=Limits(["miss=50%", "perception.miss=1%"]))
+    missed = [Estimate(stage, MISS, 0.0, new) for stage in ("perception", "planning")]
+    found = judge([*missed, Estimate("perception", P99, 20.0, 1e9)], rules)
+
+    assert [one.limit for one in found[:2]] == [1.0, 50.0]
+    assert found[0].breaks_limit is breaks
+    assert found[1].breaks_limit is math.isnan(new)
+    assert not found[2].breaks_limit
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (p99(30.0, -1.0, 21.0, 0.2), True),  # ten margins more, and chance may explain it
+        (p99(29.9, -1.0, 21.0, 0.2), False),
+        (p99(10.0, -21.0, 1.0, 0.2), False),  # less is no harm
+        (p99(30.0, 9.0, 11.0, 0.001), False),  # it has a verdict
+        (Estimate("perception", P99, 20.0, math.nan), True),
+        (Estimate("perception", P99, math.nan, 20.0), False),
+        (Estimate("", START_UP, 2.0, math.nan, single=True), False),  # another kind of file does not tell it
+    ],
+)
+def test_given_no_verdict_when_far_more_than_the_margin_or_gone_then_it_is_conspicuous(one, expected):
+    assert judge([one], RULES)[0].conspicuous is expected

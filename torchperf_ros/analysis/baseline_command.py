@@ -1,4 +1,4 @@
-"""The commands `torchperf baseline save|list|show|compare`."""
+"""The commands `torchperf baseline save|list|show|delete|compare`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,8 +45,7 @@ def save(
         kept = BaselineStore(folder).save(run, name, commit, replace)
     except (TorchperfError, OSError) as error:
         options.fail(str(error))
-    else:
-        typer.echo(f"saved {kept.name} in {kept.run.parent}")
+    typer.echo(f"saved {kept.name} in {kept.run.parent}")
 
 
 @app.command("list")
@@ -96,25 +95,36 @@ def show(name: Annotated[str, typer.Argument(help="Of the baseline.")], folder: 
 
 
 @app.command()
-def compare(  # noqa: PLR0913, PLR0917 - one for each option
+def delete(
+    name: Annotated[str, typer.Argument(help="Of the baseline.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and leave it.")] = False,
+    folder: DirOption = None,
+) -> None:
+    """Delete a baseline, without asking.
+
+    Example: torchperf baseline delete main
+
+    Exit status: 0, or 2 if there is none of this name.
+    """
+    from torchperf_ros.analysis.baseline_store import BaselineStore
+
+    try:
+        place = BaselineStore(folder).delete(name, dry_run)
+    except (TorchperfError, OSError) as error:
+        options.fail(str(error))
+    typer.echo(f"{'would delete' if dry_run else 'deleted'} {name} in {place}")
+
+
+@app.command()
+@options.with_request
+def compare(
     new: Annotated[Path, typer.Argument(help="The run in question.")],
+    request: options.RegressRequest,
     to: Annotated[
         str, typer.Option(help="Compare with this baseline; default: that of the same log and machine.")
     ] = "",
     folder: DirOption = None,
-    min_effect: options.MinEffectOption = None,
-    min_effects: options.MinEffectsOption = None,
-    skip: options.SkipOption = None,
-    confidence: options.ConfidenceOption = 0.95,
-    correction: options.CorrectionOption = "holm",
-    resamples: options.ResamplesOption = 2000,
-    seed: options.SeedOption = 0,
-    across_machines: options.AcrossMachinesOption = False,
-    strict: options.StrictOption = False,
-    markdown: options.MarkdownOption = None,
-    html: options.HtmlOption = None,
-    json: options.JsonOption = None,
-) -> None:
+) -> int:
     """Whether a run is worse than its baseline.
 
     The baseline is the one of the same log on the same machine; of several, one
@@ -123,26 +133,18 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 
     Example: torchperf baseline compare branch.parquet --to main --html verdict.html
 
-    Exit status: 0 if nothing is worse, 1 if something is (with --strict also if
-    there is not enough data), 2 if there is no baseline or it cannot be compared.
+    Exit status: 0 if nothing is worse, 1 if something is or breaks a limit (with
+    --strict also if there is not enough data), 2 if there is no baseline or it
+    cannot be compared.
     """
     from torchperf_ros.analysis.baseline_store import BaselineStore
     from torchperf_ros.analysis.regress_run import load_run
 
-    request = options.RegressRequest(
-        min_effect or (), min_effects, skip or (), confidence, correction, resamples, seed, across_machines, strict,
-        markdown, html, json,
-    )  # fmt: skip
-    status = 0
-    try:
-        request.check(new)
-        store = BaselineStore(folder)
-        baseline = store.get(to) if to else store.best_for(load_run(new), across_machines)
-        typer.echo(f"baseline: {baseline.name}, saved {baseline.saved_at[:_TO_THE_SECOND]} UTC", err=True)
-        status = options.regress(request, baseline.run, new, (f"baseline {baseline.name}", str(new)))
-    except (TorchperfError, OSError) as error:
-        options.fail(str(error))
-    raise typer.Exit(status)
+    request.check(new)
+    store = BaselineStore(folder)
+    baseline = store.get(to) if to else store.best_for(load_run(new), request.across_machines)
+    typer.echo(f"baseline: {baseline.name}, saved {baseline.saved_at[:_TO_THE_SECOND]} UTC", err=True)
+    return options.regress(request, baseline.run, new, (f"baseline {baseline.name}", str(new)))
 
 
 def _show(one: "Baseline") -> None:

@@ -88,7 +88,7 @@ class BaselineStore:
             msg = f"--name {name!r}: has to be letters, digits, '.', '_' and '-', and not begin with '.' or '-'"
             raise BaselineError(msg)
         place = self.folder / name
-        part, old = (self.folder / f".{name}.{os.getpid()}.{word}" for word in ("part", "old"))
+        part, old = self._hidden(name, "part"), self._hidden(name, "old")
         if place.exists() and not replace:
             msg = f"baseline {name} is there already, in {place}; --replace, or another --name"
             raise BaselineError(msg)
@@ -106,7 +106,7 @@ class BaselineStore:
 
     def all(self) -> list[Baseline]:
         """Every baseline, the newest first."""
-        found = [self._read(card.parent) for card in sorted(self.folder.glob(f"[!.]*/{_CARD}"))]
+        found = [self._read(folder) for folder in self._folders()]
         return sorted(found, key=lambda one: one.saved_at, reverse=True)
 
     def get(self, name: str) -> Baseline:
@@ -115,11 +115,28 @@ class BaselineStore:
         Raises:
             BaselineError: there is none of this name; the message names those that there are.
         """
-        if not _NAME.fullmatch(name) or not (self.folder / name / _CARD).is_file():
-            there = ", ".join(one.name for one in self.all()) or "none"
-            msg = f"no baseline {name!r} in {self.folder}; there are: {there}"
-            raise BaselineError(msg)
-        return self._read(self.folder / name)
+        return self._read(self._folder_of(name))
+
+    def delete(self, name: str, dry_run: bool = False) -> Path:
+        """Delete a baseline, damaged or not: all of it, or nothing.
+
+        Args:
+            name: of the baseline.
+            dry_run: find it, and leave it as it is.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            BaselineError: there is none of this name; the message names those that there are.
+            OSError: it cannot be deleted.
+        """
+        place = self._folder_of(name)
+        if not dry_run:
+            old = self._hidden(name, "old")
+            place.rename(old)
+            shutil.rmtree(old)
+        return place
 
     def best_for(self, run: RunFrames, across_machines: bool = False) -> Baseline:
         """The baseline that a run is to be compared with: of the same log, on the same machine.
@@ -151,6 +168,19 @@ class BaselineStore:
         return max(fitting, key=lambda one: (
             one.fingerprint == machine, one.model == model, one.params_sha256 == params, one.saved_at))  # fmt: skip
 
+    def _hidden(self, name: str, word: str) -> Path:
+        return self.folder / f".{name}.{os.getpid()}.{word}"
+
+    def _folders(self) -> list[Path]:
+        return [card.parent for card in sorted(self.folder.glob(f"[!.]*/{_CARD}"))]
+
+    def _folder_of(self, name: str) -> Path:
+        folders = {folder.name: folder for folder in self._folders()}
+        if name not in folders:
+            msg = f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}"
+            raise BaselineError(msg)
+        return folders[name]
+
     def _read(self, folder: Path) -> Baseline:
         try:
             card = json.loads((folder / _CARD).read_text(encoding="utf-8"))
@@ -160,7 +190,8 @@ class BaselineStore:
             run = next(path for suffix in SUFFIXES if (path := folder / f"run{suffix}").is_file())
             return Baseline(folder.name, run, **card)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-            msg = f"baseline {folder}: is damaged ({error or 'no run'}); remove the folder and save it anew"
+            why = error or "no run"
+            msg = f"baseline {folder}: is damaged ({why}); `torchperf baseline delete {folder.name}` and save it anew"
             raise BaselineError(msg) from error
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from torchperf_ros.analysis.regress_effect import METRICS
-from torchperf_ros.analysis.regress_run import RegressError, RunFrames
+from torchperf_ros.analysis.regress_metric import METRICS
+from torchperf_ros.analysis.regress_run import RegressError, RunFrames, no_frames
 from torchperf_ros.analysis.regress_stage import Resampling, StageComparison, compare_stage
-from torchperf_ros.analysis.regress_verdict import Finding, Rules, Verdict, judge
+from torchperf_ros.analysis.regress_verdict import Estimate, Finding, Rules, Verdict, judge
 from torchperf_ros.analysis.regress_whole import Agreement, agreement, compare_outputs, compare_whole
 from torchperf_ros.core.percent import percent
 
@@ -28,11 +28,12 @@ class Comparison:
     """What two runs said.
 
     Attributes:
-        base, new: the runs.
-        stages: those of both, in the order of the base.
+        base, new: the runs; a stage that only the other has holds no frames.
+        stages: of either, in the order of the base.
         agreements: of their outputs, by stage.
         findings: every metric that was judged, stage by stage, then those of the whole run.
         notes: what makes the runs less comparable, in words.
+        resampling: how resamples were drawn.
     """
 
     base: RunFrames
@@ -41,23 +42,33 @@ class Comparison:
     agreements: Mapping[str, Agreement]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    resampling: Resampling
 
     def with_verdict(self, verdict: Verdict) -> list[Finding]:
         """The findings that came out so."""
         return [finding for finding in self.findings if finding.verdict is verdict]
 
+    @property
+    def broken_limits(self) -> list[Finding]:
+        """The findings whose limit the new run does not keep."""
+        return [finding for finding in self.findings if finding.breaks_limit]
+
+    @property
+    def silent(self) -> list[str]:
+        """The stages that answered in the base, and not once in the new run."""
+        return [stage.name for stage in self.stages if stage.frames[0] and not stage.frames[1]]
+
     def status(self, strict: bool = False) -> int:
-        """The exit status: 0: nothing is worse, 1: something is, 2: no metric could be judged.
+        """The exit status: 0: nothing is worse, 1: something is or breaks its limit, 2: no metric could be judged.
 
         Args:
-            strict: a metric of which there is not enough data counts as worse, and a stage that one run lacks.
+            strict: a metric of which there is not enough data counts as worse, so that a stage that one run lacks does.
         """
-        if self.with_verdict(Verdict.WORSE):
+        if self.with_verdict(Verdict.WORSE) or self.broken_limits:
             return SOMETHING_WORSE
         if not any(self.with_verdict(verdict) for verdict in (Verdict.BETTER, Verdict.EQUIVALENT)):
             return CANNOT_COMPARE
-        incomplete = self.with_verdict(Verdict.NOT_ENOUGH) or set(self.base.stages) != set(self.new.stages)
-        return SOMETHING_WORSE if strict and incomplete else NOTHING_WORSE
+        return SOMETHING_WORSE if strict and self.with_verdict(Verdict.NOT_ENOUGH) else NOTHING_WORSE
 
 
 def compare(
@@ -80,21 +91,22 @@ def compare(
 
     Raises:
         RegressError: they have no stage in common, or ran on different machines.
-        ConfigError: a margin is for a stage that neither has.
+        ConfigError: a margin or a limit is for a stage that neither has.
     """
     rules, resampling = rules or Rules(), resampling or Resampling()
     notes = _differences(base, new)
     if (machines := other_machine(base, new)) and not across_machines:
         msg = f"{new.name} ran on another machine than {base.name}: {machines}; --across-machines compares them anyway"
         raise RegressError(msg)
-    names = [name for name in base.stages if name in new.stages]
-    if not names:
+    if not set(base.stages) & set(new.stages):
         msg = f"{base.name} has the stages {_list(base)}, {new.name} {_list(new)}; they need one in common"
         raise RegressError(msg)
-    rules.effects.check_stages(list(dict.fromkeys([*base.stages, *new.stages])))
-    least = math.ceil(
-        2 * _TESTS * len(names) / rules.alpha
-    )  # fewer could not tell a p-value that passes the correction
+    names = list(dict.fromkeys([*base.stages, *new.stages]))
+    rules.check_stages(names)
+    base, new = (replace(run, stages={name: run.stages.get(name, no_frames(name)) for name in names})
+                 for run in (base, new))  # fmt: skip
+    # fewer could not tell a p-value that passes the correction
+    least = math.ceil(2 * _TESTS * len(names) / rules.alpha)
     resampling = replace(resampling, resamples=max(resampling.resamples, least))
     done, total = 0, 2 * resampling.resamples * len(names)
 
@@ -107,13 +119,15 @@ def compare(
     agreements = {name: agreement(base.stages[name], new.stages[name]) for name in names}
     estimates = [one for stage in stages for one in stage.estimates]
     estimates += [*compare_outputs(base, new, agreements), *compare_whole(base, new, resampling)]
+    untold = rules.limits.places(names) - {(one.stage, one.metric) for one in estimates}
+    estimates += [Estimate(*place, math.nan, math.nan, why="neither run tells") for place in untold]
     places, order = [*names, ""], list(METRICS.values())
     estimates.sort(key=lambda one: (places.index(one.stage), order.index(one.metric)))
     notes += filter(None, (answering_tiers(base, new, name) for name in names))
     notes += [f"{stage.name}: every latency is the same in both runs" for stage in stages if stage.identical]
     findings = judge([one for one in estimates if one.metric.key not in rules.skip], rules)
     return Comparison(
-        base, new, stages, agreements, tuple(findings), tuple([*([machines] if machines else []), *notes])
+        base, new, stages, agreements, tuple(findings), tuple([*([machines] if machines else []), *notes]), resampling
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from torchperf_ros.analysis.regress_compare import Comparison
 from torchperf_ros.analysis.regress_run import RunFrames
-from torchperf_ros.analysis.regress_stage import Resampling
 from torchperf_ros.analysis.regress_text import headline
 from torchperf_ros.analysis.regress_verdict import Finding, Rules
 
@@ -17,14 +16,13 @@ VERSION: Final = 1
 _FACTS: Final = ("log", "model", "params_sha256", "pace", "seed", "machine", "commit", "complete")
 
 
-def write_json(comparison: Comparison, status: int, rules: Rules, resampling: Resampling, path: Path) -> None:
+def write_json(comparison: Comparison, status: int, rules: Rules, path: Path) -> None:
     """Write everything that the verdict rests on.
 
     Args:
         comparison: what to write.
         status: the exit status.
         rules: how verdicts were reached.
-        resampling: how resamples were drawn.
         path: the file to write.
 
     Raises:
@@ -33,8 +31,8 @@ def write_json(comparison: Comparison, status: int, rules: Rules, resampling: Re
     content = {
         "v": VERSION, "kind": "regress", "status": status, "verdict": headline(comparison),
         "notes": list(comparison.notes), "base": _facts(comparison.base), "new": _facts(comparison.new),
-        "alpha": rules.alpha, "correction": rules.correction, "resamples": resampling.resamples,
-        "seed": resampling.seed,
+        "alpha": rules.alpha, "correction": rules.correction, "resamples": comparison.resampling.resamples,
+        "seed": comparison.resampling.seed,
         "findings": [_finding(finding) for finding in comparison.findings],
         "stages": [
             {"name": stage.name, "frames": list(stage.frames), "block": stage.block, **asdict(stage.sizes),
@@ -55,6 +53,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "stage": one.stage, "metric": one.metric.key, "unit": one.metric.unit, "base": one.base, "new": one.new,
         "low": one.interval.low if one.interval else None, "high": one.interval.high if one.interval else None,
         "p": one.interval.p if one.interval else None, "p_corrected": finding.p, "margin": finding.margin,
+        "limit": finding.limit, "breaks_limit": finding.breaks_limit, "conspicuous": finding.conspicuous,
         "verdict": finding.verdict.value, "samples": one.samples, "needed": finding.needed, "counted_in": one.kind,
         "notes": list(finding.notes),
     }  # fmt: skip

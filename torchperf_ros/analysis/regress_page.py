@@ -14,9 +14,9 @@ from plotly.offline import get_plotlyjs
 from torchperf_ros import __version__
 from torchperf_ros.analysis import regress_figures as figures
 from torchperf_ros.analysis.regress_compare import Comparison
-from torchperf_ros.analysis.regress_effect import P50, P95, P99
+from torchperf_ros.analysis.regress_metric import P50, P95, P99
 from torchperf_ros.analysis.regress_stage import SHARES, StageComparison
-from torchperf_ros.analysis.regress_text import COLUMNS, headline, remarks, rows, sizes
+from torchperf_ros.analysis.regress_text import COLUMNS, conspicuous, headline, remarks, rows, sizes
 from torchperf_ros.analysis.regress_verdict import Finding, Verdict
 
 _PAGE: Final = Path(__file__).with_name("report_page.html")
@@ -36,9 +36,9 @@ def write_page(comparison: Comparison, confidence: float, path: Path) -> None:
         OSError: it cannot be written.
     """
     page = _Page(comparison, confidence)
-    worse = bool(comparison.with_verdict(Verdict.WORSE))
+    bad = comparison.with_verdict(Verdict.WORSE) or comparison.broken_limits or conspicuous(comparison)
     parts = [
-        f'<div class="card"><p><b class="{"bad" if worse else "good"}">{_text(headline(comparison))}</b></p>'
+        f'<div class="card"><p><b class="{"bad" if bad else "good"}">{_text(headline(comparison))}</b></p>'
         f"{''.join(f'<p>{_text(line)}</p>' for line in sizes(comparison))}</div>",
         page.notes(),
         *(page.stage(stage) for stage in comparison.stages),
@@ -112,7 +112,8 @@ class _Page:
         head = "".join(f'<th class="{"n" if 0 < at < last else ""}">{name}</th>' for at, name in enumerate(names))
         lines = []
         for finding, row in zip(findings, rows(findings), strict=True):
-            css = _CLASS.get(finding.verdict, "")
+            look = finding.breaks_limit or finding.conspicuous
+            css = "bad" if look else _CLASS.get(finding.verdict, "")
             cells = "".join(f'<td class="n">{_text(cell)}</td>' for cell in row[1:-1])
             verdict = f'<span class="tag {css}">{_text(row[-1])}</span>' if css else _text(row[-1])
             metric = finding.estimate.metric

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from torchperf_ros.analysis.regress_blocks import BLOCKS_LONGER, block_inflation, dependence
 from torchperf_ros.analysis.regress_bootstrap import resampled
-from torchperf_ros.analysis.regress_effect import DROPPED, FALLBACK, JITTER, MAX, MISS, P50, P95, P99, Metric
 from torchperf_ros.analysis.regress_interval import Interval, Share, resampled_interval, share_interval
+from torchperf_ros.analysis.regress_metric import DROPPED, FALLBACK, JITTER, MAX, MISS, P50, P95, P99, Metric
 from torchperf_ros.analysis.regress_run import StageFrames
 from torchperf_ros.analysis.regress_sizes import EffectSizes, effect_sizes
 from torchperf_ros.analysis.regress_verdict import Estimate
@@ -55,7 +55,7 @@ class StageComparison:
     Attributes:
         name: of the stage.
         frames: answered frames that count, of the base and of the new run.
-        estimates: its metrics, in the order of `METRICS`.
+        estimates: its metrics.
         sizes: effect sizes of the latency.
         curve: rows of share, difference, low, high in ms, for a picture; may be empty.
         block: frames in a block of the bootstrap, the longer of both runs.
@@ -72,16 +72,21 @@ class StageComparison:
 
 
 class _Series:
-    """The latencies of one run, and how they depend on each other."""
+    """The latencies of one run, what they come to (NaN of none), and how they depend on each other."""
 
     def __init__(self, frames: StageFrames) -> None:
         self.values: Values = frames.total_ms[np.isfinite(frames.total_ms)]
         self.steps: Values = np.abs(np.diff(self.values))
         self.block: int = 1
+        self.figures: dict[Metric, float] = dict.fromkeys((P50, P95, P99, MAX, JITTER), math.nan)
+        if not len(self.values):
+            return
+        quantiles = np.quantile(self.values, SHARES).tolist()
+        self.figures |= {**dict(zip((P50, P95, P99), quantiles, strict=True)), MAX: float(self.values.max())}
         if len(self.values) < _LEAST_FRAMES:
             return
-        self.quantiles = np.quantile(self.values, SHARES)
-        series = [*((self.values > value).astype(np.float64) for value in self.quantiles), self.steps]
+        self.figures[JITTER] = float(self.steps.mean())
+        series = [*((self.values > value).astype(np.float64) for value in quantiles), self.steps]
         found = [dependence(one) for one in series]
         longest = max(dependence(self.values).block, *(one.block for one in found))
         self.block = min(len(self.values), math.ceil(BLOCKS_LONGER * longest) if longest > 1 else 1)
@@ -95,10 +100,6 @@ class _Series:
     @property
     def enough(self) -> float:
         return frames_for(LEAST_BLOCKS, len(self.values), self.block)
-
-    @property
-    def jitter(self) -> float:
-        return float(self.steps.mean())
 
     def resampled(
         self, resampling: Resampling, stream: np.random.SeedSequence, progress: Callable[[int], None]
@@ -139,7 +140,7 @@ def compare_stage(
         drawn, blocks = after - before, max(min(one.blocks for one in series), 2.0)
         wanted = (*SHARES, *resampling.curve)
         moved = np.quantile(series[1].values, wanted) - np.quantile(series[0].values, wanted)
-        moved = np.append(moved, series[1].jitter - series[0].jitter)
+        moved = np.append(moved, series[1].figures[JITTER] - series[0].figures[JITTER])
         found = [resampled_interval(float(one), column, blocks, resampling.alpha)
                  for one, column in zip(moved, drawn.T, strict=True)]  # fmt: skip
         intervals = [*found[: len(SHARES)], found[-1]]
@@ -148,7 +149,7 @@ def compare_stage(
     block = max(one.block for one in series)
     shares = _shares(base, new, (series[0].block, series[1].block), resampling.alpha)
     estimates = [*_latencies(base.name, series, intervals), *shares]
-    identical = np.array_equal(base.total_ms, new.total_ms)
+    identical = len(series[0].values) > 0 and np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
     if identical:
         estimates = [replace(one, interval=_CERTAIN, enough=0.0, why="") if one.decides and one.difference == 0 else one
                      for one in estimates]  # fmt: skip
@@ -160,28 +161,27 @@ def compare_stage(
 
 def _latencies(stage: str, series: tuple[_Series, _Series], intervals: list[Interval]) -> list[Estimate]:
     samples = min(len(one.values) for one in series)
+    why = "a maximum has no interval: the next run's may be anything; it does not decide"
+    longest = Estimate(stage, MAX, *_values(series, MAX), samples=samples, why=why, decides=False)
     if not intervals:
-        why = f"{samples} frames with a known latency in one of the runs"
-        return [Estimate(stage, metric, math.nan, math.nan, samples=samples, enough=_fewest(metric), why=why)
-                for metric in (P50, P95, P99, JITTER, MAX)]  # fmt: skip
-    estimates = []
+        why = f"frames with a known latency in one of the runs: {samples}"
+        return [longest, *(Estimate(stage, metric, *_values(series, metric), samples=samples, enough=_fewest(metric),
+                                    why=why) for metric in (P50, P95, P99, JITTER))]  # fmt: skip
+    estimates = [longest]
     for number, (metric, share) in enumerate(zip((P50, P95, P99), SHARES, strict=True)):
         least = _LEAST_BEYOND / min(share, 1 - share)
-        values = float(series[0].quantiles[number]), float(series[1].quantiles[number])
         inflations = [one.inflations[number] for one in series]
-        estimates.append(_estimate(stage, metric, values, series, inflations, least, intervals[number]))
-    jitter = _estimate(stage, JITTER, (series[0].jitter, series[1].jitter), series,
-                       [one.inflations[-1] for one in series], _LEAST_JITTER, intervals[-1])  # fmt: skip
-    before, after = (float(one.values.max()) for one in series)
-    why = "a maximum has no interval: the next run's may be anything; it does not decide"
-    return [*estimates, Estimate(stage, MAX, before, after, samples=samples, why=why, decides=False), jitter]
+        estimates.append(_estimate(stage, metric, series, inflations, least, intervals[number]))
+    jitters = [one.inflations[-1] for one in series]
+    return [*estimates, _estimate(stage, JITTER, series, jitters, _LEAST_JITTER, intervals[-1])]
 
 
 def _estimate(
-    stage: str, metric: Metric, values: tuple[float, float], series: tuple[_Series, _Series], inflations: list[float],
-    least: float, interval: Interval,
+    stage: str, metric: Metric, series: tuple[_Series, _Series], inflations: list[float], least: float,
+    interval: Interval,
 ) -> Estimate:  # fmt: skip
     """An estimate, with its interval if both runs hold enough for one."""
+    values = _values(series, metric)
     samples = min(len(one.values) for one in series)
     enough = max(max(one.enough, least * inflation) for one, inflation in zip(series, inflations, strict=True))
     short = [one for one, inflation in zip(series, inflations, strict=True)
@@ -191,6 +191,10 @@ def _estimate(
     fewest = min(short, key=lambda one: len(one.values))
     why = _few(len(fewest.values), fewest.block)
     return Estimate(stage, metric, *values, interval, samples, enough, why)
+
+
+def _values(series: tuple[_Series, _Series], metric: Metric) -> tuple[float, float]:
+    return series[0].figures[metric], series[1].figures[metric]
 
 
 def frames_for(blocks: float, count: int, block: float) -> float:
@@ -205,7 +209,9 @@ def frames_for(blocks: float, count: int, block: float) -> float:
 
 
 def _few(frames: int, block: int) -> str:
-    return f"{frames:,} frames" + (f", which depend on each other over about {block}" if block > 1 else "")
+    return f"{frames:,} frame{'s' * (frames != 1)}" + (
+        f", which depend on each other over about {block}" if block > 1 else ""
+    )
 
 
 def _fewest(metric: Metric) -> float:

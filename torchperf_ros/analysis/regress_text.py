@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperf_ros.analysis.regress_compare import Comparison
-from torchperf_ros.analysis.regress_effect import MEMORY_SLOPE
+from torchperf_ros.analysis.regress_metric import MEMORY_SLOPE
 from torchperf_ros.analysis.regress_verdict import Finding, Verdict
 from torchperf_ros.core.markdown_table import markdown_table
 
@@ -19,18 +19,36 @@ _ABSOLUTE: Final = {MEMORY_SLOPE}  # may be zero or below: no share of it says a
 
 
 def headline(comparison: Comparison) -> str:
-    """The verdict in one sentence, what is worse first."""
-    worse = comparison.with_verdict(Verdict.WORSE)
-    if worse:
-        return f"{len(worse)} {_metrics(worse)} worse: {_named(worse)}"
-    better, same = comparison.with_verdict(Verdict.BETTER), comparison.with_verdict(Verdict.EQUIVALENT)
-    short = comparison.with_verdict(Verdict.NOT_ENOUGH)
-    if not better and not same:
-        return f"No verdict: not enough data for any of {len(short)} metrics"
-    parts = [f"{len(better)} {_metrics(better)} better: {_named(better)}"] if better else []
-    parts += [f"{len(same)} equivalent"] if same else []
-    parts += [f"not enough data for {len(short)}"] if short else []
-    return f"Nothing is worse; {'; '.join(parts)}"
+    """The verdict in one line: what breaks a limit, what is worse or else what is not, what people have to look at."""
+    worse, better, same, short = (
+        comparison.with_verdict(verdict)
+        for verdict in (Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH)
+    )
+    broken = comparison.broken_limits
+    parts = [f"limit broken: {_listed([_measured(one) for one in broken])}"] if broken else []
+    parts += [f"{len(worse)} {_metrics(worse)} worse: {_named(worse)}"] if worse else []
+    look = conspicuous(comparison)
+    parts += [f"WARNING, not judged: {_listed(look)}"] if look else []
+    if not worse and (better or same):
+        parts.append("nothing is worse")
+        parts += [f"{len(better)} {_metrics(better)} better: {_named(better)}"] if better else []
+        parts += [f"{len(same)} equivalent"] if same else []
+        parts += [f"not enough data for {len(short)}"] if short else []
+    elif not worse:
+        parts.append(f"no verdict: not enough data for any of {len(short)} metrics")
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:]
+
+
+def conspicuous(comparison: Comparison) -> list[str]:
+    """What has no verdict and should be looked at all the same, in words; what breaks its limit is told already."""
+    found = [f"{stage} has no answered frame in the new run" for stage in comparison.silent]
+    return found + [
+        f"{_full_title(one)} {_with_unit(one)} is {one.estimate.difference / one.margin:,.0f} times its margin"
+        if math.isfinite(one.estimate.difference) else f"{_full_title(one)} is missing in the new run"
+        for one in comparison.findings
+        if one.conspicuous and not one.breaks_limit and one.estimate.stage not in comparison.silent
+    ]  # fmt: skip
 
 
 def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
@@ -46,8 +64,7 @@ def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
 
 def name(finding: Finding) -> str:
     """Stage, metric and unit."""
-    metric = finding.estimate.metric
-    return " ".join(filter(None, [finding.estimate.stage, metric.title, f"[{metric.unit}]"]))
+    return f"{_full_title(finding)} [{finding.estimate.metric.unit}]"
 
 
 def change(finding: Finding) -> str:
@@ -67,10 +84,13 @@ def interval(finding: Finding) -> str:
 
 
 def verdict(finding: Finding) -> str:
-    """The word, and how many frames would be enough where there are too few."""
+    """The word, how many frames would be enough where there are too few, and the limit if there is one."""
     text = finding.verdict.value
     if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
-        return f"{text}: about {finding.needed:,.0f} {finding.estimate.kind} would be"
+        text += f": about {finding.needed:,.0f} {finding.estimate.kind} would be"
+    if math.isfinite(finding.limit):
+        word = "BREAKS" if finding.breaks_limit else "within"
+        text += f", {word} the limit of {finding.limit:g} {finding.estimate.metric.unit}"
     return text
 
 
@@ -123,7 +143,8 @@ def markdown(comparison: Comparison, confidence: float) -> str:
         comparison: what to tell.
         confidence: of the intervals, 0 to 1.
     """
-    decided = [finding for finding in comparison.findings if finding.verdict in {Verdict.WORSE, Verdict.BETTER}]
+    decided = [one for one in comparison.findings
+               if one.verdict in {Verdict.WORSE, Verdict.BETTER} or one.breaks_limit or one.conspicuous]  # fmt: skip
     lines = [
         f"**{headline(comparison)}**",
         "",
@@ -146,10 +167,23 @@ def _table(columns: Sequence[str], findings: Sequence[Finding]) -> list[str]:
 
 
 def _named(findings: Sequence[Finding]) -> str:
-    told = [f"{' '.join(filter(None, [one.estimate.stage, one.estimate.metric.title]))} {_with_unit(one)}"
-            for one in findings[:_MOST_NAMED]]  # fmt: skip
-    more = len(findings) - len(told)
-    return ", ".join(told) + (f" and {more} more" if more else "")
+    return _listed([f"{_full_title(one)} {_with_unit(one)}" for one in findings])
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - _MOST_NAMED
+    return ", ".join(texts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _full_title(finding: Finding) -> str:
+    return " ".join(filter(None, [finding.estimate.stage, finding.estimate.metric.title]))
+
+
+def _measured(finding: Finding) -> str:
+    """What the new run has of something that has a limit."""
+    value, unit = finding.estimate.new, finding.estimate.metric.unit
+    told = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
+    return f"{_full_title(finding)} {told} (limit {finding.limit:g} {unit})"
 
 
 def _with_unit(finding: Finding) -> str:

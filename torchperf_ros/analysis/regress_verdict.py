@@ -2,18 +2,23 @@
 
 import enum
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
-from torchperf_ros.analysis.regress_effect import Metric, MinEffects
+from torchperf_ros.analysis.regress_effect import MinEffects
 from torchperf_ros.analysis.regress_interval import Interval, adjusted
+from torchperf_ros.analysis.regress_limit import Limits
+from torchperf_ros.analysis.regress_metric import Metric
+from torchperf_ros.core.errors import ConfigError
 
 CORRECTIONS: Final = ("holm", "bh", "none")
 _DIGITS: Final = 2
+_CONSPICUOUS: Final = 10.0
+"""Margins that a change has to make for people to look at it, though it may be chance."""
 
 
 class Verdict(enum.Enum):
@@ -78,6 +83,7 @@ class Finding:
         margin: the smallest change that matters, in the metric's unit.
         p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
         needed: with about so many frames in each run a verdict could be expected; NaN where it cannot be said.
+        limit: the highest value that the new run may have, whatever the base was; NaN where there is none.
         notes: what people should know.
     """
 
@@ -86,7 +92,21 @@ class Finding:
     margin: float
     p: float = math.nan
     needed: float = math.nan
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    limit: float = math.nan
+
+    @property
+    def breaks_limit(self) -> bool:
+        """Whether the new run is over its limit; what was not measured keeps none."""
+        return not math.isnan(self.limit) and not self.estimate.new <= self.limit
+
+    @property
+    def conspicuous(self) -> bool:
+        """Whether people should look at what has no verdict: far more than its margin, or gone from the new run."""
+        one = self.estimate
+        gone = math.isfinite(one.base) and not math.isfinite(one.new) and not one.metric.whole
+        far = one.difference >= _CONSPICUOUS * self.margin > 0
+        return self.verdict is Verdict.NOT_ENOUGH and (far or gone)
 
 
 @dataclass(frozen=True)
@@ -98,12 +118,27 @@ class Rules:
         alpha: chance of a false alarm, 0 to 1, of all comparisons together with `holm`; intervals are of 1 - alpha.
         correction: one of `CORRECTIONS`.
         skip: keys of metrics that are not looked at.
+        limits: the highest values that the new run may have.
     """
 
     effects: MinEffects = field(default_factory=MinEffects)
     alpha: float = 0.05
     correction: str = "holm"
     skip: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+
+    def check_stages(self, stages: Collection[str]) -> None:
+        """See that margins and limits are for stages that there are, and limits for metrics that are looked at.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        self.effects.check_stages(stages)
+        self.limits.check_stages(stages)
+        for _, metric in self.limits.places(stages):
+            if metric.key in self.skip:
+                msg = f"--limit {metric.key}: cannot be kept with --skip {metric.key}; leave out one of them"
+                raise ConfigError(msg)
 
 
 def judge(estimates: Sequence[Estimate], rules: Rules) -> list[Finding]:
@@ -111,18 +146,19 @@ def judge(estimates: Sequence[Estimate], rules: Rules) -> list[Finding]:
 
     Worse (better): the estimate has moved by the margin or more, and the corrected p-value is alpha or less.
     Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha ask for
-    (Schuirmann 1987). Everything else is not enough data.
+    (Schuirmann 1987). Everything else is not enough data. A limit is no statistics: it is on what was measured.
     """
     tested = [one.tested.p if one.tested else math.nan for one in estimates]
     p_values = adjusted(np.array(tested, dtype=np.float64), rules.correction)
     tests = int(np.isfinite(p_values).sum())
-    return [_judged(one, float(p), tests, rules) for one, p in zip(estimates, p_values, strict=True)]
+    return [replace(_judged(one, float(p), tests, rules), limit=rules.limits.limit(one.stage, one.metric))
+            for one, p in zip(estimates, p_values, strict=True)]  # fmt: skip
 
 
 def _judged(one: Estimate, p: float, tests: int, rules: Rules) -> Finding:
     margin = rules.effects.margin(one.stage, one.metric).of(one.base)
     notes = (one.why,) if one.why else ()
-    if not one.decides and math.isfinite(one.difference):
+    if not one.decides:
         return Finding(one, Verdict.INFORMATIVE, margin, notes=notes)
     if not math.isfinite(one.difference) or (one.tested is None and not one.single):
         needed = max(one.enough, _needed(one, margin, tests, rules) if one.interval else 0.0)
@@ -130,7 +166,6 @@ def _judged(one: Estimate, p: float, tests: int, rules: Rules) -> Finding:
     moved = abs(one.difference) >= margin and one.difference != 0
     changed = Verdict.WORSE if one.difference > 0 else Verdict.BETTER
     if one.tested is None:
-        moved = abs(one.difference) > margin
         return Finding(one, changed if moved else Verdict.EQUIVALENT, margin, notes=notes)
     if moved and p <= rules.alpha:
         return Finding(one, changed, margin, p, notes=notes)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.analysis.regress_blocks import dependence
-from torchperf_ros.analysis.regress_effect import COMPILE, MEMORY_PEAK, MEMORY_SLOPE, OUTPUTS, START_UP, Metric
 from torchperf_ros.analysis.regress_interval import resampled_interval
+from torchperf_ros.analysis.regress_metric import COMPILE, MEMORY_PEAK, MEMORY_SLOPE, OUTPUTS, START_UP, Metric
 from torchperf_ros.analysis.regress_run import RunFrames, StageFrames
 from torchperf_ros.analysis.regress_stage import LEAST_BLOCKS, Resampling
 from torchperf_ros.analysis.regress_verdict import Estimate
@@ -123,11 +123,13 @@ def _slope(base: RunFrames, new: RunFrames, resampling: Resampling) -> Estimate:
     """Theil and Sen's slope of medians over time, with an interval from resampled blocks of what it leaves over."""
     series = [_medians(run) for run in (base, new)]
     lengths_s = [float(times[-1] - times[0]) if len(times) else 0.0 for times, _ in series]
-    if min(lengths_s) < _LEAST_TREND_S or min(len(times) for times, _ in series) < _LEAST_POINTS:
-        told = [len(run.memory_s) for run in (base, new)]
-        why = "no memory samples in one of the runs" if not min(told) else (
-            f"{min(lengths_s):.0f} s of memory after the first {_SETTLE_S:.0f} s, in which caches fill")  # fmt: skip
-        enough = _LEAST_TREND_S + _SETTLE_S if min(told) else 0.0
+    points = min(len(times) for times, _ in series)
+    if min(lengths_s) < _LEAST_TREND_S or points < _LEAST_POINTS:
+        enough, why = 0.0, "no memory samples in one of the runs"
+        if all(len(run.memory_s) for run in (base, new)):
+            why = (f"{min(lengths_s):.0f} s and {points} samples of memory after the first {_SETTLE_S:.0f} s, in which "
+                   "caches fill")  # fmt: skip
+            enough = max(_LEAST_TREND_S, min(lengths_s) * _LEAST_POINTS / max(points, 1)) + _SETTLE_S
         return Estimate("", MEMORY_SLOPE, math.nan, math.nan, samples=min(lengths_s), enough=enough, why=why, kind="s")
     random = np.random.default_rng([resampling.seed, len(series)])
     slopes = [_slopes(times, values, resampling.resamples, random) for times, values in series]
@@ -148,8 +150,9 @@ def _medians(run: RunFrames) -> tuple[Values, Values]:
     times = run.memory_s
     used = np.flatnonzero(times >= times[0] + _SETTLE_S) if len(times) else np.empty(0, dtype=np.int64)
     parts = np.array_split(used, min(len(used), _POINTS)) if len(used) else []
-    return (np.array([np.median(times[part]) for part in parts]),
-            np.array([np.median(run.memory_mib[part]) for part in parts]))  # fmt: skip
+    middle = np.array([np.median(times[part]) for part in parts])
+    later = np.diff(middle, prepend=-np.inf) > 0  # two samples of one time have no slope
+    return middle[later], np.array([np.median(run.memory_mib[part]) for part in parts])[later]
 
 
 def _slopes(times: Values, values: Values, resamples: int, random: np.random.Generator) -> tuple[float, Values, float]:
