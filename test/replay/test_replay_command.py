@@ -81,7 +81,7 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "-o", "/nowhere/out.mcap"], "in a folder that exists"),
         (["LOG", "--json", "run.json", "--parquet", "run.json"], "run.json: is to be written twice"),
         (["LOG", "--inputs", "/counted"], "has no topic /counted"),
-        (["LOG", "--times", "run.json"], "--times run.json: is for --pace virtual"),
+        (["LOG", "--times", "run.json"], "step times run.json: are for pace virtual"),
         (["LOG", "--keep-output"], "--keep-output: is for several logs"),
         (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),
     ],

@@ -139,8 +139,6 @@ def _refuse_unused(options: "ReplayOptions", of_several: list[str]) -> None:
         msg = f"{of_several[0]}: is for several logs, or a folder of them; this is one log"
     elif options.inputs != "none" and options.output is None:
         msg = f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap"
-    elif options.step_times != "log" and options.pace != "virtual":
-        msg = f"--times {options.step_times}: is for --pace virtual; at {options.pace} runs take what they take"
     if msg:
         raise ConfigError(msg)
 

@@ -27,6 +27,13 @@ class AssertedFloat(float):
     only_missed: bool
 
 
+class AssertedCount(int):
+    """How many of a stage's frames ended in one way; a number like any other."""
+
+    stage: "AssertedStage"
+    only_missed = True
+
+
 class AssertedCounter(Counter[str]):
     """How many of a stage's frames ended how, or were replaced by what."""
 
@@ -65,9 +72,14 @@ class AssertedStage(StageResult):
         return self._counter(super().fallbacks)
 
     def _counter(self, counts: Counter[str]) -> AssertedCounter:
-        counter = AssertedCounter(counts)
+        counter = AssertedCounter({word: self._count(count) for word, count in counts.items()})
         counter.stage = self
         return counter
+
+    def _count(self, value: int) -> AssertedCount:
+        count = AssertedCount(value)
+        count.stage = self
+        return count
 
     def _figure(self, value: float, *, only_missed: bool) -> AssertedFloat:
         figure = AssertedFloat(value)

@@ -20,6 +20,7 @@ from torchperf_ros.replay.replay_result import ReplayResult
 
 _FOLDER = "golden"
 _HASH_BYTES = 4
+_EXAMPLE = 'golden.check(result, "perception", name="night")'
 
 
 class OlderGolden(UserWarning):
@@ -42,6 +43,7 @@ class GoldenFixture:
         self._request = request
         self._file = Path(str(request.module.__file__))
         self._rules = rules
+        self._written: set[Path] = set()
 
     def path(self, name: str = "") -> Path:
         """The golden file: named after the test, and `name` where a test has several.
@@ -56,9 +58,10 @@ class GoldenFixture:
         """Compare what stages published with the golden outputs; with `--refresh-golden` write those.
 
         Outputs that agree pass, with a warning if parameters or models are others than those of the golden outputs.
+        What one check of a test has written, the others of the same `name` are compared with.
 
         Args:
-            result: of a replay.
+            result: of a replay; all of it, not one of its stages.
             stages: which ones; default: all.
             name: tells several golden files of a test apart.
             rules: for this check only, before those of `golden_rules` and the built-in ones.
@@ -66,24 +69,39 @@ class GoldenFixture:
         Raises:
             AssertionError: they differ, there are none, or they are those of another log; the text says where they
                 differ first and most, what has changed since they were made, and the command that refreshes them.
+            KeyError: there is no such stage.
+            TypeError: this is no result of a replay.
         """
         __tracebackhide__ = True
+        if not isinstance(result, ReplayResult):
+            msg = f"golden.check takes what replay() gave, and stages by name, as in {_EXAMPLE}; not {result!r}"
+            raise TypeError(msg)
         path = self.path(name)
-        names = stages or tuple(result.stages)
+        names = tuple(result.stage(each).name for each in stages) or tuple(result.stages)
         own_rules = {**self._rules, **(rules or {})}
         try:
             check_rules(own_rules)
-            if self._request.config.getoption("--refresh-golden"):
+            if self._request.config.getoption("--refresh-golden") and path not in self._written:
                 self._write(golden_of(result, names), path)
                 return
             problem = self._problem(result, names, path, {**BUILT_IN, **own_rules})
         except (TorchperfError, OSError) as error:
             raise AssertionError(str(error)) from None
         if problem:
-            raise AssertionError("\n".join([*problem, f"the command that refreshes it: {self._command()}"]))
+            raise AssertionError("\n".join([*problem, self._advice(path)]))
+
+    def _advice(self, path: Path) -> str:
+        if path in self._written:
+            return f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
+        return f"the command that refreshes it: {self._command()}"
 
     def _write(self, golden: Golden, path: Path) -> None:
-        write_golden(golden, path)
+        try:
+            write_golden(golden, path)
+        except OSError as error:
+            msg = f"golden file {self._shown(path)}: cannot be written ({error.strerror})"
+            raise GoldenError(msg) from error
+        self._written.add(path)
         count = sum(map(len, golden.frames.values()))
         self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs"))
 
@@ -99,6 +117,9 @@ class GoldenFixture:
         changes = golden.changes(result)
         if "log" in changes:
             return [f"golden file {shown} is stale: it is of another log than {result.log}"]
+        absent = [stage for stage, found in frames.items() if found and stage not in golden.frames]
+        if absent:
+            return [f"golden file {shown} holds no outputs of {', '.join(absent)}, only of {', '.join(golden.frames)}"]
         comparisons = [
             compare_frames(stage, found, golden.frames.get(stage, ()), rules) for stage, found in frames.items()
         ]

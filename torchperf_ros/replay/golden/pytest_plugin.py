@@ -80,7 +80,7 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
     if asserted is None:  # nothing was replayed
         return None
     for side in (left, right):
-        if isinstance(side, (asserted.AssertedFloat, asserted.AssertedCounter)):
+        if isinstance(side, (asserted.AssertedFloat, asserted.AssertedCount, asserted.AssertedCounter)):
             frames: list[str] = side.stage.worst_frames(only_missed=side.only_missed)
             return [f"{left!r} {op} {right!r}", *frames]
     return None

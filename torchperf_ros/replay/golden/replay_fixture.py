@@ -16,6 +16,7 @@ from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_result import ReplayResult
 
 _FOLDER: Final = "TORCHPERF_FIELDLOGS"
+_OF_THE_LOG: Final = "log"
 Replays = dict[object, ReplayResult]
 """Results by what they are of."""
 
@@ -41,19 +42,19 @@ class ReplayFixture:
 
         Args:
             log: default: that of the test's marker `fieldlog`.
-            params: a parameter file, beside the test's file or in the root folder; default: every default.
-            options: the other fields of `ReplayOptions`, for example `pace`, `overrides`, `duration_s`.
+            params: a parameter file, beside the test's file or in the root folder; default: that of a folder of
+                evidence, else every default.
+            options: the other fields of `ReplayOptions`, for example `pace`, `overrides`, `duration_s`; `step_times`
+                are looked for as `params` are.
 
         Returns:
             The result, with its messages; assertions on figures of its stages show frames when they fail.
         """
         __tracebackhide__ = True
         path = self._marked_log() if log is None else self._find_log(str(log), optional=False)
-        if "step_times" in options:
-            options["step_times"] = str(self._beside(options["step_times"]) or options["step_times"])
-        chosen = ReplayOptions(params=self._beside(params) if params else None, **options)
-        if params and chosen.params is None:
-            pytest.fail(f"params {params}: is neither beside {self._file} nor in {self._root}")
+        if options.get("step_times", _OF_THE_LOG) != _OF_THE_LOG:
+            options["step_times"] = str(self._beside("step_times", options["step_times"]))
+        chosen = ReplayOptions(params=self._beside("params", params) if params else None, **options)
         key = tuple(_identity(part) for part in (path, chosen.params, chosen.step_times)) + (repr(chosen),)
         if chosen.pace == "real" or key not in self._replays:
             self._replays[key] = self._replay(path, chosen)
@@ -94,7 +95,9 @@ class ReplayFixture:
         if found is not None:
             return found
         given = self._request.config.getoption("--fieldlogs") or os.environ.get(_FOLDER)
-        hint = "" if given else f"; --fieldlogs DIR or {_FOLDER} can say where field logs are"
+        hint = (
+            "" if given or Path(name).is_absolute() else f"; --fieldlogs DIR or {_FOLDER} can say where field logs are"
+        )
         text = f"log {name} is not there: looked for {', '.join(dict.fromkeys(map(str, places)))}{hint}"
         if optional:
             pytest.skip(text)
@@ -107,10 +110,14 @@ class ReplayFixture:
         if given:
             yield self._request.config.invocation_params.dir / given
 
-    def _beside(self, name: str | Path) -> Path | None:
-        """A file that belongs to the test."""
+    def _beside(self, what: str, name: str | Path) -> Path:
+        """A file or folder that belongs to the test."""
+        __tracebackhide__ = True
         places = (folder / name for folder in (self._file.parent, self._root))
-        return next((path for path in places if path.is_file()), None)
+        found = next((path for path in places if path.exists()), None)
+        if found is None:
+            pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._root}")
+        return found
 
     @property
     def _root(self) -> Path:

@@ -18,7 +18,7 @@ from torchperf_ros.replay.virtual.step_times import P99_SIGMAS, KnownRun, Spread
 
 Say = Callable[[str], None]
 _STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
-_OTHERS: Final = ("overhead_ms",)
+_INFERENCE, _OTHERS = "inference_ms", ("overhead_ms",)
 _EXAMPLE: Final = "perception: {full: {inference_ms: {median: 20, p99: 35}}, fast: {inference_ms: 6}}"
 _RESTART: Final = "restart_ms"
 _MOST_SAMPLES: Final = 10_000
@@ -156,9 +156,9 @@ def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[Stage
 
 
 def _tier(steps: object, what: str) -> TierTimes:
-    allowed = (*_STEPS, *_OTHERS)
-    if not isinstance(steps, Mapping) or "inference_ms" not in steps or set(steps) - set(allowed):
-        msg = f"{what}: {steps!r} has to hold inference_ms, and may hold {', '.join(set(allowed) - {'inference_ms'})}"
+    others = [name for name in (*_STEPS, *_OTHERS) if name != _INFERENCE]
+    if not isinstance(steps, Mapping) or _INFERENCE not in steps or set(steps) - {_INFERENCE, *others}:
+        msg = f"{what}: {steps!r} has to hold {_INFERENCE}, and may hold {', '.join(others)}"
         raise ConfigError(msg)
     return TierTimes(**{key.removesuffix("_ms"): _read_spread(value, f"{what}.{key}") for key, value in steps.items()})
 
