@@ -114,6 +114,46 @@ def test_given_a_damaged_baseline_when_read_then_the_message_names_its_folder(st
         store.all()
 
 
+def test_given_baselines_when_one_is_deleted_then_it_is_gone_and_the_others_are_not(store, write):
+    path = write("run.json")
+    for name in ("main", "other"):
+        store.save(path, name)
+    place = store.get("main").run.parent
+
+    assert store.delete("main", dry_run=True) == place
+    assert [one.name for one in store.all()] == ["other", "main"]
+    assert store.delete("main") == place
+    assert [file.name for file in store.folder.iterdir()] == ["other"]
+    assert store.get("other").run.read_bytes() == path.read_bytes()
+    for name in ("main", "", ".", "..", "other/../other", str(store.folder / "other")):
+        with pytest.raises(BaselineError, match=r"no baseline .*; there are: other$"):
+            store.delete(name)
+
+
+def test_given_a_damaged_baseline_when_it_is_deleted_then_the_others_can_be_listed_again(store, write):
+    store.save(write("run.json"), "other")
+    store.save(write("run.json"), "main").run.unlink()
+
+    with pytest.raises(BaselineError, match=r"main: is damaged \(no run\); `torchperf baseline delete main` and save"):
+        store.all()
+    with pytest.raises(BaselineError, match="no baseline 'none' in .*; there are: main, other"):
+        store.get("none")
+    store.delete("main")
+    assert [one.name for one in store.all()] == ["other"]
+
+
+def test_given_the_delete_command_when_dry_then_it_says_what_and_leaves_it(write, tmp_path):
+    folder = ["--dir", tmp_path / "kept"]
+    baseline("save", write("main.json"), "--name", "main", *folder)
+    place = tmp_path / "kept" / "main"
+
+    dry = baseline("delete", "main", "--dry-run", *folder)
+    assert (dry.exit_code, dry.stdout, place.is_dir()) == (0, f"would delete main in {place}\n", True)
+    done = baseline("delete", "main", *folder)
+    assert (done.exit_code, done.stdout, place.exists()) == (0, f"deleted main in {place}\n", False)
+    assert baseline("delete", "main", "--dry-run", *folder).exit_code == 2
+
+
 def test_given_the_commands_when_used_in_turn_then_a_slower_run_is_found(write, tmp_path):
     folder = ["--dir", tmp_path / "kept"]
     assert baseline("list", *folder).stdout.strip() == f"no baselines in {tmp_path / 'kept'}"
@@ -131,13 +171,16 @@ def test_given_the_commands_when_used_in_turn_then_a_slower_run_is_found(write, 
     assert found.exit_code == 1, found.output
     assert "baseline: main, saved " in found.stderr
     assert json.loads((tmp_path / "v.json").read_text(encoding="utf-8"))["base"]["name"] == "baseline main"
-    assert baseline("compare", write("again.json", seed=3), "--to", "main", *folder).exit_code == 0
+    again = ["compare", write("again.json", seed=3), "--to", "main", *folder]
+    assert baseline(*again).exit_code == 0
+    assert baseline(*again, "--limit", "p50=19ms").exit_code == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["show", "none"], "no baseline 'none' in"),
+        (["delete", "none"], "no baseline 'none' in"),
         (["save", "none.json"], "run none.json: has to be"),
         (["compare", "none.json"], "log none.json: does not exist"),
         (["compare", "none.json", "--to", "main"], "no baseline 'main' in"),

@@ -184,13 +184,13 @@ class BaselineStore:
     def _read(self, folder: Path) -> Baseline:
         try:
             card = json.loads((folder / _CARD).read_text(encoding="utf-8"))
-            if card.pop("v") != _VERSION:
+            if card.pop("v", None) != _VERSION:
                 msg = "of another version"
                 raise ValueError(msg)
             run = next(path for suffix in SUFFIXES if (path := folder / f"run{suffix}").is_file())
             return Baseline(folder.name, run, **card)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-            why = error or "no run"
+            why = str(error) or "no run"
             msg = f"baseline {folder}: is damaged ({why}); `torchperf baseline delete {folder.name}` and save it anew"
             raise BaselineError(msg) from error
 

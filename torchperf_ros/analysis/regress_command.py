@@ -20,8 +20,9 @@ def regress_command(
     dropped frames, outputs, memory, start-up and compile time. Frames that
     follow each other are alike, so the intervals come from a block bootstrap.
     A verdict is better, worse, equivalent, or not enough data, with the number
-    of frames that would be. A limit holds whatever the verdict is. Both runs are what `torchperf replay --json` or
-    `--parquet` wrote, records (.jsonl), or logs with a node's /perf topics.
+    of frames that would be; a limit holds whatever the verdict is. Both runs are
+    what `torchperf replay --json` or `--parquet` wrote, records (.jsonl), or logs
+    with a node's /perf topics.
 
     Metrics: p50, p95, p99, max, jitter, miss, fallback, dropped, outputs,
     memory_peak, memory_slope, start_up, compile. What decides, and how often it

@@ -41,7 +41,7 @@ def exceedance(base: StageFrames, new: StageFrames) -> go.Figure:
                          annotation_text="budget", annotation_position="top left")  # fmt: skip
     figure.update_xaxes(title_text="ms, receipt to publish")
     figure.update_yaxes(title_text="% of frames took as long or longer", type="log", dtick=1)
-    figure.update_layout(height=340, legend=_LEGEND)
+    figure.update_layout(height=340, legend=_LEGEND, showlegend=True)
     return figure
 
 
@@ -68,7 +68,7 @@ def difference(curve: Bounds, margin_ms: float) -> go.Figure:
         figure.add_hline(y=side, line={"color": VERMILION, "dash": "dot", "width": 1})
     figure.update_xaxes(title_text="quantile of the latency; dotted: the margin of the p99", type="category")
     figure.update_yaxes(title_text="ms longer")
-    figure.update_layout(height=340, legend=_LEGEND)
+    figure.update_layout(height=340, legend=_LEGEND, showlegend=True)
     return figure
 
 
@@ -84,7 +84,7 @@ def over_time(base: StageFrames, new: StageFrames) -> go.Figure:
         )  # fmt: skip
     figure.update_xaxes(title_text="frame")
     figure.update_yaxes(title_text="ms", rangemode="tozero")
-    figure.update_layout(height=300, legend=_LEGEND)
+    figure.update_layout(height=300, legend=_LEGEND, showlegend=True)
     return figure
 
 
@@ -99,7 +99,7 @@ def memory(base: tuple[NDArray[np.float64], NDArray[np.float64]], new: tuple[NDA
         )  # fmt: skip
     figure.update_xaxes(title_text="s")
     figure.update_yaxes(title_text="MiB", rangemode="tozero")
-    figure.update_layout(height=260, legend=_LEGEND)
+    figure.update_layout(height=260, legend=_LEGEND, showlegend=True)
     return figure
 
 
