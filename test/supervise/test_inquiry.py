@@ -98,6 +98,23 @@ def test_given_a_worker_that_dies_while_it_is_profiled_then_the_next_one_can_be(
     assert inquiry.ask("profile", crew.workers)  # of the one that is left, or of the one that follows
 
 
+def test_given_an_error_of_ours_when_a_worker_is_profiled_then_it_is_said_and_the_next_profile_goes_well(
+    start_own_stage, evidence, monkeypatch
+):
+    stage = start_own_stage(node=evidence)
+    crew = stage.actor.crew
+    with monkeypatch.context() as patch:
+        patch.setattr(type(crew.workers[0]), "command", lambda *_, **__: 1 / 0)
+        crew.inquiry.ask("profile", crew.workers)
+        stage.wait_for(lambda: any("an inquiry failed:\nTraceback" in text for _, text in stage.logs), "it is said")
+        stage.wait_for_workers()
+    assert crew.inquiry.last == "profile: an error in the node"
+    crew.inquiry.last = ""
+    assert crew.inquiry.ask("profile", crew.workers)
+    until_over(stage)
+    assert evidence_path(stage)[0].is_dir()
+
+
 def test_given_a_folder_that_cannot_be_written_when_profiled_then_that_is_said_and_the_worker_serves_on(
     start_own_stage, evidence
 ):

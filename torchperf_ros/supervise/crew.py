@@ -25,6 +25,7 @@ _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be
 _RING_HEADERS = 65_536
 _TOLD = 64
 _COMPILING_TAKES = 10  # times as long as loading
+_OUR_ERROR = "an error in the node"
 Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
@@ -130,14 +131,17 @@ class Crew:
                     self.last_error = traceback.format_exc()
                     self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
                     worker.kill("it could not be looked after")
+            now_ns, replaced = time.monotonic_ns(), self._listener.worker_replaced
             try:
-                self.inquiry.step(self.workers, time.monotonic_ns())
-                self.succession.step(
-                    self.workers, time.monotonic_ns(), self._spawn, self._listener.worker_replaced, self._dismiss
-                )
-            except Exception:  # likewise: what could be better must not end what is good
+                self.inquiry.step(self.workers, now_ns)
+            except Exception:  # likewise: what people would like to know must not end what is good
+                self._log("error", f"{self.config.name}: an inquiry failed:\n{traceback.format_exc()}")
+                self.inquiry.give_up(_OUR_ERROR)
+            try:
+                self.succession.step(self.workers, now_ns, self._spawn, replaced, self._dismiss)
+            except Exception:  # likewise: nor must what could be better
                 self._log("error", f"{self.config.name}: replacing workers failed:\n{traceback.format_exc()}")
-                self.succession.give_up("an error in the node")
+                self.succession.give_up(_OUR_ERROR)
         self.succession.stop()
         for worker in self.everyone:
             worker.kill("the node stops")

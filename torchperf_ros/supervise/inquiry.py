@@ -139,6 +139,12 @@ class Inquiry:
             self._log("info", f"{self._stage}: {self._what} in {self.last}")
         self._enter(_Phase.RETURNING, now_ns)
 
+    def give_up(self, problem: str) -> None:
+        """End it, if there is one, whatever it was doing."""
+        if self._worker is not None:
+            self._end(problem)
+        self._wanted = ""
+
     def _clear_for(self, command: str, now_ns: int) -> None:
         """Give the worker no more frames, as it is to do something else."""
         self._command = command
