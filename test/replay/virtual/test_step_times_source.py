@@ -74,6 +74,13 @@ def test_given_a_tier_that_is_not_told_when_read_then_it_is_as_slow_as_the_next_
     assert "no times of tier medium; taken to be those of full" in said[0]
 
 
+def test_given_no_tier_as_good_that_is_told_when_read_then_it_is_too_slow_to_be_used_and_that_is_said(tmp_path):
+    (times,), said = read(table(tmp_path, "perception: {medium: {inference_ms: 8}}"))
+    assert [c.median_ms for c in times.calibrations()] == [10 * CONFIG.stages[0].budget_ms, 8.0, 8.0]
+    assert len(said) == 2
+    assert "no times of tier full; taken to be too slow" in said[0]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

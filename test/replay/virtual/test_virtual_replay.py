@@ -47,6 +47,12 @@ def test_given_a_tier_too_slow_when_replayed_then_the_ladder_takes_the_lower_one
     assert [m.message.point.x for m in result.stage("first").messages][:2] == [1000.0, 1001.0]
 
 
+def test_given_a_better_tier_without_times_when_replayed_then_the_one_that_the_vehicle_used_runs(log, tmp_path):
+    result, said = run(log, tmp_path, {"first": {"fast": {"inference_ms": 2.0}}})
+    assert set(rows(result)["tier"]) == {1}
+    assert any("no times of tier full; taken to be too slow" in line for line in said)
+
+
 def test_given_every_tier_too_slow_when_replayed_then_each_answer_leaves_before_its_deadline(log, tmp_path):
     values = one_stage(fallback=["hold_last"], hold_last_ms=500.0)
     times = {"first": {"full": {"inference_ms": 38.0}}}

@@ -22,6 +22,7 @@ _INFERENCE, _OTHERS = "inference_ms", ("overhead_ms",)
 _EXAMPLE: Final = "perception: {full: {inference_ms: {median: 20, p99: 35}}, fast: {inference_ms: 6}}"
 _RESTART: Final = "restart_ms"
 _MOST_SAMPLES: Final = 10_000
+_TOO_SLOW: Final = 10.0  # budgets; whatever the ladder learns of how fast the machine is, that does not fit
 
 
 def read_step_times(where: str, log: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
@@ -108,7 +109,10 @@ def _known(columns: Mapping[str, Any], row: int, tier_of: Mapping[int, int]) -> 
 
 
 def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, say: Say) -> list[TierTimes]:
-    """Times for every tier; one that never ran is taken to be as slow as the next more accurate one that did.
+    """Times for every tier.
+
+    One that never ran is taken to be as slow as the next more accurate one that did. Where none of those ran either,
+    it is taken to be too slow: the vehicle did not use it, and at the times of a lower tier the ladder here would.
 
     Raises:
         ConfigError: there are none at all.
@@ -118,10 +122,12 @@ def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, sa
         raise ConfigError(msg)
     times = []
     for tier, name in enumerate(stage.tiers):
-        like = max((other for other in found if other <= tier), default=min(found))
-        if like != tier:
+        like = max((other for other in found if other <= tier), default=None)
+        if like is None:
+            say(f"{stage.name}: {where} has no times of tier {name}; taken to be too slow, as no better one has any")
+        elif like != tier:
             say(f"{stage.name}: {where} has no times of tier {name}; taken to be those of {stage.tiers[like]}")
-        times.append(found[like])
+        times.append(TierTimes(Spread((_TOO_SLOW * stage.budget_ms,))) if like is None else found[like])
     return times
 
 
