@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rig.arguments import arguments_of
-from benchmarks.rig.latency_series import LatencyModel, Slower
+from benchmarks.rig.latency_series import STAGE, LatencyModel, Slower
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.analysis.regress_compare import Comparison, compare
 from torchperf_ros.analysis.regress_effect import MinEffects
@@ -92,11 +92,18 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
 
 
 def save(folder: Path, seed: int) -> None:
-    """Write two runs of 9,000 frames that `torchperf regress` can be tried on: `branch` has a tail that is longer."""
+    """Write runs of 9,000 frames that `torchperf regress` can be tried on.
+
+    `branch` has a longer tail than `main`; of `burst`, 60 % of the frames miss their deadline, all in a row.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model, random = LatencyModel(0.8, 0.01), np.random.default_rng(seed)
     for name, change in (("main", None), ("branch", Slower(0.12, True))):
         write_run(model.run(9000, random, change), folder / f"{name}.json")
+    burst = model.run(9000, random)
+    for column in ("outcome", "fallback"):
+        burst.frames[STAGE][column][1800:7200] = 1  # late, and the last output held
+    write_run(burst, folder / "burst.json")
 
 
 def _p99(found: Comparison):
@@ -119,7 +126,7 @@ def main() -> int:
     parser.add_argument("--changes", nargs="+", choices=list(CHANGES), default=list(CHANGES), help="what is simulated")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write two runs to try the command on, and stop")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write runs to try the command on, and stop")
     arguments = parser.parse_args()
     if arguments.save:
         save(arguments.save, arguments.seed)

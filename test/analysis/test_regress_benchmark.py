@@ -48,3 +48,5 @@ def test_given_a_folder_when_runs_are_saved_then_they_can_be_read(tmp_path):
 
     assert len(load_run(tmp_path / "runs" / "main.json").stages[STAGE]) == 9000
     assert load_run(tmp_path / "runs" / "branch.json").stages[STAGE].missed.mean() == pytest.approx(0.03, abs=0.02)
+    burst = load_run(tmp_path / "runs" / "burst.json").stages[STAGE]
+    assert burst.missed.mean() == burst.fell_back.mean() == pytest.approx(0.61, abs=0.02)
