@@ -18,7 +18,7 @@ from torchperf_ros.supervise.worker_setup import worker_setup
 settings.register_profile("shared_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared_machine")
 
-PATIENCE_S = 45.0
+PATIENCE_S = 100.0
 """How long a test waits for what has to happen sooner or later, on a machine that others use as well."""
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TRIGGER = "geometry_msgs/msg/PointStamped"
@@ -60,7 +60,7 @@ class StageUnderTest:
         adapter="Controlled",
         options=None,
         forgiving=True,
-        start_timeout_s=60.0,
+        start_timeout_s=PATIENCE_S,
         node=None,
         **parameters,
     ):

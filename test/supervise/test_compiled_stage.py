@@ -11,7 +11,7 @@ import pytest
 
 from torchperf_ros.core.outcome import Outcome
 
-PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
+pytestmark = pytest.mark.timeout(300)  # a compiler's, on a machine that does other things as well
 
 
 def engines(stage):
@@ -57,7 +57,6 @@ def compiled(start_stage, cache):
     return stage
 
 
-@pytest.mark.timeout(PATIENCE_S)
 def test_given_no_packages_when_started_then_it_serves_in_eager_and_takes_packages_over_without_a_miss(compiled):
     assert compiled.started_with[0] == ["eager", "eager"]
     assert not set(compiled.first_pids) & set(compiled.pids)
@@ -109,7 +108,6 @@ def test_given_a_truncated_package_when_a_node_starts_then_it_is_named_and_not_l
     assert all(anomaly.name == "tested: model" for anomaly in stage.anomalies)
 
 
-@pytest.mark.timeout(PATIENCE_S)
 def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eager_and_says_why(start_own_stage, cache):
     stage = start_own_stage(adapter="HalfCompilable", engine="aoti", backup="none", node={"cache_dir": str(cache)})
     ask_until(stage, lambda: any("stays in eager" in anomaly.message for anomaly in stage.anomalies), "it is told")
@@ -118,7 +116,6 @@ def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eag
     ask_until(stage, everywhere(stage, "eager", "aoti"), "the other tier is compiled")
 
 
-@pytest.mark.timeout(PATIENCE_S)
 def test_given_engine_compile_when_started_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(
     start_own_stage, cache
 ):

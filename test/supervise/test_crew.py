@@ -5,7 +5,6 @@ import functools
 import os
 import signal
 import subprocess
-import time
 
 import psutil
 import pytest
@@ -15,14 +14,7 @@ from torchperf_ros.core.restart_policy import RestartPolicy
 from torchperf_ros.supervise import crew as crew_module
 from torchperf_ros.supervise import dispatcher
 
-
-def wait_until(condition, what, timeout_s):
-    """Look every 10 ms, for events that nobody notifies of."""
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what()}"
-        time.sleep(0.01)
-
+from .conftest import wait_until
 
 HOPELESS = {
     "no_such_module": ({"adapter": "nowhere:Nothing"}, "importing nowhere failed: ModuleNotFoundError"),
@@ -83,7 +75,7 @@ def test_given_options_that_no_message_holds_when_started_then_the_stage_says_so
     children = {child.pid for child in psutil.Process().children()}
     descriptors = set(os.listdir("/proc/self/fd"))
     stage = start_own_stage(wait=False, forgiving=False, backup="none", options={"labels": ["x" * 70_000]})
-    stage.wait_for(lambda: any("at most 65536" in text for _, text in stage.logs), "the log says so", 10.0)
+    stage.wait_for(lambda: any("at most 65536" in text for _, text in stage.logs), "the log says so")
     assert "at most 65536" in stage.actor.crew.last_error
     stage.actor.stop()
     stage.actor.stop = lambda: None  # the fixture need not do it again
@@ -138,7 +130,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
     runner.kill("the test needs the standby")
     stage.wait_for(lambda: any(f"(pid {runner.pid}) ended" in text for _, text in stage.logs), "the runner is dead")
     stage.ask()
-    wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced", 15.0)
+    wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced")
 
 
 def test_given_a_standby_that_never_returns_from_observe_when_past_hang_ms_then_it_is_replaced(
@@ -149,4 +141,4 @@ def test_given_a_standby_that_never_returns_from_observe_when_past_hang_ms_then_
     stage = start_own_stage(backup="standby", hang_ms=1000.0, budget_ms=900.0)
     _, standby = stage.actor.crew.workers
     stage.ask({"do": "spin", "where": "observe", "only": standby.pid})
-    wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced", 15.0)
+    wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced")

@@ -11,6 +11,8 @@ from torchperf_ros.core.frame import Frame, Origin
 from torchperf_ros.core.outcome import Fallback, Health, Outcome
 from torchperf_ros.supervise import dispatcher
 
+from .conftest import wait_until
+
 TIER_OFFSET = 1000.0
 
 
@@ -242,13 +244,12 @@ def test_given_started_frames_of_every_kind_when_observed_then_each_worker_saw_e
         started.append(stamp_ns)
     stage.wait_for_workers()
     for pid in stage.pids:
-        stage_saw = [stamp_ns for stamp_ns in stage.notes("observed", pid) if stamp_ns >= since_ns]
-        for _ in range(1000):
-            if len(stage_saw) >= len(started):
-                break
-            time.sleep(0.01)
-            stage_saw = [stamp_ns for stamp_ns in stage.notes("observed", pid) if stamp_ns >= since_ns]
-        assert stage_saw == started
+
+        def saw(pid=pid):
+            return [stamp_ns for stamp_ns in stage.notes("observed", pid) if stamp_ns >= since_ns]
+
+        wait_until(lambda: len(saw()) >= len(started), saw)
+        assert saw() == started
 
 
 def test_given_an_observe_that_raises_on_the_standby_when_offered_then_it_is_logged_and_the_frame_is_good(stage):
@@ -257,12 +258,12 @@ def test_given_an_observe_that_raises_on_the_standby_when_offered_then_it_is_log
     answer = stage.answer(seq)
     assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.BACKUP)
     said = f"1 frames not observed, the last one frame {seq}: RuntimeError"
-    for _ in range(500):  # told once a second, after a frame
+
+    def told():  # once a second, after a frame
         assert stage.ask().outcome is Outcome.ON_TIME
-        if any(said in text for _, text in stage.logs):
-            break
-        time.sleep(0.01)
-    assert any(said in text for _, text in stage.logs)
+        return any(said in text for _, text in stage.logs)
+
+    wait_until(told, lambda: stage.logs)
 
 
 def test_given_an_inactive_stage_when_offered_then_the_message_is_ignored_and_counted(stage):

@@ -15,6 +15,8 @@ import pytest
 
 from torchperf_ros.core.outcome import Outcome
 
+from .conftest import PATIENCE_S
+
 NODE = """
     import os, sys, time
     sys.path.insert(0, {folder!r})
@@ -61,7 +63,7 @@ def orphan(tmp_path_factory):
             )  # fmt: skip
         finally:
             node.kill()
-    found.gone = bool(select.select([pidfd], [], [], 10.0)[0])
+    found.gone = bool(select.select([pidfd], [], [], PATIENCE_S)[0])
     if not found.gone:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)
