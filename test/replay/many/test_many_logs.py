@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -130,15 +131,23 @@ def test_given_no_log_when_searched_then_the_error_says_what_one_is(tmp_path):
         found(tmp_path / "there.mcap")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
-def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the_others_are_searched(tmp_path):
-    make(tmp_path, "a.mcap", "locked/b.mcap")
-    (tmp_path / "locked").chmod(0)
-    said = []
-    logs = find_logs([tmp_path], tmp_path, said.append)
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads every folder")
+@pytest.mark.parametrize("mode", [0o000, 0o400], ids=oct)
+def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the_others_are_searched(tmp_path, mode):
+    make(tmp_path, "a.mcap", "locked/b.mcap", "z.mcap")
+    (tmp_path / "locked").chmod(mode)
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from torchperf_ros.replay.many.many_logs import find_logs
+        folder = Path(sys.argv[1])
+        print([log.name for log in find_logs([folder], folder, print)])"""
+    unprivileged = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*unprivileged, sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     (tmp_path / "locked").chmod(0o700)
-    assert [log.name for log in logs] == ["a"]
-    assert "locked: is passed over" in said[0]
+    told = f"folder {tmp_path}/locked: is passed over: Permission denied"
+    assert (done.stdout.splitlines(), done.stderr) == ([told, "['a', 'z']"], "")
 
 
 def test_given_logs_that_say_how_long_they_are_when_asked_then_nothing_else_is_read(tmp_path):
@@ -275,6 +284,32 @@ def test_given_a_result_when_a_log_is_replayed_again_then_it_may_be_replaced_and
         summary.write_text(other, encoding="utf-8")
         with pytest.raises(ManyError, match="out/wednesday, which is no result of a replay"):
             check_replaceable(many.folder / "wednesday")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("report.html", "<html>mine</html>"), ("summary.parquet", "PAR1"), ("summary.json", "{}"),
+     ("summary.json", json.dumps({"kind": KIND})), ("report.html/", None)],
+    ids=["page", "parquet", "json", "of one log", "folder"],
+)  # fmt: skip
+def test_given_a_file_of_the_users_where_a_summary_would_be_when_asked_for_then_nothing_is_touched(
+    tmp_path, name, content
+):
+    make(tmp_path, "drives/monday.mcap", f"out/{name}")
+    if content:
+        (tmp_path / "out" / name).write_text(content, encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    console = Console(file=io.StringIO())
+    many = ManyOptions(tmp_path / "out")
+    for act in (
+        lambda: list(plan_many([tmp_path / "drives"], ReplayOptions(), many)),
+        lambda: replay_many([tmp_path / "drives"], ReplayOptions(), many, console, console),
+    ):
+        with pytest.raises(
+            ManyError, match=rf"would replace {tmp_path}/out/{name.strip('/')}, which no replay of many"
+        ):
+            act()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("address", ["foo", "foo:", "a b:1", "http://here:8787", ":99999", ":-1", ":8787/status"])

@@ -18,7 +18,7 @@ from torchperf_ros.replay.many.many_logs import FoundLog, ManyError, check_resul
 from torchperf_ros.replay.many.many_options import ManyOptions
 from torchperf_ros.replay.many.many_results import finished, options_key, result_key
 from torchperf_ros.replay.many.many_run import ManyRun
-from torchperf_ros.replay.many.many_summary import summary_rows, write_page, write_summary
+from torchperf_ros.replay.many.many_summary import check_summary, summary_rows, write_page, write_summary
 from torchperf_ros.replay.many.many_task import Ended, LogTask
 from torchperf_ros.replay.replay_config import read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _RUN: Final = ".run-"
+_OF_RUNS: Final = _RUN + "[0-9a-f]" * 8
 _LOCK: Final = ".lock"
 _MIB: Final = 1 << 20
 _PLAIN_WIDTH: Final = 120
@@ -70,9 +71,12 @@ def plan_many(paths: Sequence[Path], options: ReplayOptions, many: ManyOptions) 
         TorchperfError: there is no log, or an option is not allowed.
         OSError: a file of the options cannot be read.
     """
-    logs = find_logs(paths, many.folder)
+    passed_over: list[str] = []
+    logs = find_logs(paths, many.folder, passed_over.append)
     check_results(logs, many.folder)
+    check_summary(many.folder)
     of_options, left = options_key(_absolute(options), many.keep_output), 0
+    yield from passed_over
     for log in logs:
         done = not many.fresh and finished(many.folder / log.name, result_key(log, of_options)) is not None
         left += not done
@@ -110,6 +114,7 @@ def replay_many(
     of_options = options_key(options, many.keep_output)
     logs = find_logs(paths, many.folder, say)
     check_results(logs, many.folder)
+    check_summary(many.folder)
     many.folder.mkdir(parents=True, exist_ok=True)
     many = dataclasses.replace(many, folder=many.folder.resolve())
     with _own(many.folder) as run_folder:
@@ -170,16 +175,17 @@ def _tell(
     from torchperf_ros.replay.many.many_view import summary_table
 
     rows = summary_rows(summaries)
-    write_summary(many.folder, rows, failed)
-    page = ""
     if rows:
         if not shown.is_terminal:  # a file is as wide as it needs to be
             shown.width = max(shown.width, _PLAIN_WIDTH)
         shown.print(summary_table(rows))
+    write_summary(many.folder, rows, failed)
+    page = ""
+    if rows:
         with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
             try:
                 page = write_page(many.folder, rows, failed, many.worst)
-            except TorchperfError as error:
+            except (TorchperfError, OSError) as error:
                 page = f"no page: {error}"
     count = f"{len(summaries):,} of {logs:,} logs have results in {many.folder}"
     shown.print(f"{count}; {page}" if page else count, highlight=False, markup=False, soft_wrap=True)
@@ -210,7 +216,7 @@ def _own(folder: Path) -> Iterator[Path]:
         except BlockingIOError:
             msg = f"--output {folder}: another replay writes there now; wait for it, or name another folder"
             raise ManyError(msg) from None
-        for old in folder.glob(f"{_RUN}*"):
+        for old in folder.glob(_OF_RUNS):
             shutil.rmtree(old, ignore_errors=True)
         run_folder = folder / f"{_RUN}{secrets.token_hex(4)}"
         run_folder.mkdir()

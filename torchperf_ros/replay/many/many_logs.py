@@ -181,19 +181,24 @@ def _is_split(folder: Path) -> bool:
 def _search(folder: Path, seen: set[Path], say: Callable[[str], None]) -> Iterator[Path]:
     """Logs in a folder, at any depth; no folder twice, whatever links there are."""
     resolved = folder.resolve()
-    if resolved in seen or (folder / RUN_FILE).is_file():
+    if resolved in seen:
         return
     seen.add(resolved)
     try:
+        if is_log(folder):
+            yield folder
+            return
+        if (folder / RUN_FILE).is_file():
+            return
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
         say(f"folder {folder}: is passed over: {error.strerror or error}")
         return
     for entry in entries:
-        if is_log(entry):
-            yield entry
-        elif entry.is_dir():
+        if entry.is_dir():
             yield from _search(entry, seen, say)
+        elif is_log(entry):
+            yield entry
 
 
 def _described(log: Path, resolved: Path) -> FoundLog:

@@ -11,12 +11,14 @@ from torchperf_ros.analysis.report_overview import Overview, OverviewRow
 from torchperf_ros.analysis.report_summary import stage_figures
 from torchperf_ros.analysis.run_log import RunLog
 from torchperf_ros.analysis.run_log_source import read_runs
-from torchperf_ros.replay.many.many_logs import FoundLog
+from torchperf_ros.replay.many.many_logs import FoundLog, ManyError
 from torchperf_ros.replay.many.many_task import Ended
 
 SUMMARY_JSON, SUMMARY_PARQUET, PAGE = "summary.json", "summary.parquet", "report.html"
 KIND: Final = "replayed logs"
 VERSION: Final = 1
+_MARK: Final = f"<!-- {KIND} -->\n".encode()
+"""Ends a page that is of many logs: `torchperf report` writes pages of that name, too."""
 _PICTURED: Final = 3  # logs whose worst frames are shown: a picture is read from the log, and takes its place
 _TEXT: Final = ("name", "path", "stage", "reason")
 _WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt", "troubles")
@@ -34,6 +36,26 @@ def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, A
     rows = {name: [_row(name, summary, stage) for stage in summary["stages"]] for name, summary in summaries.items()}
     ranked = sorted(rows.values(), key=lambda own: (_worst(own, "miss_ratio"), _worst(own, "p99_ms")), reverse=True)
     return [row for own in ranked for row in own]
+
+
+def check_summary(folder: Path) -> None:
+    """See that `summary.json`, `summary.parquet` and `report.html` replace nothing but those of an earlier replay.
+
+    Args:
+        folder: of the results; need not be there.
+
+    Raises:
+        ManyError: one of them is something else.
+    """
+    ours = {SUMMARY_JSON: _is_summary(folder), SUMMARY_PARQUET: _is_summary(folder), PAGE: _is_page(folder)}
+    for name, replaceable in ours.items():
+        path = folder / name
+        if (path.exists() or path.is_symlink()) and not replaceable:
+            msg = (
+                f"--output {folder}: results would replace {path}, which no replay of many logs wrote; "
+                "name another folder, or move it away"
+            )
+            raise ManyError(msg)
 
 
 def write_summary(
@@ -93,8 +115,29 @@ def write_page(
             detailed.append(run if len(detailed) < _PICTURED else replace(run, recordings=()))
     lost = [(name, how.reason) for name, (_, how) in failed.items()]
     title = f"{len(names):,} of {len(names) + len(failed):,} logs in {folder.resolve().name}"
-    _replace(folder / PAGE, lambda part: write_report(detailed, part, lambda _: None, Overview(told, lost, title)))
+
+    def write(part: Path) -> None:
+        write_report(detailed, part, lambda _: None, Overview(told, lost, title))
+        with part.open("ab") as page:
+            page.write(_MARK)
+
+    _replace(folder / PAGE, write)
     return f"all of them on a page: {folder / PAGE}"
+
+
+def _is_summary(folder: Path) -> bool:
+    """Whether the summary is of many logs, and so what lies beside it as Parquet."""
+    try:
+        return bool(json.loads((folder / SUMMARY_JSON).read_text(encoding="utf-8"))["kind"] == KIND)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_page(folder: Path) -> bool:
+    try:
+        return (folder / PAGE).read_bytes().endswith(_MARK)
+    except OSError:
+        return False
 
 
 def _row(name: str, summary: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
