@@ -1,4 +1,5 @@
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -152,6 +153,14 @@ def test_given_the_delete_command_when_dry_then_it_says_what_and_leaves_it(write
     done = baseline("delete", "main", *folder)
     assert (done.exit_code, done.stdout, place.exists()) == (0, f"deleted main in {place}\n", False)
     assert baseline("delete", "main", "--dry-run", *folder).exit_code == 2
+
+
+def test_given_a_run_without_a_known_latency_when_shown_then_there_are_dashes(tmp_path):
+    write_run(made.run([math.nan] * 4), tmp_path / "nan.json")
+    baseline("save", tmp_path / "nan.json", "--name", "nan", "--dir", tmp_path / "kept")
+    shown = baseline("show", "nan", "--dir", tmp_path / "kept").stdout
+
+    assert shown.splitlines()[-1].split() == ["perception", "4", "-", "-", "-", "-", "100.00%"]
 
 
 def test_given_the_commands_when_used_in_turn_then_a_slower_run_is_found(write, tmp_path):

@@ -184,6 +184,9 @@ def test_given_a_node_that_was_restarted_when_viewed_then_its_order_is_kept_and_
         ({"pace": "real"}, Verdict.INFORMATIVE),
         ({"model": {"perception": "dd"}}, Verdict.INFORMATIVE),
         ({"log": {"sha256": "other"}}, Verdict.INFORMATIVE),
+        ({"machine": {**made.summary()["machine"], "torch": "2.14.0"}}, Verdict.INFORMATIVE),
+        ({"seed": 1}, Verdict.INFORMATIVE),
+        ({"commit": "ffff"}, Verdict.WORSE),
     ],
 )
 def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_explains_it(changes, expected):
@@ -257,6 +260,15 @@ def test_given_other_tiers_that_answered_when_compared_then_the_verdict_says_so(
     renamed = answered_by([1] * 200, "huge", "full")
     assert [answering_tiers(full, other, "perception") for other in (full, unnamed, renamed)] == ["", "", ""]
     assert answering_tiers(full, answered_by([0] * 199 + [1], "full", "medium"), "perception") == ""
+
+
+@pytest.mark.parametrize(("budget_ms", "said"), [(30.0, True), (made.BUDGET_MS, False), (math.nan, False)])
+def test_given_other_deadlines_when_compared_then_it_is_said(base, budget_ms, said):
+    rows = made.rows(made.latencies(200, 1), budget_ms)
+    new = RunFrames("new", {"perception": stage_frames("perception", rows)})
+    note = "perception: the budget is 40 ms in the base, 30 ms in the new run"
+
+    assert (note in compare(base, new, resampling=QUICK).notes) is said
 
 
 def test_given_no_stage_in_common_when_compared_then_it_is_refused_with_their_names():

@@ -151,6 +151,7 @@ def _show(one: "Baseline") -> None:
     from rich.table import Table
 
     from torchperf_ros.analysis.regress_run import load_run
+    from torchperf_ros.analysis.regress_text import number
     from torchperf_ros.core.percent import percent
     from torchperf_ros.core.quantiles import Quantiles
 
@@ -170,7 +171,7 @@ def _show(one: "Baseline") -> None:
     for stage in load_run(one.run).stages.values():
         found = Quantiles.of(stage.total_ms)
         on_time = percent(1.0 - float(stage.missed.mean()), 2) if len(stage) else "-"
-        table.add_row(stage.name, f"{len(stage):,}", *(f"{value:.2f}" for _, value in found.items()), on_time)
+        table.add_row(stage.name, f"{len(stage):,}", *(number(value) for _, value in found.items()), on_time)
     console.print(table)
 
 

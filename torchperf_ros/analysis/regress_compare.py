@@ -123,7 +123,7 @@ def compare(
     estimates += [Estimate(*place, math.nan, math.nan, why="neither run tells") for place in untold]
     places, order = [*names, ""], list(METRICS.values())
     estimates.sort(key=lambda one: (places.index(one.stage), order.index(one.metric)))
-    notes += filter(None, (answering_tiers(base, new, name) for name in names))
+    notes += filter(None, (told(base, new, name) for name in names for told in (budgets, answering_tiers)))
     notes += [f"{stage.name}: every latency is the same in both runs" for stage in stages if stage.identical]
     findings = judge([one for one in estimates if one.metric.key not in rules.skip], rules)
     return Comparison(
@@ -139,6 +139,14 @@ def other_machine(base: RunFrames, new: RunFrames) -> str:
     parts = [f"{key} {base.fact('machine', key)} and {new.fact('machine', key)}" for key in _MACHINE
              if base.fact("machine", key) != new.fact("machine", key)]  # fmt: skip
     return "the machines differ: " + (", ".join(parts) or f"fingerprints {first} and {second}")
+
+
+def budgets(base: RunFrames, new: RunFrames, stage: str) -> str:
+    """In words, how a stage's deadlines differ, which its misses are counted by; empty if they do not."""
+    first, second = base.stages[stage].budget_ms, new.stages[stage].budget_ms
+    if first == second or not (math.isfinite(first) and math.isfinite(second)):
+        return ""
+    return f"{stage}: the budget is {first:g} ms in the base, {second:g} ms in the new run"
 
 
 def answering_tiers(base: RunFrames, new: RunFrames, stage: str) -> str:

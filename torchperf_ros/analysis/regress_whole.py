@@ -22,6 +22,10 @@ _LEAST_TREND_S: Final = 180.0
 _POINTS: Final = 60
 _LEAST_POINTS: Final = 20
 _STEADY: Final = frozenset({"fast", "virtual"})
+_EXPLAINS: Final = (
+    ("models", ("model",)), ("logs", ("log", "sha256")), ("parameters", ("params_sha256",)), ("seeds", ("seed",)),
+    ("machines", ("machine", "fingerprint")), ("versions of torch", ("machine", "torch")),
+)  # fmt: skip
 
 Values = NDArray[np.float64]
 
@@ -73,17 +77,12 @@ def compare_outputs(base: RunFrames, new: RunFrames, found: Mapping[str, Agreeme
 
     It decides only where nothing else explains it.
 
-    Outputs have to be the same only for the same model, log and parameters, and only if no frame was dropped for want
-    of time, as what a model remembers depends on what it saw.
+    Outputs have to be the same only for the same model, log, parameters and arithmetic, which is another with another
+    machine or torch, and only if no frame was dropped for want of time: what a model remembers depends on what it saw.
     """
-    excuses = [
-        text for text, same in (
-            ("the models differ", base.fact("model") == new.fact("model")),
-            ("the logs differ", base.fact("log", "sha256") == new.fact("log", "sha256")),
-            ("the parameters differ", base.fact("params_sha256") == new.fact("params_sha256")),
-            ("not both at pace fast or virtual", {base.fact("pace"), new.fact("pace")} <= _STEADY),
-        ) if not same
-    ]  # fmt: skip
+    excuses = [f"the {what} differ" for what, path in _EXPLAINS if base.fact(*path) != new.fact(*path)]
+    if not {base.fact("pace"), new.fact("pace")} <= _STEADY:
+        excuses.append("not both at pace fast or virtual")
     estimates = []
     for stage, one in found.items():
         if not any(len(run.stages[stage].output_hash) for run in (base, new)):
