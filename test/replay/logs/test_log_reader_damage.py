@@ -2,13 +2,16 @@
 
 import os
 import re
+import resource
 import sqlite3
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcap.exceptions import McapError
@@ -232,20 +235,56 @@ def test_given_a_db3_with_a_damaged_page_when_read_then_messages_before_and_afte
     assert findings.messages_lost > 0
 
 
-def test_given_a_recorder_that_was_killed_with_messages_in_its_journal_when_read_then_they_come(tmp_path):
-    path = logs.KINDS["db3"](tmp_path)
+def test_given_rows_before_and_after_damaged_pages_when_read_then_the_last_one_before_them_comes_too(tmp_path):
+    path = logs.storage_file(logs.rosbag2(tmp_path / "log", StoragePlugin.SQLITE3, entries=logs.cdr(200)))
+    with sqlite3.connect(path) as db:
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'timestamp_idx'").fetchone()
+    content, written = path.read_bytes(), [entry[2] for entry in logs.cdr(200)]
+    at = content.index(b"message 40\x00") // 4096 * 4096
+    first = next(number for number, data in enumerate(written) if data in content[at : at + 4096])
+    overwrite(path, at, b"\xff" * 4096)
+    overwrite(path, (root - 1) * 4096, b"\xff" * 4096)  # the rows have to be found without the index
+    messages, _, _ = read(path)
+    assert [m.data for m in messages[:first]] == written[:first]
+    assert messages[-1].data == written[-1]
+
+
+def killed_recorder(folder):
+    """A `.db3` of which the last message is in the journal beside it."""
+    path = logs.KINDS["db3"](folder)
     db = sqlite3.connect(path)
     db.execute("PRAGMA journal_mode=WAL")
     db.execute(
         "INSERT INTO messages(topic_id, timestamp, data) VALUES (1, ?, ?)", (logs.START_NS + 10**9, logs.cdr()[0][2])
     )
     db.commit()
-    copy = tmp_path / "killed.db3"
+    copy = folder / "killed.db3"
     for suffix in ("", "-wal"):
         Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
     db.close()
+    return copy
+
+
+def test_given_a_recorder_that_was_killed_with_messages_in_its_journal_when_read_then_they_come(tmp_path):
+    copy = killed_recorder(tmp_path)
+    inside = set(tmp_path.iterdir())
     messages, _, _ = read(copy)
     assert (len(messages), messages[-1].t_ns) == (41, logs.START_NS + 10**9)
+    assert set(tmp_path.iterdir()) == inside  # reading leaves a log as it was
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_given_a_journal_that_nobody_may_write_beside_when_read_then_the_others_come_and_it_says_so():
+    with tempfile.TemporaryDirectory() as folder:
+        path = killed_recorder(Path(folder))
+        Path(folder).chmod(0o555)
+        os.seteuid(65534)  # nobody
+        try:
+            messages, said, _ = read(path)
+        finally:
+            os.seteuid(0)
+    assert len(messages) == 40
+    assert said == [f"log {path}: its last messages, in killed.db3-wal, cannot be read: unable to open database file"]
 
 
 def test_given_a_database_of_something_else_when_opened_then_it_says_what_is_missing(tmp_path):
@@ -308,6 +347,21 @@ def test_given_a_compressed_file_that_breaks_off_when_read_then_what_can_be_unpa
     os.truncate(file, 100)
     with pytest.raises(LogError, match=re.escape(f"log {file}: nothing ")):
         LogReader(folder)
+
+
+def test_given_a_compressed_file_with_a_damaged_block_when_read_then_what_comes_before_it_is_there(tmp_path):
+    entries = logs.cdr(size=20_000)
+    folder = logs.rosbag2(tmp_path / "log", mode=CompressionMode.FILE, entries=entries)
+    file = logs.storage_file(folder)
+    with zstandard.ZstdDecompressor().stream_reader(file.open("rb")) as reader:
+        raw = reader.read()
+    frames = [zstandard.compress(raw[at : at + 50_000]) for at in range(0, len(raw), 50_000)]
+    frames[4] = b"\xff" * 50
+    file.write_bytes(b"".join(frames))
+    messages, said, _ = read(folder)
+    assert [m.data for m in messages] == [entry[2] for entry in entries[: len(messages)]]
+    assert len(messages) >= 12
+    assert said[0].startswith(f"log {file}: is damaged after 200,000 unpacked bytes (")
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -424,17 +478,87 @@ def test_given_no_permission_when_opened_then_the_error_says_which_and_why(tmp_p
         ("log.db3", b"\x89not really" * 99, "not a database"),
         ("log.bag", b"#ROSBAG V2.0\nnot really" * 99, "nothing in it can be read"),
         ("log.bag", b"#ROSBAG V1.2\n" * 99, "nothing in it can be read"),
+        (
+            "notes.mcap",
+            b"my notes",
+            r"it is not an MCAP file, as it begins with b'my notes', not with b'\x89MCAP0\r\n'",
+        ),
+        ("notes.mcap", b"some notes of a drive\n" * 99, "not an MCAP file, as it begins with b'some notes of a "),
+        (
+            "notes.bag",
+            b"some notes of a drive\n",
+            "not a ROS 1 bag of version 2.0, as it begins with b'some notes of a '",
+        ),
+        (
+            "notes.bag.active",
+            b"some notes of a drive\n",
+            "not a ROS 1 bag of version 2.0, as it begins with b'some notes ",
+        ),
+        ("notes.db3", b"some notes of a drive\n", "not a database of SQLite, as it begins with b'some notes of a '"),
+        (
+            "notes.mcap.zstd",
+            b"some notes of a drive\n",
+            "nothing of it can be unpacked: it begins with b'some', not with",
+        ),
+        ("cut.db3", b"SQLite format 3\0", "not a database"),
+        ("cut.mcap", b"\x89MCAP", "not an MCAP file"),
     ],
 )
 def test_given_no_log_when_opened_then_one_line_says_which_and_why(tmp_path, name, content, says):
-    path = tmp_path / name
+    path, said = tmp_path / name, []
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(LogError) as error:
-        LogReader(path)
+        LogReader(path, said.append)
+    assert said == []
     assert str(error.value).startswith(f"log {path}: ")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        (None, "has no metadata.yaml"),
+        ("a: [", "its metadata.yaml is not YAML: "),
+        ("x: 1", "its metadata.yaml names no files, so it is not that of a rosbag2"),
+        ("- 1", "its metadata.yaml names no files, so it is not that of a rosbag2"),
+        (
+            "rosbag2_bagfile_information: {relative_file_paths: [gone.mcap]}",
+            "of the files that its metadata.yaml names none is there (gone.mcap)",
+        ),
+    ],
+)
+def test_given_a_folder_without_logs_when_opened_then_one_error_says_what_is_wrong_with_it(tmp_path, metadata, says):
+    (tmp_path / "notes.txt").write_text("of a drive")
+    if metadata is not None:
+        (tmp_path / "metadata.yaml").write_text(metadata)
+    said = []
+    with pytest.raises(LogError) as error:
+        LogReader(tmp_path, said.append)
+    assert str(error.value).startswith(f"log {tmp_path}: {says}")
+    assert str(error.value).endswith(", and there is no .mcap, .db3 or .bag file in it")
+    assert said == []
+
+
+def test_given_metadata_that_is_a_pipe_when_opened_then_nobody_waits_for_it(tmp_path):
+    folder = logs.rosbag2(tmp_path / "log")
+    (folder / "metadata.yaml").unlink()
+    os.mkfifo(folder / "metadata.yaml")
+    messages, said, _ = read(folder)
+    assert (len(messages), said) == (40, [f"log {folder}: has no metadata.yaml; the files in the folder are read"])
+
+
+def test_given_more_files_than_may_be_open_when_opened_then_that_is_the_error_and_no_file_is_left_out(tmp_path):
+    for number in range(40):
+        logs.mcap(tmp_path / f"log_{number}.mcap", logs.cdr(2))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with pytest.raises(LogError, match=r"\.mcap: cannot be read: Too many open files; `ulimit -n` says how many"):
+            LogReader(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_given_a_pipe_when_opened_then_nobody_waits_for_it(tmp_path):

@@ -11,7 +11,6 @@ from urllib.parse import quote
 from torchperf_ros.replay.logs.log_notes import LogNotes
 from torchperf_ros.replay.logs.log_storage import Channel, LogError, Part, RawMessage, Storage, is_latched
 
-MAGIC: Final = b"SQLite format 3\0"
 _FARTHEST_ID: Final = 1 << 40
 _STEPS_AT_ONCE: Final = 1_000_000
 _STEPS_PER_BYTE: Final = 100  # a sound database needs about one
@@ -20,6 +19,8 @@ _FORMATS: Final = {"ros2msg", "ros2idl"}
 
 class Db3File(Storage):
     """One `.db3` file, whole or damaged."""
+
+    kind, magic = "a database of SQLite", b"SQLite format 3\0"
 
     def __init__(self, path: Path, notes: LogNotes, unpacked: Path | None = None) -> None:
         """Open it and read its topics.
@@ -36,22 +37,26 @@ class Db3File(Storage):
         """
         self.path = path
         self._notes = notes
-        journal = path.with_name(path.name + "-wal")
-        how = "mode=ro" if journal.is_file() and journal.stat().st_size else "mode=ro&immutable=1"
-        try:
-            self._db = sqlite3.connect(f"file:{quote(str(unpacked or path))}?{how}", uri=True, check_same_thread=False)
-        except sqlite3.Error as error:
-            raise self._unreadable(error) from error
         self._size = (unpacked or path).stat().st_size
         self._steps = 0
-        self._db.set_progress_handler(self._goes_in_circles, _STEPS_AT_ONCE)
-        self._db.text_factory = lambda data: data.decode(errors="replace")
+        with (unpacked or path).open("rb") as file:
+            begin = file.read(len(self.magic))
+        if begin != self.magic:
+            raise self._nothing(begin)
+        journal, self._shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+        self._left_as_it_was = self._shared.exists()
         try:
-            self._db.execute("PRAGMA writable_schema=ON")  # which opens files that are shorter than they should be, too
-            self._channels = self._read_topics()
+            if journal.is_file() and journal.stat().st_size:
+                try:
+                    self._channels = self._opened(path, "mode=ro")
+                except sqlite3.OperationalError as error:  # SQLite writes beside a journal that it reads
+                    notes.tell(f"log {path}: its last messages, in {journal.name}, cannot be read: {error}")
+                    self._channels = self._opened(path, "mode=ro&immutable=1")
+            else:
+                self._channels = self._opened(unpacked or path, "mode=ro&immutable=1")
         except (sqlite3.Error, TypeError, OverflowError) as error:
-            self.close()
-            raise self._unreadable(error) from error
+            msg = f"log {path}: its topics cannot be read from the database: {error}"
+            raise LogError(msg) from error
         self.counts = dict.fromkeys(self._channels.values(), -1)
         try:
             self._measure()
@@ -67,16 +72,27 @@ class Db3File(Storage):
             yield Part(first_ns, partial(self._read, wanted, start_ns, end_ns))
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database; what SQLite has put beside its journal goes."""
         self._db.close()
+        if not self._left_as_it_was:
+            self._shared.unlink(missing_ok=True)
+
+    def _opened(self, file: Path, how: str) -> dict[int, Channel]:
+        """Open the database; returns its topics."""
+        self._db = sqlite3.connect(f"file:{quote(str(file))}?{how}", uri=True, check_same_thread=False)
+        self._db.set_progress_handler(self._goes_in_circles, _STEPS_AT_ONCE)
+        self._db.text_factory = lambda data: data.decode(errors="replace")
+        try:
+            self._db.execute("PRAGMA writable_schema=ON")  # which opens files that are shorter than they should be, too
+            return self._read_topics()
+        except BaseException:
+            self.close()
+            raise
 
     def _goes_in_circles(self) -> bool:
         """Whether a query takes longer than the size of the file can explain: damaged pages may lead to each other."""
         self._steps += _STEPS_AT_ONCE
         return self._steps > _STEPS_PER_BYTE * (self._size + _STEPS_AT_ONCE)
-
-    def _unreadable(self, error: Exception) -> LogError:
-        return LogError(f"log {self.path}: its topics cannot be read from the database: {error}")
 
     def _columns(self, table: str) -> set[str]:
         return {str(row[1]) for row in self._db.execute(f"PRAGMA table_info({table})")}
@@ -123,13 +139,12 @@ class Db3File(Storage):
         self._steps = 0
         reached = (-1 << 63, -1)
         rows = (
-            f"SELECT id, timestamp, topic_id FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"
+            f"SELECT id, timestamp, topic_id, data FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"
             f" AND timestamp >= {-1 << 63 if start_ns is None else start_ns}"
             f" AND timestamp < {(1 << 63) - 1 if end_ns is None else end_ns} ORDER BY timestamp, id"
         )
         try:
-            for number, t_ns, topic in self._db.execute(rows):
-                (data,) = self._db.execute("SELECT data FROM messages WHERE id = ?", (number,)).fetchone() or (None,)
+            for number, t_ns, topic, data in self._db.execute(rows):
                 if (message := self._checked(number, t_ns, wanted.get(topic), data)) is None:
                     continue
                 if (message.t_ns, number) <= reached:
@@ -147,22 +162,23 @@ class Db3File(Storage):
 
     def _salvaged(self, wanted: dict[int, Channel]) -> Iterator[tuple[RawMessage, int]]:
         """Every message that can still be found, without the index; steps over damaged pages in growing strides."""
-        rows = "SELECT id, timestamp, topic_id, data FROM messages NOT INDEXED WHERE id > ? ORDER BY id"
+        one = "SELECT id, timestamp, topic_id, data FROM messages NOT INDEXED WHERE id > ? ORDER BY id LIMIT 1"
         at, stride = -1, 1
         while at < _FARTHEST_ID:
-            try:
-                for number, t_ns, topic, data in self._db.execute(rows, (at,)):
-                    if number <= at:
-                        msg = "its pages lead backwards"
-                        raise sqlite3.DatabaseError(msg)
-                    at, stride = number, 1
-                    if topic in wanted and (found := self._checked(number, t_ns, wanted[topic], data)) is not None:
-                        yield found, number
+            try:  # one row at a time, as Python's sqlite3 drops a row if the next one is damaged
+                row = self._db.execute(one, (at,)).fetchone()
+                if row is not None and row[0] <= at:
+                    msg = "its pages lead backwards"
+                    raise sqlite3.DatabaseError(msg)
             except sqlite3.Error as error:
                 self._notes.lost(self.path, at + 1, f"messages after number {at} cannot be read ({error})", messages=1)
                 at, stride = at + stride, 2 * stride
-            else:
+                continue
+            if row is None:
                 return
+            (at, t_ns, topic, data), stride = row, 1
+            if topic in wanted and (found := self._checked(at, t_ns, wanted[topic], data)) is not None:
+                yield found, at
 
     def _checked(self, number: int, t_ns: Any, channel: Channel | None, data: Any) -> RawMessage | None:  # noqa: ANN401
         """A message, if the columns hold what they should; SQLite lets any column hold anything."""

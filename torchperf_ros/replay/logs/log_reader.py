@@ -1,6 +1,7 @@
 """A recorded log, whatever wrote it, as a stream of CDR messages in the order in which they were received."""
 
 import contextlib
+import errno
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -179,6 +180,9 @@ class LogReader:
                     storages.append(self._storage(path, files))
                 files.callback(storages[-1].close)
             except LogError as error:
+                if getattr(error.__cause__, "errno", None) == errno.EMFILE:  # which is not the file's fault
+                    msg = f"{error}; `ulimit -n` says how many may be open, and allows more"
+                    raise LogError(msg) from error
                 errors.append(error)
         if not storages:
             raise errors[0]

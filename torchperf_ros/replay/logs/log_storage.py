@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from torchperf_ros.core.errors import TorchperfError
 
 MAX_CHUNK_BYTES: Final = 1 << 31
 """A chunk that claims to be larger is damaged: recorders write chunks of about a MiB, or of one message."""
+_SHOWN_BYTES: Final = 16
 _TRANSIENT_LOCAL: Final = re.compile(r"\bdurability: *(1\b|transient_local)")
 
 
@@ -96,11 +97,14 @@ class Storage(abc.ABC):
     """One file of a log.
 
     Attributes:
+        kind, magic: what such a file is, with its article, and the bytes that it begins with.
         path: the file.
         counts: messages by channel, -1 where that is not known.
         start_ns, end_ns: of the first and last message, 0 where that is not known.
     """
 
+    kind: ClassVar[str]
+    magic: ClassVar[bytes]
     path: Path
     counts: dict[Channel, int]
     start_ns: int = 0
@@ -113,3 +117,10 @@ class Storage(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Close the file."""
+
+    def _nothing(self, begin: bytes) -> LogError:
+        """The error of a file with this begin of which nothing can be read."""
+        why = "it is damaged"
+        if not begin.startswith(self.magic):
+            why = f"it is not {self.kind}, as it begins with {begin[:_SHOWN_BYTES]!r}, not with {self.magic!r}"
+        return LogError(f"log {self.path}: nothing in it can be read: {why}")

@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from torchperf_ros.core.clock import NS_PER_S
@@ -54,40 +54,25 @@ class _Record(NamedTuple):
 class Ros1Bag(ChunkedFile):
     """One `.bag` file, whole or damaged."""
 
-    def _found(self) -> tuple[Mapping[int, Channel], Sequence[Chunk]]:
-        try:
-            bag = self._record(len(MAGIC))
-        except Damaged:
-            bag = _Record({}, 0, 0)
+    kind, magic = "a ROS 1 bag of version 2.0", MAGIC
+
+    def _index(self) -> None:
+        bag = self._record(len(MAGIC))
         if bag.fields.get(b"encryptor"):
             msg = f"log {self.path}: is encrypted; decrypt it with `rosbag decrypt`"
             raise LogError(msg)
-        self._connections: dict[int, Channel] = {}
-        try:
-            return self._indexed(bag)
-        except Damaged:
-            self._connections = {}
-            return self._searched()
-
-    def _indexed(self, bag: _Record) -> tuple[Mapping[int, Channel], Sequence[Chunk]]:
-        """Read the index at the end.
-
-        Raises:
-            Damaged: it is not all there, or leads to no chunks.
-        """
-        at, chunks = bag.number(b"index_pos"), []
+        at = bag.number(b"index_pos")
         for _ in range(bag.number(b"conn_count")):
             record = self._record(at)
             self._learn(record, self._data(record))
             at = record.end
         for _ in range(bag.number(b"chunk_count")):
             record = self._record(at)
-            chunks.append(self._chunk_of(record))
+            self._chunks.append(self._chunk_of(record))
             at = record.end
-        if at != self._size or any(not chunk.counts.keys() <= self._connections.keys() for chunk in chunks):
+        if at != self._size or any(not chunk.counts.keys() <= self._channels.keys() for chunk in self._chunks):
             msg = "the index is not whole"
             raise Damaged(msg)
-        return self._connections, chunks
 
     def _chunk_of(self, info: _Record) -> Chunk:
         """The chunk that an entry of the index describes."""
@@ -99,34 +84,23 @@ class Ros1Bag(ChunkedFile):
         counts = dict(struct.iter_unpack("<II", data))
         return Chunk(offset, chunk.end, info.time_ns(b"start_time"), info.time_ns(b"end_time"), counts)
 
-    def _searched(self) -> tuple[Mapping[int, Channel], Sequence[Chunk]]:
-        """Go from record to record; after a damaged one go on at the next chunk. Each chunk is read once for that."""
-        self._note_search()
-        at, chunks = len(MAGIC), []
-        while at < self._size:
-            try:
-                record = self._record(at, cut=True)
-                if record.kind == _CHUNK:
-                    chunks.append(self._counted(Chunk(at, min(record.end, self._size), 0, 0, {})))
-                elif record.kind == _CONNECTION:
-                    self._learn(record, self._data(record))
-                elif record.kind not in {_BAG, _INDEX, _CHUNK_INFO}:
-                    msg = "there is no sound record"
-                    raise Damaged(msg)
-                at = record.end
-            except Damaged:
-                found = self._next_chunk(at + 1)
-                self._note_skipped(at, found)
-                at = found
-        if not chunks:
-            raise self._nothing("ROS 1 bag")
-        return self._connections, chunks
+    def _take(self, at: int) -> tuple[int, bool]:
+        record = self._record(at, cut=True)
+        end = min(record.end, self._size)
+        if record.kind == _CHUNK:
+            self._chunks.append(
+                self._counted(Chunk(at, end, 0, 0, {}))
+            )  # its connections come before those of an index
+        elif record.kind == _CONNECTION:
+            self._learn(record, self._data(record))
+        elif record.kind not in {_BAG, _INDEX, _CHUNK_INFO}:
+            msg = "there is no sound record"
+            raise Damaged(msg)
+        return end, record.kind == _CHUNK
 
-    def _next_chunk(self, begin: int) -> int:
-        """Offset of the next chunk that proves itself, else the end of the file."""
+    def _next_sound(self, begin: int) -> int:
         for at in range(begin, self._size, _WINDOW_BYTES):
-            self._file.seek(at)
-            window = self._file.read(_WINDOW_BYTES + 2 * _NEAR)
+            window = self._read(at, _WINDOW_BYTES + 2 * _NEAR)
             for match in _CHUNK_FIELD.finditer(window):
                 for start in range(max(match.start() - _NEAR, 0), match.start()):
                     length = int.from_bytes(window[start : start + 4], "little")
@@ -160,8 +134,7 @@ class Ros1Bag(ChunkedFile):
         return record
 
     def _data(self, record: _Record) -> bytes:
-        self._file.seek(record.data_at)
-        return self._file.read(record.size)
+        return self._read(record.data_at, record.size)
 
     def _learn(self, record: _Record, data: bytes) -> None:
         """Take in a connection.
@@ -179,7 +152,7 @@ class Ros1Bag(ChunkedFile):
         definition, digest = text.get(b"message_definition", ""), text.get(b"md5sum", "")
         latched = text.get(b"latching") == "1"
         channel = Channel(topic, text[b"type"], "ros1", definition, "ros1msg" if definition else "", digest, latched)
-        self._connections.setdefault(record.number(b"conn"), channel)
+        self._channels.setdefault(record.number(b"conn"), channel)
 
     def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
         head = self._record(chunk.offset, cut=True)

@@ -1,13 +1,11 @@
-"""Where the chunks of an MCAP file lie, and which channels it has: from its summary, or by searching the file."""
+"""The records of an MCAP file: heads of chunks, schemas and channels, and the summary at its end."""
 
-import io
 import struct
 import zlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
 from mcap.reader import SeekingReader
 from mcap.records import Channel as ChannelRecord
@@ -78,26 +76,30 @@ def channel_of(record: ChannelRecord, schema: Schema | None) -> Channel:
     )
 
 
-def summary_index(file: BinaryIO, size: int) -> tuple[dict[int, Channel], list[Chunk]] | None:
-    """Channels and chunks that the summary at the end of a file names; None if there is none, or a wrong one."""
+def summary_index(file: BinaryIO, size: int) -> tuple[dict[int, Channel], list[Chunk]]:
+    """Channels and chunks that the summary at the end of a file names.
+
+    Raises:
+        Damaged: there is none, or a wrong one.
+    """
     try:
-        if not _summary_is_whole(file, size):
-            return None
+        whole = _summary_is_whole(file, size)
         file.seek(0)
-        summary = SeekingReader(file, record_size_limit=size).get_summary()
-    except Exception:  # damaged bytes may lead the parser to any error; the file is searched then
-        return None
-    if summary is None or summary.statistics is None:
-        return None
-    channels = {n: channel_of(c, summary.schemas.get(c.schema_id)) for n, c in summary.channels.items()}
-    chunks = [_indexed(index) for index in sorted(summary.chunk_indexes, key=lambda index: index.chunk_start_offset)]
-    counts: Counter[int] = Counter()
-    for chunk in chunks:
-        counts.update(chunk.counts)
-    told = {number: count for number, count in summary.statistics.channel_message_counts.items() if count}
-    if +counts != told or not counts.keys() <= channels.keys() or any(chunk.end > size for chunk in chunks):
-        return None
-    return channels, chunks
+        summary = SeekingReader(file, record_size_limit=size).get_summary() if whole else None
+    except Exception as error:  # damaged bytes may lead the parser to any error
+        msg = f"the summary cannot be understood ({type(error).__name__})"
+        raise Damaged(msg) from error
+    if summary is not None and summary.statistics is not None:
+        channels = {n: channel_of(c, summary.schemas.get(c.schema_id)) for n, c in summary.channels.items()}
+        chunks = sorted(map(_indexed, summary.chunk_indexes), key=lambda chunk: chunk.offset)
+        counts: Counter[int] = Counter()
+        for chunk in chunks:
+            counts.update(chunk.counts)
+        told = {number: count for number, count in summary.statistics.channel_message_counts.items() if count}
+        if +counts == told and counts.keys() <= channels.keys() and all(chunk.end <= size for chunk in chunks):
+            return channels, chunks
+    msg = "the summary is not whole"
+    raise Damaged(msg)
 
 
 def _summary_is_whole(file: BinaryIO, size: int) -> bool:
@@ -121,31 +123,3 @@ def _indexed(index: ChunkIndex) -> Chunk:
         for (offset, number), following in zip(places, ends, strict=True)
     }
     return Chunk(index.chunk_start_offset, end, index.message_start_time, index.message_end_time, counts)
-
-
-class ChannelTable:
-    """Learns schemas and channels from records."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.channels: dict[int, Channel] = {}
-        self._schemas: dict[int, Schema] = {}
-
-    def learn(self, opcode: int, body: bytes) -> None:
-        """Take in a record, if it is a schema or a channel.
-
-        Raises:
-            Damaged: it cannot be understood.
-        """
-        stream = ReadDataStream(io.BytesIO(body))
-        try:
-            if opcode == Opcode.SCHEMA:
-                schema = Schema.read(stream)
-                self._schemas[schema.id] = schema
-            elif opcode == Opcode.CHANNEL:
-                record = ChannelRecord.read(stream)
-                if record.id not in self.channels:
-                    self.channels[record.id] = channel_of(record, self._schemas.get(record.schema_id))
-        except Exception as error:  # as above
-            msg = f"a schema or channel cannot be understood ({type(error).__name__})"
-            raise Damaged(msg) from error
