@@ -5,9 +5,11 @@ sleep (for a tenth of a second), print (what looks like markup).
 """
 
 import os
+import random
 import signal
 import time
 
+import numpy as np
 import torch
 
 from torchperf_ros.core.errors import BadInput
@@ -69,6 +71,27 @@ class Counting(Adapter):
             x=float(outputs[0]), y=float(self._observed), z=message.point.z
         )
         return message_class(POINT)(header=message.header, point=point)
+
+
+class _Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.offset = torch.nn.Parameter(torch.rand(()))
+
+    def forward(self, x):
+        return x + self.offset + torch.rand(())
+
+
+class Drawing(Counting):
+    """Draws at random: the model's weights, what it adds to x, and z."""
+
+    def build(self, tier):
+        return _Noisy()
+
+    def postprocess(self, outputs, messages):
+        message = super().postprocess(outputs, messages)
+        message.point.z = random.random() + np.random.random()
+        return message
 
 
 class Joining(Counting):

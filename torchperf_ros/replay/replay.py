@@ -92,7 +92,11 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
         ending.callback(record.close)
         life = FastPace(reader.start_ns).life
         stages, topics = _start(
-            ending, reader, options, notes.append, partial(ReplayStages, config, life, record, notes.append)
+            ending,
+            reader,
+            options,
+            notes.append,
+            partial(ReplayStages, config, life, record, notes.append, options.seed),
         )
         yield f"log {log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
         for topic in sorted(reader.topics.values(), key=lambda topic: topic.name):
@@ -151,7 +155,7 @@ class _Replay:
             ending.callback(record.close)
             # what workers say is told; at the virtual pace it is not kept, as it holds process ids
             told = self._say if virtual else self.note
-            make = partial(ReplayStages, config, pace.life, record, told)
+            make = partial(ReplayStages, config, pace.life, record, told, options.seed)
             stages, topics = _start(ending, self._reader, options, self.note, make)
             self._feed.connect(topics, stages, output)
             actors = stages.actors

@@ -51,6 +51,7 @@ class ReplayStages:
         life: Callable[[int], StageLife],
         record: ReplayRecord,
         say: Callable[[str], None],
+        seed: int,
         definitions: str,
     ) -> None:
         """Make the stages.
@@ -60,8 +61,10 @@ class ReplayStages:
             life: what the stage of an index runs on.
             record: what is kept of what they do.
             say: told what workers say and what becomes of them.
+            seed: of what models draw at random.
             definitions: a prefix whose `share` holds message types beside those that are installed.
         """
+        self._seed = seed
         self._definitions = definitions
         self.start_up_s = 0.0
         self._config = config
@@ -81,7 +84,7 @@ class ReplayStages:
             anomaly=self._record.found,
             log=lambda severity, text: None if severity == "info" else self._say(text),
         )
-        own = {"identify": True, "compile_first": True, "definitions": self._definitions}
+        own = {"identify": True, "compile_first": True, "definitions": self._definitions, "seed": self._seed}
         return StageActor(stage, {**worker_setup(stage, self._config), **own}, ports, life.ros_now, life.machinery)
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:

@@ -20,6 +20,7 @@ from torchperf_ros.worker.device import Device, choose_device
 from torchperf_ros.worker.evidence_taker import EvidenceTaker
 from torchperf_ros.worker.history_buffer import history_bytes
 from torchperf_ros.worker.output_check import InvalidOutput, OutputCheck
+from torchperf_ros.worker.seeding import seed_generators
 from torchperf_ros.worker.tier import Tier
 from torchperf_ros.worker.tier_loader import TierLoader
 
@@ -51,6 +52,7 @@ class Session:
 
     def load(self) -> None:
         """Import the adapter, say what it takes and gives, and build every tier."""
+        self._seed("load")
         self._adapter: Adapter = load_adapter(self._setup["adapter"])(self._setup["options"], self._device.device)
         self._inputs = [(topic, full_name(name)) for topic, name in self._adapter.inputs.items()]
         self._output = full_name(self._adapter.output)
@@ -99,7 +101,13 @@ class Session:
                 self._evidence.poll()
                 self._report()
 
+    def _seed(self, what: object) -> None:
+        """In a replay, let what models draw at random follow from its seed."""
+        if "seed" in self._setup:
+            seed_generators(self._setup["seed"], what)
+
     def _handle(self, request: Request) -> None:
+        self._seed(request.seq)
         response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
         lost = False
         try:

@@ -84,6 +84,24 @@ def test_given_a_seed_when_replayed_twice_then_the_files_are_the_same_bytes(tmp_
         assert first.stage("first").outcomes[outcome] > 0, outcome
 
 
+def test_given_a_model_that_draws_at_random_when_replayed_then_what_it_draws_follows_from_seed_and_frame(tmp_path):
+    calm = write_points(tmp_path / "calm", drive(60))
+    crashing = write_points(tmp_path / "crashing", drive(60, words={10: "sigkill"}))
+    values = one_stage(adapter="replay_adapters:Drawing")
+    times = {"first": {"full": {"inference_ms": 5}}, "restart_ms": 95}
+    drawn = []
+    for log, seed in ((calm, 1), (crashing, 1), (calm, 2)):
+        result, _ = run(log, tmp_path, times, values=values, seed=seed)
+        points = [message.message for message in result.stage("first").messages]
+        drawn.append({(p.header.stamp.sec, p.header.stamp.nanosec): (p.point.x, p.point.z) for p in points})
+    first, with_another_worker, with_another_seed = drawn
+    assert len(set(first.values())) == 60
+    assert 20 < len(with_another_worker) < 60
+    assert with_another_worker.items() <= first.items()
+    for axis in range(2):
+        assert not {point[axis] for point in first.values()} & {point[axis] for point in with_another_seed.values()}
+
+
 def test_given_a_crash_when_replayed_then_the_replacement_comes_after_restart_ms_of_the_log(tmp_path):
     log = write_points(tmp_path / "log", drive(200, words={150: "sigkill"}))
     times = {"first": {"full": {"inference_ms": 5}}, "restart_ms": 195}
