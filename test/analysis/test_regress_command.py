@@ -89,7 +89,7 @@ def test_given_one_burst_of_misses_when_compared_then_the_last_line_warns_and_a_
     assert markdown.startswith(f"**{broken}")
     assert "BREAKS the limit of 1 %" in markdown.split("<details>")[0]
     assert f'<b class="bad">{broken}' in page
-    assert re.search(r'<span class="tag bad">[^<]* BREAKS the limit of 1 %</span>', page)
+    assert re.search(r'<b class="bad">[^<]* BREAKS the limit of 1 %</b>', page)
     told = json.loads(outputs[2].read_text(encoding="utf-8"))
     found = {one["metric"]: (one["limit"], one["breaks_limit"]) for one in told["findings"]}
     assert (told["status"], found["miss"], found["dropped"]) == (1, (1.0, True), (None, False))
@@ -222,7 +222,9 @@ def test_given_a_margin_for_a_stage_that_is_not_there_when_compared_then_it_is_r
 
 
 @pytest.mark.parametrize("flag", ["--markdown", "--html", "--json"])
-@pytest.mark.parametrize("name", ["run.parquet", "link.json", "hard.json", "folder/run.parquet", "effects.yaml"])
+@pytest.mark.parametrize(
+    "name", ["run.parquet", "link.json", "hard.json", "folder/run.parquet", "effects.yaml", "limits.yaml"]
+)
 def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_the_input_is_kept(
     runs, tmp_path, flag, name
 ):
@@ -232,9 +234,11 @@ def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_t
     (tmp_path / "link.json").symlink_to(tmp_path / "run.parquet")
     (tmp_path / "hard.json").hardlink_to(tmp_path / "run.parquet")
     (tmp_path / "effects.yaml").write_text("p99: 3%\n", encoding="utf-8")
+    (tmp_path / "limits.yaml").write_text("p99: 90ms\n", encoding="utf-8")
     before = (tmp_path / name).read_bytes()
     new = tmp_path / "folder" if "/" in name else tmp_path / "run.parquet"
-    done = regress(runs / "base.json", new, "--min-effects", tmp_path / "effects.yaml", flag, tmp_path / name)
+    done = regress(runs / "base.json", new, "--min-effects", tmp_path / "effects.yaml", "--limits",
+                   tmp_path / "limits.yaml", flag, tmp_path / name)  # fmt: skip
 
     assert (done.exit_code, (tmp_path / name).read_bytes()) == (2, before)
     assert f"{flag} {tmp_path / name}: would replace the input" in done.stderr

@@ -112,10 +112,11 @@ class _Page:
         head = "".join(f'<th class="{"n" if 0 < at < last else ""}">{name}</th>' for at, name in enumerate(names))
         lines = []
         for finding, row in zip(findings, rows(findings), strict=True):
-            look = finding.breaks_limit or finding.conspicuous
-            css = "bad" if look else _CLASS.get(finding.verdict, "")
+            css = _CLASS.get(finding.verdict, "")
             cells = "".join(f'<td class="n">{_text(cell)}</td>' for cell in row[1:-1])
             verdict = f'<span class="tag {css}">{_text(row[-1])}</span>' if css else _text(row[-1])
+            if finding.breaks_limit or finding.conspicuous:
+                verdict = f'<b class="bad">{_text(row[-1])}</b>'
             metric = finding.estimate.metric
             lines.append(f"<tr><td>{metric.title} [{metric.unit}]</td>{cells}<td>{verdict}</td></tr>")
         return f'<div class="card scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
