@@ -111,9 +111,15 @@ def test_given_a_rule_for_an_inner_and_an_outer_type_when_compared_then_the_oute
     assert found(one, other, {**rules, PATH: MessageRule(tolerances={"poses": Tolerance()})})
 
 
+def test_given_stamps_on_both_sides_of_a_second_when_they_differ_then_it_is_one_difference_in_seconds():
+    difference, _ = found(path(pose(), stamp_ns=1_990_000_000), path(pose(), stamp_ns=2_010_000_000))
+    assert (difference.path, difference.value, difference.golden) == ("header.stamp", "1.990000000", "2.010000000")
+    assert (difference.error, difference.allowed) == (pytest.approx(0.02), 0.0)
+
+
 def test_given_ignored_fields_when_they_differ_then_nothing_is_told():
     one, other = path(pose(), stamp_ns=5), path(pose(), stamp_ns=7)
-    assert paths(one, other) == ["header.stamp.nanosec", "poses[0].header.stamp.nanosec"]
+    assert paths(one, other) == ["header.stamp", "poses[0].header.stamp"]
     assert found(one, other, {PATH: MessageRule(ignore=("header.stamp", "poses.header"))}) == []
     assert found(one, other, {"std_msgs/msg/Header": MessageRule(ignore=("stamp",))}) == []
 

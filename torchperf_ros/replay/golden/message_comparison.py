@@ -11,12 +11,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.replay.golden.message_rule import USUAL, Matched, MessageRule, Rules, Tolerance
 
 _EXACT: Final = Tolerance()
 _NO_RULE: Final = MessageRule()
 _QUATERNION: Final = "geometry_msgs/msg/Quaternion"
+_TIMES: Final = frozenset({"builtin_interfaces/msg/Time", "builtin_interfaces/msg/Duration"})
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Difference:
     Attributes:
         path: with indexes, for example `markers[3].pose.position.x`.
         value, golden: what is there, and what should be; `none` for a part that only one of them has.
-        error: how far they are apart, in the field's unit; NaN for what has no distance.
+        error: how far they are apart, in the field's unit, s for a time; NaN for what has no distance.
         allowed: how far they may be apart; NaN likewise.
     """
 
@@ -102,9 +104,23 @@ def _messages(message: Any, golden: Any, place: _Place, rules: Rules) -> Iterato
     kind = golden.__msgtype__
     place = place.within(rules.get(kind, _NO_RULE))
     sign = -1.0 if kind == _QUATERNION and _dot(message, golden) < 0.0 else 1.0
+    found: list[Difference] = []
     for name in _fields(golden):
         value, wanted = getattr(message, name), getattr(golden, name)
-        yield from _values(value * sign if sign < 0 else value, wanted, place.field(name), rules)
+        found += _values(value * sign if sign < 0 else value, wanted, place.field(name), rules)
+    yield from [_time(message, golden, place, found)] if found and kind in _TIMES else found
+
+
+def _time(message: Any, golden: Any, place: _Place, found: Sequence[Difference]) -> Difference:  # noqa: ANN401
+    """One difference in s for those of a time's two fields."""
+    mine, theirs = (item.sec * NS_PER_S + item.nanosec for item in (message, golden))
+    allowed = sum(part.allowed if part.path.endswith(".sec") else part.allowed / NS_PER_S for part in found)
+    return Difference(place.path, _seconds(mine), _seconds(theirs), abs(mine - theirs) / NS_PER_S, allowed)
+
+
+def _seconds(ns: int) -> str:
+    whole, rest = divmod(abs(ns), NS_PER_S)
+    return f"{'-' if ns < 0 else ''}{whole}.{rest:09d}"
 
 
 def _fields(message: Any) -> list[str]:  # noqa: ANN401
