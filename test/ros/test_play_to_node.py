@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from nav_msgs.msg import Path
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
+from torchperf_ros.core.frame import USABLE_AGE_MS
 from torchperf_ros.core.outcome import Outcome
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
@@ -26,10 +28,6 @@ IMAGE, ODOMETRY = "sensor_msgs/msg/Image", "nav_msgs/msg/Odometry"
 MS, S = 1_000_000, 1_000_000_000
 START_NS = 1_600_000_000 * S
 AGE_MS = 40
-STAGE = {
-    "tiers": ["fast"], "engine": "eager", "backup": "none", "budget_ms": 5000.0, "hang_ms": 10_000.0,
-    "input_reliability": "reliable",
-}  # fmt: skip
 
 
 def header(t_ns):
@@ -86,8 +84,8 @@ def ended(graph, process, printed):
 
 @pytest.fixture(scope="module")
 def node(start_node, obedient, orders):
-    """With the log's time; told to misbehave by orders, with a deadline that a hanging worker misses."""
-    stage = obedient(orders, budget_ms=1000.0, hang_ms=1500.0)
+    """With the log's time, which budgets count from; told to misbehave by orders."""
+    stage = obedient(orders, budget_ms=3000.0, budget_from="stamp", hang_ms=4000.0)
     node = start_node({"stages": ["camera"], "camera": stage, "use_sim_time": True})
     node.wait_until_ready("camera")
     return node
@@ -110,29 +108,48 @@ def test_given_no_clock_yet_when_a_worker_hangs_then_the_frame_is_answered_and_t
 def test_given_a_log_of_years_ago_when_played_with_its_clock_then_ages_are_those_of_the_log(
     graph, node, play, tmp_path
 ):
-    log = write_drive(tmp_path / "log", 5, 100, 16, 4)
+    log = write_drive(tmp_path / "log", 5, 500, 16, 4)
     seen, reported = len(node.rows), graph.listen("/diagnostics", DiagnosticArray)
     process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
     ended(graph, process, printed)
     rows = node.wait_for(lambda: len(node.rows) == seen + 5 and node.rows[seen:], "an answer to each image")
     assert "is not ready" not in printed()
     assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
-    assert all(0 < row["age_ms"] < 1000 for row in rows)
-    assert any(message.header.stamp.sec == START_NS // S for message in reported)
+    assert all(0 < row["age_ms"] < USABLE_AGE_MS for row in rows)
     node.next_report()  # although the clock stands still
+    assert START_NS // S <= reported[-1].header.stamp.sec < START_NS // S + 5
+
+
+def test_given_a_log_in_a_loop_when_its_time_goes_back_then_the_frames_of_each_round_are_answered_on_time(
+    graph, node, play, tmp_path
+):
+    log = write_drive(tmp_path / "log", 4, 500, 16, 4)
+    seen, before = len(node.rows), node.values("camera")
+    process, printed = play(log, *inputs_of(node), "--clock", "--loop", "--wait-for-node", node.name)
+    node.wait_for(lambda: len(node.rows) >= seen + 10, lambda: f"a third round; the player printed {printed()}")
+    process.send_signal(signal.SIGINT)
+    ended(graph, process, printed)
+    node.next_report()
+    rows, after = node.rows[seen:], node.values("camera")
+    assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
+    assert all(0 < row["age_ms"] < USABLE_AGE_MS for row in rows)
+    assert int(after["backward_stamps"]) >= int(before["backward_stamps"]) + 2  # it is seen that time goes back
+    assert (after["stale"], after["health_safe_stop_s"]) == (before["stale"], before["health_safe_stop_s"])
 
 
 def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_outputs_are_the_same(
-    graph, start_node, play, tmp_path
+    graph, start_node, fast, play, tmp_path
 ):
-    frames = 4
-    log = write_drive(tmp_path / "log", frames, 500, 320, 180)
-    parameters = {"stages": ["perception", "planning"], "perception": STAGE, "planning": STAGE}
+    frames, stage = 4, fast(engine="eager")
+    log = write_drive(tmp_path / "log", frames, 1000, 320, 180)
+    parameters = {"stages": ["perception", "planning"], "perception": stage, "planning": stage}
     node = start_node({**parameters, "use_sim_time": True})
     live = {
         name: listen_raw(graph, f"{node.namespace}/{name}", kind)
         for name, kind in (("detections", MarkerArray), ("trajectory", Path))
     }
+    node.wait_until_ready("perception", "planning")
+    node.acquaint()
     process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
     ended(graph, process, printed)
     node.wait_for(lambda: len(live["trajectory"]) == frames, lambda: f"all outputs; the player printed {printed()}")

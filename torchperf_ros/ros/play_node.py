@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any, Final
 
 import rclpy
+from lifecycle_msgs.srv import GetState
+from rclpy.client import Client
 from rclpy.duration import Duration
 from rclpy.exceptions import InvalidTopicNameException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -32,6 +34,8 @@ _MOST_LATCHED: Final = 1000
 _POLL_S: Final = 0.02
 _MUTUAL_S: Final = 0.5
 """Who knows of a subscriber is not yet known to it; what is published before that, it never gets."""
+_ASK_AGAIN_S: Final = 1
+"""A request may be lost, and an answer."""
 _LAST_S: Final = 1
 
 
@@ -178,15 +182,29 @@ class PlayNode:
                     health[status.name] = said["health"]
 
         subscription = self._node.create_subscription(kind, "/diagnostics", take, 50)
+        client = self._node.create_client(GetState, f"{name}/get_state")
         end_s = time.monotonic() + seconds
         try:
             while not health or Health.STARTING.name in health.values() or not self._is_heard_by(name):
                 if time.monotonic() > end_s:
                     return False
                 time.sleep(_POLL_S)
+            return self._is_known_to(client, end_s)
         finally:
             self._node.destroy_subscription(subscription)
-        return True
+            self._node.destroy_client(client)
+
+    def _is_known_to(self, client: Client, end_s: float) -> bool:
+        """Whether a node knows of the publishers: it does once it answers a client that was announced after them."""
+        while time.monotonic() < end_s:
+            answer = client.call_async(GetState.Request())
+            again_s = time.monotonic() + _ASK_AGAIN_S
+            while time.monotonic() < again_s:
+                if answer.done():
+                    return True
+                time.sleep(_POLL_S)
+            client.remove_pending_request(answer)
+        return False
 
     def _is_heard_by(self, name: str) -> bool:
         """Whether each topic that the node subscribes to is connected, and there is one."""
