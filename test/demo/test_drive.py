@@ -39,7 +39,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def ended(children: list[psutil.Process]) -> bool:
     """Whether none of these processes runs any more."""
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     return not alive
 
 

@@ -229,7 +229,7 @@ def test_given_an_interrupt_when_writing_then_nothing_is_left_under_any_name(tmp
         while not any(tmp_path.rglob("*.mcap/*")) and not any(tmp_path.rglob(".drive*/*")):
             assert running.poll() is None, running.communicate()
         os.kill(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=30)
+        _, said = running.communicate(timeout=60)
     finally:
         running.kill()
         running.wait()

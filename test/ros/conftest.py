@@ -1,8 +1,10 @@
 """A place in a real ROS graph for the tests, and the node beside it as a process of its own."""
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +17,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 60.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
 DOMAIN_ID = 1 + os.getpid() % 100
-FAST = {"tiers": ["fast"], "backup": "none", "budget_ms": 1000.0, "hang_ms": 5000.0}
-"""A stage that starts quickly and is never late on a busy machine."""
+FAST = {
+    "tiers": ["fast"], "backup": "none", "budget_ms": 5000.0, "hang_ms": 10_000.0, "input_reliability": "reliable",
+}  # fmt: skip
+"""A stage that starts quickly, is never late on a busy machine, and loses no message."""
 
 
 class Graph:
@@ -55,17 +59,32 @@ class Graph:
             self.executor.spin_once(timeout_sec=0.02)
         return said
 
-    def call(self, service_type, name, request, harmless=None):
-        """The answer of a service.
+    def client(self, service_type, name):
+        """A client of a service, from now on."""
+        client = self.clients[name] = self.node.create_client(service_type, name)
+        self.wait_for(client.service_is_ready, f"service {name}")
 
-        A server may answer before it has discovered its client, and that answer is lost. So the first thing that a new
-        client sends is `harmless` (by default the request itself), again and again until it is answered.
-        """
-        if name not in self.clients:
-            client = self.clients[name] = self.node.create_client(service_type, name)
-            self.wait_for(client.service_is_ready, f"service {name}")
-            self.wait_for(lambda: self._answer(client, harmless or request, 2.0), f"an answer of {name}")
+    def call(self, service_type, name, request):
+        """The answer of a service, to a client that the server is acquainted with."""
         return self._answer(self.clients[name], request, WITHIN_S) or pytest.fail(f"no answer of {name}")
+
+    def acquaint(self, service_type, name, harmless):
+        """Wait until the process of this service knows of every client, publisher and subscription that is here now.
+
+        That these know of it does not say so: what it sends before is lost, and so is what it is sent without
+        acknowledgement. A process announces its endpoints in order, so whoever answers a new client knows of all that
+        was there before. An answer may be lost itself, so a request that does no harm is sent until one comes.
+        """
+        client = self.node.create_client(service_type, name)
+        self.wait_for(client.service_is_ready, f"service {name}")
+        self.wait_for(lambda: self._answer(client, harmless, 2.0), f"an answer of {name}")
+        self.node.destroy_client(client)
+
+    def wait_for_end(self, *processes):
+        """Wait until none of these processes runs any more; one that waits for its parent does not."""
+        self.wait_for(
+            lambda: not any(map(is_alive, processes)), lambda: f"the end of {list(filter(is_alive, processes))}"
+        )
 
     def _answer(self, client, request, within_s):
         """The answer to one request, None if there is none in time."""
@@ -83,6 +102,7 @@ class PerfProcess:
     Attributes:
         name: its fully qualified name.
         rows: what it says on `~/latency_stages`, as dicts by label.
+        anomalies: the messages of `~/anomaly`.
         statuses: the last status of each name on `/diagnostics`, as (level, message, values).
     """
 
@@ -96,7 +116,9 @@ class PerfProcess:
         self.name = f"{namespace}/perf"
         self.statuses = {}
         self.reports = 0
+        # A node that is heard on /diagnostics knows of the subscriptions before that one, too: see `Graph.acquaint`.
         self._records = graph.listen(f"{self.name}/latency_stages", Float64MultiArray)
+        self.anomalies = graph.listen(f"{self.name}/anomaly", DiagnosticArray)
         self._subscription = graph.node.create_subscription(DiagnosticArray, "/diagnostics", self._take, 50)
         folder.mkdir(exist_ok=True)
         if parameters is not None:
@@ -186,27 +208,42 @@ class PerfProcess:
 
     def workers(self):
         """Its living child processes."""
-        return [child for child in self.process.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in self.process.children(recursive=True) if is_alive(child)]
 
     def publisher(self, topic, message_type):
         """A publisher that one of the node's subscriptions is connected to."""
         publisher = self.graph.node.create_publisher(message_type, f"{self.namespace}/{topic}", 10)
         self.wait_for(publisher.get_subscription_count, f"a subscription of {topic}")
+        self.acquaint()
         return publisher
+
+    def acquaint(self):
+        """Wait until it knows of all publishers and subscriptions of the tests, and has started."""
+        from lifecycle_msgs.srv import GetState
+
+        self.graph.acquaint(GetState, f"{self.name}/get_state", GetState.Request())
+
+    def call(self, service_type, service, request):
+        """The answer of one of its services, for example `get_state`."""
+        name = f"{self.name}/{service}"
+        if name not in self.graph.clients:
+            self.graph.client(service_type, name)
+            self.acquaint()
+        return self.graph.call(service_type, name, request)
 
     def state(self):
         """The label of its lifecycle state."""
         from lifecycle_msgs.srv import GetState
 
-        return self.graph.call(GetState, f"{self.name}/get_state", GetState.Request()).current_state.label
+        return self.call(GetState, "get_state", GetState.Request()).current_state.label
 
     def change_state(self, label):
         """Ask for a transition, for example `configure`; returns whether it succeeded."""
         from lifecycle_msgs.msg import Transition
         from lifecycle_msgs.srv import ChangeState
 
-        request, harmless = (ChangeState.Request(transition=Transition(label=text)) for text in (label, "nothing"))
-        return self.graph.call(ChangeState, f"{self.name}/change_state", request, harmless).success
+        request = ChangeState.Request(transition=Transition(label=label))
+        return self.call(ChangeState, "change_state", request).success
 
     def answer(self, publisher, message, stage=0):
         """Publish a message and wait for the stage's row that answers it; one at a time."""
@@ -229,7 +266,7 @@ class PerfProcess:
         tree = [self.process, *self.workers()]
         self.process.send_signal(number)
         status = self.process.wait(WITHIN_S)
-        self.graph.wait_for(lambda: not any(map(is_alive, tree)), lambda: f"the end of {list(filter(is_alive, tree))}")
+        self.graph.wait_for_end(*tree)
         return status
 
     def clear_away(self):
@@ -254,6 +291,15 @@ def is_alive(process):
 def shared_memory_names():
     """Names in /dev/shm, without those of the middleware, whose killed processes leave some behind."""
     return {name for name in os.listdir("/dev/shm") if "fastrtps" not in name and "fastdds" not in name}
+
+
+def unused_shared_memory():
+    """Those of them that no process has in its memory: other processes of this machine come and go as well."""
+    names, mapped = shared_memory_names(), set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return names - mapped
 
 
 @pytest.fixture(scope="session")
@@ -287,7 +333,7 @@ def start_node(graph, tmp_path_factory):
     """Start nodes with given parameters; at the end each is told to end and has to have left nothing behind."""
     started = []
     numbers = itertools.count()
-    shared_memory = shared_memory_names()
+    unused_before = unused_shared_memory()
 
     def start(parameters, *, namespace=None, arguments=()):
         # Names of their own: a killed node stays in the graph for a while.
@@ -302,7 +348,10 @@ def start_node(graph, tmp_path_factory):
         yield start
         statuses = {node.name: node.end() for node in started if node.process.poll() is None}
         assert set(statuses.values()) <= {0}, statuses
-        assert shared_memory_names() <= shared_memory
+        graph.wait_for(
+            lambda: unused_shared_memory() <= unused_before,
+            lambda: f"the end of shared memory that is not used: {unused_shared_memory() - unused_before}",
+        )
     finally:
         for node in started:
             node.clear_away()
@@ -347,7 +396,7 @@ def obedient():
     def make(orders=None, *, trigger="image", adapter="Obedient", output="point", **changed):
         options = {"trigger": trigger} | ({} if orders is None else {"orders": str(orders)})
         given = {"adapter": f"adapters_for_graph:{adapter}", "options": json.dumps(options), "output": output}
-        return {**FAST, "input_reliability": "reliable", **given, **changed}
+        return {**FAST, **given, **changed}
 
     return make
 

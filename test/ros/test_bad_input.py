@@ -11,10 +11,8 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import CompressedImage, Image
-from std_msgs.msg import Float64
 from visualization_msgs.msg import MarkerArray
 
 from torchperf_ros.core.outcome import Fallback, Outcome
@@ -29,15 +27,13 @@ class Car:
     """A node whose two stages do not know each other, so that each shows whether the other's trouble reaches it."""
 
     def __init__(self, graph, start_node, fast):
-        stage = fast(input_reliability="reliable", max_frame_bytes=65_536, recover_frames=3)
+        stage = fast(max_frame_bytes=65_536, recover_frames=3)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.metrics_port = free.getsockname()[1]
         stages = {"perception": {**stage, "output": "boxes"}, "planning": stage}
         self.node = start_node({**stages, "metrics_port": self.metrics_port})
         self.node.wait_until_ready("perception", "planning")
-        self.anomalies = graph.listen(f"{self.node.name}/anomaly", DiagnosticArray)
-        self.latencies = graph.listen(f"{self.node.name}/latency", Float64)
         self.camera = self.node.publisher("image", Image)
         self.detections = self.node.publisher("detections", MarkerArray)
         self.odom = self.node.publisher("odom", Odometry)
@@ -52,7 +48,7 @@ class Car:
 
     def reasons(self, name):
         """What was told on ~/anomaly under this name."""
-        return [status.message for array in self.anomalies for status in array.status if status.name == name]
+        return [status.message for array in self.node.anomalies for status in array.status if status.name == name]
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +150,9 @@ def test_given_a_publisher_of_another_type_then_diagnostics_name_topic_and_both_
 
 
 def test_given_a_free_metrics_port_then_the_counters_can_be_scraped(car):
-    with urllib.request.urlopen(f"http://127.0.0.1:{car.metrics_port}/metrics", timeout=10) as answer:
+    car.node.counted("perception", answered=len(car.node.rows_of(PERCEPTION)))
+    car.node.counted("planning", answered=len(car.node.rows_of(PLANNING)))
+    with urllib.request.urlopen(f"http://127.0.0.1:{car.metrics_port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert f'torchperf_frames_total{{stage="perception"}} {len(car.node.rows_of(PERCEPTION))}.0' in text
     on_time = sum(row["outcome"] == Outcome.ON_TIME for row in car.node.rows_of(PLANNING))
@@ -211,7 +209,7 @@ def test_given_adapters_that_cannot_be_used_then_each_says_why_on_diagnostics_an
         assert text.startswith("SAFE_STOP: ")
         assert why in text
         assert why in values["last_error"]
-        assert why in node.errors
+        node.wait_for(lambda why=why: why in node.errors, f"the log to say {why}")
     assert "Traceback" in node.values("unbuildable")["last_error"]
     assert "in build" in node.values("unbuildable")["last_error"]
 
@@ -221,15 +219,15 @@ def test_given_stages_that_failed_then_the_good_one_is_answered_on_time(crew, im
     camera = node.publisher("image", Image)
     rows = [node.answer(camera, image()) for _ in range(10)]
     assert [row["outcome"] for row in rows] == [Outcome.ON_TIME] * 10
-    assert node.values("node")["lifecycle"] == "active"
+    node.wait_for(lambda: node.values("node")["lifecycle"] == "active", "diagnostics to say active")
 
 
 def test_given_a_metrics_port_that_is_taken_then_the_node_warns_and_goes_on(crew):
     node, port = crew
-    warning = node.values("node")["metrics_warning"]
+    warning = node.wait_for(lambda: node.values("node").get("metrics_warning"), "the warning on diagnostics")
     assert warning.startswith(f"metrics_port {port} cannot be used: ")
     assert warning.endswith("set another, or 0 for none")
-    assert warning in node.errors
+    node.wait_for(lambda: warning in node.errors, "the warning in the log")
 
 
 # -- the graph around it -----------------------------------------------------------------------------------------------

@@ -23,18 +23,19 @@ def start():
     """Start processes with a node each; returns the process and the locks of its segments."""
     processes = []
 
-    def locks():
-        return {path for pattern in ("fastdds_*_el", "fastrtps_*_el") for path in SHARED_MEMORY.glob(pattern)}
+    def locks(process):
+        """Those that this process holds: others of the machine come and go as well."""
+        files = [path.readlink() for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+        return {path for path in files if path.parent == SHARED_MEMORY and path.name.endswith("_el")}
 
     def start():
-        before = locks()
         environment = os.environ | {"FASTDDS_BUILTIN_TRANSPORTS": "DEFAULT"}
         process = subprocess.Popen(
             [sys.executable, "-c", NODE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         processes.append(process)
         assert process.stdout.readline() == b"up\n"
-        own = {lock for lock in locks() - before if "port" not in lock.name}
+        own = {lock for lock in locks(process) if "port" not in lock.name}
         assert own
         return process, own
 

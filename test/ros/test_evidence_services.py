@@ -32,7 +32,8 @@ def test_given_a_node_with_a_standby_when_profiled_then_frames_go_on_and_diagnos
 
     camera = node.publisher("image", Image)
     node.answer(camera, image())
-    said = node.graph.call(Trigger, f"{node.name}/profile", Trigger.Request())  # asked twice, see `call`
+    assert node.call(Trigger, "profile", Trigger.Request()).success
+    said = node.call(Trigger, "profile", Trigger.Request())
     assert not said.success
     assert "stage perception is busy with one already (profile" in said.message
     rows = []

@@ -1,5 +1,6 @@
 """The node's lifecycle, asked for as a client asks for it, and its end by signals."""
 
+import contextlib
 import resource
 import signal
 import time
@@ -38,13 +39,16 @@ def node(nodes):
     if node.state() == "inactive":
         node.change_state("cleanup")
     assert node.state() == "unconfigured"
+    lifecycle_told(node, "unconfigured")  # what is told from now on is of what the test does
     return node
 
 
 def memory_files(node):
     """Names of the memory files that the process holds."""
-    files = Path(f"/proc/{node.process.pid}/fd").iterdir()
-    targets = [str(file.readlink()) for file in files if file.is_symlink()]
+    targets = []
+    for file in Path(f"/proc/{node.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            targets.append(str(file.readlink()))
     return [target for target in targets if "memfd:torchperf" in target]
 
 
@@ -96,12 +100,14 @@ def test_given_each_transition_then_workers_and_answers_follow(node, image):
     assert not node.workers()
     assert not memory_files(node)
     node.graph.wait_for(lambda: not camera.get_subscription_count(), "the subscription to go")
-    assert not node.graph.node.count_publishers(f"{node.namespace}/point")
+    node.wait_for(lambda: not node.graph.node.count_publishers(f"{node.namespace}/point"), "the publisher to go")
+    lifecycle_told(node, "unconfigured")  # so that what is said of the stage is not of its life before
 
     assert node.change_state("configure")
     assert node.change_state("activate")
     node.wait_until_ready("camera")
     node.wait_for(camera.get_subscription_count, "a new subscription")
+    node.acquaint()
     row = node.answer(camera, image())
     assert (row["outcome"], row["seq"]) == (Outcome.ON_TIME, 0)
     assert node.workers() != [worker]
@@ -110,6 +116,7 @@ def test_given_each_transition_then_workers_and_answers_follow(node, image):
 def test_given_a_transition_that_the_state_does_not_have_then_it_is_refused_and_the_node_lives(node):
     client = node.graph.node.create_client(ChangeState, f"{node.name}/change_state")
     node.wait_for(client.service_is_ready, "the service")
+    node.acquaint()
     answer = client.call_async(ChangeState.Request(transition=Transition(id=Transition.TRANSITION_ACTIVATE)))
     assert node.state() == "unconfigured"
     assert not answer.done() or not answer.result().success  # Humble's and Jazzy's rclpy does not answer it

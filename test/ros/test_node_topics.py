@@ -44,7 +44,8 @@ class Drive:
 
     def __init__(self, graph, start_node, image, fast):
         self.graph = graph
-        stage = fast(input_timeout_ms=60_000.0)  # it counts as driving until it has been looked at
+        # Inputs are best effort, as they are by default; it counts as driving until it has been looked at.
+        self.stage = stage = fast(input_reliability="best_effort", input_timeout_ms=600_000.0)
         self.node = node = start_node({"perception": stage, "planning": stage}, namespace="")
         self.latencies = graph.listen("/perf/latency", Float64)
         self.records = graph.listen("/perf/latency_stages", Float64MultiArray)
@@ -54,19 +55,18 @@ class Drive:
         self.trajectories = graph.listen("/trajectory", Path)
         node.wait_until_ready("perception", "planning")
         camera = node.publisher("image", Image)
-        node.publisher("odom", Odometry).publish(odometry())
-        heard = (self.latencies, self.detections, self.trajectories)
-        node.wait_for(
-            lambda: node.answer(camera, image(), stage=PLANNING) and all(heard), "a message on each of the topics"
-        )
+        node.tell(node.publisher("odom", Odometry), odometry())
         self.stamps = []
         for _ in range(FRAMES):
             self.stamps.append(time.time_ns())
             node.answer(camera, image(self.stamps[-1]), stage=PLANNING)
-        node.next_report()  # and by now every message of the drive has come
-        for messages in (*heard, self.records):
-            del messages[: -2 * FRAMES if messages is self.records else -FRAMES]
-        self.rows = {stage: node.rows_of(stage)[-FRAMES:] for stage in (PERCEPTION, PLANNING)}
+        heard = (self.latencies, self.detections, self.trajectories)
+        node.wait_for(
+            lambda: all(len(messages) >= FRAMES for messages in heard) and len(self.records) >= 2 * FRAMES,
+            lambda: f"every message; heard {[len(messages) for messages in heard]} and {len(self.records)}",
+        )
+        node.next_report()  # and nothing else has come
+        self.rows = {stage: node.rows_of(stage) for stage in (PERCEPTION, PLANNING)}
 
 
 def odometry():
@@ -97,7 +97,7 @@ def test_given_a_drive_then_rows_have_fixed_labels_and_add_up(drive):
     for row in (*drive.rows[PERCEPTION], *drive.rows[PLANNING]):
         assert (row["tier"], row["outcome"]) == (0, 0)
         assert math.isnan(row["fallback"])
-        assert row["budget_ms"] == 1000.0
+        assert row["budget_ms"] == drive.stage["budget_ms"]
         assert 0 <= row["age_ms"] < 10_000
         steps = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
         assert 0 < sum(row[step] for step in steps) <= row["total_ms"] < row["budget_ms"]
@@ -105,7 +105,7 @@ def test_given_a_drive_then_rows_have_fixed_labels_and_add_up(drive):
 
 def test_given_a_drive_then_end_to_end_latency_is_told_once_for_each_image_and_within_both_budgets(drive):
     assert len(drive.latencies) == FRAMES
-    assert all(0 < latency.data < 2000.0 for latency in drive.latencies)
+    assert all(0 < latency.data < 2 * drive.stage["budget_ms"] for latency in drive.latencies)
     for latency, row in zip(drive.latencies, drive.rows[PERCEPTION], strict=True):
         assert latency.data > row["age_ms"] + row["total_ms"]
 
@@ -200,6 +200,7 @@ def test_given_a_namespace_and_remappings_when_started_then_all_names_follow(gra
     camera = graph.node.create_publisher(Image, "/camera/image_raw", 10)
     node.wait_for(camera.get_subscription_count, "a subscription of the remapped image")
     node.wait_for(lambda: any("WAITING" in s.message for d in diagnostics for s in d.status), "the stage to be ready")
+    node.acquaint()
     node.answer(camera, image())
 
     for name in ("/car/front/perf/latency", "/car/front/perf/memory", "/car/front/there/point", "/car/diagnostics"):

@@ -75,6 +75,13 @@ def trigger(graph, name):
     return answer.success, answer.message
 
 
+def meet_paused_player(graph):
+    """Have clients of all its services, which it knows."""
+    for name in ("pause", "resume", "toggle_paused", "play_next"):
+        graph.client(Trigger, f"/player/{name}")
+    graph.acquaint(Trigger, "/player/pause", Trigger.Request())  # what it is already
+
+
 def test_given_a_log_when_played_then_its_bytes_arrive_in_order_with_the_log_s_time(graph, play, log):
     frames, words, times = [], graph.listen("/other/word", String), graph.listen("/clock", Clock)
     graph.node.create_subscription(PointStamped, "/other/frame", lambda data: frames.append(bytes(data)), 20, raw=True)
@@ -96,7 +103,7 @@ def test_given_a_log_when_played_then_its_bytes_arrive_in_order_with_the_log_s_t
 def test_given_a_paused_player_when_asked_then_it_plays_one_message_all_and_the_log_once_more(graph, play, log):
     frames = graph.listen("/frame", PointStamped)
     process, printed = play(log, "--pause", "--loop", "--topics", "/frame", "--wait-for-subscribers", "60")
-    trigger(graph, "pause")  # what it is already
+    meet_paused_player(graph)
     graph.wait_for(lambda: trigger(graph, "play_next") == (True, "played"), lambda: f"a step; it printed {printed()}")
     graph.wait_for(lambda: frames, "the frame of that step")
     graph.wait_for(lambda: "paused" in printed(), "the line that says so")

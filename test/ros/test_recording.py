@@ -4,13 +4,11 @@ import json
 import signal
 
 import jsonschema
-import psutil
 import pytest
 from rosbags.highlevel import AnyReader
 
 pytest.importorskip("rclpy")
 
-from diagnostic_msgs.msg import DiagnosticArray
 from sensor_msgs.msg import Image
 from std_srvs.srv import Trigger
 
@@ -29,8 +27,6 @@ class Recorded:
         own = {"recorder": True, "evidence_dir": str(self.evidence), "record_dir": str(self.records)}
         given = {"stages": ["camera"], "camera": stage, **own, "black_box_after_s": 1.0, **changed}
         self.node = start_node(given)
-        self.graph = graph
-        self.anomalies = graph.listen(f"{self.node.name}/anomaly", DiagnosticArray)
         self.camera = self.node.publisher("image", Image)
         self.node.wait_until_ready("camera")
 
@@ -39,8 +35,10 @@ class Recorded:
         return self.node.wait_for(lambda: next(self.evidence.glob(f"2*_{what}"), None), f"an incident {what}")
 
     def lines(self):
+        """What its records say; a line that is being written is left out."""
         files = sorted(self.records.glob("records*.jsonl"), reverse=True)
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def recorder(self):
         """The recorder's process."""
@@ -67,8 +65,7 @@ def test_given_frames_when_asked_to_record_then_inputs_outputs_and_topics_are_wr
     for width in (8, 16, 24):
         recorded.node.answer(recorded.camera, image(width=width))
     recorded.node.next_report()
-    service = f"{recorded.node.name}/record"
-    response = recorded.graph.call(Trigger, service, Trigger.Request(), Trigger.Request())
+    response = recorded.node.call(Trigger, "record", Trigger.Request())
     assert response.success
     incident = recorded.incident("recorded")
     assert response.message == str(incident)
@@ -92,7 +89,7 @@ def test_given_errors_that_last_when_told_then_the_event_names_its_evidence(reco
         recorded.node.answer(recorded.camera, image(width=width))
 
     def error():
-        statuses = [status for array in recorded.anomalies for status in array.status]
+        statuses = [status for array in recorded.node.anomalies for status in array.status]
         return next((s for s in statuses if s.name == "camera: model error" and s.level == b"\x02"), None)
 
     status = recorded.node.wait_for(error, "an error")
@@ -104,8 +101,13 @@ def test_given_errors_that_last_when_told_then_the_event_names_its_evidence(reco
 
 
 def test_given_records_when_read_then_each_line_fits_the_schema_and_every_frame_is_there(recorded):
+    def lines():
+        """All of them, once there is one for each frame."""
+        found = recorded.lines()
+        return sum(line["kind"] == "frame" for line in found) >= len(recorded.node.rows) and found
+
     recorded.node.next_report()
-    lines = recorded.lines()
+    lines = recorded.node.wait_for(lines, "every frame's record")
     validator = jsonschema.Draft202012Validator(json.loads(schema()))
     for line in lines:
         validator.validate(line)
@@ -143,4 +145,4 @@ def test_given_a_node_that_is_killed_when_gone_then_its_last_seconds_are_written
     incident = graph.wait_for(lambda: next(tmp_path.glob("evidence/2*_node-died"), None), lambda: "the last incident")
     assert len(log_of(incident)[f"{recorded.node.namespace}/point"]) == 1
     assert "gone without a word" in json.loads((incident / "incident.json").read_text())["why"]
-    graph.wait_for(lambda: not psutil.pid_exists(recorder.pid), lambda: "the recorder's end")
+    graph.wait_for_end(recorder)

@@ -49,7 +49,7 @@ def test_given_an_incident_when_its_inputs_are_played_to_another_node_then_its_o
         frame.data = bytes((number * 40 + i) % 256 for i in range(640 * 3)) * 360
         first.answer(camera, frame, stage=1)
     first.next_report()
-    graph.call(Trigger, f"{first.name}/record", Trigger.Request(), Trigger.Request())
+    assert first.call(Trigger, "record", Trigger.Request()).success
     (incident,) = first.wait_for(lambda: list(tmp_path.glob("2*_recorded")), "the incident")
 
     second = start(start_node, tmp_path)

@@ -9,10 +9,10 @@ import pytest
 
 from torchperf_ros.core.outcome import Outcome
 
-pytestmark = pytest.mark.ros
-
 ADAPTER = "torchperf_ros.models.camera:CameraAdapter"
 PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
+
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
 
 
 def torchperf(*words, domain_id=0):
@@ -33,9 +33,8 @@ def package(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(start_node):
-    stage = {"tiers": ["fast"], "backup": "none", "budget_ms": 5000.0, "hang_ms": 10_000.0, "engine": "eager"}
-    node = start_node({"stages": ["perception"], "perception": stage})
+def node(start_node, fast):
+    node = start_node({"stages": ["perception"], "perception": fast(engine="eager")})
     node.wait_until_ready("perception")
     return node
 
@@ -58,7 +57,6 @@ def swap(node, camera, image, *words):
     return process.returncode, said + errors, {Outcome(int(row["outcome"])) for row in node.rows[first:]}
 
 
-@pytest.mark.timeout(PATIENCE_S)
 def test_given_a_package_when_swapped_in_then_every_frame_is_answered_on_time_and_the_tier_runs_it(
     node, camera, image, package
 ):
