@@ -4,23 +4,25 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.core.anomaly_rules import Anomaly
+from torchperf_ros.core.frame_table import output_hash
 from torchperf_ros.core.message_types import decode
 from torchperf_ros.core.outcome import Fallback, Outcome
 from torchperf_ros.core.run_file import Run
 from torchperf_ros.replay.logs.log_reader import LogReader
+from torchperf_ros.replay.replay_error import ReplayError
 
 
-@dataclass(frozen=True)
-class LoggedOutput:
-    """A message that a stage published: when (ns of the log's time), its CDR bytes, and its type."""
+class PublishedFrame(NamedTuple):
+    """What a stage published for a frame: the frame's number and `header.stamp`, the CDR bytes and their type."""
 
-    t_ns: int
+    seq: int
+    stamp_ns: int
     data: bytes
     type_name: str
 
@@ -99,14 +101,23 @@ class StageResult:
         return Counter({Fallback(value).word: int(count) for value, count in pairs if value >= 0})
 
     @property
-    def messages(self) -> Iterator[LoggedOutput]:
-        """What the stage published, in order, read from the output MCAP as it is asked for."""
+    def messages(self) -> Iterator[PublishedFrame]:
+        """What the stage published, in order, read from the output MCAP as it is asked for.
+
+        Raises:
+            ReplayError: its messages were not kept, or are no longer there.
+        """
         if self.output is None:
             msg = f"stage {self.name}: its messages were not kept; replay with an output file"
-            raise ValueError(msg)
+            raise ReplayError(msg)
         with LogReader(self.output) as log:
-            for message in log.messages({self.output_topic}):
-                yield LoggedOutput(message.t_ns, message.data, message.type_name)
+            messages = log.messages({self.output_topic})
+            for frame in self.frames[self.frames["output_hash"] != 0]:
+                found, seq = next(messages, None), int(frame["seq"])
+                if found is None or output_hash(found.data) != frame["output_hash"]:
+                    msg = f"{self.output}: is not what stage {self.name} published for frame {seq}; replay again"
+                    raise ReplayError(msg)
+                yield PublishedFrame(seq, int(frame["stamp_ns"]), found.data, found.type_name)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from torchperf_ros.core.message_types import encode
 from torchperf_ros.replay.golden.golden_comparison import compare_frames
-from torchperf_ros.replay.golden.golden_file import PublishedFrame
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, MessageRule, Tolerance
+from torchperf_ros.replay.replay_result import PublishedFrame
 
 from .golden_messages import ARRAY, MARKERS, array, marker, markers
 from .stage_results import stamp_ns

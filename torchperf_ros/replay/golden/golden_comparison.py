@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperf_ros.core.clock import NS_PER_S
-from torchperf_ros.replay.golden.golden_file import PublishedFrame
 from torchperf_ros.replay.golden.message_comparison import Difference, compare_messages
 from torchperf_ros.replay.golden.message_rule import Rules
 from torchperf_ros.replay.golden.text_columns import text_columns
+from torchperf_ros.replay.replay_result import PublishedFrame
 
 _OUTPUT: Final = "the output"
 _MOST_FIELDS: Final = 12

@@ -4,15 +4,15 @@ import io
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mcap.reader import make_reader
 from mcap.writer import Writer
 
 from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.core.frame_table import output_hash
-from torchperf_ros.core.message_types import decode, typestore
-from torchperf_ros.replay.replay_result import ReplayResult, StageResult
+from torchperf_ros.core.message_types import typestore
+from torchperf_ros.replay.replay_error import ReplayError
+from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, StageResult
 
 _ORIGIN: Final = "torchperf_golden"
 _LIBRARY: Final = "torchperf_ros"
@@ -24,20 +24,6 @@ _SIGN: Final = 1 << 63
 
 class GoldenError(TorchperfError):
     """Golden outputs cannot be made, read or compared; the message says why and what would do."""
-
-
-class PublishedFrame(NamedTuple):
-    """What a stage published for a frame: the frame's number and `header.stamp`, the CDR bytes and their type."""
-
-    seq: int
-    stamp_ns: int
-    data: bytes
-    type_name: str
-
-    @property
-    def message(self) -> Any:  # noqa: ANN401 - a rosbags message
-        """Decoded by `rosbags`."""
-        return decode(self.data, self.type_name)
 
 
 @dataclass(frozen=True)
@@ -95,13 +81,10 @@ def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFra
     if why:
         msg = f"replay of {result.log} cannot be compared with golden outputs: {why}"
         raise GoldenError(msg)
-    messages = stage.messages
-    for frame in stage.frames[stage.frames["output_hash"] != 0]:
-        output = next(messages, None)
-        if output is None or output_hash(output.data) != frame["output_hash"]:
-            msg = f"{result.output}: is not what stage {stage.name} published for frame {frame['seq']}; replay again"
-            raise GoldenError(msg)
-        yield PublishedFrame(int(frame["seq"]), int(frame["stamp_ns"]), output.data, output.type_name)
+    try:
+        yield from stage.messages
+    except ReplayError as error:
+        raise GoldenError(str(error)) from error
 
 
 def write_golden(golden: Golden, path: Path) -> None:
