@@ -19,7 +19,10 @@ _BAD_INPUT = 2
 def report(
     logs: Annotated[
         list[Path] | None,
-        typer.Argument(help="rosbag2 folders, .mcap, .db3, .bag or .jsonl files, or folders of evidence."),
+        typer.Argument(
+            help="rosbag2 folders, .mcap, .db3, .bag or .jsonl files, what a replay's --json or --parquet wrote,"
+            " or folders of evidence."
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     live: Annotated[
