@@ -1,5 +1,6 @@
 """Sound logs of every kind, and what is asked of them."""
 
+import os
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -151,6 +152,20 @@ def test_given_a_topic_without_messages_when_opened_then_it_is_there_with_none(t
 def test_given_a_log_under_another_name_when_opened_then_its_content_says_what_it_is(tmp_path, kind):
     with LogReader(logs.KINDS[kind](tmp_path).rename(tmp_path / "drive.dat")) as log:
         assert log.count == 40
+
+
+@pytest.mark.parametrize("name", ["a b?c#d%20e", "Straße 東", "line\nbreak", os.fsdecode(b"not UTF-8 \xff")])
+@pytest.mark.parametrize("kind", ["mcap", "db3", "bag"])
+def test_given_a_name_with_odd_characters_when_opened_then_it_is_read(tmp_path, kind, name):
+    with LogReader(logs.KINDS[kind](tmp_path).rename(tmp_path / name)) as log:
+        assert log.count == len(list(log.messages())) == 40
+
+
+@pytest.mark.parametrize("t_ns", [-5, 0, (1 << 63) - 1])
+def test_given_a_time_before_1970_or_at_the_end_of_time_when_read_then_the_message_comes(tmp_path, t_ns):
+    entries = [(*entry[:3], t_ns) for entry in logs.cdr(2)]
+    with LogReader(logs.rosbag2(tmp_path / "log", StoragePlugin.SQLITE3, entries=entries)) as log:
+        assert [(m.topic, m.t_ns) for m in log.messages()] == [("/text", t_ns), ("/numbers", t_ns)]
 
 
 FIELD = {

@@ -19,6 +19,7 @@ from mcap.reader import make_reader
 from mcap.writer import CompressionType
 from rosbags.rosbag2 import CompressionMode, StoragePlugin
 
+from torchperf_ros.core.errors import UnknownMessageType
 from torchperf_ros.replay.logs.log_reader import LogError, LogFindings, LogReader
 
 from . import small_logs as logs
@@ -124,6 +125,22 @@ def test_given_a_wrong_checksum_when_asked_not_to_check_then_all_messages_come(t
     overwrite(path, chunk_offsets(path)[1] + 400, b"\x55\xaa" * 4)
     messages, said, findings = read(path, check_crc=False)
     assert (len(messages), said, findings) == (40, [], LogFindings())
+
+
+def test_given_a_chunk_that_unpacks_to_zeros_when_read_then_it_is_damaged_and_nobody_goes_through_all_of_it(tmp_path):
+    zeros = bytes(64 << 20)
+    packed = zstandard.compress(zeros)
+    fields = struct.pack("<QQQII", logs.START_NS, logs.START_NS, len(zeros), 0, 4) + b"zstd"
+    content = fields + struct.pack("<Q", len(packed)) + packed
+    path = logs.mcap(tmp_path / "log.mcap")
+    head = path.read_bytes()[: chunk_offsets(path)[-1]]
+    path.write_bytes(head + struct.pack("<BQ", 6, len(content)) + content)
+    messages, said, findings = read(path)
+    assert (len(messages) >= 30, findings.chunks_lost) == (True, 1)
+    assert (
+        said[-1]
+        == f"log {path}: the chunk at offset {len(head):,} is damaged: one of its records is not sound; it is left out"
+    )
 
 
 def test_given_a_damaged_record_in_a_file_without_index_when_read_then_it_goes_on_at_the_next_chunk(tmp_path):
@@ -429,6 +446,18 @@ def test_given_a_ros1_type_with_another_md5_when_read_then_it_names_type_and_bot
     messages, said, _ = read(path)
     assert len(messages) == 40
     assert any("0" * 32 in text and "992ce8a1687cec8c8bd883ec73ca41d1" in text for text in said)
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/b/c/d", "../../x", "a/msg/../b"])
+def test_given_a_name_that_is_no_types_when_decoded_then_it_says_so(tmp_path, name):
+    path = logs.mcap(
+        tmp_path / "log.mcap", [("/odd", name, b"\0\1\0\0\7", logs.START_NS)], definitions={name: "uint8 a\n"}
+    )
+    with LogReader(path) as log:
+        (message,) = log.messages()
+        assert message.data == b"\0\1\0\0\7"
+        with pytest.raises(UnknownMessageType, match="does not have the form"):
+            log.decode(message)
 
 
 def test_given_a_topic_with_two_types_when_read_then_it_says_so_and_each_message_tells_its_own(tmp_path):

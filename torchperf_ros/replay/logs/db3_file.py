@@ -1,5 +1,6 @@
 """A `.db3` file of rosbag2: in the order of its times, and what is left of it if the database is damaged."""
 
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -48,10 +49,10 @@ class Db3File(Storage):
         try:
             if journal.is_file() and journal.stat().st_size:
                 try:
-                    self._channels = self._opened(path, "mode=ro")
+                    self._channels = self._opened(unpacked or path, "mode=ro")
                 except sqlite3.OperationalError as error:  # SQLite writes beside a journal that it reads
                     notes.tell(f"log {path}: its last messages, in {journal.name}, cannot be read: {error}")
-                    self._channels = self._opened(path, "mode=ro&immutable=1")
+                    self._channels = self._opened(unpacked or path, "mode=ro&immutable=1")
             else:
                 self._channels = self._opened(unpacked or path, "mode=ro&immutable=1")
         except (sqlite3.Error, TypeError, OverflowError) as error:
@@ -79,7 +80,7 @@ class Db3File(Storage):
 
     def _opened(self, file: Path, how: str) -> dict[int, Channel]:
         """Open the database; returns its topics."""
-        self._db = sqlite3.connect(f"file:{quote(str(file))}?{how}", uri=True, check_same_thread=False)
+        self._db = sqlite3.connect(f"file:{quote(os.fsencode(file))}?{how}", uri=True, check_same_thread=False)
         self._db.set_progress_handler(self._goes_in_circles, _STEPS_AT_ONCE)
         self._db.text_factory = lambda data: data.decode(errors="replace")
         try:
@@ -140,8 +141,8 @@ class Db3File(Storage):
         reached = (-1 << 63, -1)
         rows = (
             f"SELECT id, timestamp, topic_id, data FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"
-            f" AND timestamp >= {-1 << 63 if start_ns is None else start_ns}"
-            f" AND timestamp < {(1 << 63) - 1 if end_ns is None else end_ns} ORDER BY timestamp, id"
+            f"{'' if start_ns is None else f' AND timestamp >= {start_ns}'}"
+            f"{'' if end_ns is None else f' AND timestamp < {end_ns}'} ORDER BY timestamp, id"
         )
         try:
             for number, t_ns, topic, data in self._db.execute(rows):

@@ -216,6 +216,7 @@ class LogReader:
 
     def _summed(self) -> dict[str, LogTopic]:
         found: dict[str, dict[str, int]] = {}
+        latched = {channel.topic for channel in self._channels if channel.latched}
         for storage in self._storages:
             for channel, count in storage.counts.items():
                 if channel.encoding in _ENCODINGS:
@@ -227,8 +228,7 @@ class LogReader:
                 shown = ", ".join(f"{name} ({count} messages)" for name, count in types.items())
                 self._notes.tell(f"log {self.path}: topic {topic} has more than one type: {shown}")
             count = -1 if -1 in types.values() else sum(types.values())
-            latched = any(channel.latched for channel in self._channels if channel.topic == topic)
-            topics[topic] = LogTopic(topic, max(types, key=lambda name: types[name]), count, latched)
+            topics[topic] = LogTopic(topic, max(types, key=lambda name: types[name]), count, topic in latched)
         return topics
 
     def _type(self, channel: Channel) -> LogType:

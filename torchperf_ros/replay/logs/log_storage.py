@@ -2,7 +2,7 @@
 
 import abc
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
@@ -81,15 +81,15 @@ class Chunk:
     end: int
     start_ns: int
     end_ns: int
-    counts: Mapping[int, int]
+    counts: dict[int, int]
     loose: bool = False
 
-    def holds(self, numbers: Collection[int], start_ns: int | None, end_ns: int | None) -> bool:
+    def holds(self, numbers: Set[int], start_ns: int | None, end_ns: int | None) -> bool:
         """Whether a message of these channels in this time range can be in it."""
         return (
             (start_ns is None or self.end_ns >= start_ns)
             and (end_ns is None or self.start_ns < end_ns)
-            and any(self.counts.get(number) for number in numbers)
+            and not self.counts.keys().isdisjoint(numbers)
         )
 
 

@@ -74,7 +74,7 @@ class LogType:
             UnknownMessageType: nobody knows the type.
         """
         if self.own is None:
-            return message_types.decode(data, self.name)
+            return message_types.decode(data, message_types.full_name(self.name))
         try:
             return self.own.deserialize_cdr(data, self.name)
         except Exception as error:  # rosbags' generated readers raise whatever garbage leads them to

@@ -89,9 +89,8 @@ class McapFile(ChunkedFile):
         if last is None or not last.loose or last.end != at or at - last.offset > _LOOSE_BYTES:
             self._chunks.append(Chunk(at, end, t_ns, t_ns, {number: 1}, loose=True))
             return
-        counts = {**last.counts, number: last.counts.get(number, 0) + 1}
-        times = {"start_ns": min(last.start_ns, t_ns), "end_ns": max(last.end_ns, t_ns)}
-        self._chunks[-1] = replace(last, end=end, counts=counts, **times)
+        last.counts[number] = last.counts.get(number, 0) + 1
+        self._chunks[-1] = replace(last, end=end, start_ns=min(last.start_ns, t_ns), end_ns=max(last.end_ns, t_ns))
 
     def _take_count(self, length: int) -> None:
         """How many messages of a channel the last chunk has: its index of them has 16 bytes for each."""
@@ -100,9 +99,8 @@ class McapFile(ChunkedFile):
         if size + 6 != length:
             msg = "an index of messages contradicts itself"
             raise Damaged(msg)
-        chunk = self._chunks[-1]
-        if not chunk.loose:
-            self._chunks[-1] = replace(chunk, counts={**chunk.counts, number: size // 16})
+        if not self._chunks[-1].loose:
+            self._chunks[-1].counts[number] = size // 16
 
     def _learn(self, opcode: int, body: bytes) -> None:
         """Take in a schema or a channel.
@@ -164,7 +162,7 @@ class McapFile(ChunkedFile):
             head = stream.read(RECORD.size)
             opcode, length = RECORD.unpack(head) if len(head) == RECORD.size else (0, left)
             left -= RECORD.size + length
-            if left < 0 or (opcode == Opcode.MESSAGE and length < MESSAGE.size):
+            if left < 0 or not opcode or (opcode == Opcode.MESSAGE and length < MESSAGE.size):
                 left = -1
                 break
             if opcode == Opcode.MESSAGE:
@@ -180,7 +178,7 @@ class McapFile(ChunkedFile):
                 continue
             stream.seek(length, io.SEEK_CUR)
         if cut or left < 0:
-            msg = "the file breaks off in it" if cut else "one of its records leads out of it"
+            msg = "the file breaks off in it" if cut else "one of its records is not sound"
             raise Damaged(msg)
 
     def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, bool]:

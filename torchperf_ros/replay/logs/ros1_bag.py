@@ -187,6 +187,9 @@ def _record_in(raw: bytes, at: int) -> _Record:
     except struct.error as error:
         msg = "one of its records leads out of it"
         raise Damaged(msg) from error
+    if not length:
+        msg = "one of its records is empty"
+        raise Damaged(msg)
     return _Record(_fields(raw[at + 4 : at + 4 + length]), at + length + 8, size)
 
 
