@@ -213,7 +213,7 @@ def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_ans
 
 def test_given_a_busy_stage_when_frames_arrive_then_only_the_newest_waits_and_the_others_are_superseded(stage):
     superseded = stage.actor.mailbox.superseded
-    first, _ = stage.offer({"do": "sleep", "ms": 400, "once": False})
+    first, _ = stage.offer({"do": "sleep", "ms": 1000, "once": False})
     waiting = [stage.offer()[0] for _ in range(4)]
     assert stage.answer(first).outcome is Outcome.ON_TIME
     assert stage.answer(waiting[-1]).outcome is Outcome.ON_TIME
@@ -277,7 +277,7 @@ def test_given_an_inactive_stage_when_offered_then_the_message_is_ignored_and_co
 
 def test_given_a_deactivation_when_a_frame_runs_and_one_waits_then_only_the_first_is_answered(stage):
     superseded = stage.actor.mailbox.superseded
-    running, _ = stage.offer({"do": "sleep", "ms": 300})
+    running, _ = stage.offer({"do": "sleep", "ms": 1000})
     waiting, _ = stage.offer()
     stage.actor.deactivate()
     assert stage.answer(running).outcome in {Outcome.ON_TIME, Outcome.LATE}

@@ -56,7 +56,7 @@ def test_given_a_hang_when_its_frame_is_due_later_then_the_frame_is_answered_as_
 
 
 def test_given_a_hang_when_frames_go_on_coming_then_each_has_its_answer_and_the_worker_is_replaced(stage):
-    stage.reconfigure(budget_ms=200.0, hang_ms=700.0)
+    stage.reconfigure(budget_ms=200.0, hang_ms=2500.0)  # a busy machine answers both before the worker is killed
     (before,) = stage.pids
     first = stage.ask({"do": "spin"})
     assert first.outcome is Outcome.LATE
@@ -69,7 +69,7 @@ def test_given_a_hang_when_frames_go_on_coming_then_each_has_its_answer_and_the_
 
 
 def test_given_a_frame_that_waits_for_its_worker_when_that_is_ready_in_time_then_it_is_on_time(stage):
-    stage.reconfigure(budget_ms=30_000.0, hang_ms=30_000.0)
+    stage.reconfigure(budget_ms=60_000.0, hang_ms=60_000.0)
     stage.ask({"do": "sigkill"})
     answer = stage.ask()
     assert (answer.outcome, answer.fallback) == (Outcome.ON_TIME, None)
