@@ -162,24 +162,27 @@ class Db3File(Storage):
                     yield message
 
     def _salvaged(self, wanted: dict[int, Channel]) -> Iterator[tuple[RawMessage, int]]:
-        """Every message that can still be found, without the index; steps over damaged pages in growing strides."""
-        one = "SELECT id, timestamp, topic_id, data FROM messages NOT INDEXED WHERE id > ? ORDER BY id LIMIT 1"
-        at, stride = -1, 1
+        """Every message that can still be found, without the index; steps over damaged pages, ever farther."""
+        one = "SELECT id, timestamp, topic_id, data FROM messages NOT INDEXED WHERE id >= ? ORDER BY id LIMIT 1"
+        begin = at = 0  # of a gap; what is tried next
         while at < _FARTHEST_ID:
             try:  # one row at a time, as Python's sqlite3 drops a row if the next one is damaged
                 row = self._db.execute(one, (at,)).fetchone()
-                if row is not None and row[0] <= at:
+                if row is not None and row[0] < at:
                     msg = "its pages lead backwards"
                     raise sqlite3.DatabaseError(msg)
             except sqlite3.Error as error:
-                self._notes.lost(self.path, at + 1, f"messages after number {at} cannot be read ({error})", messages=1)
-                at, stride = at + stride, 2 * stride
+                self._notes.lost(
+                    self.path, begin, f"messages from number {begin} on cannot be read ({error})", messages=1
+                )
+                at += 1 + (at - begin) // 8
                 continue
             if row is None:
                 return
-            (at, t_ns, topic, data), stride = row, 1
-            if topic in wanted and (found := self._checked(at, t_ns, wanted[topic], data)) is not None:
-                yield found, at
+            number, t_ns, topic, data = row
+            begin = at = number + 1
+            if topic in wanted and (found := self._checked(number, t_ns, wanted[topic], data)) is not None:
+                yield found, number
 
     def _checked(self, number: int, t_ns: Any, channel: Channel | None, data: Any) -> RawMessage | None:  # noqa: ANN401
         """A message, if the columns hold what they should; SQLite lets any column hold anything."""
