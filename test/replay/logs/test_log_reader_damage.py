@@ -226,6 +226,17 @@ def test_given_a_ros1_bag_with_a_damaged_chunk_and_index_when_read_then_it_goes_
     assert any("no sound record" in text for text in said)
 
 
+def test_given_a_ros1_bag_with_an_index_that_leads_over_a_chunk_when_read_then_that_chunk_is_found(tmp_path):
+    path = logs.ros1_bag(tmp_path / "log.bag")
+    content = path.read_bytes()
+    os.truncate(path, len(content) - 9)  # so that it is searched
+    at = content.index(b"count=", content.index(b"op=\x04")) + 10  # how long an index of messages is
+    overwrite(path, at, struct.pack("<I", 3000))
+    messages, _, findings = read(path)
+    assert [m.data for m in messages] == [entry[2] for entry in logs.cdr()]
+    assert findings.bytes_skipped > 0
+
+
 # -- SQLite -----------------------------------------------------------------------------------------------------------
 
 
