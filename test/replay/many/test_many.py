@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import urlopen
 
+import psutil
 import pytest
 from rich.console import Console
 
 from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.run_file import read_run
 from torchperf_ros.replay.many.many import _absolute, plan_many, replay_many
+from torchperf_ros.replay.many.many_cluster import open_cluster
 from torchperf_ros.replay.many.many_logs import ManyError
 from torchperf_ros.replay.many.many_options import ManyOptions
 from torchperf_ros.replay.many.many_results import options_key
@@ -192,6 +196,31 @@ def test_given_a_dashboard_where_none_can_be_when_asked_for_then_one_line_says_s
     log = case.write_log(drives.logs / "good")
     with pytest.raises(ManyError, match=r"^--dashboard nowhere\.invalid:8787: [^\n]+$"):
         drives.replay(log, dashboard="nowhere.invalid:8787")
+
+
+def listening_now():
+    """Addresses on which this process and those that it has started listen."""
+    own = psutil.Process()
+    sockets = [one for process in (own, *own.children(recursive=True)) for one in process.net_connections()]
+    return [one.laddr for one in sockets if one.status == psutil.CONN_LISTEN]
+
+
+def test_given_no_dashboard_when_a_cluster_is_open_then_no_page_of_it_is_served_and_no_port_of_others_taken(tmp_path):
+    with open_cluster(ManyOptions(tmp_path, workers=1), "fast", 1):
+        listening = listening_now()
+        assert {address.ip for address in listening} == {"127.0.0.1"}
+        assert 8787 not in {address.port for address in listening}
+        for address in listening:
+            for page in ("health", "metrics", "info/main/workers.html"):
+                with pytest.raises((OSError, HTTPException)):  # of it are HTTP's 404, and a hang-up where TLS is spoken
+                    urlopen(f"http://127.0.0.1:{address.port}/{page}", timeout=10)
+
+
+def test_given_a_dashboard_without_a_host_when_a_cluster_is_open_then_it_is_for_this_machine_alone(tmp_path):
+    with open_cluster(ManyOptions(tmp_path, workers=1, dashboard=":0"), "fast", 1) as cluster:
+        assert {address.ip for address in listening_now()} == {"127.0.0.1"}
+        with urlopen(cluster.dashboard.replace("/status", "/health"), timeout=10) as page:
+            assert page.read() == b"ok"
 
 
 def test_given_a_folder_that_another_replay_writes_to_when_replayed_then_it_is_refused(tmp_path):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _GIB: Final = 1 << 30
 _LOG_GIB: Final = 2.0
+_HERE: Final = "127.0.0.1"
 _CONNECT_S: Final = 15.0
 _WORKERS_S: Final = 30.0
 _QUIET: Final = {
@@ -28,7 +29,12 @@ _QUIET: Final = {
     "distributed.worker.profile.enabled": False,  # it would look at the replay's thread 100 times a second
     "distributed.worker.multiprocessing-method": "spawn",
     "distributed.nanny.pre-spawn-environ": {},  # what it sets for malloc and OpenMP would reach the models
+    "distributed.admin.tick.interval": "1s",  # 20 ms would wake every process of the cluster 50 times a second
     "distributed.admin.tick.limit": "1h",  # a long-lasting step of a replay is none of the scheduler's worries
+}
+_NO_PAGES: Final[dict[str, list[str]]] = {  # every user of this machine could read them
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
 }
 
 
@@ -101,17 +107,20 @@ def _embedded(many: ManyOptions, pace: str, logs: int) -> Iterator[Cluster]:
     available = min(psutil.virtual_memory().available, int(MEMORY_LIMIT))
     workers = many.workers or default_workers(pace, len(os.sched_getaffinity(0)), available)
     workers = max(1, min(workers, logs))
+    host, _, port = many.dashboard.rpartition(":")
     with contextlib.ExitStack() as stack:
         # temporary files of scheduler and workers, so that nothing stays of those that are killed
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_many_", ignore_cleanup_errors=True))
-        stack.enter_context(dask.config.set({"temporary-directory": folder}))
+        pages: dict[str, list[str]] = {} if many.dashboard else _NO_PAGES
+        stack.enter_context(dask.config.set({"temporary-directory": folder, **pages}))
         stack.enter_context(_silent())
         with _signals_held():
             try:
                 cluster = stack.enter_context(
                     LocalCluster(
-                        n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, host="127.0.0.1",
-                        dashboard_address=many.dashboard or None, worker_dashboard_address=None,
+                        n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, host=_HERE,
+                        dashboard_address=f"{host or _HERE}:{port or 0}", worker_dashboard_address=None,
+                        scheduler_kwargs={"dashboard": bool(many.dashboard)},
                         silence_logs=logging.CRITICAL, security=_security(), env={"TMPDIR": folder},
                     )
                 )  # fmt: skip
