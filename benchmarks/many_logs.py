@@ -1,27 +1,32 @@
 """Whether logs that are replayed side by side take a share of the time, and what handing them out costs.
 
-The same logs are replayed one after the other without a cluster, and by clusters of one worker and of more on this
-machine. What a cluster of one worker takes longer than none is the cost of distribution, for each log; what remains of
-it with a task that does nothing is Dask's own. Start and end of a cluster, which come once, are told beside.
+Every log is replayed alone, as `torchperf replay LOG` does it, and on a cluster of one worker, in turns, so that both
+meet the same machine. What a log takes alone besides its frames (starting workers, importing torch, hashing the log,
+writing results) is the fixed cost of a replay, wherever it runs; what it takes longer on the cluster is the cost of
+distribution, in time and in processor time of all processes. The latter holds on a busy machine, too. Then all logs are
+replayed by clusters of one worker and of more, whose start and end, which come once, are told beside.
 """
 
 import argparse
 import json
 import secrets
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import psutil
+
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.bench_stage import ADAPTER
-from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.replay.many.many_cluster import open_cluster
+from torchperf_ros.replay.many.many_cluster import Cluster, open_cluster
 from torchperf_ros.replay.many.many_logs import FoundLog, find_logs
 from torchperf_ros.replay.many.many_options import ManyOptions
 from torchperf_ros.replay.many.many_run import ManyRun
@@ -30,12 +35,25 @@ from torchperf_ros.replay.replay_options import ReplayOptions
 
 _PACE: Final = "fast"
 _OF_LINEAR: Final = 0.9
+_EACH_S: Final = 0.1
+_IDLE_S: Final = 5.0
+_LONGER: Final = "on a cluster: longer by"
+_MORE: Final = "on a cluster: processor time more by"
 _EPILOG = """\
 targets: as many times the logs per minute as there are workers, 10 % less at most; 0.1 s per log for distribution
 
 examples:
   ./run bench many_logs
   ./run bench many_logs --logs 32 --workers 1 2 4 8 --json many_logs.json"""
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Of a replay: its time, the processor time of all processes, and the part of its time in which frames ran."""
+
+    wall_s: float
+    cpu_s: float
+    frames_s: float
 
 
 class _Silent:
@@ -64,39 +82,40 @@ def main() -> int:
         folder = Path(name)
         logs = _logs(folder / "logs", arguments)
         options = ReplayOptions(pace=_PACE, overrides=_parameters(arguments))
-        say("without a cluster")
-        loop_s = _loop(folder / "loop", logs, options)
+        say("alone and on a cluster of one worker, in turns")
+        costs = _in_turns(folder / "turns", logs, options, arguments.tasks)
         clusters = {}
         for workers in sorted({1, *arguments.workers}):
             say(f"with {workers} at a time")
-            clusters[workers] = _cluster(folder / str(workers), logs, options, workers, arguments.tasks)
-    _show(report, len(logs), loop_s, clusters)
+            clusters[workers] = _cluster(folder / str(workers), logs, options, workers)
+    _show(report, costs, clusters, len(logs))
     return 0
 
 
-def _show(report: Report, logs: int, loop_s: float, clusters: dict[int, dict[str, Any]]) -> None:
+def _show(report: Report, costs: dict[str, list[float]], clusters: dict[int, dict[str, Any]], logs: int) -> None:
+    spread = {what: _spread(values) for what, values in costs.items()}
+    rows = [[what, *found.values()] for what, found in spread.items()]
+    report.table("What a log costs, s", ("", "p50", "p25", "p75", "min", "max"), rows)
     one_s = clusters[1]["run_s"]
-    rows = [["none", "-", loop_s, "-", logs / loop_s * 60, loop_s / one_s, "-"]]
-    for workers, figures in clusters.items():
-        figures["times_as_fast"] = one_s / figures["run_s"]
-        figures["of_linear"] = figures["times_as_fast"] / workers
+    rows = []
+    for workers, found in clusters.items():
+        found["times_as_fast"] = one_s / found["run_s"]
+        found["of_linear"] = found["times_as_fast"] / workers
         rows.append([
-            workers, figures["start_s"], figures["run_s"], figures["end_s"], logs / figures["run_s"] * 60,
-            figures["times_as_fast"], figures["of_linear"],
+            workers, found["start_s"], found["run_s"], found["end_s"], logs / found["run_s"] * 60,
+            found["times_as_fast"], found["of_linear"],
         ])  # fmt: skip
     report.table(f"{logs} logs", ("workers", "start s", "logs s", "end s", "logs/min", "times one", "of linear"), rows)
-    nothing = clusters[1]["nothing_ms"]
-    each_s = (one_s - loop_s) / logs
-    report.table("What distribution costs", ("", "p50", "p99", "max"), [
-        ["a task that does nothing, ms", nothing["p50"], nothing["p99"], nothing["max"]],
-        ["each log, one worker less none, s", each_s, "-", "-"],
-    ])  # fmt: skip
-    scaled = {workers: figures for workers, figures in clusters.items() if workers > 1}
-    report.finish({"loop_s": loop_s, "clusters": clusters, "distribution_s_per_log": each_s}, [
+    report.finish({"costs": spread, "clusters": clusters}, [
         *(Target(f"{workers} workers, of linear", found["of_linear"], ">=", _OF_LINEAR)
-          for workers, found in scaled.items()),
-        Target("distribution, each log", each_s, "<=", 0.1, "s"),
+          for workers, found in clusters.items() if workers > 1),
+        *(Target(what, spread[what]["p50"], "<=", _EACH_S, "s") for what in (_LONGER, _MORE)),
     ])  # fmt: skip
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    names = {"p50": 50, "p25": 25, "p75": 75, "min": 0, "max": 100}
+    return dict(zip(names, np.percentile(values, list(names.values())).tolist(), strict=True))
 
 
 def _logs(folder: Path, arguments: argparse.Namespace) -> tuple[FoundLog, ...]:
@@ -123,42 +142,72 @@ def _tasks(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, bes
     return [LogTask(log, options, folder, run_folder, "", beside=beside) for log in logs]
 
 
-def _loop(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions) -> float:
-    """Seconds for all logs, one after the other in this process."""
-    began_s = time.monotonic()
-    for task in _tasks(folder, logs, options, 1):
-        _check(replay_one(task))
-    return time.monotonic() - began_s
+def _in_turns(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, tasks: int) -> dict[str, list[float]]:
+    """What logs cost in this process and on a cluster of one worker, in s."""
+    with open_cluster(ManyOptions(folder, workers=1), _PACE, len(logs)) as cluster:
+
+        def alone(task: LogTask) -> None:
+            _check(replay_one(task))
+
+        def handed(task: LogTask) -> None:
+            _hand_out(cluster, [task])
+
+        found: dict[Callable[[LogTask], None], list[_Cost]] = {alone: [], handed: []}
+        for number, log in enumerate(logs):
+            for act in (alone, handed) if number % 2 else (handed, alone):  # neither is always the first
+                (task,) = _tasks(folder / act.__name__, (log,), options, 1)
+                found[act].append(_cost(act, task))
+        nothing_s = []
+        for number in range(tasks):
+            at_s = time.monotonic()
+            cluster.client.submit(int, number, pure=False).result()
+            nothing_s.append(time.monotonic() - at_s)
+        idle_s = _processor_s()
+        time.sleep(_IDLE_S)
+        idle_s = (_processor_s() - idle_s) / _IDLE_S
+    pairs = list(zip(found[alone], found[handed], strict=True))
+    return {
+        "a log alone": [one.wall_s for one, _ in pairs],
+        "  of it its frames": [one.frames_s for one, _ in pairs],
+        "  of it the rest, which is fixed": [one.wall_s - one.frames_s for one, _ in pairs],
+        "  processor time": [one.cpu_s for one, _ in pairs],
+        _LONGER: [other.wall_s - one.wall_s for one, other in pairs],
+        _MORE: [other.cpu_s - one.cpu_s for one, other in pairs],
+        "a task that does nothing": nothing_s,
+        "a cluster that has nothing to do: processor time per s": [idle_s],
+    }
 
 
-def _cluster(
-    folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, workers: int, tasks: int
-) -> dict[str, Any]:
-    """Seconds to start a cluster, to replay all logs on it, and to end it; ms for each task that does nothing."""
+def _cost(act: Callable[[LogTask], None], task: LogTask) -> _Cost:
+    cpu_s, began_s = _processor_s(), time.monotonic()
+    act(task)
+    wall_s = time.monotonic() - began_s
+    summary = json.loads((task.folder / task.log.name / "summary.json").read_text(encoding="utf-8"))
+    return _Cost(wall_s, _processor_s() - cpu_s, summary["took_s"])
+
+
+def _processor_s() -> float:
+    """Of this process, of those that it has started, at any depth, and of theirs that have ended."""
+    me = psutil.Process()
+    return sum(sum(process.cpu_times()[:4]) for process in [me, *me.children(recursive=True)])
+
+
+def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
+    ended: dict[str, Ended] = {}
+    ManyRun(cluster, _Silent(), retries=0, timeout_s=0.0).run(tasks, ended)
+    for how in ended.values():
+        _check(how)
+
+
+def _cluster(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, workers: int) -> dict[str, Any]:
+    """Seconds to start a cluster, to replay all logs on it, and to end it."""
     began_s = time.monotonic()
     with open_cluster(ManyOptions(folder, workers=workers), _PACE, len(logs)) as cluster:
         cluster.client.submit(int).result()
         ready_s = time.monotonic()
-        nothing_ms = []
-        for number in range(tasks):
-            at_s = time.monotonic()
-            cluster.client.submit(int, number, pure=False).result()
-            nothing_ms.append((time.monotonic() - at_s) * 1e3)
-        run_s = time.monotonic()
-        ended: dict[str, Ended] = {}
-        ManyRun(cluster, _Silent(), retries=0, timeout_s=0.0).run(_tasks(folder, logs, options, workers), ended)
+        _hand_out(cluster, _tasks(folder, logs, options, workers))
         done_s = time.monotonic()
-    for how in ended.values():
-        _check(how)
-    return {
-        "start_s": ready_s - began_s, "run_s": done_s - run_s, "end_s": time.monotonic() - done_s,
-        "nothing_ms": distribution(nothing_ms), "replay_s": statistics.fmean(_took(folder)),
-    }  # fmt: skip
-
-
-def _took(folder: Path) -> list[float]:
-    """What each replay itself took, in s; it grows where several get into each other's way."""
-    return [json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in folder.glob("*/summary.json")]
+    return {"start_s": ready_s - began_s, "run_s": done_s - ready_s, "end_s": time.monotonic() - done_s}
 
 
 def _check(ended: Ended) -> None:
