@@ -107,21 +107,21 @@ def test_given_the_same_log_when_replayed_again_then_the_outputs_are_the_same_by
 
 
 def test_given_a_log_when_replayed_in_real_time_then_outputs_are_those_of_the_fast_replay(tmp_path):
-    log = write_points(tmp_path / "log", drive(10))
+    log = write_points(tmp_path / "log", drive(10, period_ms=300))  # on a busy machine, too, no frame waits for another
     values = one_stage(budget_ms=1000.0)
     real, _ = run(log, tmp_path, values=values, pace="real")
     fast, _ = run(log, tmp_path, values=values)
     assert real.stage("first").outcomes == {"on_time": 10}
     assert real.stage("first").frames["output_hash"].tolist() == fast.stage("first").frames["output_hash"].tolist()
-    assert real.summary["took_s"] > 0.36  # 9 periods of 40 ms cannot take less
+    assert real.summary["took_s"] > 2.7  # 9 periods of 300 ms cannot take less
 
 
 def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_and_what_waited_is_dropped(tmp_path):
-    log = write_points(tmp_path / "log", drive(12, period_ms=20, words={5: "sleep"}))
+    log = write_points(tmp_path / "log", drive(12, period_ms=20, words=dict.fromkeys(range(5, 12), "sleep")))
     result, _ = run(log, tmp_path, values=one_stage(budget_ms=60.0), pace="real")
     stage = result.stage("first")
     assert stage.outcomes["late"] >= 1
-    assert stage.reasons[5].startswith("tier full on worker 0 was not done")
+    assert any(reason.startswith("tier full on worker 0 was not done") for reason in stage.reasons.values())
     assert stage.received == 12 == len(stage.frames) + stage.superseded + stage.stale
 
 
@@ -185,12 +185,14 @@ def test_given_an_output_that_cannot_be_written_when_replayed_then_the_error_nam
         run(log, tmp_path, output=tmp_path / "absent" / "out.mcap")
 
 
-def test_given_a_full_disk_when_replayed_then_that_is_said_and_nothing_has_the_final_name(tmp_path):
+@pytest.mark.parametrize("frames", [2, 3000])  # the disk is full when the file is closed; while it is written
+def test_given_a_full_disk_when_replayed_then_that_is_said_and_nothing_has_the_final_name(tmp_path, frames):
     """`/dev/full` stands for the disk: every write to it fails as on a full one."""
-    log = write_points(tmp_path / "log", drive(3000, period_ms=1))
+    log = write_points(tmp_path / "log", drive(frames, period_ms=1))
     (tmp_path / ".out.mcap.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as error:
         run(log, tmp_path, inputs="all")
+    assert error.value.filename == str(tmp_path / "out.mcap")
     assert not (tmp_path / "out.mcap").exists()
 
 

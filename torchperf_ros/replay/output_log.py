@@ -79,6 +79,8 @@ class OutputLog:
             self._writer.finish()  # type: ignore[no-untyped-call]
             self._file.close()
             self._part.replace(self.path)
+        except OSError as error:
+            raise self._named(error) from error
         finally:
             self.discard()
 
@@ -97,10 +99,14 @@ class OutputLog:
                 try:
                     self._add(*item)
                 except OSError as error:  # told to who writes next; until then the queue is emptied
-                    self._error = OSError(error.errno, error.strerror, str(self.path))
+                    self._error = self._named(error)
                 except Exception as error:  # the thread's boundary: an unknown type, a time before 1970, ...
                     msg = f"output {self.path}: a message of {item[0]} ({item[1]}) cannot be written: {error}"
                     self._error = ReplayError(msg)
+
+    def _named(self, error: OSError) -> OSError:
+        """The error with the name of the file, which writing to an open one does not know."""
+        return OSError(error.errno, error.strerror, str(self.path))
 
     def _add(self, topic: str, type_name: str, data: bytes, t_ns: int) -> None:
         channel = self._channels.get((topic, type_name))

@@ -217,11 +217,10 @@ class LogReader:
     def _summed(self) -> dict[str, LogTopic]:
         found: dict[str, dict[str, int]] = {}
         latched = {channel.topic for channel in self._channels if channel.latched}
-        for storage in self._storages:
-            for channel, count in storage.counts.items():
-                if channel.encoding in _ENCODINGS:
-                    types, name = found.setdefault(channel.topic, {}), ros2_name(channel.type_name)
-                    types[name] = -1 if -1 in {count, types.get(name)} else types.get(name, 0) + count
+        counts = {channel: count for storage in self._storages for channel, count in storage.counts.items()}
+        for channel in self._channels:
+            types, name, count = found.setdefault(channel.topic, {}), ros2_name(channel.type_name), counts[channel]
+            types[name] = -1 if -1 in {count, types.get(name)} else types.get(name, 0) + count
         topics = {}
         for topic, types in sorted(found.items()):
             if len(types) > 1:
