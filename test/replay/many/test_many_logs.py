@@ -19,6 +19,7 @@ from torchperf_ros.replay.many.many_cluster import default_workers
 from torchperf_ros.replay.many.many_logs import KIND, ManyError, check_replaceable, duration_s, find_logs
 from torchperf_ros.replay.many.many_options import ManyOptions
 from torchperf_ros.replay.many.many_results import finished, options_key, result_key
+from torchperf_ros.replay.many.many_summary import write_summary
 from torchperf_ros.replay.many.many_task import sharing
 from torchperf_ros.replay.replay_config import read_config
 from torchperf_ros.replay.replay_options import ReplayOptions
@@ -310,6 +311,14 @@ def test_given_a_file_of_the_users_where_a_summary_would_be_when_asked_for_then_
         ):
             act()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_given_a_full_disk_when_a_summary_is_written_then_the_error_names_the_file_and_nothing_is_half_there(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    (tmp_path / ".summary.json.part").symlink_to("/dev/full")
+    with pytest.raises(ManyError, match=rf"^{tmp_path}/summary.json: cannot be written: No space left on device$"):
+        write_summary(tmp_path, [], {})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("address", ["foo", "foo:", "a b:1", "http://here:8787", ":99999", ":-1", ":8787/status"])

@@ -69,7 +69,7 @@ def write_summary(
         failed: the logs that have none, and how they ended, by name.
 
     Raises:
-        OSError: a file cannot be written.
+        ManyError: a file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -95,8 +95,8 @@ def write_page(
     One run is in memory at a time, and those that are shown in detail.
 
     Raises:
-        TorchperfError: a run cannot be read, or the page would be too large.
-        OSError: it cannot be written.
+        TorchperfError: a run cannot be read, the page would be too large, or it cannot be written.
+        OSError: a run is gone.
     """
     if importlib.util.find_spec("plotly") is None:
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
@@ -157,10 +157,17 @@ def _worst(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """All of a file, or what was there before."""
+    """All of a file, or what was there before.
+
+    Raises:
+        ManyError: it cannot be written.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
         write(part)
         part.replace(path)
+    except OSError as error:
+        msg = f"{path}: cannot be written: {error.strerror or error}"
+        raise ManyError(msg) from error
     finally:
         part.unlink(missing_ok=True)
