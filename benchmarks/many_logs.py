@@ -3,7 +3,7 @@
 Every log is replayed alone, as `torchperf replay LOG` does it, and on a cluster of one worker, in turns, so that both
 meet the same machine. What a log takes alone besides its frames (starting workers, importing torch, hashing the log,
 writing results) is the fixed cost of a replay, wherever it runs; what it takes longer on the cluster is the cost of
-distribution, in time and in processor time of all processes. The latter holds on a busy machine, too. Then all logs are
+distribution, in time and in processor time of all processes; on a busy machine the latter says more. Then all logs are
 replayed by clusters of one worker and of more, whose start and end, which come once, are told beside.
 """
 
