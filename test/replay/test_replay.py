@@ -117,12 +117,13 @@ def test_given_a_log_when_replayed_in_real_time_then_outputs_are_those_of_the_fa
 
 
 def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_and_what_waited_is_dropped(tmp_path):
-    log = write_points(tmp_path / "log", drive(12, period_ms=20, words=dict.fromkeys(range(5, 12), "sleep")))
+    words = dict.fromkeys(range(5, 100), "sleep")  # each of them: on a busy machine any may be the one that is dropped
+    log = write_points(tmp_path / "log", drive(100, period_ms=20, words=words))
     result, _ = run(log, tmp_path, values=one_stage(budget_ms=60.0), pace="real")
     stage = result.stage("first")
     assert stage.outcomes["late"] >= 1
     assert any(reason.startswith("tier full on worker 0 was not done") for reason in stage.reasons.values())
-    assert stage.received == 12 == len(stage.frames) + stage.superseded + stage.stale
+    assert stage.received == 100 == len(stage.frames) + stage.superseded + stage.stale
 
 
 def test_given_a_part_of_a_log_when_replayed_then_only_its_frames_are(tmp_path):

@@ -94,11 +94,9 @@ class ReplayFixture:
         found = next((path for path in places if path.exists()), None)
         if found is not None:
             return found
-        given = self._request.config.getoption("--fieldlogs") or os.environ.get(_FOLDER)
-        hint = (
-            "" if given or Path(name).is_absolute() else f"; --fieldlogs DIR or {_FOLDER} can say where field logs are"
-        )
-        text = f"log {name} is not there: looked for {', '.join(dict.fromkeys(map(str, places)))}{hint}"
+        text = f"log {name} is not there: looked for {', '.join(dict.fromkeys(map(str, places)))}"
+        if not self._field_logs and not Path(name).is_absolute():
+            text += f"; --fieldlogs DIR or {_FOLDER} can say where field logs are"
         if optional:
             pytest.skip(text)
         pytest.fail(text)
@@ -106,9 +104,13 @@ class ReplayFixture:
     def _log_folders(self) -> Iterator[Path]:
         """In the order in which a log is looked for; an absolute path is found in each of them."""
         yield from (self._file.parent, self._root)
-        given = self._request.config.getoption("--fieldlogs") or os.environ.get(_FOLDER)
-        if given:
-            yield self._request.config.invocation_params.dir / given
+        if self._field_logs:
+            yield self._request.config.invocation_params.dir / self._field_logs
+
+    @property
+    def _field_logs(self) -> str:
+        """The folder that the option or the variable names, if any."""
+        return self._request.config.getoption("--fieldlogs") or os.environ.get(_FOLDER, "")
 
     def _beside(self, what: str, name: str | Path) -> Path:
         """A file or folder that belongs to the test."""
