@@ -202,12 +202,13 @@ def listening_now():
     """Addresses on which this process and those that it has started listen."""
     own = psutil.Process()
     sockets = [one for process in (own, *own.children(recursive=True)) for one in process.net_connections()]
-    return [one.laddr for one in sockets if one.status == psutil.CONN_LISTEN]
+    return {one.laddr for one in sockets if one.status == psutil.CONN_LISTEN}
 
 
 def test_given_no_dashboard_when_a_cluster_is_open_then_no_page_of_it_is_served_and_no_port_of_others_taken(tmp_path):
+    before = listening_now()
     with open_cluster(ManyOptions(tmp_path, workers=1), "fast", 1):
-        listening = listening_now()
+        listening = listening_now() - before
         assert {address.ip for address in listening} == {"127.0.0.1"}
         assert 8787 not in {address.port for address in listening}
         for address in listening:
@@ -217,8 +218,9 @@ def test_given_no_dashboard_when_a_cluster_is_open_then_no_page_of_it_is_served_
 
 
 def test_given_a_dashboard_without_a_host_when_a_cluster_is_open_then_it_is_for_this_machine_alone(tmp_path):
+    before = listening_now()
     with open_cluster(ManyOptions(tmp_path, workers=1, dashboard=":0"), "fast", 1) as cluster:
-        assert {address.ip for address in listening_now()} == {"127.0.0.1"}
+        assert {address.ip for address in listening_now() - before} == {"127.0.0.1"}
         with urlopen(cluster.dashboard.replace("/status", "/health"), timeout=10) as page:
             assert page.read() == b"ok"
 
