@@ -83,16 +83,17 @@ def test_given_options_that_no_message_holds_when_started_then_the_stage_says_so
     assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
+@pytest.mark.parametrize("refusal", [OSError(errno.EAGAIN, "no more processes"), MemoryError()], ids=repr)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_given_a_machine_that_cannot_start_a_process_now_when_it_can_again_then_the_worker_is_started(
-    start_own_stage, monkeypatch
+    start_own_stage, monkeypatch, refusal
 ):
     spawn = subprocess.Popen
     refusals = iter([True])
 
     def refuse_once(*words, **values):
         if next(refusals, False):
-            raise OSError(errno.EAGAIN, "no more processes")
+            raise refusal
         return spawn(*words, **values)
 
     monkeypatch.setattr(subprocess, "Popen", refuse_once)

@@ -154,8 +154,8 @@ class Crew:
             if worker is None and now_ns >= self._start_at_ns[number] and first_is_up:
                 try:
                     self.workers[number] = self._spawn(number)
-                except (OSError, ProtocolError) as error:  # no memory to be had, or options too long
-                    self.last_error = f"worker {number} cannot be started: {error}"
+                except Exception as error:  # the thread's boundary: no memory to be had, options too long, a mistake
+                    self.last_error = f"worker {number} cannot be started: {type(error).__name__}: {error}"
                     self._log("error", f"{self.config.name}: {self.last_error}")
                     self._start_at_ns[number] = self.policies[number].died(None)
 
