@@ -1,6 +1,15 @@
-"""For all tests: what nodes and drives write down goes to a folder of the tests' own, not to the user's."""
+"""For all tests: Ctrl-C works, and what nodes and drives write down goes to a folder of the tests' own."""
+
+import signal
 
 import pytest
+
+
+def pytest_configure():
+    """Let Ctrl-C reach what tests start, also where they run in the background, which ignores it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

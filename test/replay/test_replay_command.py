@@ -13,14 +13,6 @@ from torchperf_ros.core.run_file import read_run
 
 from .conftest import drive, one_stage, write_points
 
-IN_FRONT = [
-    sys.executable,
-    "-c",
-    "import os, signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []);"
-    " signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
-]
-"""Runs what follows as a terminal does: Ctrl-C reaches it, also where these tests run in the background."""
-
 
 def torchperf(*arguments):
     return CliRunner().invoke(app, ["replay", *map(str, arguments)])
@@ -113,7 +105,7 @@ def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_statu
         "--json",
         str(run),
     ]
-    with subprocess.Popen([*IN_FRONT, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         for line in child.stderr:
             if line.startswith("drive: at "):
                 break
