@@ -77,6 +77,9 @@ def test_given_options_that_no_message_holds_when_started_then_the_stage_says_so
     stage = start_own_stage(wait=False, forgiving=False, backup="none", options={"labels": ["x" * 70_000]})
     stage.wait_for(lambda: any("at most 65536" in text for _, text in stage.logs), "the log says so")
     assert "at most 65536" in stage.actor.crew.last_error
+    stage.wait_for(lambda: any(one.level.name == "ERROR" for one in stage.anomalies), "the lasting failure is told")
+    assert {one.name for one in stage.anomalies} == {"tested: worker died"}
+    assert stage.health is Health.SAFE_STOP
     stage.actor.stop()
     stage.actor.stop = lambda: None  # the fixture need not do it again
     assert {child.pid for child in psutil.Process().children()} <= children
@@ -100,6 +103,10 @@ def test_given_a_machine_that_cannot_start_a_process_now_when_it_can_again_then_
     stage = start_own_stage(backup="none")
     assert stage.ask().outcome is Outcome.ON_TIME
     assert next(refusals, None) is None
+    said = f"worker 0 cannot be started: {type(refusal).__name__}: {refusal}"
+    (logged,) = [text for _, text in stage.logs if said in text]
+    assert ("Traceback" in logged) is (not isinstance(refusal, OSError))  # what nobody expects says where it was
+    assert [one.level.name for one in stage.anomalies if said in one.message] == ["WARN"]
 
 
 def test_given_a_process_with_more_than_a_thousand_descriptors_when_started_then_its_worker_is_looked_after(

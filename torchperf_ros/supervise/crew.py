@@ -35,8 +35,11 @@ class CrewListener(Protocol):
     def worker_ready(self, worker: WorkerProcess) -> None:
         """The worker can take frames from now on."""
 
-    def worker_died(self, worker: WorkerProcess, reason: str, *, lasting: bool) -> None:
-        """The worker is gone; `lasting` if its kind keeps dying. Its descriptors close when this returns."""
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        """The worker is gone; `lasting` if its kind keeps dying. Its descriptors close when this returns.
+
+        None: it could not even be started.
+        """
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
         """Give a worker no more frames, as another takes its place; False if it is busy with one."""
@@ -156,8 +159,12 @@ class Crew:
                     self.workers[number] = self._spawn(number)
                 except Exception as error:  # the thread's boundary: no memory to be had, options too long, a mistake
                     self.last_error = f"worker {number} cannot be started: {type(error).__name__}: {error}"
+                    if not isinstance(error, (OSError, ProtocolError)):
+                        self.last_error += f"\n{traceback.format_exc()}"
                     self._log("error", f"{self.config.name}: {self.last_error}")
-                    self._start_at_ns[number] = self.policies[number].died(None)
+                    policy = self.policies[number]
+                    self._start_at_ns[number] = policy.died(None)
+                    self._listener.worker_died(None, self.last_error, lasting=policy.gave_up)
 
     def _spawn(self, number: int) -> WorkerProcess:
         generation = self.succession.renewal.generation

@@ -54,12 +54,15 @@ class StageWorkers:
             self._journal.health.ready()
             self._waiter.wake()
 
-    def worker_died(self, worker: WorkerProcess, reason: str, *, lasting: bool) -> None:
-        """A worker is gone; the stage's thread answers for it if it had not noticed yet."""
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        """A worker is gone, or was never there; the stage's thread answers for it if it had not noticed yet."""
         with self._lock:
-            self.drop(worker)
+            pid = 0
+            if worker is not None:
+                self.drop(worker)
+                pid = worker.pid
             alone, restarts = not self.crew.ready, self.crew.restarts
-            self.untold.append(self._journal.worker_died(reason, worker.pid, restarts, lasting=lasting, alone=alone))
+            self.untold.append(self._journal.worker_died(reason, pid, restarts, lasting=lasting, alone=alone))
             self._waiter.wake()
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:

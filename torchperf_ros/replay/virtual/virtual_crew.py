@@ -30,9 +30,10 @@ class _Processes:
     def worker_ready(self, worker: WorkerProcess) -> None:
         worker.usable = True
 
-    def worker_died(self, worker: WorkerProcess, reason: str, *, lasting: bool) -> None:
-        with self._using:
-            worker.usable = False
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        if worker is not None:
+            with self._using:
+                worker.usable = False
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
         return False  # nothing is compiled and nothing swapped in a replay
