@@ -6,6 +6,8 @@ from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.core.outcome import Fallback, Health, Outcome
 from torchperf_ros.supervise.memory_limit import limit_memory
 
+from .conftest import wait_until
+
 
 @pytest.fixture(scope="module")
 def running(start_stage):
@@ -65,6 +67,21 @@ def test_given_a_hang_when_frames_go_on_coming_then_each_has_its_answer_and_the_
     death = f"(pid {before}) ended by signal SIGKILL: hung"
     stage.wait_for(lambda: any(death in text for _, text in stage.logs), "it is killed")
     stage.wait_for_workers()
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_an_error_of_ours_when_a_frame_runs_then_it_is_lost_and_its_result_counts_as_late(
+    start_own_stage, monkeypatch
+):
+    stage = start_own_stage(backup="none", adapter="Plain")
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.actor, "_decide", lambda *_: 1 / 0)
+        stage.offer({"do": "sleep", "ms": 1000})
+        with stage.actor._lock:
+            stage.actor._waiter.wake()
+        stage.wait_for(lambda: any("lost a frame:\nTraceback" in text for _, text in stage.logs), "it is said")
+    wait_until(lambda: stage.statistics.late_results == 1, lambda: "its result is late")
+    assert stage.statistics.internal_errors == 1
     assert stage.ask().outcome is Outcome.ON_TIME
 
 

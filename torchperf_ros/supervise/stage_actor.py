@@ -188,6 +188,8 @@ class StageActor:
                 self.crew.last_error = traceback.format_exc()
                 self._ports.log("error", f"stage {self.config.name} lost a frame:\n{self.crew.last_error}")
                 with self._lock:
+                    if self._turn is not None:
+                        self._turn.answered = True  # what still comes for it is late
                     self._turn = None
 
     def step(self, descriptors: list[int]) -> None:
