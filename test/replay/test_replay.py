@@ -1,6 +1,7 @@
 """Replays with real workers, on small logs of points."""
 
 import math
+import signal
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from torchperf_ros.replay.replay import plan, replay
 from torchperf_ros.replay.replay_error import ReplayError
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.supervise.stage_input import StageInput
 
 from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 
@@ -213,6 +215,25 @@ def test_given_an_interrupt_when_replayed_then_what_was_done_is_there_to_the_las
     assert len(first.frames) == first.received - first.superseded - first.stale > 0
     if pace == "fast":
         assert len(counted(result)) == len(first.frames) == first.received
+
+
+@pytest.mark.parametrize("pace", ["fast", "real"])
+def test_given_ctrl_c_while_a_frame_is_given_when_replayed_then_that_frame_is_answered_too(tmp_path, monkeypatch, pace):
+    given, receive = [], StageInput.receive
+
+    def interrupted(self, data):
+        given.append(data)
+        if len(given) == 16:
+            signal.raise_signal(signal.SIGINT)
+        receive(self, data)
+
+    monkeypatch.setattr(StageInput, "receive", interrupted)
+    result, said = run(write_points(tmp_path / "log", drive(60)), tmp_path, pace=pace)
+    first = result.stage("first")
+    assert not result.complete
+    assert first.received == result.summary["log"]["messages"] == 16
+    assert len(first.frames) == first.received - first.superseded - first.stale > 0
+    assert not any("never answered" in line for line in said)
 
 
 def test_given_a_replay_when_planned_then_it_says_what_goes_where_and_runs_nothing(tmp_path):

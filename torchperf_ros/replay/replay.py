@@ -12,6 +12,7 @@ from typing import Final
 from torchperf_ros.core.clock import NS_PER_S
 from torchperf_ros.core.config import NodeConfig
 from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.replay.held_interrupt import held_interrupt
 from torchperf_ros.replay.log_feed import LogFeed
 from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.memory_series import MemorySeries
@@ -200,7 +201,8 @@ class _Replay:
                     record.tick()
                     record.check()
                     memory.tick()
-                    feed.give(message)
+                    with held_interrupt():
+                        feed.give(message)
                     self._progress(message.t_ns - feed.start_ns, feed.length_ns)
         except KeyboardInterrupt:  # what has been given is still answered, as at the end of a log
             self.note("interrupted: the results reach up to there")

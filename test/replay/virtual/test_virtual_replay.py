@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torchperf_ros.core.frame_table import FRAME
 from torchperf_ros.core.run_file import Run, write_run
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.supervise.worker_process import WorkerProcess
 
 from ..conftest import MS, START_NS, drive, one_stage, two_stages, write_points
 
@@ -100,6 +102,30 @@ def test_given_a_model_that_draws_at_random_when_replayed_then_what_it_draws_fol
     assert with_another_worker.items() <= first.items()
     for axis in range(2):
         assert not {point[axis] for point in first.values()} & {point[axis] for point in with_another_seed.values()}
+
+
+@pytest.mark.parametrize("inference_ms", [5, 70])  # a frame is computed as it is given; as the one before is answered
+def test_given_ctrl_c_while_a_frame_is_computed_when_replayed_then_its_row_is_as_ever(
+    log, tmp_path, monkeypatch, inference_ms
+):
+    values, times = one_stage(budget_ms=200.0), {"first": {"full": {"inference_ms": inference_ms}}}
+    whole, _ = run(log, tmp_path, times, values=values)
+    computed, run_process = [], WorkerProcess.run
+
+    def interrupted(self, tier, seq, *arguments, **options):
+        sent = run_process(self, tier, seq, *arguments, **options)
+        computed.append(seq)
+        if len(computed) == 16:
+            signal.raise_signal(signal.SIGINT)
+        return sent
+
+    monkeypatch.setattr(WorkerProcess, "run", interrupted)
+    part, said = run(log, tmp_path, times, values=values)
+    count = len(rows(part))
+    assert not part.complete
+    assert 16 <= count < 150
+    assert rows(part).tobytes() == rows(whole)[:count].tobytes()
+    assert not any("never answered" in line for line in said)
 
 
 def test_given_a_crash_when_replayed_then_the_replacement_comes_after_restart_ms_of_the_log(tmp_path):

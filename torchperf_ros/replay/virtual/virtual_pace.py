@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchperf_ros.core.clock import VirtualClock
+from torchperf_ros.replay.held_interrupt import held_interrupt
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages, StageLife
 from torchperf_ros.replay.virtual.step_times import StageTimes
@@ -56,12 +57,15 @@ class VirtualPace:
     def _run(self, until_ns: int | None, stages: ReplayStages, record: ReplayRecord) -> None:
         while (next_ns := self._next_ns(stages, until_ns, record)) is not None:
             self._clock.reach(next_ns)
-            now_ns = self._clock()
-            for stage, (actor, waiter) in enumerate(zip(stages.actors, self._waiters, strict=True)):
-                if descriptors := waiter.ready(now_ns):
-                    actor.step(descriptors)
-                self._crews[stage].step(now_ns)
+            with held_interrupt():
+                self._step(self._clock(), stages)
             record.tick()
+
+    def _step(self, now_ns: int, stages: ReplayStages) -> None:
+        for stage, (actor, waiter) in enumerate(zip(stages.actors, self._waiters, strict=True)):
+            if descriptors := waiter.ready(now_ns):
+                actor.step(descriptors)
+            self._crews[stage].step(now_ns)
 
     def _next_ns(self, stages: ReplayStages, until_ns: int | None, record: ReplayRecord) -> int | None:
         """When something is due; None: nothing is, up to then."""
