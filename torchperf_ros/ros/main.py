@@ -15,6 +15,7 @@ from torchperf_ros.core.errors import ConfigError
 from torchperf_ros.ros.bounded_end import end_within
 from torchperf_ros.ros.dead_segments import remove_dead_segments
 from torchperf_ros.ros.node import PerfNode
+from torchperf_ros.supervise.worker_folder import remove_dead_folders
 
 _EXIT_BAD_PARAMETER = 2
 _LOOK_FOR_SIGNALS_S = 0.2
@@ -31,7 +32,7 @@ def main(args: list[str] | None = None) -> int:
     def end(_number: int, _frame: FrameType | None) -> None:
         ending.set()
 
-    freed_mb = remove_dead_segments() / 1e6
+    memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
@@ -42,8 +43,9 @@ def main(args: list[str] | None = None) -> int:
         end_within(_MIDDLEWARE_ENDS_WITHIN_S, _EXIT_BAD_PARAMETER)
         rclpy.try_shutdown()
         return _EXIT_BAD_PARAMETER
-    if freed_mb:
-        node.get_logger().info(f"removed {freed_mb:.0f} MB of shared memory that killed ROS processes had left")
+    if memory_mb or files_mb:
+        freed = f"{memory_mb:.0f} MB of shared memory and {files_mb:.0f} MB of temporary files"
+        node.get_logger().info(f"removed {freed} that killed processes had left")
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     if node.parameters.config.autostart and node.trigger_configure() == TransitionCallbackReturn.SUCCESS:

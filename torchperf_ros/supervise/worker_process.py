@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from torchperf_ros.supervise.protocol import (
     unpack_control,
     unpack_response,
 )
+from torchperf_ros.supervise.worker_folder import WorkerFolder
 
 _REAP_S = 5.0
 _OUTPUT_TAIL = 4_000
@@ -90,7 +90,7 @@ class WorkerProcess:
         self.away = self.recording = ""
         self.memory_bytes: dict[str, int] = {}
         self._tail = b""
-        self._own_folder = tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True)
+        self._own_folder = WorkerFolder()
         first_message = pack_control("setup", **setup)
         with contextlib.ExitStack() as given_away:
             result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
@@ -108,7 +108,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-m", "torchperf_ros.worker.main", *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env={**os.environ, "TMPDIR": self._own_folder.name},  # packages unpack there, and it may be killed
+                env={**os.environ, "TMPDIR": self._own_folder.path},  # packages unpack there, and it may be killed
             )  # fmt: skip
         assert self._process.stdout is not None  # a pipe was asked for
         self._stdout_fd = self._process.stdout.fileno()
@@ -125,7 +125,7 @@ class WorkerProcess:
     @property
     def folder(self) -> str:
         """Where it keeps its temporary files; removed with it."""
-        return self._own_folder.name
+        return self._own_folder.path
 
     @property
     def idle(self) -> bool:
@@ -297,4 +297,4 @@ class WorkerProcess:
         self.frames.close()
         self._handled.release()
         self._result.close()
-        self._own_folder.cleanup()
+        self._own_folder.remove()
