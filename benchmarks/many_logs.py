@@ -8,6 +8,7 @@ replayed by clusters of one worker and of more, whose start and end, which come 
 """
 
 import argparse
+import contextlib
 import json
 import secrets
 import sys
@@ -188,8 +189,11 @@ def _cost(act: Callable[[LogTask], None], task: LogTask) -> _Cost:
 
 def _processor_s() -> float:
     """Of this process, of those that it has started, at any depth, and of theirs that have ended."""
-    me = psutil.Process()
-    return sum(sum(process.cpu_times()[:4]) for process in [me, *me.children(recursive=True)])
+    me, total_s = psutil.Process(), 0.0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            total_s += sum(process.cpu_times()[:4])
+    return total_s
 
 
 def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:

@@ -1,5 +1,6 @@
 """Shared memory that a killed process leaves behind, with real processes of the real middleware."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,7 +26,10 @@ def start():
 
     def locks(process):
         """Those that this process holds: others of the machine come and go as well."""
-        files = [path.readlink() for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+        files = []
+        for path in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                files.append(path.readlink())
         return {path for path in files if path.parent == SHARED_MEMORY and path.name.endswith("_el")}
 
     def start():
