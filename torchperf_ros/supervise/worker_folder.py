@@ -46,7 +46,7 @@ def remove_dead_folders(where: Path | None = None) -> int:
     freed = 0
     for folder in (where or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # locked, gone meanwhile, or no folder
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 found = os.fstat(descriptor)
