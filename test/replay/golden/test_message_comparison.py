@@ -117,6 +117,14 @@ def test_given_stamps_on_both_sides_of_a_second_when_they_differ_then_it_is_one_
     assert (difference.error, difference.allowed) == (pytest.approx(0.02), 0.0)
 
 
+def test_given_stamps_on_both_sides_of_a_second_when_they_are_within_their_tolerance_then_they_are_the_same():
+    rules = {"builtin_interfaces/msg/Time": MessageRule(tolerances={"nanosec": Tolerance(absolute=1e6)})}
+    early, late, too_late = (path(stamp_ns=at_ns) for at_ns in (1_999_600_000, 2_000_400_000, 2_000_700_000))
+    assert found(early, late, rules) == found(late, early, rules) == []
+    (difference,) = found(too_late, early, rules)
+    assert (difference.error, difference.allowed) == (pytest.approx(1.1e-3), pytest.approx(1e-3))
+
+
 def test_given_ignored_fields_when_they_differ_then_nothing_is_told():
     one, other = path(pose(), stamp_ns=5), path(pose(), stamp_ns=7)
     assert paths(one, other) == ["header.stamp", "poses[0].header.stamp"]

@@ -108,14 +108,16 @@ def _messages(message: Any, golden: Any, place: _Place, rules: Rules) -> Iterato
     for name in _fields(golden):
         value, wanted = getattr(message, name), getattr(golden, name)
         found += _values(value * sign if sign < 0 else value, wanted, place.field(name), rules)
-    yield from [_time(message, golden, place, found)] if found and kind in _TIMES else found
+    yield from _time(message, golden, place, found) if found and kind in _TIMES else found
 
 
-def _time(message: Any, golden: Any, place: _Place, found: Sequence[Difference]) -> Difference:  # noqa: ANN401
-    """One difference in s for those of a time's two fields."""
+def _time(message: Any, golden: Any, place: _Place, found: Sequence[Difference]) -> Iterator[Difference]:  # noqa: ANN401
+    """One difference in s for those of a time's two fields, which both differ where a second ends in between."""
     mine, theirs = (item.sec * NS_PER_S + item.nanosec for item in (message, golden))
-    allowed = sum(part.allowed if part.path.endswith(".sec") else part.allowed / NS_PER_S for part in found)
-    return Difference(place.path, _seconds(mine), _seconds(theirs), abs(mine - theirs) / NS_PER_S, allowed)
+    allowed = sum(part.allowed / (NS_PER_S if part.path.endswith("nanosec") else 1) for part in found)
+    error = abs(mine - theirs) / NS_PER_S
+    if error > allowed:
+        yield Difference(place.path, _seconds(mine), _seconds(theirs), error, allowed)
 
 
 def _seconds(ns: int) -> str:
