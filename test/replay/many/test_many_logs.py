@@ -136,6 +136,7 @@ def test_given_no_log_when_searched_then_the_error_says_what_one_is(tmp_path):
 @pytest.mark.parametrize("mode", [0o000, 0o400], ids=oct)
 def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the_others_are_searched(tmp_path, mode):
     make(tmp_path, "a.mcap", "locked/b.mcap", "z.mcap")
+    (tmp_path / "link.mcap").symlink_to("locked/b.mcap")
     (tmp_path / "locked").chmod(mode)
     code = """if True:
         import sys
@@ -147,8 +148,9 @@ def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the
     command = [*unprivileged, sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     (tmp_path / "locked").chmod(0o700)
-    told = f"folder {tmp_path}/locked: is passed over: Permission denied"
-    assert (done.stdout.splitlines(), done.stderr) == ([told, "['a', 'z']"], "")
+    passed_over = f"link {tmp_path}/link.mcap", f"folder {tmp_path}/locked"
+    told = [f"{what}: is passed over: Permission denied" for what in passed_over]
+    assert (done.stdout.splitlines(), done.stderr) == ([*told, "['a', 'z']"], "")
 
 
 def test_given_logs_that_say_how_long_they_are_when_asked_then_nothing_else_is_read(tmp_path):

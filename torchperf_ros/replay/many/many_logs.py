@@ -195,7 +195,12 @@ def _search(folder: Path, seen: set[Path], say: Callable[[str], None]) -> Iterat
         say(f"folder {folder}: is passed over: {error.strerror or error}")
         return
     for entry in entries:
-        if entry.is_dir():
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:
+            say(f"link {entry}: is passed over: {error.strerror or error}")
+            continue
+        if is_folder:
             yield from _search(entry, seen, say)
         elif is_log(entry):
             yield entry
