@@ -232,9 +232,10 @@ def test_given_a_ros1_bag_with_an_index_that_leads_over_a_chunk_when_read_then_t
     os.truncate(path, len(content) - 9)  # so that it is searched
     at = content.index(b"count=", content.index(b"op=\x04")) + 10  # how long an index of messages is
     overwrite(path, at, struct.pack("<I", 3000))
-    messages, _, findings = read(path)
+    messages, said, findings = read(path)
     assert [m.data for m in messages] == [entry[2] for entry in logs.cdr()]
     assert findings.bytes_skipped > 0
+    assert not any(": 0 bytes" in text for text in said)
 
 
 # -- SQLite -----------------------------------------------------------------------------------------------------------
@@ -264,16 +265,20 @@ def test_given_a_db3_with_a_damaged_page_when_read_then_messages_before_and_afte
 
 
 def test_given_rows_before_and_after_damaged_pages_when_read_then_those_next_to_them_come_too(tmp_path):
-    path = logs.storage_file(logs.rosbag2(tmp_path / "log", StoragePlugin.SQLITE3, entries=logs.cdr(200)))
+    entries = [entry for entry in logs.cdr(2000) if entry[0] == "/text"]
+    path = logs.storage_file(logs.rosbag2(tmp_path / "log", StoragePlugin.SQLITE3, entries=entries))
     with sqlite3.connect(path) as db:
         (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'timestamp_idx'").fetchone()
-    content, written = path.read_bytes(), [entry[2] for entry in logs.cdr(200)]
-    at = content.index(b"message 40\x00") // 4096 * 4096
-    lost = [number for number, data in enumerate(written) if data in content[at : at + 4096]]
-    overwrite(path, at, b"\xff" * 4096)
+    content, lost = path.read_bytes(), set()
+    pages = [at for at in range(0, len(content), 4096) if content[at] == 0x0D]  # with the rows of a table
+    of_rows = [at for at in pages if b"message 40" in content[at : at + 4096]]
+    for at in (*of_rows[-2:], pages[-1]):
+        overwrite(path, at, b"\xff" * 4096)
+        lost |= {data for _, _, data, _ in entries if data in content[at : at + 4096]}
     overwrite(path, (root - 1) * 4096, b"\xff" * 4096)  # the rows have to be found without the index
     messages, _, _ = read(path)
-    assert [m.data for m in messages] == written[: lost[0]] + written[lost[-1] + 1 :]
+    assert len(lost) > 200
+    assert [m.data for m in messages] == [data for _, _, data, _ in entries if data not in lost]
 
 
 def killed_recorder(folder):
@@ -298,6 +303,17 @@ def test_given_a_recorder_that_was_killed_with_messages_in_its_journal_when_read
     messages, _, _ = read(copy)
     assert (len(messages), messages[-1].t_ns) == (41, logs.START_NS + 10**9)
     assert set(tmp_path.iterdir()) == inside  # reading leaves a log as it was
+
+
+def test_given_a_journal_that_another_process_opens_meanwhile_when_closed_then_what_that_one_uses_stays(tmp_path):
+    copy = killed_recorder(tmp_path)
+    code = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); print(db.execute('SELECT count(*) FROM messages')"
+    command = [sys.executable, "-c", code + ".fetchone(), flush=True); sys.stdin.read()", str(copy)]
+    reader = LogReader(copy)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"(41,)\n"
+        reader.close()
+        assert Path(f"{copy}-shm").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -104,7 +104,8 @@ class ChunkedFile(Storage):
             except Damaged:
                 self._doubt_last()
                 found = self._next_sound(again)
-                skipped.append((at, max(found, at)))
+                if found > at:
+                    skipped.append((at, found))
                 at = again = found
                 continue
             again = end if proved else at + 1  # what a record with a wrong length leads over is searched once more

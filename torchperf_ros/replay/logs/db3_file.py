@@ -1,5 +1,7 @@
 """A `.db3` file of rosbag2: in the order of its times, and what is left of it if the database is damaged."""
 
+import contextlib
+import fcntl
 import os
 import sqlite3
 from collections import Counter
@@ -15,6 +17,8 @@ from torchperf_ros.replay.logs.log_storage import Channel, LogError, Part, RawMe
 _FARTHEST_ID: Final = 1 << 40
 _STEPS_AT_ONCE: Final = 1_000_000
 _STEPS_PER_BYTE: Final = 100  # a sound database needs about one
+_IN_USE: Final = 128
+"""Whoever has a `-shm` file open holds a lock on this byte of it: `UNIX_SHM_DMS` in SQLite's `os_unix.c`."""
 _FORMATS: Final = {"ros2msg", "ros2idl"}
 
 
@@ -73,10 +77,12 @@ class Db3File(Storage):
             yield Part(first_ns, partial(self._read, wanted, start_ns, end_ns))
 
     def close(self) -> None:
-        """Close the database; what SQLite has put beside its journal goes."""
+        """Close the database; what SQLite has put beside its journal goes, if no other process uses it by now."""
         self._db.close()
         if not self._left_as_it_was:
-            self._shared.unlink(missing_ok=True)
+            with contextlib.suppress(OSError), self._shared.open("r+b") as shared:
+                fcntl.lockf(shared, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _IN_USE)
+                self._shared.unlink()
 
     def _opened(self, file: Path, how: str) -> dict[int, Channel]:
         """Open the database; returns its topics."""
@@ -164,7 +170,7 @@ class Db3File(Storage):
     def _salvaged(self, wanted: dict[int, Channel]) -> Iterator[tuple[RawMessage, int]]:
         """Every message that can still be found, without the index; steps over damaged pages, ever farther."""
         one = "SELECT id, timestamp, topic_id, data FROM messages NOT INDEXED WHERE id >= ? ORDER BY id LIMIT 1"
-        begin = at = 0  # of a gap; what is tried next
+        begin, damaged, at = 0, -1, 0  # of a gap; what was tried last in it; what is tried next
         while at < _FARTHEST_ID:
             try:  # one row at a time, as Python's sqlite3 drops a row if the next one is damaged
                 row = self._db.execute(one, (at,)).fetchone()
@@ -175,7 +181,10 @@ class Db3File(Storage):
                 self._notes.lost(
                     self.path, begin, f"messages from number {begin} on cannot be read ({error})", messages=1
                 )
-                at += 1 + (at - begin) // 8
+                damaged, at = at, at + 1 + (at - begin) // 8
+                continue
+            if begin <= damaged < at - 1:  # a step may have led over sound rows: back, until there are none between
+                at = (damaged + at) // 2
                 continue
             if row is None:
                 return

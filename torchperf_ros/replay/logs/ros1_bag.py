@@ -87,10 +87,8 @@ class Ros1Bag(ChunkedFile):
     def _take(self, at: int) -> tuple[int, bool]:
         record = self._record(at, cut=True)
         end = min(record.end, self._size)
-        if record.kind == _CHUNK:
-            self._chunks.append(
-                self._counted(Chunk(at, end, 0, 0, {}))
-            )  # its connections come before those of an index
+        if record.kind == _CHUNK:  # counted at once, as its connections come before those of an index
+            self._chunks.append(self._counted(Chunk(at, end, 0, 0, {})))
         elif record.kind == _CONNECTION:
             self._learn(record, self._data(record))
         elif record.kind not in {_BAG, _INDEX, _CHUNK_INFO}:
