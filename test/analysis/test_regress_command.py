@@ -222,6 +222,14 @@ def test_given_a_margin_for_a_stage_that_is_not_there_when_compared_then_it_is_r
 
 
 @pytest.mark.parametrize("flag", ["--markdown", "--html", "--json"])
+def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_the_file(runs, flag):
+    done = regress(runs / "base.json", runs / "same.parquet", flag, "/dev/full")
+
+    assert done.exit_code == 2
+    assert done.stderr == f"torchperf: {flag} /dev/full: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("flag", ["--markdown", "--html", "--json"])
 @pytest.mark.parametrize(
     "name", ["run.parquet", "link.json", "hard.json", "folder/run.parquet", "effects.yaml", "limits.yaml"]
 )

@@ -1,9 +1,10 @@
 """Compare two runs as a command asks for it: read, compare, show, write."""
 
+import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
@@ -175,8 +176,7 @@ def regress(request: RegressRequest, base: Path, new: Path, names: tuple[str, st
         names: what to call them instead of their paths.
 
     Raises:
-        TorchperfError: a run cannot be read, or they cannot be compared.
-        OSError: an output cannot be written.
+        TorchperfError: a run cannot be read, they cannot be compared, or an output cannot be written.
     """
     from dataclasses import replace
 
@@ -212,16 +212,29 @@ def regress(request: RegressRequest, base: Path, new: Path, names: tuple[str, st
     if request.markdown:
         from torchperf_ros.analysis.regress_text import markdown
 
-        request.markdown.write_text(markdown(comparison, request.confidence), encoding="utf-8")
+        with _writing("--markdown", request.markdown):
+            request.markdown.write_text(markdown(comparison, request.confidence), encoding="utf-8")
     if request.html:
         from torchperf_ros.analysis.regress_page import write_page
 
-        write_page(comparison, request.confidence, request.html)
+        with _writing("--html", request.html):
+            write_page(comparison, request.confidence, request.html)
     if request.json:
         from torchperf_ros.analysis.regress_json import write_json
 
-        write_json(comparison, status, rules, request.json)
+        with _writing("--json", request.json):
+            write_json(comparison, status, rules, request.json)
     return status
+
+
+@contextlib.contextmanager
+def _writing(flag: str, path: Path) -> Iterator[None]:
+    """Say which file it is that cannot be written: a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        msg = f"{flag} {path}: cannot be written: {error.strerror or error}"
+        raise ConfigError(msg) from error
 
 
 def fail(text: str) -> NoReturn:
