@@ -1,5 +1,6 @@
 """Many logs on a real cluster of this machine: good ones, broken ones, and ones that take their worker with them."""
 
+import contextlib
 import fcntl
 import io
 import json
@@ -200,9 +201,11 @@ def test_given_a_dashboard_where_none_can_be_when_asked_for_then_one_line_says_s
 
 def listening_now():
     """Addresses on which this process and those that it has started listen."""
-    own = psutil.Process()
-    sockets = [one for process in (own, *own.children(recursive=True)) for one in process.net_connections()]
-    return {one.laddr for one in sockets if one.status == psutil.CONN_LISTEN}
+    own, found = psutil.Process(), set()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # another test's, which has ended just now
+            found |= {one.laddr for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+    return found
 
 
 def test_given_no_dashboard_when_a_cluster_is_open_then_no_page_of_it_is_served_and_no_port_of_others_taken(tmp_path):
