@@ -49,9 +49,9 @@ def start():
         process.communicate()
 
 
-def age(locks):
-    for lock in locks:
-        os.utime(lock, (1, 1))
+def age(paths):
+    for path in paths:
+        os.utime(path, (1, 1))
 
 
 def segments(locks):
@@ -67,6 +67,24 @@ def test_given_a_killed_process_when_cleared_then_its_segments_are_gone_and_thos
     assert remove_dead_segments() >= size > 0
     assert not any(path.exists() for path in dead[1] | segments(dead[1]))
     assert all(path.exists() for path in living[1] | segments(living[1]))
+
+
+def test_given_what_killed_processes_left_when_a_node_starts_then_it_is_gone_and_the_log_says_so(
+    start, start_node, tmp_path, monkeypatch
+):
+    dead, locks = start()
+    dead.kill()
+    dead.wait()
+    age(locks)
+    files = tmp_path / "torchperf_worker_dead"
+    files.mkdir()
+    (files / "model.so").write_bytes(bytes(3_000_000))
+    age([files])
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    node = start_node({"autostart": False})
+    said = "MB of shared memory and 3 MB of temporary files that killed processes had left"
+    node.wait_for(lambda: said in node.errors, "the line in the log")
+    assert not any(path.exists() for path in [files, *segments(locks)])
 
 
 def test_given_a_lock_that_was_just_made_when_cleared_then_it_is_left_to_whoever_makes_it(tmp_path):
