@@ -51,7 +51,7 @@ def section(
     parts.append('<div class="card">' + "".join(f"<p>{_text(line)}</p>" for line in in_words(run)) + "</div>")
     if odd := [*run.missing, *run.troubles, *troubles]:
         items = "".join(f"<li>{_text(line)}</li>" for line in odd)
-        parts.append(f'<div class="note"><b>What this report cannot show</b><ul>{items}</ul></div>')
+        parts.append(f'<div class="note"><b>Notes</b><ul>{items}</ul></div>')
     parts += [_stage(stage, add, pictures, points) for stage in run.stages if len(stage)]
     if np.isfinite(np.concatenate([[math.nan], *run.memory.values()])).any():
         parts.append(f'<h3>Memory</h3><div class="card">{add(memory(run, points))}</div>')
