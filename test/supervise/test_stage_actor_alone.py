@@ -85,6 +85,26 @@ def test_given_an_error_of_ours_when_a_frame_runs_then_it_is_lost_and_its_result
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
+def test_given_an_error_of_ours_when_another_frame_waits_then_that_one_is_answered_without_a_third(
+    start_own_stage, monkeypatch
+):
+    stage = start_own_stage(backup="none", adapter="Plain", budget_ms=2000.0, hang_ms=30_000.0)
+    decide, errors = stage.actor._decide, iter([ZeroDivisionError("as ordered")])
+
+    def fail_once(*of):
+        if error := next(errors, None):
+            raise error
+        return decide(*of)
+
+    stage.offer({"do": "sleep", "ms": 8000})  # nothing else wakes the stage before the other frame's deadline
+    seq, _ = stage.offer()
+    with stage.actor._lock:
+        monkeypatch.setattr(stage.actor, "_decide", fail_once)
+        stage.actor._waiter.wake()
+    assert stage.answer(seq).outcome is Outcome.LATE
+    assert stage.statistics.internal_errors == 1
+
+
 def test_given_a_frame_that_waits_for_its_worker_when_that_is_ready_in_time_then_it_is_on_time(stage):
     stage.reconfigure(budget_ms=60_000.0, hang_ms=60_000.0)
     stage.ask({"do": "sigkill"})

@@ -191,6 +191,7 @@ class StageActor:
                     if self._turn is not None:
                         self._turn.answered = True  # what still comes for it is late
                     self._turn = None
+                    self._waiter.wake()  # for the frame that waits
 
     def step(self, descriptors: list[int]) -> None:
         """Take what is ready, and do what follows: answer the frame, or wait on; called by the stage's thread only."""
@@ -199,6 +200,8 @@ class StageActor:
                 worker = self._waiter.worker(descriptor)
                 if worker is not None:
                     self._receive(worker)
+            if self._turn is None and self.mailbox.waiting is not None:  # an error of ours has lost the one before it
+                self._begin(self._clock())
             turn = self._turn
             verdict = None if turn is None else self._decide(turn, self._clock())
         if turn is not None and verdict is not None:
