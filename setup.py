@@ -58,11 +58,25 @@ setup(
             "ros-std-srvs",
             "ros-visualization-msgs",
         ],
+        # Engines: each is used where it is installed, see the parameter `engine`; none is needed.
+        "onnxruntime": [
+            "onnxruntime",  # runs networks on CPUs faster than any compiler of torch's, mostly; MIT, 68 MB
+            "onnx",  # for builds only: what the exporter writes
+            "onnxscript",  # for builds only: torch's own exporter is written in it
+        ],
+        "openvino": ["openvino"],  # the same on Intel's and AMD's CPUs, and bf16 where they have it; Apache-2.0, 180 MB
+        "tensorrt": ["torch-tensorrt"],  # NVIDIA's own compiler, which users of a Jetson expect first; brings TensorRT
+        "benchmarks": ["torchvision"],  # networks for `./run bench engines` that nobody here has tuned for
         "quantization": ["torchao>=0.18"],  # int8 weights of linear layers, the precisions int8_weight and int8_dynamic
+        "inspect": ["tlparse"],  # pages of the compiler's trace, for `torchperf inspect --ir`; BSD-3-Clause, 2.5 MB
         "analysis": [
             "matplotlib",  # pictures of the tools
-            "plotly",  # the pages of `torchperf report` and `torchperf regress`
-            "scipy",  # statistics of `torchperf regress`; in tests, what our own are compared with
+            # `torchperf compare`: each takes the place of statistics that were our own to get right.
+            "arch",  # the block bootstrap of latencies, and how long its blocks have to be
+            "jinja2",  # the one template of the pages of `torchperf report` and `torchperf compare`
+            "plotly",  # the pictures of these pages
+            "scipy",  # Welch's test of runs, slopes of memory, distributions; in tests, what our own are compared with
+            "statsmodels",  # corrections for many comparisons, and intervals of shares
         ],
         "logs": [
             "cryptography",  # TLS between Dask's processes on this machine, so that nobody else on it can join
@@ -81,8 +95,8 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "torchperf = torchperf_ros.cli:app",
-            "torchperf_node = torchperf_ros.ros.main:main",
+            "torchperf = torchperf_ros.cli.main:app",
+            "torchperf_node = torchperf_ros.node.main:main",
         ],
         "pytest11": ["torchperf = torchperf_ros.replay.golden.pytest_plugin"],
     },

@@ -2,7 +2,9 @@
 
 The nodes take turns, each turn with a fresh node and the same faults from the same seed: 2 % of the inferences stall
 for 200 ms, 1 % hold the interpreter lock for 100 ms, 1 % raise, 1 % return NaN, and every 10 s one hangs for ever and
-one gets its process killed. The naive node is started anew when it is killed, as ROS's launch does.
+one gets its process killed. The naive node is started anew when it is killed, as ROS's launch does. It runs both ways:
+at normal priority, as one starts it, and under SCHED_FIFO, as torchperf_ros' own node process runs where that is
+permitted; the naive node's model runs under SCHED_FIFO then, too, that of torchperf_ros in workers at normal priority.
 
 Lateness is reported as the node itself records it (receipt to publish, less the budget), and as an onlooker sees it,
 by the clock of its DDS reader: arrival, less stamp, age at receipt and budget. Frames that were never answered count
@@ -29,7 +31,8 @@ from benchmarks.rig.graph import (
 )
 from benchmarks.rig.report import Report, Target, say
 
-_NAMES = {OURS: "torchperf_ros", NAIVE: "naive"}
+_OURS, _NAIVE, _NAIVE_FIFO = "torchperf_ros", "naive", "naive, SCHED_FIFO"
+_PRIORITY = 10  # the parameter realtime_priority's default
 _FIRST_HANG_S, _EVERY_S = 4.0, 10.0
 _EPILOG = """\
 targets: 100 % of started frames answered; 99.9 % by the deadline itself and all by deadline + 1 ms on an otherwise
@@ -51,6 +54,7 @@ class Total:
     started: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
+    scheduling: str = ""
     counters: Counter[str] = field(default_factory=Counter)
     latest: list[dict[str, Any]] = field(default_factory=list)
     worst_camera_ms: float = 0.0
@@ -61,16 +65,16 @@ def main() -> int:
     arguments = _parser().parse_args()
     report = Report("deadline", arguments)
     options = model_options(arguments.model_ms)
-    totals = {namespace: Total() for namespace in (OURS, NAIVE)}
+    totals = {name: Total() for name in (_OURS, _NAIVE, _NAIVE_FIFO)}
     seconds = min(arguments.slice, arguments.seconds)
     turns = max(1, round(arguments.seconds / seconds))
     for turn in range(turns):
-        for namespace, total in totals.items():
-            say(f"turn {turn + 1} of {turns}: {_NAMES[namespace]}, {seconds:g} s")
-            _take_turn(namespace, total, arguments, options, seconds, arguments.seed + turn)
-    figures = {_NAMES[namespace]: _figures(total) for namespace, total in totals.items()}
+        for name, total in totals.items():
+            say(f"turn {turn + 1} of {turns}: {name}, {seconds:g} s")
+            _take_turn(name, total, arguments, options, seconds, arguments.seed + turn)
+    figures = {name: _figures(total) for name, total in totals.items()}
     _show(report, figures, arguments)
-    report.finish(figures, _targets(figures["torchperf_ros"], arguments.load))
+    report.finish(figures, _targets(figures[_OURS], arguments.load))
     return 0
 
 
@@ -102,8 +106,9 @@ def _faults(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
 
 
 def _take_turn(
-    namespace: str, total: Total, arguments: argparse.Namespace, options: dict[str, Any], seconds: float, seed: int
+    name: str, total: Total, arguments: argparse.Namespace, options: dict[str, Any], seconds: float, seed: int
 ) -> None:
+    namespace = OURS if name == _OURS else NAIVE
     with Graph((namespace,)) as graph:
         adapter, sabotage = sabotaged(graph, "faults", options, _faults(arguments, seconds), seed)
         camera = CameraProcess(graph)
@@ -124,8 +129,10 @@ def _take_turn(
             total.started += counters["frames"] - counters["superseded"] - counters["stale"]
             total.restarts += counters["restarts"]
             total.counters.update(counters)
+            total.scheduling = node.scheduling
         else:
-            naive = NaiveProcess(graph, adapter, sabotage, arguments.budget_ms, arguments.margin_ms)
+            priority = _PRIORITY if name == _NAIVE_FIFO else 0
+            naive = NaiveProcess(graph, adapter, sabotage, arguments.budget_ms, arguments.margin_ms, priority)
             naive.wait_ready()
             camera.connect(namespace, size=arguments.size, rate=arguments.rate)
             graph.busy(arguments.load)
@@ -135,6 +142,7 @@ def _take_turn(
             total.received += len(seen.rows) + deaths
             total.started += len(seen.rows) + deaths
             total.restarts += naive.starts - 1
+            total.scheduling = naive.scheduling
         faults = list(injected(graph, "faults"))
         total.faults.update(fault["kind"] for fault in faults)
         total.sent += len(sent["stamps"])
@@ -149,6 +157,7 @@ def _figures(total: Total) -> dict[str, Any]:
         **frame_figures(total.frames, total.sent, total.received, total.started),
         "faults": dict(total.faults),
         "restarts": total.restarts,
+        "scheduling": total.scheduling,
         "latest_frames": total.latest,
         "camera_worst_late_ms": total.worst_camera_ms,
         "counters": dict(total.counters),
@@ -174,6 +183,7 @@ def _show(report: Report, figures: dict[str, Any], arguments: argparse.Namespace
         f"{arguments.load} busy processes",
         ("", *figures),
         [
+            ["the node process is scheduled", *plain("scheduling")],
             ["frames sent", *plain("sent")],
             ["received by the node", *plain("received")],
             ["started", *plain("started")],

@@ -22,7 +22,7 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, say
-from torchperf_ros.replay.logs.log_reader import LogReader
+from torchperf_ros.logs.log_reader import LogReader
 
 _EPILOG = """\
 examples:
@@ -68,7 +68,7 @@ def _logs(folder: Path, arguments: argparse.Namespace) -> dict[str, Path]:
 def _turns(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     readers: dict[str, Callable[[Path], Iterator[object]]] = {"LogReader": _ours, "rosbags": _rosbags}
     if path.suffix == ".mcap":
-        readers |= {"LogReader, check_crc=False": _ours_unchecked, "mcap": _mcap}
+        readers["mcap"] = _mcap
     times: dict[str, list[float]] = {name: [] for name in readers}
     for turn, (name, read) in itertools.product(range(arguments.turns), readers.items()):
         if not turn:
@@ -89,11 +89,6 @@ def _steps_ms(messages: Iterable[object]) -> list[float]:
 
 def _ours(path: Path) -> Iterator[object]:
     with LogReader(path) as log:
-        yield from log.messages()
-
-
-def _ours_unchecked(path: Path) -> Iterator[object]:
-    with LogReader(path, check_crc=False) as log:
         yield from log.messages()
 
 

@@ -27,11 +27,9 @@ from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.replay.many.many_cluster import Cluster, open_cluster
-from torchperf_ros.replay.many.many_logs import FoundLog, find_logs
-from torchperf_ros.replay.many.many_options import ManyOptions
-from torchperf_ros.replay.many.many_run import ManyRun
-from torchperf_ros.replay.many.many_task import Ended, LogTask, replay_one
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions, BatchView, Cluster, open_cluster, replay_on
+from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
+from torchperf_ros.replay.batch.batch_task import Ended, LogTask, replay_one
 from torchperf_ros.replay.replay_options import ReplayOptions
 
 _PACE: Final = "fast"
@@ -45,7 +43,7 @@ targets: as many times the logs per minute as there are workers, 10 % less at mo
 
 examples:
   ./run bench many_logs
-  ./run bench many_logs --logs 32 --workers 1 2 4 8 --json many_logs.json"""
+  ./run bench many_logs --logs 32 --parallel 1 2 4 8 --json many_logs.json"""
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,6 @@ class _Cost:
     frames_s: float
 
 
-class _Silent:
-    """Watches a run without a word, but for what failed."""
-
-    def progress(self, log: FoundLog, done_ns: int, total_ns: int) -> None:
-        pass
-
-    def ended(self, log: FoundLog, ended: Ended, again: bool) -> None:
-        if ended.reason:
-            say(f"{log.name}: {ended.reason}")
-
-
 def main() -> int:
     """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
@@ -75,7 +62,7 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=300, help="of each log (default 300)")
     parser.add_argument("--size", default="320x240", help="of the images, rgb8 (default 320x240)")
     parser.add_argument("--model-ms", type=float, default=10.0, help="inference time (default 10; 0: the smallest)")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="logs at a time (default 1 2)")
+    parser.add_argument("--parallel", type=int, nargs="+", default=[1, 2], help="logs at a time (default 1 2)")
     parser.add_argument("--tasks", type=int, default=200, help="tasks that do nothing (default 200)")
     arguments = parser.parse_args()
     report = Report("many_logs", arguments)
@@ -86,7 +73,7 @@ def main() -> int:
         say("alone and on a cluster of one worker, in turns")
         costs = _in_turns(folder / "turns", logs, options, arguments.tasks)
         clusters = {}
-        for workers in sorted({1, *arguments.workers}):
+        for workers in sorted({1, *arguments.parallel}):
             say(f"with {workers} at a time")
             clusters[workers] = _cluster(folder / str(workers), logs, options, workers)
     _show(report, costs, clusters, len(logs))
@@ -125,7 +112,7 @@ def _logs(folder: Path, arguments: argparse.Namespace) -> tuple[FoundLog, ...]:
     width, height = (int(word) for word in arguments.size.split("x"))
     for number in range(arguments.logs):
         write_images(folder / f"{number:03}.mcap", arguments.frames, width, height)
-    return find_logs([folder], folder)
+    return find_logs([folder])
 
 
 def _parameters(arguments: argparse.Namespace) -> dict[str, object]:
@@ -145,7 +132,7 @@ def _tasks(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, bes
 
 def _in_turns(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, tasks: int) -> dict[str, list[float]]:
     """What logs cost in this process and on a cluster of one worker, in s."""
-    with open_cluster(ManyOptions(folder, workers=1), _PACE, len(logs)) as cluster:
+    with open_cluster(BatchOptions(folder, parallel=1), _PACE, len(logs)) as cluster:
 
         def alone(task: LogTask) -> None:
             _check(replay_one(task))
@@ -197,16 +184,14 @@ def _processor_s() -> float:
 
 
 def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
-    ended: dict[str, Ended] = {}
-    ManyRun(cluster, _Silent(), retries=0, timeout_s=0.0).run(tasks, ended)
-    for how in ended.values():
+    for _, how in replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0), BatchView()):
         _check(how)
 
 
 def _cluster(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, workers: int) -> dict[str, Any]:
     """Seconds to start a cluster, to replay all logs on it, and to end it."""
     began_s = time.monotonic()
-    with open_cluster(ManyOptions(folder, workers=workers), _PACE, len(logs)) as cluster:
+    with open_cluster(BatchOptions(folder, parallel=workers), _PACE, len(logs)) as cluster:
         cluster.client.submit(int).result()
         ready_s = time.monotonic()
         _hand_out(cluster, _tasks(folder, logs, options, workers))

@@ -1,4 +1,4 @@
-"""How often `torchperf regress` is wrong: false alarms on identical runs, and changes of 5 % that it finds.
+"""How often `torchperf compare` is wrong: false alarms on identical runs, and changes of 5 % that it finds.
 
 Every run is simulated: 20 ms times the exponential of an AR(1) with deviation 0.1, plus Pareto spikes (tail index 2.5)
 on a share of the frames; 3 % of the frames miss their budget, in bursts. Two runs are compared as by the command, with
@@ -19,13 +19,10 @@ import numpy as np
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.latency_series import STAGE, LatencyModel, Slower
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.analysis.regress_compare import Comparison, compare
-from torchperf_ros.analysis.regress_effect import MinEffects
-from torchperf_ros.analysis.regress_metric import METRICS
-from torchperf_ros.analysis.regress_run import of_run
-from torchperf_ros.analysis.regress_stage import Resampling
-from torchperf_ros.analysis.regress_verdict import Rules, Verdict, judge
-from torchperf_ros.core.run_file import write_run
+from torchperf_ros.runs.compare.comparison import Comparison, compare
+from torchperf_ros.runs.compare.run_frames import of_run
+from torchperf_ros.runs.compare.verdict import METRICS, Rules, Verdict, judge, read_margins
+from torchperf_ros.runs.run_file import write_run
 
 TESTED = ("p50", "p95", "p99", "jitter", "miss")
 ALPHA = 0.05
@@ -69,12 +66,12 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
     counts = Counts(dict.fromkeys(TESTED, 0), dict.fromkeys(TESTED, 0))
     model, changed = LatencyModel(cell.phi, cell.spikes), CHANGES[cell.change]
     random = np.random.default_rng([seed, round(cell.phi * 1000), round(cell.spikes * 1000), cell.frames])
-    none = Rules(MinEffects(f"{key}={_nothing(key)}" for key in METRICS))
+    none = Rules(read_margins(f"{key}={_nothing(key)}" for key in METRICS))
     needed = []
     for number in range(pairs):
         runs = model.run(cell.frames, random), model.run(cell.frames, random, changed)
         base, new = (of_run(run, "run") for run in runs)
-        found = compare(base, new, Rules(), Resampling(resamples, number))
+        found = compare([base], [new], Rules(resamples=resamples, seed=number))
         estimates = [finding.estimate for finding in found.findings]
         for one in estimates:
             if one.metric.key in TESTED and one.tested is not None:
@@ -92,7 +89,7 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
 
 
 def save(folder: Path, seed: int) -> None:
-    """Write runs of 9,000 frames that `torchperf regress` can be tried on.
+    """Write runs of 9,000 frames that `torchperf compare` can be tried on.
 
     `branch` has a longer tail than `main`; of `burst`, 60 % of the frames miss their deadline, all in a row.
     """

@@ -17,13 +17,14 @@ from launch_ros.actions import LifecycleNode
 from launch_ros.event_handlers import OnStateTransition
 from launch_ros.events.lifecycle import ChangeState
 
+from torchperf_ros.node.middleware import image_transport
+
 TOPICS = {
     "image": "Camera images, sensor_msgs/msg/Image: the frames that perception answers by their deadline.",
     "odom": "The vehicle's motion, nav_msgs/msg/Odometry: planning's second input.",
     "detections": "Perception's output and planning's trigger, one message for every frame.",
     "trajectory": "Planning's output, nav_msgs/msg/Path, one message for every frame.",
 }
-FASTDDS_SETTINGS = {"FASTDDS_BUILTIN_TRANSPORTS", "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"}
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -78,15 +79,12 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         goal_state="inactive",
         entities=[_change(node, lifecycle_msgs.msg.Transition.TRANSITION_ACTIVATE)],
     )
-    actions = [
+    return [
+        *(SetEnvironmentVariable(name, value) for name, value in image_transport(context.environment).items()),
         RegisterEventHandler(configured),
         node,
         _change(node, lifecycle_msgs.msg.Transition.TRANSITION_CONFIGURE),
     ]
-    if FASTDDS_SETTINGS.isdisjoint(context.environment):
-        # Fast DDS's own default loses most messages of 1 MB and more, which is every camera frame.
-        actions.insert(0, SetEnvironmentVariable("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA"))
-    return actions
 
 
 def _change(node: LifecycleNode, transition_id: int) -> EmitEvent:

@@ -1,8 +1,19 @@
 """For all tests: Ctrl-C works, and what nodes and drives write down goes to a folder of the tests' own."""
 
+import math
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from torchperf_ros.frame.frame import Answer, Frame, Origin
+from torchperf_ros.frame.outcome import Outcome
+
+# others use this machine as well: how long an example takes says nothing
+settings.register_profile("shared_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared_machine")
+
+MS = 1_000_000
 
 
 def pytest_configure():
@@ -18,3 +29,22 @@ def own_state(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture
+def make_frame():
+    def make(seq=0, *, deadline_ns=100 * MS, received_ns=0, stamp_ns=0, age_ms=math.nan, data=b""):
+        return Frame(seq, data, stamp_ns, age_ms, received_ns, deadline_ns, Origin(received_ns, age_ms))
+
+    return make
+
+
+@pytest.fixture
+def make_answer(make_frame):
+    def make(outcome=Outcome.ON_TIME, fallback=None, *, seq=0, now_ns=0, total_ms=10.0, lateness_ms=-1.0, reason=""):
+        return Answer(
+            make_frame(seq), outcome, fallback, reason, tier=0, wait_ms=0.5, total_ms=total_ms, budget_ms=50.0,
+            lateness_ms=lateness_ms, published_ns=now_ns,
+        )  # fmt: skip
+
+    return make

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros import cli
+from torchperf_ros.cli import main as cli
 
 RUNNER = CliRunner()
 
@@ -24,7 +24,7 @@ def test_given_help_when_asked_then_neither_torch_nor_rclpy_nor_the_demo_is_load
     program = f"""
 import sys
 from typer.testing import CliRunner
-from torchperf_ros import cli
+from torchperf_ros.cli import main as cli
 result = CliRunner().invoke(cli.app, {command!r})
 assert result.exit_code == 0, result.output
 heavy = {{"torch", "rclpy", "rosbags", "numpy", "torchperf_ros.demo.drive", "torchperf_ros.demo.make_log"}}
@@ -43,7 +43,7 @@ def test_given_a_narrow_terminal_when_help_is_asked_then_nothing_of_any_command_
 import re
 from typer.main import get_command
 from typer.testing import CliRunner
-from torchperf_ros import cli
+from torchperf_ros.cli import main as cli
 
 def look(command, words):
     result = CliRunner().invoke(cli.app, [*words, "--help"])
@@ -63,9 +63,21 @@ look(get_command(cli.app), [])
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["demo", "node"])
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [(["check-model", "--tier", "full"], "tune --tables"), (["bench", "curve", "--n", "3"], "./run bench curve")],
+)
+def test_given_a_command_that_has_moved_when_run_then_the_new_one_is_named_and_the_status_is_2(
+    words: list[str], new: str
+) -> None:
+    result = RUNNER.invoke(cli.app, words)
+    assert result.exit_code == 2
+    assert new in result.output
+
+
+@pytest.mark.parametrize("command", ["demo", "node", "record"])
 def test_given_no_rclpy_when_run_then_it_says_what_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = RUNNER.invoke(cli.app, [command])
     assert result.exit_code == 2
     assert "rclpy" in result.output

@@ -8,7 +8,7 @@ import pytest
 import typer
 import yaml
 
-from torchperf_ros import cli
+from torchperf_ros.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW = ROOT / "docs" / "examples" / "replay-gate.yaml"
@@ -42,8 +42,8 @@ def test_given_documented_commands_when_looked_up_then_each_and_its_options_are_
 
 
 def test_given_a_command_that_is_not_there_when_looked_up_then_it_is_told():
-    assert unknown_options("torchperf regress a b --nonsense") == ["--nonsense"]
-    assert unknown_options("torchperf baseline burn") == ["burn"]
+    assert unknown_options("torchperf compare a b --nonsense") == ["--nonsense"]
+    assert unknown_options("torchperf burn") == ["burn"]
 
 
 def test_given_the_workflow_when_parsed_then_its_steps_run_something_and_files_are_made_before_they_are_used():

@@ -11,18 +11,31 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torchperf_ros"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
+RULES = {"frame", "config"}
+NODE_SIDE = RULES | {"packages", "workers", "stage", "telemetry", "watch", "recorder"}
 ALLOWED = {
-    "core": {"core"},
-    "supervise": {"core", "supervise"},
-    "worker": {"core", "worker", "supervise.protocol", "supervise.frame_ring"},
-    "telemetry": {"core", "supervise", "telemetry"},
-    "analysis": {"core", "worker", "supervise", "telemetry", "analysis"},
-    "replay": {"core", "supervise", "telemetry", "analysis", "replay"},
-    "ros": set(LAYERS) - {"worker", "models", "demo"},
+    "frame": RULES,
+    "config": RULES,
+    "packages": RULES,
+    "workers": RULES | {"packages"},
+    "model": RULES | {"packages", "workers", "engines", "runs", "recorder.incident_folder"},
+    "engines": RULES | {"packages", "model", "workers.process_setup"},
+    "stage": RULES | {"workers"},
+    "telemetry": RULES | {"workers", "stage"},
+    "watch": RULES | {"workers", "stage", "telemetry"},
+    "recorder": RULES | {"workers", "telemetry", "watch"},
+    "node": NODE_SIDE,
+    "top": NODE_SIDE | {"node", "runs"},
+    "logs": RULES | {"workers", "node", "top"},
+    "runs": NODE_SIDE | {"logs"},
+    "replay": NODE_SIDE | {"logs", "runs"},
+    "optimize": RULES | {"packages", "model", "engines", "runs", "logs"},
+    "models": RULES | {"model"},
 }
-"""What a layer may import of this package; a layer that is not named is free."""
-MAY_IMPORT_TORCH = {"worker", "models", "analysis"}
-MAY_IMPORT_RCLPY = {"ros", "demo"}
+"""What a layer may import of this package beside itself; a layer that is not named is free."""
+MAY_IMPORT_TORCH = {"model", "engines", "models", "optimize"}
+ENGINE_LIBRARIES = {"onnxruntime", "onnx", "openvino", "torch_tensorrt"}
+MAY_IMPORT_RCLPY = {"node", "logs", "top", "demo"}
 
 
 def layer(path):
@@ -41,7 +54,7 @@ def imported(path):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *filter(None, [node.module])])
             yield module, node.lineno
-            for alias in node.names:  # `from torchperf_ros import worker` imports a layer, too
+            for alias in node.names:  # `from torchperf_ros import model` imports a layer, too
                 yield f"{module}.{alias.name}", node.lineno
 
 
@@ -62,13 +75,19 @@ def test_given_a_layer_when_its_imports_are_read_then_it_imports_only_what_it_ma
         f"{path.relative_to(ROOT)}:{line} imports {module}"
         for path in FILES if layer(path) == name
         for module, line in imported(path)
-        if module.startswith("torchperf_ros.") and not within(module, ALLOWED[name])
+        if module.startswith("torchperf_ros.") and not within(module, ALLOWED[name] | {name})
     ]  # fmt: skip
     assert forbidden == []
 
 
 @pytest.mark.parametrize(
-    ("library", "may"), [("torch", MAY_IMPORT_TORCH), ("torchvision", MAY_IMPORT_TORCH), ("rclpy", MAY_IMPORT_RCLPY)]
+    ("library", "may"),
+    [
+        ("torch", MAY_IMPORT_TORCH),
+        ("torchvision", MAY_IMPORT_TORCH),
+        ("rclpy", MAY_IMPORT_RCLPY),
+        *((library, {"engines"}) for library in ENGINE_LIBRARIES),
+    ],
 )
 def test_given_a_heavy_library_when_imports_are_read_then_only_its_layers_import_it(library, may):
     forbidden = [
@@ -82,8 +101,8 @@ def test_given_a_heavy_library_when_imports_are_read_then_only_its_layers_import
 
 def test_given_relative_and_nested_imports_when_read_then_none_is_missed():
     sources = {module for path in FILES for module, _ in imported(path)}
-    assert "torchperf_ros.worker.session" in sources  # inside a function
-    assert "torchperf_ros.core.errors.ConfigError" in sources
+    assert "torchperf_ros.model.session" in sources  # inside a function
+    assert "torchperf_ros.frame.errors.ConfigError" in sources
 
 
 def loaded_by(*modules):
@@ -101,25 +120,29 @@ def modules_of(*layers):
     ]  # fmt: skip
 
 
-def test_given_a_fresh_interpreter_when_core_is_imported_then_neither_torch_nor_rclpy_is_loaded():
-    loaded = loaded_by(*modules_of("core"))
-    assert "torchperf_ros.core.config" in loaded
+def test_given_a_fresh_interpreter_when_the_rules_are_imported_then_neither_torch_nor_rclpy_is_loaded():
+    loaded = loaded_by(*modules_of("frame", "config", "packages"))
+    assert "torchperf_ros.config.config" in loaded
     assert loaded & {"torch", "rclpy"} == set()
 
 
 def test_given_a_fresh_interpreter_when_the_node_side_without_ros_is_imported_then_neither_is_loaded():
-    assert loaded_by(*modules_of("supervise", "telemetry")) & {"torch", "rclpy"} == set()
+    assert loaded_by(*modules_of("workers", "stage", "telemetry", "watch", "recorder")) & {"torch", "rclpy"} == set()
 
 
-def test_given_a_fresh_interpreter_when_the_worker_is_imported_then_rclpy_is_not_loaded():
+def test_given_a_fresh_interpreter_when_the_recorder_begins_then_nothing_long_is_imported_at_the_nodes_priority():
+    assert loaded_by("torchperf_ros.recorder.recorder_main") & {"numpy", "psutil"} == set()
+
+
+def test_given_a_fresh_interpreter_when_the_worker_is_imported_then_neither_rclpy_nor_an_engines_library_is_loaded():
     loaded = loaded_by(*modules_of("worker"))
     assert "torch" in loaded
-    assert "rclpy" not in loaded
+    assert not {"rclpy", *ENGINE_LIBRARIES} & loaded
 
 
 @pytest.mark.ros
 def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_loaded():
     pytest.importorskip("rclpy", reason="rclpy is not installed")
-    loaded = loaded_by("torchperf_ros.ros.node")
+    loaded = loaded_by("torchperf_ros.node.node")
     assert "rclpy" in loaded
     assert "torch" not in loaded

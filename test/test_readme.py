@@ -5,17 +5,20 @@ import re
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
-from torchperf_ros.core.config import node_config
-from torchperf_ros.core.message_types import decode, encode, message_class
-from torchperf_ros.core.outcome import Outcome
-from torchperf_ros.supervise.stage_actor import StageActor
-from torchperf_ros.supervise.stage_ports import StagePorts
-from torchperf_ros.supervise.worker_setup import worker_setup
+from torchperf_ros.config.config import node_config
+from torchperf_ros.config.message_types import decode, encode, message_class
+from torchperf_ros.engines.fingerprint import differing_weights
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_ports import StagePorts
+from torchperf_ros.workers.worker_setup import worker_setup
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SECONDS = 90
@@ -77,3 +80,17 @@ def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_
     labels = decode(published[-1], IMAGE)
     assert (labels.encoding, labels.height, labels.width) == ("mono8", 120, 160)
     assert (labels.header.stamp.sec, labels.header.stamp.nanosec) == (12, 34)
+
+
+def test_given_the_readmes_model_when_built_twice_then_its_weights_are_the_same_so_that_packages_fit() -> None:
+    names: dict[str, Any] = {}
+    exec(block("python"), names)
+    adapter = names["Segmenter"]({}, torch.device("cpu"))
+    for tier in ("full", "fast"):
+        assert differing_weights(adapter.build(tier), adapter.build(tier)) == []
+
+
+def test_given_the_readmes_commands_on_a_robot_when_read_then_the_shell_that_listens_sets_no_transport() -> None:
+    commands = README.partition("## On a robot")[2].strip().partition("\n\n")[0]
+    assert "ros2 topic echo" in commands
+    assert "export" not in commands

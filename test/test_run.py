@@ -1,7 +1,9 @@
 """`./run`: an environment counts as made only when it is, and the lock file covers what the package asks for."""
 
 import importlib.util
+import platform
 import re
+import shutil
 import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
@@ -13,6 +15,7 @@ import pytest
 from torchperf_ros import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture
@@ -22,6 +25,14 @@ def run(monkeypatch):
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("run", loader))
     loader.exec_module(module)
     return module
+
+
+def make_by(folder, version):
+    """What `venv --clear` leaves, of a Python of this version."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {version}\n")
 
 
 @pytest.fixture
@@ -38,7 +49,7 @@ def calls(run, monkeypatch, tmp_path):
 
     def call(*command):
         if "venv" in command:
-            Path(command[-1]).mkdir(exist_ok=True)
+            make_by(Path(command[-1]), platform.python_version())
         calls.append("venv" if "venv" in command else "packages" if "--requirement" in command else "project")
 
     monkeypatch.setattr(run, "_call", call)
@@ -85,11 +96,60 @@ def test_changed_lock_updates_in_place(run, calls):
     assert calls == ["venv", "packages", "project", "packages", "project"]
 
 
+OWN = f".venv-{HERE}"
+
+
+def test_another_python_gets_an_environment_of_its_own(run, calls, tmp_path):
+    make_by(tmp_path / ".venv", "3.9.1")
+    for _ in range(2):
+        environment = run.Environment("kilted")
+        environment.make()
+        assert environment.folder == tmp_path / OWN
+    assert calls == ["venv", "packages", "project"]
+    assert "3.9.1" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
+
+
+def test_another_python_that_was_faster_keeps_its_environment(run, calls, tmp_path, monkeypatch):
+    """Both find no environment; while this one waits for its turn, the other makes one."""
+    environment = run.Environment("kilted")
+    assert environment.folder == tmp_path / ".venv"
+    monkeypatch.setattr(run.fcntl, "flock", lambda *_: make_by(tmp_path / ".venv", "3.9.1"))
+    environment.make()
+    assert environment.folder == tmp_path / OWN
+    assert "3.9.1" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
+
+
+def test_environment_of_a_python_that_was_removed_is_made_anew(run, calls, tmp_path):
+    make_by(tmp_path / ".venv", "3.9.1")
+    (tmp_path / ".venv" / "bin" / "python").unlink()
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "nowhere")
+    assert run.Environment("kilted").folder == tmp_path / ".venv"
+
+
+def test_environment_that_a_process_runs_from_is_not_made_anew(run, calls, tmp_path):
+    run.Environment("kilted").make()
+    (tmp_path / ".venv" / "stamp").write_text("python of another machine\n")
+    calls.clear()
+    command = [str(tmp_path / ".venv" / "bin" / "python"), "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with pytest.raises(run.SetupError, match=f"process {process.pid} runs from it; end that first"):
+            run.Environment("kilted").make()
+        assert calls == []
+        process.stdin.close()
+    run.Environment("kilted").make()
+    assert calls == ["venv", "packages", "project"]
+
+
 @pytest.mark.parametrize(
     ("kept", "absent", "present"),
     [
-        ({}, {"ros-rclpy==7.1.6"}, {"ros-rclpy==9.1.2", "torch==2.13.0"}),
-        ({"torch": "2.8.0", "numpy": "1.26.4"}, {"torch==2.13.0", "numpy==2.4.6"}, {"ros-rclpy==9.1.2"}),
+        ({}, {"ros-rclpy==7.1.6"}, {"ros-rclpy==9.1.2", "torch==2.13.0", "openvino==2026.4.1"}),
+        (
+            {"torch": "2.8.0", "numpy": "1.26.4"},
+            {"torch==2.13.0", "numpy==2.4.6", "openvino==2026.4.1"},
+            {"ros-rclpy==9.1.2"},
+        ),
         ({"rclpy": "/opt/ros", "numpy": "1.26.4"}, {"ros-rclpy==9.1.2", "numpy==2.4.6"}, {"torch==2.13.0"}),
     ],
     ids=["bare machine", "own torch", "ROS 2 sourced"],
@@ -102,6 +162,55 @@ def test_what_the_machine_brings_is_not_installed(run, calls, monkeypatch, kept,
     chosen = {line.partition(" ;")[0] for line in (environment.folder / "requirements.txt").read_text().splitlines()}
     assert present <= chosen
     assert not absent & chosen
+
+
+@pytest.fixture
+def packed(run, tmp_path):
+    """A folder that was packed for this Python, and what was there for another."""
+    for version in ("3.9", HERE):
+        folder = tmp_path / "packed" / f"python{version}-{platform.machine()}"
+        folder.mkdir(parents=True)
+        (folder / "pip-1.0-py3-none-any.whl").touch()
+    return tmp_path / "packed"
+
+
+def test_without_a_network_packed_wheels_are_installed_beside_the_machines_torch(
+    run, calls, packed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run, "_kept_from_machine", lambda: {"torch": "2.11.0", "numpy": "2.5.2"})
+    commands, call = [], run._call
+    monkeypatch.setattr(run, "_call", lambda *command: (commands.append(command), call(*command)))
+    monkeypatch.setattr(run.sys, "base_prefix", sys.prefix)  # a torch of the system's own Python
+    environment = run.Environment("kilted", packed)
+    environment.make()
+    assert calls == ["venv", "packages", "project"]
+    assert "--without-pip" in commands[0]
+    assert {"--no-index", str(packed / f"python{HERE}-{platform.machine()}")} <= set(commands[1])
+    assert commands[1][1].endswith("pip-1.0-py3-none-any.whl/pip")
+    chosen = {line.partition("==")[0] for line in (environment.folder / "requirements.txt").read_text().splitlines()}
+    assert {"rosbags", "typer", "pytest", "hypothesis", "pip"} <= chosen
+    assert not {"torch", "numpy", "ros-rclpy", "pyarrow", "mypy"} & chosen
+
+
+def test_without_a_network_and_without_a_torch_it_says_so(run, calls, packed):
+    with pytest.raises(run.SetupError, match=r"has no torch of 2\.6 or newer, and none was packed"):
+        run.Environment("kilted", packed)
+
+
+def test_what_was_packed_for_another_python_is_named(run, calls, packed):
+    shutil.rmtree(packed / f"python{HERE}-{platform.machine()}")
+    with pytest.raises(run.SetupError, match=f"packed is python3.9-{platform.machine()}. Where there is a network: "):
+        run.Environment("kilted", packed)
+
+
+def test_what_is_packed_has_the_versions_of_the_python_there(run):
+    lines = run._locked({*run.WHEELS, *run.NO_NETWORK, "torch"})
+    found = {python: [one for line in lines if (one := run._line_for(line, python))] for python in ("3.10", "3.12")}
+    assert {"numpy==2.2.6", "tomli==2.5.0"} <= set(found["3.10"])
+    assert {"numpy==2.4.6"} <= set(found["3.12"])
+    assert not {"numpy==2.4.6"} & set(found["3.10"])
+    for chosen in found.values():
+        assert len({one.partition("==")[0] for one in chosen}) == len(chosen)
 
 
 def test_alone_it_says_what_it_can_do():

@@ -4,8 +4,7 @@ import math
 import statistics
 from collections import deque
 
-from torchperf_ros.core.anomaly.ranked_window import RankedWindow
-from torchperf_ros.core.anomaly.series_detector import SeriesDetector
+from torchperf_ros.watch.series_detector import FRAME_CAUTION, MovingMedian, SeriesDetector
 
 _SIGMAS = 3.0
 
@@ -18,10 +17,10 @@ def score_of(departure: float, spread: float, sigmas: float) -> float:
 
 
 class Ours:
-    """`SeriesDetector` with its defaults."""
+    """`SeriesDetector` with its defaults, or more cautious."""
 
-    def __init__(self):
-        self._detector = SeriesDetector()
+    def __init__(self, caution=1.0):
+        self._detector = SeriesDetector(caution=caution)
 
     def update(self, time_s, value):
         return self._detector.update(time_s, value).score
@@ -72,7 +71,7 @@ class RollingMad:
     _SIZE, _FIRST, _ROBUST_SIGMAS, _TO_SIGMA = 200, 50, 6.0, 1.4826
 
     def __init__(self):
-        self._values = RankedWindow(self._SIZE)
+        self._values = MovingMedian(self._SIZE)
         self._last = deque(maxlen=self._SIZE)
 
     def update(self, time_s, value):
@@ -90,6 +89,7 @@ class RollingMad:
 
 DETECTORS = {
     "torchperf_ros": Ours,
+    "torchperf_ros, cautious": lambda: Ours(FRAME_CAUTION),
     "frozen z-score": FrozenZScore,
     "EWMA": Ewma,
     "rolling median, MAD": RollingMad,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+DRIVE_HZ = 30
 _DAY = 288  # samples at 5 min
 _FIVE_MINUTES_S = 300.0
 _LENGTH = 6000
@@ -92,6 +93,26 @@ def _memory(model: torch.nn.Module, samples: int) -> Labelled:
         times.append(time.perf_counter())
         values.append(process.memory_info().rss / _MIB)
     return Labelled("memory of a model", "recorded", times, values, [(leak, leak + length), (jump, jump + 100)])
+
+
+def drive(seed: int, count: int, change: str = "") -> list[float]:
+    """Latencies in ms: noise, a level that wanders, 0.3 % stalls; from the middle on 20 % more, a ramp or variance."""
+    draw = random.Random(seed)
+    values, wander = [], 0.0
+    for i in range(count):
+        wander = 0.999 * wander + draw.gauss(0, 0.002)
+        value = 18 * math.exp(draw.gauss(0, 0.03) + wander)
+        if draw.random() < 0.003:
+            value *= draw.uniform(1.3, 2.5)
+        since = i - count // 2
+        if since >= 0 and change == "levels":
+            value *= 1.2
+        elif since >= 0 and change == "ramps":
+            value *= 1 + 0.3 * min(1, since / 1800)
+        elif since >= 0 and change == "variances":
+            value *= math.exp(draw.gauss(0, 0.12))
+        values.append(value)
+    return values
 
 
 def generated(seed: int) -> Iterator[Labelled]:

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from benchmarks.rig.bench_stage import SHARES, TIERS
-from torchperf_ros.core.message_types import message_class
-from torchperf_ros.models.stamped import header
-from torchperf_ros.worker.adapter import Adapter, Received
+from torchperf_ros.config.message_types import header, message_class
+from torchperf_ros.model.adapter import Adapter, Received
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 

@@ -1,13 +1,15 @@
 """A camera: publishes images of one size at a fixed rate, in a process of its own, so that nothing else sets its pace.
 
 Reads one JSON object per line from standard input, `{"topic": "/x/image", "seconds": 10, "rate": 30, "size": "64x48"}`,
-streams accordingly, and answers each with one line: the stamps of the images that it published (ROS time, ns), and how
-late the latest of them went out.
+streams accordingly (with `"first_bytes": {"30": 2}` image 30 begins with a 2 and not a 0), and answers each with one
+line: the stamps of the images that it published (ROS time, ns), and how late the latest of them went out.
 """
 
 import contextlib
 import json
+import math
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -18,8 +20,7 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from torchperf_ros.core.message_types import encode, message_class
-from torchperf_ros.models.stamped import header
+from torchperf_ros.config.message_types import encode, header, message_class
 
 _IMAGE = "sensor_msgs/msg/Image"
 _STAMP = slice(4, 12)  # after the 4 bytes of the encapsulation
@@ -55,15 +56,24 @@ class Camera:
         self._publishers: dict[str, Any] = {}
         self._images: dict[str, bytearray] = {}
 
-    def stream(self, topic: str, seconds: float, rate: float, size: str) -> dict[str, Any]:
-        """Publish for so long; returns what the module's description says."""
+    def stream(
+        self, topic: str, seconds: float, rate: float, size: str, first_bytes: dict[str, int] | None = None
+    ) -> dict[str, Any]:
+        """Publish for so long; returns what the module's description says.
+
+        Args:
+            topic, seconds, rate, size: see there.
+            first_bytes: by the number of the image, what its first byte is instead of 0.
+        """
         publisher = self._publisher(topic)
         cdr = self._image(size)
+        first = len(cdr) - math.prod(int(word) for word in size.split("x")) * 3  # the pixels come last
         start_ns = time.monotonic_ns() + _LEAD_NS
         to_ros_ns = time.time_ns() - time.monotonic_ns()
         stamps, worst_ns = [], 0
         for number in range(round(seconds * rate)):
             due_ns = start_ns + round(number * 1e9 / rate)
+            cdr[first] = (first_bytes or {}).get(str(number), 0)
             image = stamped(cdr, due_ns + to_ros_ns)
             while (ahead_ns := due_ns - time.monotonic_ns()) > 0:
                 time.sleep(ahead_ns / 1e9)
@@ -95,6 +105,7 @@ def main() -> None:
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     camera = Camera()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
     print(json.dumps({"event": "ready"}), flush=True)
     for line in sys.stdin:
         print(json.dumps({"event": "done", **camera.stream(**json.loads(line))}), flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.observer import Output, Row
-from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, Outcome
 
 _NS_PER_MS = 1e6
 _RECENT_NS = 2_000_000_000

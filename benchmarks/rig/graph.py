@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import say
-from torchperf_ros.core.errors import TorchperfError
 from torchperf_ros.demo.child_process import ChildProcess
-from torchperf_ros.ros.image_transport import carry_images
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.node.middleware import carry_images
 
 _START_S = 120.0
 _ON_THE_WAY_S = 0.4
@@ -120,7 +120,9 @@ class PerfNodeProcess:
         file.write_text(json.dumps({"/**": {"ros__parameters": parameters}}), encoding="utf-8")
         self._graph = graph
         self._workers = 1 if stage.get("backup") == "none" else 2
-        module = ["benchmarks.rig.instrumented_node", str(instrumented)] if instrumented else ["torchperf_ros.ros.main"]
+        module = (
+            ["benchmarks.rig.instrumented_node", str(instrumented)] if instrumented else ["torchperf_ros.node.main"]
+        )
         ros_arguments = ["--ros-args", "-r", f"__ns:={OURS}", "--params-file", str(file)]
         self.process = graph.process("node", [*module, *ros_arguments])
 
@@ -133,6 +135,11 @@ class PerfNodeProcess:
     def pid(self) -> int:
         """Of the node."""
         return int(self._graph.observer.values(_NODE_STATUS)["pid"])
+
+    @property
+    def scheduling(self) -> str:
+        """How its process is scheduled; its workers run at normal priority."""
+        return self._graph.observer.values(_NODE_STATUS).get("scheduling", "")
 
     def worker_pids(self) -> list[int]:
         """Of the workers that live."""
@@ -160,13 +167,25 @@ class PerfNodeProcess:
 
 
 class NaiveProcess:
-    """The naive node, started anew at once whenever it ends, as `respawn=True` of ROS's launch does."""
+    """The naive node, started anew at once whenever it ends, as `respawn=True` of ROS's launch does.
 
-    def __init__(self, graph: Graph, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float) -> None:
-        """Start it."""
+    Attributes:
+        starts: how often it was started.
+        scheduling: how its process is scheduled, as it says once it is ready.
+    """
+
+    def __init__(
+        self, graph: Graph, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float,
+        realtime_priority: int = 0,
+    ) -> None:  # fmt: skip
+        """Start it; with a priority under SCHED_FIFO, as the other node has it."""
         self._graph = graph
-        self._config = {"adapter": adapter, "options": options, "budget_ms": budget_ms, "margin_ms": margin_ms}
+        self._config = {
+            "adapter": adapter, "options": options, "budget_ms": budget_ms, "margin_ms": margin_ms,
+            "realtime_priority": realtime_priority,
+        }  # fmt: skip
         self.starts = 0
+        self.scheduling = ""
         self._start()
 
     def _start(self) -> None:
@@ -183,7 +202,9 @@ class NaiveProcess:
     def ready(self) -> bool:
         """Whether it takes images."""
         self.respawn()
-        self._ready = self._ready or "ready" in list(self.process.output.lines())
+        for line in self.process.output.lines():
+            self._ready |= line == "ready"
+            self.scheduling = line.removeprefix("scheduling ") if line.startswith("scheduling") else self.scheduling
         return self._ready
 
     def wait_ready(self) -> None:
@@ -197,25 +218,52 @@ class NaiveProcess:
             raise GraphError(msg)
 
 
-class CameraProcess:
-    """The camera; one stream at a time."""
+class Requests:
+    """A process of the rig that answers each line of JSON with one of its own, after a first one that it is ready."""
 
-    def __init__(self, graph: Graph) -> None:
-        """Start it."""
+    def __init__(self, graph: Graph, name: str, arguments: list[str]) -> None:
+        """Start it and wait for its first line."""
         self._graph = graph
         self._replies: list[dict[str, Any]] = []
-        self.process = graph.process("camera", ["benchmarks.rig.camera_stream"])
-        graph.wait(lambda: bool(self._read()), "the camera", self.process)
+        self.process = graph.process(name, arguments)
+        graph.wait(lambda: bool(self._read()), f"the {name}", self.process)
         self._replies.clear()
 
     def _read(self) -> list[dict[str, Any]]:
         self._replies.extend(json.loads(line) for line in self.process.output.lines())
         return self._replies
 
-    def begin(self, namespace: str, *, seconds: float, rate: float, size: str) -> None:
-        """Begin to stream, as soon as someone subscribes."""
-        request = {"topic": f"{namespace}/image", "seconds": seconds, "rate": rate, "size": size}
+    def _ask(self, **request: Any) -> None:
         self.process.say(json.dumps(request))
+
+
+class BareLoopProcess(Requests):
+    """The adapter's steps in a bare loop; see `bare_loop.py`."""
+
+    def __init__(self, graph: Graph, adapter: str, options: dict[str, Any], tier: str) -> None:
+        """Start it."""
+        config = json.dumps({"adapter": adapter, "options": options, "tier": tier})
+        super().__init__(graph, "bare loop", ["benchmarks.rig.bare_loop", "--config", config])
+
+    def run(self, *, seconds: float, rate: float, size: str) -> list[float]:
+        """Milliseconds of each run at this pace."""
+        self._ask(seconds=seconds, rate=rate, size=size)
+        self._graph.wait(lambda: bool(self._read()), "the loop's end", self.process, seconds + 60)
+        return list(self._replies.pop()["model_ms"])
+
+
+class CameraProcess(Requests):
+    """The camera; one stream at a time."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Start it."""
+        super().__init__(graph, "camera", ["benchmarks.rig.camera_stream"])
+
+    def begin(
+        self, namespace: str, *, seconds: float, rate: float, size: str, first_bytes: dict[int, int] | None = None
+    ) -> None:
+        """Begin to stream, as soon as someone subscribes."""
+        self._ask(topic=f"{namespace}/image", seconds=seconds, rate=rate, size=size, first_bytes=first_bytes)
 
     def connect(self, namespace: str, *, size: str, rate: float) -> None:
         """Stream for a moment until the onlooker hears of an answer: from then on all three have found each other.
@@ -233,14 +281,15 @@ class CameraProcess:
         raise GraphError(msg)
 
     def stream(
-        self, namespace: str, *, seconds: float, rate: float, size: str, meanwhile: Callable[[], object] = bool
-    ) -> dict[str, Any]:
+        self, namespace: str, *, seconds: float, rate: float, size: str, meanwhile: Callable[[], object] = bool,
+        first_bytes: dict[int, int] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Stream to `image` in a namespace, listening and calling `meanwhile` until it is over.
 
         Returns:
             What the camera says: `stamps` of the images, `worst_late_ms` of their publication.
         """
-        self.begin(namespace, seconds=seconds, rate=rate, size=size)
+        self.begin(namespace, seconds=seconds, rate=rate, size=size, first_bytes=first_bytes)
 
         def over() -> bool:
             meanwhile()

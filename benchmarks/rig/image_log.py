@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from mcap.writer import CompressionType, Writer
 
-from torchperf_ros.core.message_types import encode, message_class, typestore
+from torchperf_ros.config.message_types import encode, message_class, typestore
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 

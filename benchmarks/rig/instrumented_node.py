@@ -91,17 +91,18 @@ def _topic_of(publisher: Any, *_: Any) -> str:
 
 
 def _watch_frames(journal: type) -> None:
-    """Note the first frame that comes in, and the first that is answered from itself."""
+    """Note the first frame that comes in, and the first that is answered from itself; warming up is before both."""
     received, answered = journal.received, journal.answered
 
     @functools.wraps(received)
     def receive(self: Any, frame: Any, **kwargs: Any) -> Any:
-        _happened("first frame received")
+        if "activate" in _EVENTS:
+            _happened("first frame received")
         return received(self, frame, **kwargs)
 
     @functools.wraps(answered)
     def answer(self: Any, answer: Any) -> Any:
-        if answer.fallback is None:
+        if answer.fallback is None and "activate" in _EVENTS:
             _happened("first fresh answer")
         return answered(self, answer)
 
@@ -109,15 +110,14 @@ def _watch_frames(journal: type) -> None:
 
 
 def _instrument() -> Callable[[list[str]], int]:
-    from rclpy.publisher import Publisher
-
-    from torchperf_ros.ros.main import main
-    from torchperf_ros.ros.node import PerfNode
-    from torchperf_ros.ros.reporter import Reporter
-    from torchperf_ros.supervise.stage_journal import StageJournal
-    from torchperf_ros.supervise.worker_process import WorkerProcess
+    from torchperf_ros.node.endpoints import RawPublisher
+    from torchperf_ros.node.main import main
+    from torchperf_ros.node.node import PerfNode
+    from torchperf_ros.node.reporter import Reporter
+    from torchperf_ros.recorder.recording import Recording
+    from torchperf_ros.stage.stage_statistics import StageStatistics
     from torchperf_ros.telemetry.latency_record import LatencyRecord
-    from torchperf_ros.telemetry.recording import Recording
+    from torchperf_ros.workers.worker_process import WorkerProcess
 
     _happened("imported")
     _noted(PerfNode, "__init__", "node begins", "node constructed")
@@ -125,16 +125,16 @@ def _instrument() -> Callable[[list[str]], int]:
     _noted(PerfNode, "on_activate", "activate", "active")
     _watch_workers(WorkerProcess)
     parts = [
-        Stopwatch(Publisher, "publish", _topic_of),
+        Stopwatch(RawPublisher, "publish", _topic_of),
         Stopwatch(LatencyRecord, "encode", lambda *_: "encode the record"),
         Stopwatch(Recording, "frame", lambda *_: "tell the recorder"),
     ]
     for part in parts:
         part.on = False
     Stopwatch(PerfNode, "_publish_record", lambda *_: "record and publish", parts)
-    Stopwatch(StageJournal, "answered", lambda *_: "count and judge health")
+    Stopwatch(StageStatistics, "answered", lambda *_: "count and judge health")
     Stopwatch(Reporter, "report", lambda *_: "report")
-    _watch_frames(StageJournal)
+    _watch_frames(StageStatistics)
     return main
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchperf_ros.core.frame_table import FRAME
-from torchperf_ros.core.run_file import Run
+from torchperf_ros.frame.frame_table import FRAME
+from torchperf_ros.runs.run_file import Run
 
 STAGE = "perception"
 _START_NS, _PERIOD_NS = 1_700_000_000_000_000_000, 33_333_333  # 30 Hz

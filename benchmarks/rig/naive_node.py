@@ -3,7 +3,8 @@
 What a careful author writes without torchperf_ros: a typed subscription that keeps the newest image, a pool of threads
 that outlives the frame (leaving a `with ThreadPoolExecutor()` block would wait for the model), more threads than one so
 that a stalled frame does not block the next, `future.result(timeout)` with a margin, the last result when it is missed,
-and exceptions caught. The deadline, the model, the threads of torch and the records are those of the other node.
+and exceptions caught. The deadline, the model, the threads of torch and the records are those of the other node; so is,
+with `realtime_priority`, the scheduling of its process, model included.
 """
 
 import argparse
@@ -26,12 +27,13 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 from std_msgs.msg import Float64MultiArray
 
-from torchperf_ros.core.clock import NS_PER_MS
-from torchperf_ros.core.frame import Answer, Frame, Origin, StepTimes, stamp_age_ms
-from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.models.stamped import stamp_ns_of
+from torchperf_ros.config.message_types import stamp_ns_of
+from torchperf_ros.frame.clock import NS_PER_MS
+from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes, stamp_age_ms
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.model.adapter import Received, load_adapter
 from torchperf_ros.telemetry.latency_record import LatencyRecord
-from torchperf_ros.worker.adapter import Received, load_adapter
+from torchperf_ros.workers.process_setup import prefer_this_process
 
 _THREADS = 4
 _WARM_UP_RUNS = 5
@@ -40,8 +42,10 @@ _WARM_UP_RUNS = 5
 class NaiveNode(Node):
     """Publishes `answer` for every image, and a record of it as the other node does."""
 
-    def __init__(self, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float) -> None:
-        """Build the model, warm it up, and subscribe."""
+    def __init__(
+        self, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float, realtime_priority: int = 0
+    ) -> None:
+        """Build the model, warm it up, subscribe, and take the priority, which threads that are made later inherit."""
         super().__init__("perf")
         torch.set_num_threads(1)
         self._budget_ms = budget_ms
@@ -59,6 +63,7 @@ class NaiveNode(Node):
         self._records = self.create_publisher(Float64MultiArray, "~/latency_stages", 10)
         newest = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
         self.create_subscription(Image, "image", self._on_image, newest)
+        self.scheduling = prefer_this_process(realtime_priority) if realtime_priority else "normal"
 
     def _on_image(self, message: Image) -> None:
         received_ns = time.monotonic_ns()
@@ -131,7 +136,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rclpy.init(args=["--ros-args", "-r", f"__ns:={arguments.namespace}"])
     node = NaiveNode(**arguments.config)
-    print("ready", flush=True)
+    print(f"scheduling {node.scheduling}\nready", flush=True)
     with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
         rclpy.spin(node)
     os._exit(0)  # a hung thread of the pool would keep the process

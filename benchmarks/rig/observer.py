@@ -22,8 +22,8 @@ from rclpy.qos import QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Float64MultiArray
 
-from torchperf_ros.core.frame import header_stamp_ns
-from torchperf_ros.core.message_types import decode
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.telemetry.latency_record import LABELS
 
 _DEPTH = 1000

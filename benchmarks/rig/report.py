@@ -14,7 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rig.machine import Others, machine
+from benchmarks.rig.bare_timer import BareTimer
+from benchmarks.rig.machine import machine
+from torchperf_ros.runs.machine_fingerprint import ProcessorShare
 
 _STARTED = time.monotonic()
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "==": operator.eq}
@@ -50,11 +52,12 @@ class Report:
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         """Look at the machine before anything is started; takes a second."""
         parameters = {key: value for key, value in vars(arguments).items() if key != "json"}
-        self._content: dict[str, Any] = {"benchmark": name, "machine": machine(), "parameters": parameters}
+        self.machine = machine()
+        self._content: dict[str, Any] = {"benchmark": name, "machine": self.machine, "parameters": parameters}
         self._file: Path | None = arguments.json
         self._console = Console(width=None if sys.stdout.isatty() else 140)
-        self._others = Others()
-        found = self._content["machine"]
+        self._others, self._timer = ProcessorShare(), BareTimer()
+        found = self.machine
         say(f"{name}: {found['cpu']}, {found['cores']} cores; load {found['load_average'][0]}, "
             f"others use {found['others_cpu_percent']:.0f} % of the machine")  # fmt: skip
 
@@ -73,8 +76,15 @@ class Report:
 
     def finish(self, figures: Mapping[str, Any], targets: Sequence[Target]) -> None:
         """Print how the figures compare with the targets and write the JSON file, if one is wanted."""
-        others = self._content["machine"]["others_cpu_percent_meanwhile"] = self._others.percent()
-        self.text(f"Meanwhile, other processes used {others:.1f} % of the machine.")
+        found = self._content["machine"]
+        others = found["others_cpu_percent_meanwhile"] = 100 * self._others.of_others()
+        stolen = found["stolen_percent_meanwhile"] = 100 * self._others.stolen()
+        timer = found["bare_timer_late_ms"] = self._timer.lateness_ms()
+        self.text(
+            f"Meanwhile, other processes used {others:.1f} % of the machine, its host took {stolen:.1f} %, and a bare"
+            f" real-time timer was late by {timer['p99']:.2f} ms (p99), {timer['p99_9']:.2f} (p99.9),"
+            f" {timer['max']:.2f} (max): what no node can be better than."
+        )
         if targets:
             table = Table(title="Targets", title_justify="left", title_style="bold")
             for column in ("figure", "measured", "target", ""):

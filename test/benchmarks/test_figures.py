@@ -3,11 +3,13 @@ import math
 
 import pytest
 
+from benchmarks import failover
+from benchmarks.failover import Failover
 from benchmarks.rig.figures import distribution, share, slope, sparkline
 from benchmarks.rig.frames import frame_figures, match
 from benchmarks.rig.observer import Output, Row
 from benchmarks.rig.report import Target, plain, shown
-from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.telemetry.latency_record import LABELS
 
 MS = 1_000_000
@@ -122,3 +124,15 @@ def test_frames_that_were_not_answered_count_as_such():
     assert found["lateness_ms"]["max"] == pytest.approx(0.5)
     assert found["outcomes"] == {"on_time": 1, "late": 1}
     assert found["fallbacks"] == {"hold_last": 1}
+
+
+@pytest.mark.parametrize("backup", ["none", "standby"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_kill_that_nobody_came_back_from_misses_the_target_whichever_it_was(backup, order):
+    came_back = Failover(outage_ms=20.0)
+    assert all(target.met for target in failover._targets({backup: [came_back, came_back]}))
+
+    (target,) = failover._targets({backup: [came_back, Failover()][::order]})
+
+    assert math.isnan(target.value)
+    assert not target.met

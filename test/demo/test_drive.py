@@ -16,13 +16,13 @@ pytest.importorskip("rclpy")
 from torchperf_ros.demo.drive import STAGES, faults_of
 from torchperf_ros.models.sabotage import KINDS, Fault
 
-DEADLY = {"sigkill", "sigsegv", "hang"}
+DEADLY = {kind for kind in KINDS if kind.endswith(("sigkill", "sigsegv", "hang"))}
 
 
 @pytest.mark.parametrize("seconds", [8.0, 20.0, 60.0])
 def test_given_a_drive_when_faults_are_planned_then_every_kind_comes_and_deaths_keep_apart(seconds: float) -> None:
     plans = {stage: faults_of(stage, seconds) for stage in STAGES}
-    assert set(plans["perception"]) == set(KINDS)
+    assert {kind for plan in plans.values() for kind in plan} == set(KINDS)
     for plan in plans.values():
         faults = {kind: Fault.read(kind, entry) for kind, entry in plan.items()}
         assert all(0 < fault.after_s < seconds for fault in faults.values())
@@ -55,7 +55,10 @@ def test_given_a_sabotaged_drive_when_it_is_over_then_every_started_frame_was_an
     for name in STAGES:
         stage = report["stages"][name]
         assert stage["records"] > 100, output
-        assert stage["unanswered"] in {0, 1}, output
+        assert stage["lost"] in {0, 1}, output
+        # only what comes before the first own result, or long after the last one, has nothing to publish: on a machine
+        # that others keep busy these may be many
+        assert stage["unanswered"] <= 0.05 * stage["records"] or (report["others_share"] or 0) > 0.1, output
     assert {entry["kind"] for entry in report["sabotage"]} >= {"sigkill", "hang", "raise"}
     assert "sabotage: what was injected" in output
     assert (tmp_path / "v.svg").read_text().startswith("<svg")

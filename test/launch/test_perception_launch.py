@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 launch_pytest = pytest.importorskip(
@@ -14,7 +15,7 @@ import rclpy  # noqa: E402
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from launch import LaunchDescription  # noqa: E402
 from launch.actions import IncludeLaunchDescription, RegisterEventHandler  # noqa: E402
-from launch.event_handlers import OnProcessExit  # noqa: E402
+from launch.event_handlers import OnProcessExit, OnProcessStart  # noqa: E402
 from launch.launch_description_sources import PythonLaunchDescriptionSource  # noqa: E402
 from lifecycle_msgs.msg import State  # noqa: E402
 from lifecycle_msgs.srv import GetState  # noqa: E402
@@ -22,14 +23,17 @@ from lifecycle_msgs.srv import GetState  # noqa: E402
 pytestmark = pytest.mark.ros
 
 LAUNCH_FILE = Path(__file__).parents[2] / "launch" / "perception.launch.py"
+TRANSPORT = ("FASTDDS_BUILTIN_TRANSPORTS", "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 WITHIN_S = 90.0  # two stages load their models first
-exit_codes = []
+environments, exit_codes = [], []
 
 
 @pytest.fixture(autouse=True)
 def domain(monkeypatch):
-    """A DDS domain of this test's own: no other node on the machine answers in its place."""
+    """A DDS domain of this test's own, where no other node answers, and no transport chosen, as in a plain shell."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    for name in TRANSPORT:
+        monkeypatch.delenv(name, raising=False)
 
 
 @launch_pytest.fixture
@@ -38,8 +42,10 @@ def perception():
         PythonLaunchDescriptionSource(str(LAUNCH_FILE)),
         launch_arguments={"image": "/camera/image_raw", "device": "cpu"}.items(),
     )
+    started = OnProcessStart(on_start=lambda event, _: environments.append(psutil.Process(event.pid).environ()))
     ended = OnProcessExit(on_exit=lambda event, _: exit_codes.append(event.returncode))
-    return LaunchDescription([RegisterEventHandler(ended), node, launch_pytest.actions.ReadyToTest()])
+    handlers = [RegisterEventHandler(handler) for handler in (started, ended)]
+    return LaunchDescription([*handlers, node, launch_pytest.actions.ReadyToTest()])
 
 
 @pytest.fixture
@@ -75,6 +81,9 @@ def test_node_becomes_active_speaks_and_ends_cleanly_on_sigint(listener):
     topics = dict(listener.get_topic_names_and_types())
     assert {"/perf/latency", "/perf/latency_stages", "/perf/memory", "/perf/anomaly"} <= topics.keys()
     assert "/camera/image_raw" in topics
+    (environment,) = environments
+    chosen = {name: Path(environment[name]).name for name in TRANSPORT if name in environment}
+    assert list(chosen.values()) == ["fastdds_shared_memory.xml"]  # and this process, with the defaults, hears it
 
     yield  # launch now interrupts what it started, and waits for it
 

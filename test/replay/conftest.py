@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def drive(frames, *, period_ms=40, age_ms=2, words=None):
         data = point(stamp_ns, float(number), (words or {}).get(number, ""))
         messages.append(("/point", stamp_ns + age_ms * MS, data))
     return messages
+
+
+def write_drive(path, word="", frames=10):
+    """A rosbag2 folder, or an `.mcap` file, of points every 20 ms that all carry a word."""
+    messages = drive(frames, period_ms=20, words=dict.fromkeys(range(frames), word))
+    if path.suffix != ".mcap":
+        return write_points(path, messages)
+    folder = write_points(path.with_name(f".{path.stem}"), messages)
+    next(folder.glob("*.mcap")).rename(path)
+    shutil.rmtree(folder)
+    return path
 
 
 def one_stage(**own):

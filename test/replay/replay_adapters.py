@@ -8,13 +8,15 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
-from torchperf_ros.core.errors import BadInput
-from torchperf_ros.core.message_types import message_class
-from torchperf_ros.worker.adapter import Adapter
+from torchperf_ros.config.message_types import message_class
+from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.model.adapter import Adapter
 
 POINT = "geometry_msgs/msg/PointStamped"
 TIER_OFFSET = 1000.0
@@ -121,3 +123,40 @@ class Blinking(Counting):
         header = messages["blinker"].message.header
         point = message_class("geometry_msgs/msg/Point")(x=float(outputs[0]), y=0.0, z=0.0)
         return message_class(POINT)(header=header, point=point)
+
+
+class NeverBuilt(Counting):
+    """Says what it takes and gives, and then builds for ever."""
+
+    def build(self, tier):
+        time.sleep(3600.0)
+
+
+class Obedient(Counting):
+    """Notes its process in a folder.
+
+    More words: `slow`: takes 0.1 s. `lose`: kills the process that replays. `lose once`: the first worker does.
+    """
+
+    def __init__(self, options, device):
+        super().__init__(options, device)
+        self._folder = Path(options["folder"])
+        (self._folder / f"pid-{os.getpid()}").touch()
+
+    def preprocess(self, messages):
+        word = messages["point"].message.header.frame_id
+        if word == "slow":
+            (self._folder / "slow").touch()
+            time.sleep(0.1)
+        if word == "lose" or (word == "lose once" and self._first()):
+            _, _, replaying, *_ = psutil.Process().parents()  # behind the stage's fork server and its base
+            replaying.kill()
+            time.sleep(60)  # until the kernel takes this process, too
+        return super().preprocess(messages)
+
+    def _first(self):
+        try:
+            (self._folder / "lost").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True

@@ -4,19 +4,15 @@ import math
 import signal
 import threading
 
-import numpy as np
 import pytest
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-from torchperf_ros.core.errors import ConfigError
-from torchperf_ros.core.run_file import read_run, write_run
-from torchperf_ros.replay.logs.log_reader import LogError, LogReader
-from torchperf_ros.replay.replay import plan, replay
-from torchperf_ros.replay.replay_error import ReplayError
-from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.logs.log_reader import LogError, LogReader
+from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay_options import ReplayError, ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.supervise.stage_input import StageInput
+from torchperf_ros.stage.stage_actor import StageInput
 
 from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 
@@ -44,15 +40,10 @@ def fast(tmp_path_factory):
     return run(log, folder, values=two_stages(), inputs="all")
 
 
-def test_given_a_log_when_replayed_fast_then_every_frame_has_an_answer_of_both_stages(fast):
-    result, _ = fast
-    assert [len(stage.frames) for stage in result.stages.values()] == [12, 12]
-    assert result.complete
-    assert result.stage("first").superseded == result.stage("first").stale == 0
-
-
 def test_given_frames_that_fail_when_replayed_fast_then_each_has_its_outcome_and_its_reason(fast):
+    assert [len(stage.frames) for stage in fast[0].stages.values()] == [12, 12]
     stage = fast[0].stage("first")
+    assert stage.superseded == stage.stale == 0
     assert stage.outcomes == {"on_time": 8, "error": 1, "invalid": 1, "crashed": 1, "bad_input": 1}
     assert {seq: reason.splitlines()[0] for seq, reason in stage.reasons.items()}[3] == "RuntimeError: as ordered"
     assert any("SIGKILL" in line for line in fast[1])
@@ -91,31 +82,14 @@ def test_given_a_replay_when_summed_up_then_log_model_parameters_and_machine_are
     assert [stage["answered"] for stage in summary["stages"]] == [12, 12]
 
 
-@pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_given_a_replay_when_its_run_is_written_and_read_then_every_frame_is_the_same(fast, tmp_path, suffix):
-    path = tmp_path / f"run{suffix}"
-    write_run(fast[0].run, path)
-    back = read_run(path)
-    for name, stage in fast[0].stages.items():
-        for column in stage.frames.dtype.names:
-            np.testing.assert_array_equal(back.frames[name][column], stage.frames[column])
-    assert back.summary["stages"][0]["reasons"]["3"] == "RuntimeError: as ordered"
-
-
-def test_given_the_same_log_when_replayed_again_then_the_outputs_are_the_same_bytes(fast, tmp_path):
-    again, _ = run(fast[0].log, tmp_path, values=two_stages())
-    for name in ("first", "second"):
-        assert again.stage(name).frames["output_hash"].tolist() == fast[0].stage(name).frames["output_hash"].tolist()
-
-
 def test_given_a_log_when_replayed_in_real_time_then_outputs_are_those_of_the_fast_replay(tmp_path):
-    log = write_points(tmp_path / "log", drive(10, period_ms=300))  # on a busy machine, too, no frame waits for another
+    log = write_points(tmp_path / "log", drive(6, period_ms=300))  # on a busy machine, too, no frame waits for another
     values = one_stage(budget_ms=1000.0)
     real, _ = run(log, tmp_path, values=values, pace="real")
     fast, _ = run(log, tmp_path, values=values)
-    assert real.stage("first").outcomes == {"on_time": 10}
+    assert real.stage("first").outcomes == {"on_time": 6}
     assert real.stage("first").frames["output_hash"].tolist() == fast.stage("first").frames["output_hash"].tolist()
-    assert real.summary["took_s"] > 2.7  # 9 periods of 300 ms cannot take less
+    assert real.summary["took_s"] > 1.4  # 5 periods of 300 ms cannot take less
 
 
 def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_and_what_waited_is_dropped(tmp_path):
@@ -124,14 +98,8 @@ def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_an
     result, _ = run(log, tmp_path, values=one_stage(budget_ms=60.0), pace="real")
     stage = result.stage("first")
     assert stage.outcomes["late"] >= 1
-    assert any(reason.startswith("tier full on worker 0 was not done") for reason in stage.reasons.values())
+    assert any("tier full on worker 0 was not done" in reason for reason in stage.reasons.values())
     assert stage.received == 100 == len(stage.frames) + stage.superseded + stage.stale
-
-
-def test_given_a_part_of_a_log_when_replayed_then_only_its_frames_are(tmp_path):
-    log = write_points(tmp_path / "log", drive(20, period_ms=100))
-    result, _ = run(log, tmp_path, start_s=0.5, duration_s=1.0)
-    assert [x for x, _, _ in counted(result)] == [float(n) for n in range(5, 15)]
 
 
 def test_given_stamps_that_are_zero_repeat_and_go_back_when_replayed_then_each_frame_is_answered(tmp_path):
@@ -145,13 +113,6 @@ def test_given_stamps_that_are_zero_repeat_and_go_back_when_replayed_then_each_f
     assert ages_ms[4] == pytest.approx(-19_840.0)
 
 
-def test_given_a_message_that_is_cut_off_when_replayed_then_it_is_bad_input_and_the_next_is_not(tmp_path):
-    messages = drive(3)
-    messages[1] = (*messages[1][:2], messages[1][2][:20])
-    result, _ = run(write_points(tmp_path / "log", messages), tmp_path)
-    assert result.stage("first").outcomes == {"on_time": 2, "bad_input": 1}
-
-
 def test_given_a_log_without_messages_of_a_stage_when_replayed_then_it_is_refused_and_nothing_is_written(tmp_path):
     log = write_points(tmp_path / "log", drive(3))
     with pytest.raises(LogError, match=r"has no message on /point in that time"):
@@ -159,33 +120,17 @@ def test_given_a_log_without_messages_of_a_stage_when_replayed_then_it_is_refuse
     assert list(tmp_path.glob("*.mcap")) + list(tmp_path.glob(".*")) == []
 
 
+def test_given_a_log_without_a_stages_topic_when_replayed_then_it_is_said_before_models_are_loaded(tmp_path):
+    log = write_points(tmp_path / "log", [(topic, START_NS, point(START_NS)) for topic in ("/other", "/more")])
+    values = {**one_stage(adapter="replay_adapters:NeverBuilt"), "start_timeout_s": 30.0}
+    with pytest.raises(LogError, match=r"first takes point .*several such topics"):
+        replay(log, ReplayOptions(overrides=values))
+
+
 def test_given_a_stage_that_cannot_run_when_replayed_then_the_error_says_why(tmp_path):
     log = write_points(tmp_path / "log", drive(3))
     with pytest.raises(ReplayError, match=r"stage first cannot run: .*no_such_module"):
         run(log, tmp_path, values=one_stage(adapter="no_such_module:Adapter"))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"pace": "quick"}, "pace 'quick' is not there; it has to be one of: real, fast, virtual"),
-        ({"overrides": {**one_stage(), "first.budgt_ms": 3.0}}, "parameter first.budgt_ms: is not there"),
-        ({"overrides": one_stage(budget_ms=-3.0)}, "first.budget_ms"),
-    ],
-)
-def test_given_an_option_that_is_not_allowed_when_replayed_then_it_is_refused_before_anything_starts(
-    tmp_path, options, words
-):
-    with pytest.raises(ConfigError, match=words):
-        run(write_points(tmp_path / "log", drive(1)), tmp_path, **options)
-
-
-def test_given_an_output_that_cannot_be_written_when_replayed_then_the_error_names_it(tmp_path):
-    log = write_points(tmp_path / "log", drive(2))
-    with pytest.raises(
-        ConfigError, match=r"absent/out.mcap: has to be a file that ends in .mcap, in a folder that exists"
-    ):
-        run(log, tmp_path, output=tmp_path / "absent" / "out.mcap")
 
 
 @pytest.mark.parametrize("frames", [2, 3000])  # the disk is full when the file is closed; while it is written
@@ -200,24 +145,6 @@ def test_given_a_full_disk_when_replayed_then_that_is_said_and_nothing_has_the_f
 
 
 @pytest.mark.parametrize("pace", ["fast", "real"])
-def test_given_an_interrupt_when_replayed_then_what_was_done_is_there_to_the_last_frame_that_was_given(tmp_path, pace):
-    log = write_points(tmp_path / "log", drive(60, words={15: "sleep"}))  # the last one to be given
-    options = ReplayOptions(overrides=one_stage(), pace=pace, output=tmp_path / "out.mcap")
-
-    def interrupt(done_ns, total_ns):
-        if done_ns > total_ns // 4:
-            raise KeyboardInterrupt
-
-    result = replay(log, options, interrupt)
-    first = result.stage("first")
-    assert not result.complete
-    assert first.received == result.summary["log"]["messages"] == 16
-    assert len(first.frames) == first.received - first.superseded - first.stale > 0
-    if pace == "fast":
-        assert len(counted(result)) == len(first.frames) == first.received
-
-
-@pytest.mark.parametrize("pace", ["fast", "real"])
 def test_given_ctrl_c_while_a_frame_is_given_when_replayed_then_that_frame_is_answered_too(tmp_path, monkeypatch, pace):
     given, receive = [], StageInput.receive
 
@@ -228,20 +155,13 @@ def test_given_ctrl_c_while_a_frame_is_given_when_replayed_then_that_frame_is_an
         receive(self, data)
 
     monkeypatch.setattr(StageInput, "receive", interrupted)
-    result, said = run(write_points(tmp_path / "log", drive(60)), tmp_path, pace=pace)
+    log = write_points(tmp_path / "log", drive(60, words={15: "sleep"}))  # the last one to be given
+    result, said = run(log, tmp_path, pace=pace)
     first = result.stage("first")
     assert not result.complete
     assert first.received == result.summary["log"]["messages"] == 16
     assert len(first.frames) == first.received - first.superseded - first.stale > 0
     assert not any("never answered" in line for line in said)
-
-
-def test_given_a_replay_when_planned_then_it_says_what_goes_where_and_runs_nothing(tmp_path):
-    log = write_points(tmp_path / "log", drive(3))
-    lines = list(plan(log, ReplayOptions(overrides=one_stage())))
-    assert f"log {log}: 0.1 s" in lines
-    assert "  /point (geometry_msgs/msg/PointStamped), 3 messages, goes to first" in lines
-    assert "stage first: full, fast; engine eager, no deadline; gives /counted" in lines
 
 
 def test_given_many_frames_when_replayed_then_no_thread_and_no_file_is_left(tmp_path):
@@ -281,11 +201,6 @@ def test_given_inputs_that_the_replay_publishes_itself_when_replayed_then_they_n
         run(log, tmp_path, inputs="/point,/counted", remap={"point": "/point"})
     result, _ = run(log, tmp_path, inputs="all", remap={"point": "/point"})
     assert [x for x, _, _ in counted(result)] == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_given_a_worker_that_dies_in_the_last_frame_when_replayed_then_the_model_is_named_all_the_same(tmp_path):
-    log = write_points(tmp_path / "log", drive(3, words={2: "sigkill"}))
-    assert len(run(log, tmp_path)[0].summary["model"]["first"]) == 64
 
 
 def test_given_an_error_of_ours_when_replayed_then_the_frame_that_it_cost_is_counted(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.cli import app
-from torchperf_ros.core.run_file import read_run
+from torchperf_ros.cli.main import app
+from torchperf_ros.runs.run_file import read_run
 
 from .conftest import drive, one_stage, write_points
 
@@ -52,7 +52,8 @@ def test_given_a_virtual_pace_when_replayed_then_the_table_names_the_budget(log,
 def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
     done = torchperf(log, *sets(), "--dry-run")
     assert done.exit_code == 0
-    assert "/point (geometry_msgs/msg/PointStamped), 30 messages, goes to first" in done.output
+    assert "  /point (geometry_msgs/msg/PointStamped), 30 messages, goes to first" in done.output
+    assert "stage first: full, fast; engine eager, no deadline; gives /counted" in done.output
 
 
 @pytest.mark.parametrize(
@@ -65,14 +66,11 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "--pace", "slow"], "pace 'slow'"),
         (["LOG", "--params", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
         (["LOG", "--json", "run.txt"], "run run.txt: has to end in .json or .parquet"),
-        (["LOG", "--json", "/nowhere/run.json"], "/nowhere/run.json: has to be a file in a folder that exists"),
         (["LOG", "--inputs", "/absent"], "has no topic /absent"),
         (["LOG", "--pace", "virtual", "--times", "/nowhere.yaml"], "step times /nowhere.yaml: cannot be read"),
         (["LOG", "--pace", "virtual"], "give --times a table"),
         (["LOG", "-o", "out.json"], "output out.json: has to be a file that ends in .mcap"),
-        (["LOG", "-o", "/nowhere/out.mcap"], "in a folder that exists"),
         (["LOG", "--json", "run.json", "--parquet", "run.json"], "run.json: is to be written twice"),
-        (["LOG", "--inputs", "/counted"], "has no topic /counted"),
         (["LOG", "--times", "run.json"], "step times run.json: are for pace virtual"),
         (["LOG", "--keep-output"], "--keep-output: is for several logs"),
         (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),
@@ -93,18 +91,7 @@ def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is
 def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_status_is_1(tmp_path):
     log = write_points(tmp_path / "drive", drive(2000))
     run = tmp_path / "run.json"
-    command = [
-        sys.executable,
-        "-m",
-        "torchperf_ros.cli",
-        "replay",
-        str(log),
-        *sets(),
-        "--pace",
-        "real",
-        "--json",
-        str(run),
-    ]
+    command = [sys.executable, "-m", "torchperf_ros.cli", "replay", log, *sets(), "--pace", "real", "--json", run]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         for line in child.stderr:
             if line.startswith("drive: at "):

@@ -4,28 +4,21 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from torchperf_ros.core.config import stage_config
-from torchperf_ros.core.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.core.mailbox import Mailbox
-from torchperf_ros.core.memory_guard import MemoryGuard
-from torchperf_ros.core.outcome import Outcome
-from torchperf_ros.core.reserve import Reserve
-from torchperf_ros.core.tier_ladder import TierLadder
-from torchperf_ros.supervise.stage_journal import StageJournal
-from torchperf_ros.supervise.tier_tally import TierTally
-from torchperf_ros.worker.tier import TierFacts
-
-# others use this machine as well: how long an example takes says nothing
-settings.register_profile("shared_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared_machine")
+from torchperf_ros.config.config import stage_config
+from torchperf_ros.frame.frame import Answer, Frame, Mailbox, Origin, StepTimes
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
+from torchperf_ros.frame.waiting import HedgeRule, PublishMargin
+from torchperf_ros.model.tier import TierFacts
+from torchperf_ros.stage.stage_statistics import StageStatistics
+from torchperf_ros.workers.worker_pool import TierTally
 
 
-class CrewAtRest:
-    """A crew as telemetry sees it, without processes."""
+class PoolAtRest:
+    """A pool as telemetry sees it, without processes."""
 
-    succession = SimpleNamespace(compiling="")
+    rolling_update = SimpleNamespace(compiling="")
 
     def __init__(self, workers, tiers):
         self.workers = workers
@@ -64,13 +57,14 @@ def make_stage():
 
     def make(name="perception", *, workers=(None, None), ready=True, **values):
         config = stage_config(name, {"adapter": "a:B", "output": f"{name}_output", **values})
-        journal = StageJournal(config)
+        statistics = StageStatistics(config)
         if ready:
-            journal.health.ready()
+            statistics.health.ready()
         return SimpleNamespace(
-            config=config, journal=journal, ladder=TierLadder(len(config.tiers)), reserve=Reserve(), mailbox=Mailbox(),
-            memory=MemoryGuard(),
-            crew=CrewAtRest(list(workers), config.tiers),
+            config=config, statistics=statistics, ladder=TierLadder(len(config.tiers)), margin=PublishMargin(),
+            mailbox=Mailbox(),
+            memory=MemoryGuard(), hedge_rule=HedgeRule(),
+            pool=PoolAtRest(list(workers), config.tiers),
         )  # fmt: skip
 
     return make
@@ -92,7 +86,7 @@ def answered():
     """Let a stage receive and answer a frame."""
 
     def let(stage, answer):
-        stage.journal.received(answer.frame, stamped=True)
-        return stage.journal.answered(answer)
+        stage.statistics.received(answer.frame, stamped=True)
+        return stage.statistics.answered(answer)
 
     return let

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from torchperf_ros.telemetry.metric_table import METRICS
+from torchperf_ros.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "config/prometheus/torchperf_rules.yaml"

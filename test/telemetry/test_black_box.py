@@ -10,15 +10,15 @@ import pytest
 from rosbags.highlevel import AnyReader
 from rosbags.rosbag2 import Reader
 
-from torchperf_ros.core.clock import NS_PER_S
-from torchperf_ros.core.evidence_folder import EvidenceFolder
-from torchperf_ros.core.frame import StepTimes
-from torchperf_ros.core.message_types import encode, message_class, typestore
-from torchperf_ros.core.outcome import Outcome
-from torchperf_ros.supervise.frame_ring import InputBytes
-from torchperf_ros.telemetry.black_box import BlackBox, BlackBoxLimits, Stage, Topic
-from torchperf_ros.telemetry.labelled_array import float64_bytes
+from torchperf_ros.config.message_types import encode, message_class, typestore
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.frame import StepTimes
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.recorder.black_box import BlackBox, BlackBoxLimits, Stage, Topic
+from torchperf_ros.recorder.incident_folder import IncidentFolder
+from torchperf_ros.telemetry.latency_record import float64_bytes
 from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
+from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 
 TYPE = "std_msgs/msg/String"
 IMAGE, ODOM, BOXES, PATH = (Topic(f"/{name}", TYPE) for name in ("image", "odom", "boxes", "path"))
@@ -46,7 +46,7 @@ class Box(BlackBox):
 
     def __init__(self, folder, before_s=10.0, after_s=2.0, part_bytes=1 << 20):
         seconds = itertools.count()
-        self.evidence = EvidenceFolder(
+        self.evidence = IncidentFolder(
             folder / "evidence", 5, 64, lambda: datetime(2026, 1, 1, second=next(seconds), tzinfo=timezone.utc)
         )
         limits = BlackBoxLimits(before_s, after_s, part_bytes)
@@ -93,6 +93,15 @@ def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_o
     assert [words for _, _, words in written] == ["a", "path", "path", "b", "path"]
 
 
+def test_given_another_input_that_came_before_the_frame_when_recorded_then_it_stands_at_its_own_receipt(tmp_path):
+    box = Box(tmp_path)
+    late = frame(2, stage=1, inputs=("boxes", "a"), output="path")
+    late.inputs[1].waited_us = 500_000
+    box.frame(late)
+    box.incident(2)
+    assert [(round(at, 2), words) for at, topic, words in box.written() if topic == "/odom"] == [(1.49, "a")]
+
+
 def test_given_seconds_when_an_incident_happens_then_those_before_and_after_are_written_and_no_others(tmp_path):
     box = Box(tmp_path, before_s=3.0, after_s=2.0)
     for second in range(20):
@@ -135,7 +144,7 @@ def test_given_ros_time_that_jumps_when_kept_then_what_came_before_is_not_mixed_
     assert times[0][1] == "/image"
     assert times[0][0] == pytest.approx(then_s - 0.51)
     assert [at_s for at_s, topic in times if topic == "/perf/memory"] == [then_s, then_s + 1, then_s + 2]
-    assert box.held_bytes == sum(len(entry.data) for entry in box._kept)
+    assert box.held_bytes == sum(kept.size for kept in box._kept)
 
 
 def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
@@ -257,3 +266,30 @@ def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(
     with Reader(folder / "black_box") as reader:
         topics = {connection.topic for connection in reader.connections}
     assert topics == {"/perf/latency_stages"} | ({"/boxes"} if output else set())
+
+
+def in_ring(ring, reader, second, words):
+    """A frame whose image lies in the ring of its stage."""
+    record = frame(second, inputs=(), output=None)
+    record.offset, length = ring.write(record.seq, [InputBytes(0, 0, 0.0, text(words))])
+    return replace(record, ring=reader, inputs=reader.read(record.offset, length, record.seq))
+
+
+def test_given_images_in_a_ring_when_an_incident_happens_then_they_are_copied_just_then_and_lost_ones_are_said(
+    tmp_path,
+):
+    box, ring = Box(tmp_path), FrameRing(4096)
+    reader = FrameReader(ring.fd)
+    for second in range(6):  # three and a half of them go into the ring
+        box.frame(in_ring(ring, reader, second, f"{second}" * 1000))
+    assert box.held_bytes > 6 * 1000
+    box.incident(6)
+    for second in range(6, 12):
+        box.frame(in_ring(ring, reader, second, f"{second}"))
+    ring.write(0, [InputBytes(0, 0, 0.0, bytes(3500))])  # whoever looks at it now finds something else
+    written = [words for _, topic, words in box.written() if topic == "/image"]
+    assert written == [*(f"{second}" * 1000 for second in (3, 4, 5)), "6", "7", "8", "9", "10", "11"]
+    (folder,) = box.evidence.incidents()
+    said = json.loads((folder / "left_out.json").read_text())
+    assert (said["messages_overwritten"], said["messages_left_out"]) == (3, 0)
+    ring.close()

@@ -1,10 +1,13 @@
+import subprocess
+import sys
 import time
 
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.core.anomaly_rules import Anomaly, Level
-from torchperf_ros.core.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
@@ -17,8 +20,8 @@ def read(data):
 
 def test_given_statuses_when_encoded_then_another_reader_finds_levels_names_and_values():
     statuses = [
-        Anomaly(Level.OK, "perf: perception", "NOMINAL", {"tier": "full", "empty": ""}),
-        Anomaly(Level.ERROR, "perf: planning", "SAFE_STOP: why", {}),
+        Alert(Level.OK, "perf: perception", "NOMINAL", {"tier": "full", "empty": ""}),
+        Alert(Level.ERROR, "perf: planning", "SAFE_STOP: why", {}),
     ]
     message = read(diagnostic_bytes(statuses, "/perf", NOW_NS))
     assert (message.header.stamp.sec, message.header.stamp.nanosec) == (1_700_000_000, 500_000_000)
@@ -34,7 +37,7 @@ def test_given_no_status_when_encoded_then_the_array_is_empty():
 
 @pytest.mark.parametrize("text", ["no such file: \udcff", "nul \0 inside", "\N{GRINNING FACE}"])
 def test_given_a_text_of_any_characters_when_encoded_then_reporting_goes_on(text):
-    (status,) = read(diagnostic_bytes([Anomaly(Level.ERROR, "perf: x", text, {"last_error": text})], "", 0)).status
+    (status,) = read(diagnostic_bytes([Alert(Level.ERROR, "perf: x", text, {"last_error": text})], "", 0)).status
     assert status.level == 2
     assert status.message[:3] == text[:3]
 
@@ -57,7 +60,7 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
     status = stage_status(stage, Health.DEGRADED, {77: 3 << 20})
     assert (status.level, status.name, status.message) == (Level.WARN, "perf: perception", "DEGRADED: tier full")
     wanted = {
-        "health": "DEGRADED", "tier": "full", "tiers": "full,medium,fast", "engine": "aoti", "device": "cpu",
+        "health": "DEGRADED", "tier": "full", "tiers": "full,medium,fast", "engine": "auto", "device": "cpu",
         "p50_ms": "25.000", "max_ms": "50.000", "budget_ms": "50.000", "miss_ratio": "0.250", "frames": "4",
         "answered": "4", "on_time": "3", "late": "1", "hung": "0", "fallback_hold_last": "1", "fallback_stop": "0",
         "superseded": "5", "stale": "2", "restarts": "3", "worker_0_pid": "77", "worker_0_state": "idle",
@@ -70,13 +73,41 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
     read(diagnostic_bytes([status], "/perf", NOW_NS))
 
 
+def test_given_a_stage_on_a_lower_tier_when_reported_then_each_prediction_and_what_keeps_it_down_are_told(make_stage):
+    stage = make_stage(tiers=["full", "fast"])
+    stage.ladder.calibrate([Calibration(40.0, 61.0), Calibration(2.0, 3.0)])
+    now_ns = time.monotonic_ns()
+    stage.ladder.choose(49.0, 49.0, now_ns)
+    stage.ladder.probed(0, 60.0, 62.0, 49.0)
+    for _ in range(2):
+        stage.ladder.learn(1, 2.0, 1.0)
+    status = stage_status(stage, Health.DEGRADED, {})
+    values = status.values
+    assert (values["tier_full_predicted_ms"], values["tier_fast_predicted_ms"]) == ("61.000", "3.000")
+    assert values["tier_full_predicted_from"] == "last probe 60.0 ms x 1.00 + overhead 1.0 ms"
+    assert values["tier_fast_predicted_from"] == "2 own runs + overhead 1.0 ms"
+    assert values["ladder"].startswith("full predicted 61.0 ms > 49.0 left; next probe in 0.")
+    assert status.message.startswith("DEGRADED: tier fast, full predicted 61.0 ms > 49.0 left; next probe in 0.")
+
+
+def test_given_frames_without_anything_to_publish_when_reported_then_they_are_unanswered_and_not_answered(
+    make_stage, make_answer, answered
+):
+    stage = make_stage()
+    answered(stage, make_answer(Outcome.STARTING, Fallback.NONE))
+    answered(stage, make_answer())
+    values = stage_status(stage, Health.NOMINAL, {}).values
+    assert (values["frames"], values["answered"], values["unanswered"]) == ("2", "1", "1")
+    assert (values["ladder"], values["unrecorded"]) == ("", "0")
+
+
 def test_given_answers_of_two_tiers_when_reported_then_each_span_tier_and_state_has_its_times(
     make_stage, make_answer, answered
 ):
     stage = make_stage(tiers=["full", "fast"], window_s=600.0)
     for total_ms in (10.0, 14.0, 12.0):
         answered(stage, make_answer(total_ms=total_ms, age_ms=3.0))
-    stage.journal.activated()
+    stage.statistics.activated()
     answered(stage, make_answer(Outcome.LATE, Fallback.STOP, total_ms=51.0, tier=1, age_ms=5.0))
     values = stage_status(stage, Health.DEGRADED, {}).values
     wanted = {
@@ -106,7 +137,7 @@ def test_given_workers_with_engines_when_reported_then_states_are_the_first_ones
     second = make_worker(78, facts=[{**FULL, "engine": "eager", "recompiles": 3, "hits": 1}, FAST], out_of_memory=2)
     stage = make_stage(workers=(first, second), tiers=["full", "fast"])
     gone = make_worker(79, facts=[{**FULL, "recompiles": 10}, FAST], out_of_memory=4)
-    stage.crew.tally.left(gone)
+    stage.pool.tally.left(gone)
     wanted = {
         "engine": "aoti", "tier_full_engine": "aoti", "tier_full_graphs": "1", "tier_full_package": "f00d",
         "tier_full_recompiles": "15", "tier_full_hits": "17", "tier_full_misses": "3", "tier_fast_engine": "eager",
@@ -118,8 +149,8 @@ def test_given_workers_with_engines_when_reported_then_states_are_the_first_ones
 
 def test_given_a_stage_without_answers_when_reported_then_latencies_are_nan_and_nothing_fails(make_stage):
     stage = make_stage(ready=False)
-    stage.crew.description = None
-    status = stage_status(stage, stage.journal.health.state(time.monotonic_ns()), {})
+    stage.pool.description = None
+    status = stage_status(stage, stage.statistics.health.state(time.monotonic_ns()), {})
     assert status.level is Level.WARN
     assert status.message.startswith("STARTING: worker 0 ")
     assert {status.values[key] for key in ("p50_ms", "p99_ms", "lateness_p99_ms")} == {"nan"}
@@ -135,10 +166,38 @@ def test_given_a_stage_that_waits_when_reported_then_it_says_whether_input_ever_
 
 def test_given_a_safe_stop_when_reported_then_it_says_why(make_stage, make_worker, make_answer, answered):
     stage = make_stage()
-    stage.crew.last_error = "worker 0 (pid 7) ended by exit status 1: RuntimeError: why\nTraceback ..."
+    stage.pool.last_error = "worker 0 (pid 7) ended by exit status 1: RuntimeError: why\nTraceback ..."
     status = stage_status(stage, Health.SAFE_STOP, {})
-    assert status.message == "SAFE_STOP: worker 0 (pid 7) ended by exit status 1: RuntimeError: why"
-    assert status.values["last_error"] == stage.crew.last_error
+    why = "worker 0 (pid 7) ended by exit status 1: RuntimeError: why"
+    assert status.message == f"SAFE_STOP: {why}; {stage.pool.progress}"
+    assert status.values["last_error"] == stage.pool.last_error
     serving = make_stage(workers=(make_worker(7),))
     answered(serving, make_answer(Outcome.LATE, Fallback.HOLD_LAST))
-    assert stage_status(serving, Health.SAFE_STOP, {}).message == "SAFE_STOP: 1 misses in a row"
+    said = stage_status(serving, Health.SAFE_STOP, {}).message
+    assert said == f"SAFE_STOP: 1 misses in a row, the last one of {serving.statistics.counters.last_reason}"
+    answered(serving, make_answer())
+    said = stage_status(serving, Health.SAFE_STOP, {}).message
+    assert said == "SAFE_STOP: over after 30 frames on time in a row, 1 so far"
+
+
+def test_given_a_warmed_up_process_when_the_first_frame_is_reported_then_nothing_is_imported_any_more():
+    script = """
+import sys
+from torchperf_ros.config.config import stage_config
+from torchperf_ros.frame.outcome import Health
+from torchperf_ros.stage.stage_statistics import StageCounters
+from torchperf_ros.telemetry import diagnostics
+config = stage_config("perception", {"adapter": "a:B", "output": "detections"})
+if sys.argv[1:]:
+    diagnostics.warm_up(config)
+before = set(sys.modules)
+diagnostics.warm_up(config)
+print(*sorted(set(sys.modules) - before))
+"""
+
+    def imported(*arguments):
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert imported("warm") == []
+    assert "numpy.ma" in imported(), "there is nothing to warm up any more"

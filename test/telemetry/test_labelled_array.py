@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
+from torchperf_ros.telemetry.latency_record import LabelledArray, float64_bytes
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 labels_and_values = st.lists(

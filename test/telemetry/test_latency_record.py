@@ -2,8 +2,8 @@ import math
 
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.core.frame import StepTimes
-from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.frame.frame import StepTimes
+from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.telemetry.latency_record import LABELS, LatencyRecord
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)

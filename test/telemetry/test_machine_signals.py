@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchperf_ros.core.anomaly_rules import Level
+from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.telemetry.machine_signals import MachineSignals
 from torchperf_ros.telemetry.machine_signals_gpu import Gpu, JetsonGpu, NoGpu, Nvml, gpu_source
-from torchperf_ros.telemetry.machine_signals_watch import MachineWatch
+from torchperf_ros.watch.machine_watch import MachineWatch
 
 NODE, WORKER, HOG, QUIET = 100, 101, 200, 300
 
@@ -167,7 +167,7 @@ def test_given_others_when_deadlines_are_missed_then_the_load_is_told_with_names
     for _ in range(4):
         assert judged.judge(p200=142, p101=20) == {}  # nobody suffers
     found = judged.judge(missed=12, p200=142, p101=20)["machine: load"]
-    text = "other processes took 71% of the CPU (2 cores) while 12 deadlines were missed: stress (ng) 71%"
+    text = "other processes took 71% of the CPU (2 cores) while 12 frames had no own result in time: stress (ng) 71%"
     assert found.message == text
     assert found.level is Level.WARN
     assert found.values["processes"] == "stress (ng) 71%"
@@ -254,6 +254,15 @@ class NvmlModule(SimpleNamespace):
             msg = "Driver Not Loaded"
             raise self.NVMLError(msg)
 
+    def nvmlDeviceGetCount(self):
+        return self.cards
+
+    def nvmlDeviceGetUUID(self, card):
+        return f"GPU-{card}{card}{card}-abc"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return uuid
+
     def nvmlDeviceGetHandleByIndex(self, index):
         return index
 
@@ -277,12 +286,34 @@ class NvmlModule(SimpleNamespace):
 
 
 def test_given_a_card_by_nvml_when_read_then_what_it_does_not_say_is_nan_and_a_power_cap_is_no_reason():
-    source = Nvml(NvmlModule(), 1)
+    source = Nvml(NvmlModule(cards=2), 1, {})
     assert source.word == "card 1"
     card = source.read()
     assert (card.temperature_c, card.used_share, card.memory_used_mib) == (84.0, 0.5, 1024.0)
     assert math.isnan(card.clock_mhz)
     assert card.throttled == ("thermal",)
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "card"),
+    [(None, 1, 1), ("2,0", 0, 2), ("2, 0", 1, 0), ("GPU-222", 0, 2), ("0,GPU-11", 1, 1), ("MIG-7", 0, "MIG-7")],
+)
+def test_given_visible_devices_when_opened_then_it_is_the_card_that_cuda_means(visible, index, card):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert Nvml(NvmlModule(cards=3), index, environment).word == f"card {card}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "has no device 1"),
+        ({"CUDA_VISIBLE_DEVICES": "0,GPU-9"}, "no card has that UUID"),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "there are 3 cards"),
+    ],
+)
+def test_given_a_card_that_cannot_be_known_when_opened_then_the_error_says_why(environment, said):
+    with pytest.raises(LookupError, match=said):
+        Nvml(NvmlModule(cards=3), 1, environment)
 
 
 def test_given_no_card_when_asked_for_once_then_one_word_says_why(tmp_path):

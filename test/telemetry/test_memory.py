@@ -1,9 +1,11 @@
 import math
+import mmap
 import os
 import subprocess
 from types import SimpleNamespace
 
 import psutil
+import pytest
 
 from torchperf_ros.telemetry.memory import LABELS, MemoryUse, sample_memory
 
@@ -22,12 +24,12 @@ def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_na
 
 
 def test_given_a_sample_with_everything_when_laid_out_then_sizes_are_in_mib_and_counts_are_counts():
-    told = {"peak": 9 * MIB, "inactive_split": 2 * MIB, "retries": 3, "ooms": 1}
+    told = {"peak": 9 * MIB, "inactive_split": 2 * MIB, "retries": 3, "ooms": 1, "kept": 6 * MIB}
     use = MemoryUse(10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, told, 0, {os.getpid(): 8 * MIB, 1: 12 * MIB, 2: 4 * MIB})
     row = dict(zip(LABELS, use.row(), strict=True))
     assert (row["node_pss_mib"], row["workers_pss_mib"]) == (8.0, 16.0)
     assert (row["cuda_peak_mib"], row["cuda_inactive_split_mib"]) == (9.0, 2.0)
-    assert (row["cuda_alloc_retries"], row["cuda_out_of_memory"]) == (3, 1)
+    assert (row["cuda_alloc_retries"], row["cuda_out_of_memory"], row["workers_kept_mib"]) == (3, 1, 6.0)
     one_unread = MemoryUse(0, {1: MIB, 2: MIB}, {}, 0, {1: MIB})
     assert math.isnan(dict(zip(LABELS, one_unread.row(), strict=True))["workers_pss_mib"])
 
@@ -35,6 +37,11 @@ def test_given_a_sample_with_everything_when_laid_out_then_sizes_are_in_mib_and_
 def test_given_a_sample_when_asked_for_the_headline_then_it_is_device_memory_on_cuda_and_resident_memory_else():
     assert MemoryUse(0, {1: 20 * MIB}, {"history": MIB}, 0).workers_mib == 20.0
     assert MemoryUse(0, {1: 20 * MIB}, {"allocated": 7 * MIB, "history": MIB}, 0).workers_mib == 7.0
+
+
+def test_given_memory_that_torch_keeps_for_its_next_tensors_when_asked_then_it_is_not_in_use():
+    told = {"allocated": 10 * MIB, "reserved": 60 * MIB, "free": 35 * MIB, "total": 100 * MIB}
+    assert MemoryUse(0, {}, told, 0).used_share(0) == pytest.approx(0.15)
 
 
 def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free_memory_that_they_share(make_stage):
@@ -45,6 +52,15 @@ def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free
     assert use.shared == 2 * (3 << 20)
     assert use.rss_by_pid.keys() == {os.getpid()}
     assert 0.5 < use.node_rss / psutil.Process().memory_info().rss < 2.0
+
+
+def test_given_shared_memory_when_sampled_then_it_counts_for_none_of_the_processes_that_map_it(make_stage):
+    before = sample_memory([make_stage(workers=(worker(os.getpid()),))])
+    with mmap.mmap(-1, 64 * MIB) as shared:
+        shared[:] = bytes(len(shared))
+        use = sample_memory([make_stage(workers=(worker(os.getpid()),))])
+    assert use.node_rss - before.node_rss < 32 * MIB
+    assert use.rss_by_pid[os.getpid()] - before.rss_by_pid[os.getpid()] < 32 * MIB
 
 
 def test_given_a_worker_that_is_gone_when_sampled_then_the_others_are_told(make_stage):

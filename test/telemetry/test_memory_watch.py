@@ -3,9 +3,9 @@ import math
 import psutil
 import pytest
 
-from torchperf_ros.core.anomaly_rules import Level
+from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.telemetry.memory import MemoryUse
-from torchperf_ros.telemetry.memory_watch import MemoryWatch
+from torchperf_ros.watch.memory_watch import MemoryWatch
 
 MIB = 1 << 20
 AVAILABLE = psutil.virtual_memory().available / MIB
@@ -26,7 +26,7 @@ def follow(watch, stages, seconds, rss_mib, *, limit_mib=0, told=(), start=0, no
     """Feed one sample a second; returns what was found at the last."""
     found = []
     for second in range(start, start + seconds):
-        for worker in stages[0].crew.everyone:
+        for worker in stages[0].pool.everyone:
             worker.memory_bytes = {key: round(value(second) * MIB) for key, value in dict(told).items()}
         summed = {key: round(value(second) * MIB) for key, value in dict(told).items()}
         rss = {pid: round(value(second) * MIB) for pid, value in rss_mib.items()}
@@ -65,7 +65,7 @@ def test_given_a_leaking_worker_when_it_is_replaced_then_its_series_ends_with_it
 
 def test_given_a_worker_that_loads_when_watched_then_it_is_no_leak(stages):
     loading = stages(7)
-    loading[0].crew.workers[0].ready_at_ns = None
+    loading[0].pool.workers[0].ready_at_ns = None
     assert follow(MemoryWatch(), loading, 200, {7: lambda s: 500 + s}, limit_mib=1000) == []
 
 

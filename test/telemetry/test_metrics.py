@@ -11,10 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from torchperf_ros import __version__
-from torchperf_ros.core.config import node_config
-from torchperf_ros.core.outcome import Fallback, Health, Outcome
-from torchperf_ros.telemetry.metric_table import METRICS
-from torchperf_ros.telemetry.metrics import MetricsExporter, StageCollector
+from torchperf_ros.config.config import node_config
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector
 
 FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d" * 8, "recompiles": 2, "hits": 8, "waste": 0.5}
 
@@ -30,8 +29,8 @@ def stages(make_stage, make_worker, make_answer, answered):
         answered(perception, make_answer(seq=seq, total_ms=20.0))
     answered(perception, make_answer(Outcome.CRASHED, Fallback.BACKUP, seq=4, total_ms=60.0, tier=1))
     perception.mailbox.superseded, perception.mailbox.stale = 7, 2
-    perception.journal.statistics.ignored = 5
-    perception.journal.statistics.probes = 6
+    perception.statistics.counters.ignored = 5
+    perception.statistics.counters.probes = 6
     return [perception, planning]
 
 

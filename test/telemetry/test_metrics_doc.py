@@ -4,9 +4,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 from ruamel.yaml import YAML
 
-from torchperf_ros.core.outcome import Health
-from torchperf_ros.core.stage_figures import STEPS
-from torchperf_ros.telemetry.metric_table import METRICS
+from torchperf_ros.frame.outcome import Health
+from torchperf_ros.frame.stage_figures import STEPS
+from torchperf_ros.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")

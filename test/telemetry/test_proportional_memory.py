@@ -2,7 +2,7 @@ import os
 
 import psutil
 
-from torchperf_ros.telemetry.proportional_memory import ProportionalMemory
+from torchperf_ros.telemetry.memory import ProportionalMemory
 
 
 def pretend(proc, pid, kib):

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.core.errors import ProtocolError
-from torchperf_ros.core.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.supervise.frame_ring import FrameRing, InputBytes
-from torchperf_ros.telemetry.labelled_array import LabelledArray
-from torchperf_ros.telemetry.latency_record import LABELS, LatencyRecord, frame_row
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray, LatencyRecord, frame_row
 from torchperf_ros.telemetry.record_stream import EventRecord, MessageRecord, StreamReader, StreamWriter
+from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 
 RING = 1 << 16
 LARGE = 20_000

@@ -1,1 +1,1 @@
-"""Rules: no ROS, no torch, the clock is an argument."""
+"""The name under which adapters of users import `BadInput`."""

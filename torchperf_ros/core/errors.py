@@ -1,29 +1,5 @@
-"""The errors of this package: a message says what, where, and what to do."""
+"""The errors of this package, at the name that users import: see `frame/errors.py`."""
 
+from torchperf_ros.frame.errors import AdapterError, BadInput, ConfigError, TorchperfError
 
-class TorchperfError(Exception):
-    """Base of every error that this package raises on purpose."""
-
-
-class ConfigError(TorchperfError):
-    """A parameter has a value that is not allowed; the message names it, the value, and what is."""
-
-
-class BadInput(TorchperfError):
-    """A message cannot be used; the frame gets the outcome `bad_input` and this text as its reason."""
-
-
-class ProtocolError(TorchperfError):
-    """The bytes between node and worker do not have the agreed form (version, kind or length)."""
-
-
-class FrameOverwritten(TorchperfError):
-    """The frame's bytes were replaced in the ring by newer ones before the worker was done with them."""
-
-
-class UnknownMessageType(TorchperfError):
-    """A message type is neither in the type store nor in an installed package's `.msg` files."""
-
-
-class AdapterError(TorchperfError):
-    """An adapter cannot be imported, built, or does not keep the adapter contract."""
+__all__ = ["AdapterError", "BadInput", "ConfigError", "TorchperfError"]

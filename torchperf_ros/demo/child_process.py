@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import torchperf_ros
@@ -47,8 +46,7 @@ class ChildProcess:
     """A Python module run as a process in a session of its own, so that Ctrl-C in the terminal is the parent's alone.
 
     Attributes:
-        output: what it wrote to its standard output.
-        errors: what it wrote to its standard error.
+        output, errors: what it wrote to its standard output and to its standard error.
     """
 
     def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
@@ -100,9 +98,7 @@ class ChildProcess:
     def __enter__(self) -> "ChildProcess":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 

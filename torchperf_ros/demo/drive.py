@@ -6,42 +6,42 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.text import Text
 
-from torchperf_ros.core.errors import ConfigError, TorchperfError
-from torchperf_ros.core.evidence_folder import open_evidence
-from torchperf_ros.core.parameter_tables import STAGE_DEFAULTS
+from torchperf_ros.config.parameter_tables import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
-from torchperf_ros.demo.drive_state import DriveState
-from torchperf_ros.demo.log_source import IMAGE_TYPES, LogSource
-from torchperf_ros.demo.player import IMAGE_TOPICS, ODOMETRY_TOPIC
-from torchperf_ros.demo.processor_share import ProcessorShare
-from torchperf_ros.demo.verdict import judge, report, summary
-from torchperf_ros.demo.view import picture, save_svg, status_line
-from torchperf_ros.ros.image_transport import carry_images
-from torchperf_ros.ros.top_listener import TopListener
-from torchperf_ros.telemetry.event_panel import event_line
+from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
+from torchperf_ros.demo.player import DRAWN_HZ, drive_topics
+from torchperf_ros.demo.road_scene import IMAGE_TYPE
+from torchperf_ros.demo.verdict import DriveState, judge, report, summary
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.node.middleware import carry_images
+from torchperf_ros.recorder.incident_folder import open_incidents
+from torchperf_ros.runs.machine_fingerprint import ProcessorShare
+from torchperf_ros.top.listener import NodeListener
+from torchperf_ros.top.top import SVG_HEIGHT, SVG_WIDTH, Screen, save_svg
+from torchperf_ros.top.view import ends, node_picture
 
 STAGES: Final = ("perception", "planning")
 _FAULTS: Final = {  # in order of their time; a replacement is ready before the next worker dies
-    "perception": ("sigkill", "stall", "gil", "hang", "raise", "nan", "sigsegv"),
-    "planning": ("sigkill", "raise", "stall", "nan", "gil"),
+    "perception": ("sigkill", "stall", "poison_stall", "gil", "hang", "raise", "poison_sigsegv", "nan", "sigsegv"),
+    "planning": ("sigkill", "raise", "stall", "poison_sigkill", "nan", "gil", "poison_hang"),
 }
 _FIRST_FAULT: Final = {"perception": 0.6, "planning": 1.6}  # in gaps between two faults
 _COMPLETE_S: Final = 60.0
 _START_S: Final = 180.0
 _AFTER_PLAYER_S: Final = 15.0
 _SETTLE_S: Final = 4.0
-_SETTLE_DIAGNOSTICS: Final = 2  # the first of them may have been on its way already
+_SETTLE_REPORTS: Final = 2  # the first of them may have been on its way already
 _REFRESH_S: Final = 0.125
-_LINE_EVERY_S: Final = 2.0
+_PROGRESS_CELLS: Final = 20
 _LOG_LINES: Final = 12
 
 
@@ -51,18 +51,7 @@ class DriveError(TorchperfError):
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """What the user asked for.
-
-    Attributes:
-        log: a log to play, None for the drawn road.
-        seconds: how long to drive.
-        rate_hz: images per second, None for as recorded (30 for the drawn road).
-        sabotage: whether faults are injected.
-        engine: how tiers run.
-        tui: whether the terminal shows the live view; plain lines otherwise.
-        json_file: where the report is written, if anywhere.
-        svg_file: where the view's last picture is written, if anywhere.
-    """
+    """What the user asked for; see `torchperf demo --help`. `tui`: whether the terminal shows the live view."""
 
     log: Path | None = None
     seconds: float = 20.0
@@ -90,9 +79,16 @@ class Drive:
                 raise ConfigError(msg)
         self._options = options
         self._console = console
-        self._image_type, title = _what(options)
-        self._state = DriveState(STAGES, title, options.seconds)
-        self._evidence = open_evidence("", 1, 1)  # the node's defaults; here it is only looked at
+        self._image_type, title, rate_hz = IMAGE_TYPE, "drawn road, 1280x720 rgb8", options.rate_hz
+        if options.log is None:
+            rate_hz = rate_hz or DRAWN_HZ
+        else:
+            with LogReader(options.log) as log:
+                image = drive_topics(log)[0]
+            self._image_type, title = image.type_name, f"{options.log.name}, {image.count} images"
+        title += f" at {rate_hz:g} Hz" if rate_hz else ""
+        self._state = DriveState(f"{title}, sabotaged" if options.sabotage else title, options.seconds)
+        self._evidence = open_incidents("", 1, 1)  # the node's defaults; here it is only looked at
 
     def run(self) -> int:
         """Drive, show it, print the summary; returns 0 if every started frame was answered in time, else 1.
@@ -104,26 +100,27 @@ class Drive:
         _own_graph()
         processor, began = ProcessorShare(), self._evidence.name("")
         with tempfile.TemporaryDirectory(prefix="torchperf-demo-") as name, contextlib.ExitStack() as stack:
-            folder = Path(name)
-            parameters = folder / "parameters.yaml"
-            parameters.write_text(json.dumps(self._parameters(folder)), encoding="utf-8")
-            self._journals = {stage: GrowingFile(_journal(folder, stage)) for stage in STAGES}
-            self._node = stack.enter_context(ChildProcess("node", self._node_arguments(parameters), folder))
-            self._player = stack.enter_context(ChildProcess("player", self._player_arguments(), folder))
-            os.nice(5)  # the onlooker yields to those it looks at
-            self._watcher = stack.enter_context(TopListener(self._state, "/perf", "torchperf_demo"))
-            self._show = stack.enter_context(self._screen())
+            self._start(Path(name), stack)
+            os.nice(5)  # the processes that are looked at come first
+            self._listener = stack.enter_context(NodeListener(self._state, "torchperf_demo"))
+            drawn = (lambda width, height: drive_picture(self._state, width, height)) if self._options.tui else None
+            self._screen = stack.enter_context(Screen(self._state, self._console, drawn))
             self._drive()
         self._state.others_share = processor.of_others()
-        status = self._end()
-        self._point_to_evidence(began)
-        return status
+        result = judge(self._state)
+        self._console.print(summary(self._state, result))
+        if self._options.json_file:
+            text = json.dumps(report(self._state, result), indent=2)
+            self._options.json_file.write_text(text + "\n", encoding="utf-8")
+        self._name_incidents(began)
+        return int(bool(result.failures))
 
     def _drive(self) -> None:
         state = self._state
         try:
-            self._watch(self._complete, _COMPLETE_S)
-            if not self._watch(self._ready, _START_S):
+            stages = state.stages.values()  # after a while without the backup workers
+            complete = self._watch(lambda: self._ready() and all(stage.complete for stage in stages), _COMPLETE_S)
+            if not complete and not self._watch(self._ready, _START_S):
                 msg = f"the node was not ready after {_START_S:.0f} s:\n{self._node.errors.tail(_LOG_LINES)}"
                 raise DriveError(msg)
             self._player.say("go")
@@ -131,16 +128,16 @@ class Drive:
             start_s = time.monotonic()
             self._watch(lambda: self._drove(start_s), state.seconds + _AFTER_PLAYER_S)
             if self._options.svg_file:
-                save_svg(state, self._options.svg_file)
+                save_svg(drive_picture(state, SVG_WIDTH, SVG_HEIGHT), self._options.svg_file, "torchperf demo")
         except KeyboardInterrupt:
             state.event("note", "demo", "interrupted")
             self._player.interrupt()
-        state.phase = "ending"
-        enough = state.diagnostics + _SETTLE_DIAGNOSTICS
+        state.phase = "waiting for the last counters"
+        enough = state.reports + _SETTLE_REPORTS
         with contextlib.suppress(KeyboardInterrupt):  # who presses it twice is in a hurry
-            self._watch(lambda: state.diagnostics >= enough, _SETTLE_S)
-        state.phase = "ended"
-        self._show()
+            self._watch(lambda: state.reports >= enough, _SETTLE_S)
+        state.phase = f"drove {state.elapsed_s:.1f} s"
+        self._screen.show()
 
     def _watch(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Fold in and show what happens until a condition holds; false if it did not within the limit."""
@@ -148,104 +145,79 @@ class Drive:
         while not until():
             if time.monotonic() > end_s:
                 return False
-            self._watcher.listen(_REFRESH_S)
+            self._listener.listen(_REFRESH_S)
             for line in self._player.output.lines():
                 self._state.on_player(line)
             for stage, journal in self._journals.items():
                 for line in journal.lines():
                     self._state.on_journal(stage, line)
             self._state.match()
-            self._show()
-            if self._node.exit_status is not None:
-                msg = f"the node ended with status {self._node.exit_status}:\n{self._node.errors.tail(_LOG_LINES)}"
-                raise DriveError(msg)
+            self._screen.show()
+            self._check("node", self._node)
         return True
 
-    def _ready(self) -> bool:
-        if self._player.exit_status is not None:
-            raise DriveError(
-                f"the player ended with status {self._player.exit_status}:\n{self._player.errors.tail(_LOG_LINES)}"
-            )
-        told = [stage.health for stage in self._state.stages.values()]
-        return self._state.player_ready and all(health not in {"", "STARTING"} for health in told)
+    def _check(self, name: str, process: ChildProcess) -> None:
+        if process.exit_status is not None:
+            msg = f"the {name} ended with status {process.exit_status}:\n{process.errors.tail(_LOG_LINES)}"
+            raise DriveError(msg)
 
-    def _complete(self) -> bool:
-        """Ready, and the backup workers, too: a drive without them is for those who cannot wait for a slow one."""
-        return self._ready() and all(stage.complete for stage in self._state.stages.values())
+    def _ready(self) -> bool:
+        self._check("player", self._player)
+        stages = self._state.stages.values()
+        started = len(stages) == len(STAGES) and all(stage.health not in {"", "STARTING"} for stage in stages)
+        return self._state.player_ready and started
 
     def _drove(self, start_s: float) -> bool:
         self._state.elapsed_s = min(time.monotonic() - start_s, self._state.seconds)
         return bool(self._state.player) or self._player.exit_status is not None
 
-    def _end(self) -> int:
-        verdict = judge(self._state)
-        self._console.print(summary(self._state, verdict, self._console.width))
-        if self._options.json_file:
-            text = json.dumps(report(self._state, verdict), indent=2)
-            self._options.json_file.write_text(text + "\n", encoding="utf-8")
-        return verdict.exit_status
-
-    def _point_to_evidence(self, began: str) -> None:
-        """Where the node wrote down what it found; `began` sorts before what is new."""
-        new = [path for path in self._evidence.incidents() if path.name > began]
-        if new:
-            told = [f"Evidence of this drive, in {self._evidence.root}:", *(f"  {path.name}" for path in new)]
-            logs = [path for path in new if (path / "black_box").is_dir()]
-            told += [f"Look at it: torchperf report {logs[-1]} -o report.html"] if logs else []
-            self._console.print(Text("\n".join(told)), soft_wrap=True)
-
-    @contextlib.contextmanager
-    def _screen(self) -> Iterator[Callable[[], None]]:
-        """What is called after each step: draws the view, or now and then prints a line."""
-        if not self._options.tui:
-            yield _Lines(self._state, self._console)
-            return
-        with Live(console=self._console, screen=True, auto_refresh=False) as live:
-            yield lambda: live.update(picture(self._state, *self._console.size), refresh=True)
+    def _name_incidents(self, began: str) -> None:
+        """Say where the node wrote down what it found; `began` sorts before what is new."""
+        if new := [path for path in self._evidence.incidents() if path.name > began]:
+            lines = [f"Incidents of this drive, in {self._evidence.root}:", *(f"  {path.name}" for path in new)]
+            lines.append(f"Look at the last: torchperf report {new[-1]} -o report.html")
+            self._console.print(Text("\n".join(lines)), soft_wrap=True)
 
     def _parameters(self, folder: Path) -> dict[str, Any]:
         """Parameters of the node, as a file for `--params-file`: JSON is YAML, too."""
-        stages = {stage: self._stage_parameters(stage, folder) for stage in STAGES}
+        stages: dict[str, Any] = {}
+        for stage in STAGES:
+            own: dict[str, Any] = {}
+            adapter = STAGE_DEFAULTS[stage]["adapter"]
+            if stage == "perception" and self._image_type != IMAGE_TYPE:
+                own = {"compressed": True}
+            if self._options.sabotage:
+                own = {
+                    "adapter": adapter, "options": own, "journal": str(_journal(folder, stage)),
+                    "faults": faults_of(stage, self._options.seconds),
+                }  # fmt: skip
+                adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
+            stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": self._options.engine}
         return {"/**": {"ros__parameters": {"autostart": True, "metrics_port": 0, "stages": list(STAGES), **stages}}}
 
-    def _stage_parameters(self, stage: str, folder: Path) -> dict[str, str]:
-        adapter = STAGE_DEFAULTS[stage]["adapter"]
-        own = {"compressed": True} if stage == "perception" and self._image_type == IMAGE_TYPES[1] else {}
-        if not self._options.sabotage:
-            return {"adapter": adapter, "options": json.dumps(own), "engine": self._options.engine}
-        faults = faults_of(stage, self._options.seconds)
-        options = {"adapter": adapter, "options": own, "journal": str(_journal(folder, stage)), "faults": faults}
-        sabotaged = "torchperf_ros.models.sabotage:SabotagedAdapter"
-        return {"adapter": sabotaged, "options": json.dumps(options), "engine": self._options.engine}
-
-    def _node_arguments(self, parameters: Path) -> list[str]:
-        remaps = [f"image:={IMAGE_TOPICS[self._image_type]}", f"odom:={ODOMETRY_TOPIC}"]
-        flags = [word for remap in remaps for word in ("-r", remap)]
-        return ["torchperf_ros.ros.main", "--ros-args", *flags, "--params-file", str(parameters)]
-
-    def _player_arguments(self) -> list[str]:
-        arguments = ["torchperf_ros.demo.player", "--seconds", str(self._options.seconds)]
-        arguments += ["--log", str(self._options.log)] if self._options.log else []
-        return arguments + (["--rate", str(self._options.rate_hz)] if self._options.rate_hz else [])
+    def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        """Start the node and the player."""
+        parameters = folder / "parameters.yaml"
+        parameters.write_text(json.dumps(self._parameters(folder)), encoding="utf-8")
+        remaps = ["-r", f"image:={IMAGE_TOPICS[self._image_type]}", "-r", f"odom:={ODOMETRY_TOPIC}"]
+        node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
+        what = [self._options.log and str(self._options.log), self._options.rate_hz, self._options.seconds]
+        self._journals = {stage: GrowingFile(_journal(folder, stage)) for stage in STAGES}
+        self._node = stack.enter_context(ChildProcess("node", node, folder))
+        self._player = stack.enter_context(
+            ChildProcess("player", ["torchperf_ros.demo.player", json.dumps(what)], folder)
+        )
 
 
-class _Lines:
-    """Progress as plain lines, for pipes and logs: events as they come, and the stages every two seconds."""
-
-    def __init__(self, state: DriveState, console: Console) -> None:
-        self._state = state
-        self._console = console
-        self._told = 0
-        self._next_s = 0.0
-
-    def __call__(self) -> None:
-        new = self._state.events_told - self._told
-        for event in list(self._state.events)[-new:] if new else []:
-            self._console.print(event_line(event), soft_wrap=True)
-        self._told = self._state.events_told
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _LINE_EVERY_S
-            self._console.print(Text(status_line(self._state)), soft_wrap=True)
+def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
+    """The whole view, to fill a terminal of this size."""
+    words = f"{state.elapsed_s:.1f} of {state.seconds:.0f} s " if state.phase == "driving" else f"{state.phase} "
+    done = round(_PROGRESS_CELLS * min(state.elapsed_s / state.seconds, 1.0))
+    title = Text.assemble((" torchperf demo ", "bold black on green3"), (f" {state.title}", "bold"))
+    progress = Text.assemble((words, "grey62"), ("━" * done, "green3"), ("━" * (_PROGRESS_CELLS - done), "grey23"))
+    injected = Text(f" {len(state.injections)} faults injected ", "orchid1") if state.injections else None
+    waits = ["starting the node and its workers"]
+    return node_picture(state, width, height, ends(title, progress, width), waits, injected)
 
 
 def faults_of(stage: str, seconds: float) -> dict[str, dict[str, float]]:
@@ -259,21 +231,11 @@ def faults_of(stage: str, seconds: float) -> dict[str, dict[str, float]]:
     }
 
 
-def _what(options: DriveOptions) -> tuple[str, str]:
-    """Image type and a title."""
-    rate = "" if options.rate_hz is None else f" at {options.rate_hz:g} Hz"
-    sabotaged = ", sabotaged" if options.sabotage else ""
-    if options.log is None:
-        return IMAGE_TYPES[0], f"drawn road, 1280x720 rgb8{rate or ' at 30 Hz'}{sabotaged}"
-    with LogSource(options.log) as source:
-        return source.image_type, f"{options.log.name}, {source.images} images{rate}{sabotaged}"
-
-
 def _own_graph() -> None:
     """Have the environment name a graph in which there is no one else, unless the user named one.
 
     Fast DDS may change the transports, and with them lose most images, where discovery is limited to this host; the
-    drive's own graph is therefore told apart by its domain alone.
+    drive's own graph therefore differs by its domain alone.
     """
     if "ROS_DOMAIN_ID" not in os.environ:
         os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)

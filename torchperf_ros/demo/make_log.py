@@ -1,54 +1,187 @@
-"""Writes a synthetic drive as a log: all of it, or nothing under the final name."""
+"""A drive that never was, message by message: camera, odometry, labelled objects, and whatever is to go wrong.
+
+The demo plays it; `torchperf make-log` writes it as a log: all of it, or nothing under the final name.
+"""
 
 import contextlib
+import heapq
+import io
+import itertools
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 from rosbags.rosbag1 import Writer as Writer1
 from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as Writer2
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.core.clock import NS_PER_S
-from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.core.message_types import typestore
-from torchperf_ros.demo.drive_log import OBJECTS_TOPIC, START_NS, DriveLog
-from torchperf_ros.replay.logs.log_reader import LogMessage
+from torchperf_ros.config.message_types import empty_message, encode, header, message_class, typestore
+from torchperf_ros.demo.road_scene import (
+    CAR_HEIGHT_M,
+    CAR_WIDTH_M,
+    IMAGE_TYPE,
+    ODOMETRY_TYPE,
+    Pixels,
+    RoadScene,
+    objects,
+    odometry_cdr,
+)
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.frame.frame import restamped
+from torchperf_ros.logs.log_reader import LogMessage
 
+IMAGE_TOPICS: Final = {
+    IMAGE_TYPE: "/camera/image_raw",
+    "sensor_msgs/msg/CompressedImage": "/camera/image_raw/compressed",
+}
+"""Where the demo has images, by their type."""
+ODOMETRY_TOPIC: Final = "/odom"
+OBJECTS_TOPIC: Final = "/ground_truth/objects"
+START_NS: Final = 1_700_000_000 * NS_PER_S
 FORMATS: Final = ("mcap", "db3", "bag")
-Progress = Callable[[int, int], None]
-"""Told how much of how much of the drive has been written, in ns."""
+FAULTS: Final = (
+    "gap", "zero-stamp", "backward-stamp", "jump-stamp", "repeat-stamp", "other-size", "black", "frozen", "truncated",
+)  # fmt: skip
+"""What can go wrong for a while; `torchperf make-log --help` says what each is."""
+_OBJECTS_TYPE: Final = "visualization_msgs/msg/MarkerArray"
+_ODOMETRY_HZ: Final = 30.0
+_CAR_LENGTH_M: Final = 4.5
+_SPREAD: Final = 4.0  # standard deviations, beyond which no delay is drawn
+_RECEIVE_NS: Final = 5_000_000
+_JPEG_QUALITY: Final = 90
+_JPEG_SHARE: Final = 0.05  # of an image's bytes, about
+_CUBE: Final = 1
 _VERSION: Final = 9  # of rosbag2's metadata
 _PLUGINS: Final = {"mcap": StoragePlugin.MCAP, "db3": StoragePlugin.SQLITE3}
-_JPEG_SHARE: Final = 0.05  # of an image's bytes, about
-_Put = Callable[[LogMessage], None]
 
 
 class MakeLogError(TorchperfError):
     """A log cannot be written as it was asked for; the message says why and what would do."""
 
 
-def format_of(path: Path, chosen: str | None = None) -> str:
-    """The format of a log: as chosen, else as its name says; a name without a suffix is that of a folder, with `mcap`.
+class Fault(NamedTuple):
+    """What goes wrong, from when to when, in seconds of the drive."""
+
+    kind: str
+    start_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class DriveLog:
+    """A drive to be played or written.
+
+    Attributes:
+        seconds: how long.
+        rate_hz: images per second; odometry comes at 30 Hz.
+        width, height: of the images, in pixels.
+        compressed: JPEG images instead of rgb8.
+        jitter_ms: standard deviation of the time from stamp to receipt, which is 5 ms in the mean.
+        drop: share of the images and odometries that are lost, 0 to 1.
+        faults: what goes wrong.
+        seed: of delays and losses.
+        labelled: whether the cars come as markers on `/ground_truth/objects`.
+    """
+
+    seconds: float = 10.0
+    rate_hz: float = 30.0
+    width: int = 1280
+    height: int = 720
+    compressed: bool = False
+    jitter_ms: float = 0.0
+    drop: float = 0.0
+    faults: tuple[Fault, ...] = ()
+    seed: int = 1
+    labelled: bool = True
+
+    @property
+    def image_topic(self) -> str:
+        """Where the images are."""
+        return list(IMAGE_TOPICS.values())[self.compressed]
+
+    def messages(self) -> Iterator[LogMessage]:
+        """All messages in the order of their receipt; one image is held at a time, or as many as the jitter mixes."""
+        waiting: list[tuple[int, int, LogMessage]] = []
+        numbers = itertools.count()
+        for stamp_ns, message in self._sent():
+            while waiting and waiting[0][0] <= stamp_ns:
+                yield heapq.heappop(waiting)[2]
+            heapq.heappush(waiting, (message.t_ns, next(numbers), message))
+        while waiting:
+            yield heapq.heappop(waiting)[2]
+
+    def active(self, kind: str, at_s: float) -> Fault | None:
+        """The fault of this kind that is on at a time, if there is one."""
+        on = (fault for fault in self.faults if fault.start_s <= at_s < fault.start_s + fault.duration_s)
+        return next((fault for fault in on if fault.kind == kind), None)
+
+    def _sent(self) -> Iterator[tuple[int, LogMessage]]:
+        """When a message was sent, and the message; images, objects and odometry in the order of sending."""
+        random = np.random.default_rng(self.seed)
+        scene = RoadScene(self.width, self.height)
+        half = scene
+        if any(fault.kind == "other-size" for fault in self.faults):
+            half = RoadScene(max(self.width // 2, 1), max(self.height // 2, 1))
+        image_type = list(IMAGE_TOPICS)[self.compressed]
+        images = ((number / self.rate_hz, 0) for number in range(round(self.seconds * self.rate_hz)))
+        odometries = ((number / _ODOMETRY_HZ, 1) for number in range(round(self.seconds * _ODOMETRY_HZ)))
+        for at_s, kind in heapq.merge(images, odometries):
+            sent_ns = START_NS + round(at_s * NS_PER_S)
+            late_ns = round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6)
+            received_ns = sent_ns + max(_RECEIVE_NS + late_ns, 0)
+            in_gap = self.active("gap", at_s) is not None
+            lost = random.random() < self.drop or in_gap
+            if kind:
+                if not lost:
+                    data = restamped(odometry_cdr(at_s), sent_ns)
+                    yield sent_ns, LogMessage(ODOMETRY_TOPIC, ODOMETRY_TYPE, data, received_ns)
+                continue
+            if not lost:
+                data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
+                yield sent_ns, LogMessage(self.image_topic, image_type, data, received_ns)
+            if self.labelled and not in_gap:
+                data = _objects_cdr(scene, at_s, sent_ns)
+                yield sent_ns, LogMessage(OBJECTS_TOPIC, _OBJECTS_TYPE, data, received_ns)
+
+    def _image_cdr(self, scene: RoadScene, at_s: float) -> bytes:
+        """The image of a time, stamped and spoilt as it should be."""
+        frozen = self.active("frozen", at_s)
+        pixels = scene.draw(frozen.start_s if frozen else at_s)
+        if self.active("black", at_s):
+            pixels[:] = 0
+        data = restamped(_jpeg_cdr(pixels) if self.compressed else scene.pixels_cdr(pixels), self._stamp_ns(at_s))
+        return data[: len(data) // 2] if self.active("truncated", at_s) else data
+
+    def _stamp_ns(self, at_s: float) -> int:
+        if self.active("zero-stamp", at_s):
+            return 0
+        if repeated := self.active("repeat-stamp", at_s):
+            at_s = repeated.start_s
+        at_s -= 1.0 if self.active("backward-stamp", at_s) else 0.0
+        at_s += 3600.0 if self.active("jump-stamp", at_s) else 0.0
+        return START_NS + round(at_s * NS_PER_S)
+
+
+def fault_of(text: str) -> Fault:
+    """A fault as people write it: `gap@3` or `gap@3:0.5`, from second 3 on, for half a second, which is the default.
 
     Raises:
-        MakeLogError: there is no such format, or the name says another one, or one that is not there.
+        ConfigError: it is not of this form, or there is no such fault.
     """
-    named = path.suffix.removeprefix(".")
-    if chosen is not None and chosen not in FORMATS:
-        msg = f"--format {chosen!r} is not there; it has to be one of: {', '.join(FORMATS)}"
-        raise MakeLogError(msg)
-    if chosen is not None and named in FORMATS and named != chosen:
-        msg = f"{path} is called .{named}, but --format says {chosen}; leave out one of them"
-        raise MakeLogError(msg)
-    if chosen is None and named and named not in FORMATS:
-        suffixes = ", ".join(f".{name}" for name in FORMATS)
-        msg = f"{path}: .{named} is no suffix of a log; there are {suffixes}, and none for a rosbag2 folder"
-        raise MakeLogError(msg)
-    return chosen or named or "mcap"
+    kind, _, times = text.partition("@")
+    start, _, duration = times.partition(":")
+    with contextlib.suppress(ValueError):
+        fault = Fault(kind, float(start), float(duration or 0.5))
+        if kind in FAULTS and fault.start_s >= 0 and fault.duration_s > 0:
+            return fault
+    msg = f"fault {text!r} has to be like gap@3 or gap@3:0.5, second and duration; there are: {', '.join(FAULTS)}"
+    raise ConfigError(msg)
 
 
 def write_drive(
@@ -57,115 +190,114 @@ def write_drive(
     *,
     format_: str | None = None,
     force: bool = False,
-    progress: Progress = lambda _done, _total: None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:
-    """Write a drive; the same arguments give the same bytes.
+    """Write a drive; the same arguments give the same bytes, and the path is returned.
 
     Args:
         path: a file `.mcap`, `.db3` or `.bag`; a name without a suffix is that of a rosbag2 folder.
         drive: what is written.
         format_: `mcap`, `db3` or `bag`; None: as the name says, else `mcap`.
         force: replace a log that is there.
-        progress: told how far it is.
-
-    Returns:
-        What was written: `path`.
+        progress: called with how much of how much of the drive has been written, in ns.
 
     Raises:
         MakeLogError: something is there already, the format cannot hold the drive, or it cannot be written.
     """
-    kind = format_of(path, format_)
+    named = path.suffix.removeprefix(".")
+    kind = format_ or named or "mcap"
+    if kind not in FORMATS or (named in FORMATS and named != kind):
+        msg = f"{path}: a log is called .{', .'.join(FORMATS)}, or has no suffix as a rosbag2 folder"
+        raise MakeLogError(f"{msg}; --format is one of {', '.join(FORMATS)}, and the one of the name")
+    part = path.with_name(f".{path.name}.part") if path.name else path
     try:
         _check(path, drive, kind, force)
-        _write(path, drive, kind, progress)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        try:
+            alone = kind != "bag" and named == kind
+            written = part / (path.stem if alone else path.name)
+            with _writer(written, kind) as put:
+                for message in drive.messages():
+                    put(message)
+                    progress(message.t_ns - START_NS, round(drive.seconds * NS_PER_S))
+            if path.exists():
+                path.rename(part / "replaced")
+            (written / path.name if alone else written).rename(path)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     except (OSError, sqlite3.Error) as error:
         msg = f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
         raise MakeLogError(msg) from error
     return path
 
 
-def _write(path: Path, drive: DriveLog, kind: str, progress: Progress) -> None:
-    part = path.with_name(f".{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    try:
-        alone = kind != "bag" and path.suffix == f".{kind}"
-        written = part / (path.stem if alone else path.name)
-        with _writer(written, kind) as put:
-            for message in drive.messages():
-                put(message)
-                progress(message.t_ns - START_NS, round(drive.seconds * NS_PER_S))
-        if alone:
-            written /= path.name
-        if path.exists():
-            path.rename(part / "replaced")
-        written.rename(path)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
 def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
-    if path.name in {"", ".."}:
-        msg = f"{path}: has to be the name of a log in a folder, such as drive.mcap"
-        raise MakeLogError(msg)
-    if not path.parent.is_dir():
-        msg = f"{path}: the folder {path.parent} is not there"
-        raise MakeLogError(msg)
-    if path.exists() and not force:
+    needed = drive.seconds * drive.rate_hz * 3 * drive.width * drive.height * (_JPEG_SHARE if drive.compressed else 1.0)
+    late = [fault for fault in drive.faults if fault.start_s >= drive.seconds]
+    if path.name in {"", ".."} or not path.parent.is_dir():
+        msg = f"{path}: has to be the name of a log, such as drive.mcap, in a folder that is there"
+    elif path.exists() and not force:
         msg = f"{path} exists; --force replaces it"
-        raise MakeLogError(msg)
-    if path.exists() and not path.is_file() and not path.is_dir():
-        msg = f"{path} is no file and no folder; it is not replaced"
-        raise MakeLogError(msg)
-    if path.is_dir() and not (path / "metadata.yaml").exists():
-        msg = f"{path} is a folder, and no rosbag2; it is not replaced"
-        raise MakeLogError(msg)
-    for fault in drive.faults:
-        if fault.start_s >= drive.seconds:
-            msg = f"fault {fault.kind}@{fault.start_s:g} begins after the end of the drive, at {drive.seconds:g} s"
-            raise MakeLogError(msg)
-    if kind == "bag" and any(fault.kind == "truncated" for fault in drive.faults):
+    elif path.exists() and not path.is_file() and not (path / "metadata.yaml").exists():
+        msg = f"{path} is no file, and no folder of a rosbag2; it is not replaced"
+    elif late:
+        msg = f"fault {late[0].kind}@{late[0].start_s:g} begins after the end of the drive, at {drive.seconds:g} s"
+    elif kind == "bag" and any(fault.kind == "truncated" for fault in drive.faults):
         msg = "a truncated message cannot be written to a ROS 1 bag; choose mcap or db3"
-        raise MakeLogError(msg)
-    image_bytes = 3 * drive.width * drive.height * (_JPEG_SHARE if drive.compressed else 1.0)
-    needed, free = drive.seconds * drive.rate_hz * image_bytes, shutil.disk_usage(path.parent).free
-    if needed > free:
+    elif needed > (free := shutil.disk_usage(path.parent).free):
         msg = f"{path}: needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; --compressed needs less"
-        raise MakeLogError(msg)
+    else:
+        return
+    raise MakeLogError(msg)
 
 
 @contextlib.contextmanager
-def _writer(path: Path, kind: str) -> Iterator[_Put]:
+def _writer(path: Path, kind: str) -> Iterator[Callable[[LogMessage], None]]:
     """What writes messages to a ROS 1 bag, or to a rosbag2 folder; the bag has no objects: its markers are others."""
-    if kind == "bag":
-        with Writer1(path) as bag:
-            yield _ros1(bag)
-    else:
-        with Writer2(path, version=_VERSION, storage_plugin=_PLUGINS[kind]) as log:
-            yield _ros2(log)
-
-
-def _ros2(log: Writer2) -> _Put:
+    log = Writer1(path) if kind == "bag" else Writer2(path, version=_VERSION, storage_plugin=_PLUGINS[kind])
+    ros1 = get_typestore(Stores.ROS1_NOETIC) if kind == "bag" else None
     connections = {}
 
     def put(message: LogMessage) -> None:
-        if message.topic not in connections:
-            store = typestore([message.type_name])
-            connections[message.topic] = log.add_connection(message.topic, message.type_name, typestore=store)
-        log.write(connections[message.topic], message.t_ns, message.data)
-
-    return put
-
-
-def _ros1(bag: Writer1) -> _Put:
-    connections, store = {}, get_typestore(Stores.ROS1_NOETIC)
-
-    def put(message: LogMessage) -> None:
-        if message.topic == OBJECTS_TOPIC:
+        topic, type_name, data, t_ns = message
+        if ros1 is not None and topic == OBJECTS_TOPIC:
             return
-        if message.topic not in connections:
-            connections[message.topic] = bag.add_connection(message.topic, message.type_name, typestore=store)
-        data = typestore([message.type_name]).cdr_to_ros1(message.data, message.type_name)
-        bag.write(connections[message.topic], message.t_ns, data)
+        store = typestore([type_name])
+        if topic not in connections:
+            connections[topic] = log.add_connection(topic, type_name, typestore=ros1 or store)
+        log.write(connections[topic], t_ns, store.cdr_to_ros1(data, type_name) if ros1 else data)
 
-    return put
+    with log:
+        yield put
+
+
+def _jpeg_cdr(pixels: Pixels) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    type_name, data = list(IMAGE_TOPICS)[1], np.frombuffer(buffer.getbuffer(), np.uint8)
+    message = empty_message(type_name, header=header(0, "camera"), format="rgb8; jpeg compressed bgr8", data=data)
+    return bytes(encode(message, type_name))
+
+
+def _objects_cdr(scene: RoadScene, at_s: float, stamp_ns: int) -> bytes:
+    """A marker for each car: a cube in `base_link` (x ahead, y left); `points`: corners of its box in the image, px."""
+    head, point = header(stamp_ns, "base_link"), message_class("geometry_msgs/msg/Point")
+    lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=200_000_000)
+    markers = []
+    for number, car in enumerate(objects(at_s)):
+        left, top, right, bottom = map(float, scene.box_px(car))
+        marker = empty_message(
+            "visualization_msgs/msg/Marker", header=head, ns="car", id=number, type=_CUBE, lifetime=lifetime, text="car"
+        )
+        marker.texture.header = head
+        marker.points = [point(x=left, y=top, z=0.0), point(x=right, y=bottom, z=0.0)]
+        at, size, colour = marker.pose.position, marker.scale, marker.color
+        at.x, at.y, at.z = car.ahead_m + _CAR_LENGTH_M / 2, -car.lateral_m, CAR_HEIGHT_M / 2
+        size.x, size.y, size.z = _CAR_LENGTH_M, CAR_WIDTH_M, CAR_HEIGHT_M
+        colour.r, colour.g, colour.b = (value / 255 for value in car.rgb)
+        colour.a = 1.0
+        markers.append(marker)
+    return bytes(encode(message_class(_OBJECTS_TYPE)(markers=markers), _OBJECTS_TYPE))

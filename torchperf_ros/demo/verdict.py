@@ -1,175 +1,217 @@
-"""What came of a drive: one table of the stages, one of the sabotage, and an exit status."""
+"""What is known about a drive, and what came of it: a table of the stages, one of the sabotage, and an exit status."""
 
+import json
 import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.demo.drive_state import DriveState, Injection
-from torchperf_ros.telemetry.stage_state import FAR_LATE_MS, StageState
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.telemetry.node_state import FAR_LATE_MS, NodeState, SeenFrame, StageState
+from torchperf_ros.top.view import DASH, short
 
 _IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
 _OTHERS_SHARE: Final = 0.1
 _RECEIVED_SHARE: Final = 0.95
-_WIDTH: Final = 100
-_WIDE_ONLY: Final = ("fallbacks", "budget", "restarts")
-_DASH: Final = "-"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether every started frame was answered in time.
+@dataclass
+class Injection:
+    """One line of a saboteur's journal, and the frame that it hit, as soon as that was seen."""
 
-    Attributes:
-        failures: what was not as it should be, one sentence each.
-        notes: what is worth knowing and no failure.
-    """
-
-    failures: tuple[str, ...]
-    notes: tuple[str, ...]
+    stage: str
+    kind: str
+    stamp_ns: int
+    pid: int
+    record: SeenFrame | None = None
 
     @property
-    def exit_status(self) -> int:
-        """0 if there are no failures, else 1."""
-        return 1 if self.failures else 0
+    def answer(self) -> str:
+        """How the frame was answered, in words."""
+        return "not seen" if self.record is None else self.record.answer
 
 
-def judge(state: DriveState) -> Verdict:
+class DriveState(NodeState):
+    """The node, its player and its saboteurs: everything that the view and the verdict are made of.
+
+    Attributes:
+        title: what is driven.
+        seconds: how long it is to last.
+        phase: `starting`, `driving`, or what is going on in words.
+        injections: what was sabotaged.
+        player: what the player wrote at its end, empty before.
+        player_ready: whether the player can start.
+        others_share: of the processor, that other programs took, 0 to 1; NaN if unknown.
+    """
+
+    def __init__(self, title: str, seconds: float) -> None:
+        """Know nothing yet but what is to be driven."""
+        super().__init__("/perf")
+        self.title = title
+        self.seconds = seconds
+        self.phase = "starting"
+        self.injections: list[Injection] = []
+        self.player: dict[str, Any] = {}
+        self.player_ready = False
+        self.others_share = math.nan
+
+    def on_player(self, line: str) -> None:
+        """Fold in a line that the player wrote."""
+        values = json.loads(line) if line.startswith("{") else {"event": "note", "text": line}
+        word = values.pop("event")
+        if word == "done":
+            self.player = values
+        elif word == "ready":
+            self.player_ready = True
+        else:
+            self.event("note", "player", values["text"])
+
+    def on_journal(self, stage: str, line: str) -> None:
+        """Fold in a line of a saboteur's journal."""
+        entry = json.loads(line)
+        self.injections.append(Injection(stage, entry["kind"], entry["stamp_ns"], entry["pid"]))
+
+    def match(self) -> None:
+        """Find the frames that injections have hit; how each was answered is an event."""
+        for hit in self.injections:
+            stage = self.stages.get(hit.stage)
+            if hit.record is None and stage is not None and (near := stage.nearest(hit.stamp_ns)) is not None:
+                hit.record = near
+                took = f"after {near.total_ms:.1f} ms of {near.budget_ms:.0f}"
+                self.event("sabotage", hit.stage, f"{hit.kind} in pid {hit.pid}: {hit.answer} {took}")
+
+
+class DriveResult(NamedTuple):
+    """Whether every started frame was answered in time: what was not as it should be, and what is worth knowing."""
+
+    failures: list[str]
+    notes: list[str]
+
+
+def judge(state: DriveState) -> DriveResult:
     """Look at the final state of a drive."""
-    failures: list[str] = []
+    failures = [] if state.stages else ["node: reported no stages"]
     notes: list[str] = []
     for stage in state.stages.values():
-        unanswered = stage.unanswered
-        if not stage.records:
-            failures.append(f"{stage.name}: no frame was answered")
-        if unanswered is not None and unanswered > _IN_FLIGHT:
-            failures.append(f"{stage.name}: {unanswered} started frames were not answered")
-        if stage.far_late:
-            failures.append(
-                f"{stage.name}: {stage.far_late} answers later than {FAR_LATE_MS:.0f} ms after their deadline,"
-                f" the worst by {stage.worst_ms:.1f} ms"
-            )
-        if unanswered is None:
-            notes.append(f"{stage.name}: the node told no counters, so only the records seen here were judged")
-        missed = (stage.count("answered") or 0) - stage.records
-        if missed > _IN_FLIGHT:
-            notes.append(f"{stage.name}: {missed} answers were not seen here; the counters are the node's own")
-        if starting := stage.count("starting"):
-            notes.append(f"{stage.name}: {starting} frames came while it was still starting")
+        _judge_stage(stage, failures, notes)
     if not state.player:
         failures.append("player: ended before its time")
-    published, received = state.player.get("images", 0), next(iter(state.stages.values())).count("frames")
+    published = state.player.get("images", 0)
+    received = next(iter(state.stages.values())).count("frames") if state.stages else None
     if received is not None and received < published * _RECEIVED_SHARE:
         notes.append(
             f"player: of {published} images only {received} reached the node; with Fast DDS, images need"
             " a transport for large messages (see README) and no ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
         )
-    if state.player.get("late"):
-        notes.append(
-            f"player: {state.player['late']} messages were late, the worst by {state.player['worst_late_ms']:.1f} ms"
-        )
+    if late := state.player.get("late"):
+        notes.append(f"player: {late} messages were late, the worst by {state.player['worst_late_ms']:.1f} ms")
     notes += [f"node: {text}" for key, text in state.node.items() if key.endswith("_warning")]
     if state.others_share > _OTHERS_SHARE:
         notes.append(f"machine: other programs took {state.others_share:.0%} of the processor meanwhile")
-    lost = sum(injection.record is None for injection in state.injections)
-    if lost:
-        notes.append(f"sabotage: the frames of {lost} injections were not seen here")
-    return Verdict(tuple(failures), tuple(notes))
+    return DriveResult(failures, notes)
 
 
-def summary(state: DriveState, verdict: Verdict, width: int = _WIDTH) -> RenderableType:
-    """The end of a drive in words and tables; a narrow terminal gets fewer columns."""
-    parts: list[RenderableType] = [_stage_table(state, narrow=width < _WIDTH)]
+def _judge_stage(stage: StageState, failures: list[str], notes: list[str]) -> None:
+    if not stage.records:
+        failures.append(f"{stage.name}: no frame was answered")
+    if stage.lost is None:
+        notes.append(f"{stage.name}: the node reported no counters, so only the records seen here were judged")
+    elif stage.lost > _IN_FLIGHT:
+        failures.append(f"{stage.name}: {stage.lost} started frames were not answered")
+    if stage.far_late:
+        after = f"later than {FAR_LATE_MS:.0f} ms after their deadline, the worst by {stage.worst_ms:.1f} ms"
+        failures.append(f"{stage.name}: {stage.far_late} answers {after}")
+    if starting := stage.count("starting"):
+        notes.append(f"{stage.name}: {starting} frames came while it was still starting")
+    if stage.unanswered:
+        notes.append(f"{stage.name}: {stage.unanswered} frames had nothing to publish, yet or any more")
+
+
+def summary(state: DriveState, result: DriveResult) -> RenderableType:
+    """The end of a drive in words and tables."""
+    parts: list[RenderableType] = [_stage_table(state)]
     if state.injections:
         parts.append(_sabotage_table(state))
-    parts += [Text(f"  note  {note}", style="dim") for note in verdict.notes]
-    parts += [Text(f"  FAIL  {failure}", style="bold red") for failure in verdict.failures]
-    if not verdict.failures:
-        answered = sum(_answered(stage) for stage in state.stages.values())
-        worst_ms = max(stage.worst_ms for stage in state.stages.values())
-        latest = f"{worst_ms:.2f} ms after" if worst_ms > 0 else f"{-worst_ms:.2f} ms before"
-        parts.append(
-            Text(
-                f"  PASS  every started frame was answered: {answered:,}, the latest {latest} its deadline",
-                "bold green",
-            )
-        )
+    parts += [Text(f"  note  {note}", style="dim") for note in result.notes]
+    parts += [Text(f"  FAIL  {failure}", style="bold red") for failure in result.failures]
+    if not result.failures:
+        stages = state.stages.values()
+        worst_ms = max(stage.worst_ms for stage in stages)
+        every = "every started frame"
+        if unanswered := sum(stage.unanswered for stage in stages):
+            every = f"of the started frames {unanswered:,} had nothing to publish, every other"
+        latest = f"the latest {abs(worst_ms):.2f} ms {'after' if worst_ms > 0 else 'before'} its deadline"
+        parts.append(Text(f"  PASS  {every} was answered: {sum(map(_answered, stages)):,}, {latest}", "bold green"))
     return Group(*parts)
 
 
-def report(state: DriveState, verdict: Verdict) -> dict[str, Any]:
+def report(state: DriveState, result: DriveResult) -> dict[str, Any]:
     """The same for machines; numbers that are not known are null."""
     return {
         "title": state.title,
         "seconds": round(state.elapsed_s, 3),
-        "exit_status": verdict.exit_status,
-        "failures": list(verdict.failures),
-        "notes": list(verdict.notes),
+        "exit_status": int(bool(result.failures)),
+        "failures": result.failures,
+        "notes": result.notes,
         "player": state.player,
-        "others_share": round(state.others_share, 3) if math.isfinite(state.others_share) else None,
+        "others_share": _finite(state.others_share),
         "stages": {
             stage.name: {
                 "records": stage.records,
                 "unanswered": stage.unanswered,
-                "worst_lateness_ms": round(stage.worst_ms, 3) if math.isfinite(stage.worst_ms) else None,
+                "lost": stage.lost,
+                "worst_lateness_ms": _finite(stage.worst_ms),
                 "later_than_5_ms": stage.far_late,
                 "diagnostics": stage.values,
             }
             for stage in state.stages.values()
         },
-        "sabotage": [_injection(injection) for injection in state.injections],
+        "sabotage": [_hit(hit) for hit in state.injections],
     }
 
 
-def _injection(injection: Injection) -> dict[str, Any]:
-    record = injection.record
+def _hit(hit: Injection) -> dict[str, Any]:
+    record = hit.record
     return {
-        "stage": injection.stage,
-        "kind": injection.kind,
-        "stamp_ns": injection.stamp_ns,
-        "pid": injection.pid,
+        **{key: value for key, value in vars(hit).items() if key != "record"},
         "outcome": record.outcome.word if record else None,
         "fallback": record.fallback.word if record and record.fallback is not None else None,
-        "lateness_ms": round(record.lateness_ms, 3) if record and math.isfinite(record.lateness_ms) else None,
+        "lateness_ms": _finite(record.lateness_ms) if record else None,
     }
+
+
+def _finite(number: float) -> float | None:
+    return round(number, 3) if math.isfinite(number) else None
 
 
 def _answered(stage: StageState) -> int:
-    told = stage.count("answered")
-    return stage.records if told is None else told
+    counted = stage.count("answered")
+    return stage.records if counted is None else counted
 
 
-def _stage_table(state: DriveState, *, narrow: bool) -> Table:
+def _stage_table(state: DriveState) -> Table:
     table = _table(f"{state.title}, {state.elapsed_s:.1f} s", "stage")
-    rows = [_stage_row(stage) for stage in state.stages.values()]
-    shown = [name for name in rows[0] if not (narrow and name in _WIDE_ONLY)]
-    for name in shown:
+    for name in ("frames", "dropped", "answered", "on time", "p50", "p99", "latest", "restarts"):
         table.add_column(name, justify="right", no_wrap=True)
-    for stage, row in zip(state.stages, rows, strict=True):
-        table.add_row(stage, *(row[name] for name in shown))
+    for stage in state.stages.values():
+        table.add_row(
+            stage.name,
+            _number(stage.count("frames")),
+            _number(stage.dropped),
+            _number(_answered(stage)),
+            f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH,
+            short(stage.values.get("p50_ms")),
+            short(stage.values.get("p99_ms")),
+            _lateness(stage.worst_ms),
+            _number(stage.count("restarts")),
+        )
     table.caption = " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first"
     return table
-
-
-def _stage_row(stage: StageState) -> dict[str, str]:
-    answered, on_time = stage.count("answered"), stage.count("on_time")
-    return {
-        "frames": _number(stage.count("frames")),
-        "dropped": _number(_sum([stage.count(key) for key in ("superseded", "stale")])),
-        "answered": _number(_answered(stage)),
-        "on time": f"{on_time / answered:.1%}" if answered and on_time is not None else _DASH,
-        "fallbacks": _number(_sum([stage.count(f"fallback_{fallback.word}") for fallback in Fallback])),
-        "p50": _rounded(stage.values.get("p50_ms")),
-        "p99": _rounded(stage.values.get("p99_ms")),
-        "budget": _rounded(stage.values.get("budget_ms")),
-        "latest": f"{stage.worst_ms:+.2f}" if math.isfinite(stage.worst_ms) else _DASH,
-        "restarts": _number(stage.count("restarts")),
-    }
 
 
 def _sabotage_table(state: DriveState) -> Table:
@@ -177,11 +219,12 @@ def _sabotage_table(state: DriveState) -> Table:
     table.add_column("times", justify="right")
     table.add_column("latest", justify="right", no_wrap=True)
     table.add_column("answered", ratio=1)
-    for kind, answers in state.answers().items():
-        seen = [i.record for i in state.injections if i.kind == kind and i.record is not None]
-        worst = max((record.lateness_ms for record in seen if record.outcome is not Outcome.STARTING), default=math.nan)
-        words = ", ".join(f"{count} {answer}" for answer, count in answers.most_common())
-        table.add_row(kind, str(answers.total()), f"{worst:+.2f}" if math.isfinite(worst) else _DASH, words)
+    for kind in dict.fromkeys(hit.kind for hit in state.injections):
+        hits = [hit for hit in state.injections if hit.kind == kind]
+        records = [hit.record for hit in hits if hit.record is not None]
+        late_ms = [record.lateness_ms for record in records if record.outcome is not Outcome.STARTING]
+        words = [f"{count} {answer}" for answer, count in Counter(hit.answer for hit in hits).most_common()]
+        table.add_row(kind, str(len(hits)), _lateness(max(late_ms, default=math.nan)), ", ".join(words))
     return table
 
 
@@ -193,16 +236,9 @@ def _table(title: str, first: str) -> Table:
     return table
 
 
-def _sum(counts: list[int | None]) -> int | None:
-    return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
-
-
-def _rounded(text: str | None) -> str:
-    try:
-        return f"{float(text):.1f}" if text else _DASH
-    except ValueError:
-        return _DASH
+def _lateness(ms: float) -> str:
+    return f"{ms:+.2f}" if math.isfinite(ms) else DASH
 
 
 def _number(count: int | None) -> str:
-    return _DASH if count is None else f"{count:,}"
+    return DASH if count is None else f"{count:,}"

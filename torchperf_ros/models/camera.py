@@ -1,5 +1,6 @@
 """The reference perception stage: a camera image in, boxes around objects out."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -9,16 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchperf_ros.config.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
+from torchperf_ros.config.message_types import empty_message
+from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.detection_messages import (
     DETECTION_2D_ARRAY,
     MARKER_ARRAY,
     Detection,
     Detection2DArrays,
-    DetectionMessages,
     ImageFrame,
     MarkerArrays,
 )
-from torchperf_ros.models.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels, raw_size
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
     DETECTOR_WIDTHS,
@@ -29,13 +31,13 @@ from torchperf_ros.models.networks import (
     tier_width,
 )
 from torchperf_ros.models.options import OptionReader
-from torchperf_ros.worker.adapter import Adapter, Received
 
 # Messages are views on memory that may be read-only. torch cannot express that and warns; here it only reads.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _COMPRESSED_IMAGE: Final = "sensor_msgs/msg/CompressedImage"
+_ENCODINGS: Final = ("rgb8", "bgr8", "8UC3", "mono8")
 _OUTPUTS: Final = {"markers": MARKER_ARRAY, "detection2d": DETECTION_2D_ARRAY}
 
 
@@ -75,9 +77,7 @@ class CameraAdapter(Adapter):
         reader.finish()
         self.inputs = {"image": _COMPRESSED_IMAGE if self._compressed else _IMAGE}
         self.output = _OUTPUTS[output]
-        self._messages: DetectionMessages = (
-            MarkerArrays(horizontal_fov_deg) if output == "markers" else Detection2DArrays()
-        )
+        self._messages = MarkerArrays(horizontal_fov_deg) if output == "markers" else Detection2DArrays()
         self._device = device
         self._upload = _Upload(device)
 
@@ -100,6 +100,15 @@ class CameraAdapter(Adapter):
         ramp = torch.linspace(-1.0, 1.0, IMAGE_WIDTH, device=self._device)
         return (ramp.expand(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH).contiguous(),)
 
+    def example_messages(self) -> Mapping[str, Received]:
+        """A black image of 1280x720; none where images are compressed."""
+        if self._compressed:
+            return {}
+        width, height = 1280, 720
+        data = np.zeros(3 * width * height, np.uint8)
+        image = empty_message(_IMAGE, height=height, width=width, encoding="rgb8", step=3 * width, data=data)
+        return {"image": Received(image, 0, math.nan)}
+
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """The image at the network's resolution, [1, 3, 256, 448] float in -1..1, RGB, stretched to fit.
 
@@ -107,9 +116,11 @@ class CameraAdapter(Adapter):
             BadInput: the image cannot be used; the message says which field is wrong, and its value.
         """
         message = messages["image"].message
-        read = compressed_pixels if self._compressed else raw_pixels
-        small = _shrink(read(message, self._max_pixels))
-        return (self._upload.to_device(small).mul_(2.0 / 255.0).sub_(1.0),)
+        if self._compressed:
+            pixels = compressed_pixels(message, self._max_pixels, (IMAGE_WIDTH, IMAGE_HEIGHT))
+        else:
+            pixels = raw_pixels(message, self._max_pixels, _ENCODINGS)
+        return (self._upload.to_device(_shrink(pixels)).mul_(2.0 / 255.0).sub_(1.0),)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.
@@ -119,8 +130,8 @@ class CameraAdapter(Adapter):
             messages: those that were given to `preprocess`.
         """
         image = messages["image"]
-        size_of = compressed_size if self._compressed else raw_size
-        width, height = size_of(image.message)
+        message = image.message
+        width, height = compressed_size(message) if self._compressed else (message.width, message.height)
         cells = outputs[0].float().cpu().numpy()
         scores = cells[:, 0]
         found = np.flatnonzero(scores >= self._score_threshold)
@@ -131,7 +142,7 @@ class CameraAdapter(Adapter):
         detections = [
             Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
         ]
-        frame = ImageFrame(image.stamp_ns, image.message.header.frame_id, width, height)
+        frame = ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
         return self._messages.build(detections, frame)
 
 

@@ -3,13 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from torchperf_ros.core.message_types import message_class
+from torchperf_ros.config.message_types import empty_message, header, message_class
 from torchperf_ros.models.networks import CLASSES
-from torchperf_ros.models.stamped import header
 
 MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
 DETECTION_2D_ARRAY: Final = "vision_msgs/msg/Detection2DArray"
@@ -18,15 +15,8 @@ _LIFETIME_NS: Final = 300_000_000  # boxes vanish from RViz when detections stop
 _FARTHEST_M: Final = 150.0
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What is usual for a class of objects.
-
-    Attributes:
-        height_m: usual height.
-        length_m: usual length.
-        colour: red, green, blue, 0..1.
-    """
+class Kind(NamedTuple):
+    """What is usual for a class of objects: height, length, and red, green and blue, 0..1, to show it in."""
 
     height_m: float
     length_m: float
@@ -78,13 +68,6 @@ class ImageFrame:
     height: int
 
 
-class DetectionMessages(Protocol):
-    """Builds a message of one type."""
-
-    def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
-        """The message for the detections in one image."""
-
-
 class MarkerArrays:
     """Builds `visualization_msgs/msg/MarkerArray`: one CUBE per detection after a DELETEALL.
 
@@ -108,39 +91,19 @@ class MarkerArrays:
         self._point: Any = message_class("geometry_msgs/msg/Point")
         self._vector: Any = message_class("geometry_msgs/msg/Vector3")
         self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
-        self._no_rotation = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0)
-        no_bytes = np.empty(0, dtype=np.uint8)
-        self._nowhere = {
-            "pose": self._pose(position=self._point(x=0.0, y=0.0, z=0.0), orientation=self._no_rotation),
-            "scale": self._vector(x=0.0, y=0.0, z=0.0),
-            "color": self._colour(r=0.0, g=0.0, b=0.0, a=0.0),
-        }
+        self._no_rotation = empty_message("geometry_msgs/msg/Quaternion")
         # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
-        self._shared = {
-            "lifetime": message_class("builtin_interfaces/msg/Duration")(sec=0, nanosec=_LIFETIME_NS),
-            "frame_locked": False,
-            "points": [],
-            "colors": [],
-            "texture_resource": "",
-            "texture": message_class("sensor_msgs/msg/CompressedImage")(header=header(0, ""), format="", data=no_bytes),
-            "uv_coordinates": [],
-            "text": "",
-            "mesh_resource": "",
-            "mesh_file": message_class("visualization_msgs/msg/MeshFile")(filename="", data=no_bytes),
-            "mesh_use_embedded_materials": False,
-        }
+        lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)
+        self._shared = vars(empty_message("visualization_msgs/msg/Marker", type=self._marker.CUBE, lifetime=lifetime))
 
     def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
         """The marker array; its first marker clears the array before."""
         head = header(frame.stamp_ns, frame.frame_id)
-        cube, add, clear_all = self._marker.CUBE, self._marker.ADD, self._marker.DELETEALL
-        markers = [self._marker(header=head, ns="", id=0, type=cube, action=clear_all, **self._nowhere, **self._shared)]
+        markers = [self._marker(**self._shared | {"header": head, "action": self._marker.DELETEALL})]
         for index, detection in enumerate(detections):
             name = CLASSES[detection.class_index]
-            placed = self._place(detection, KINDS[name], frame)
-            markers.append(
-                self._marker(header=head, ns=name, id=index, type=cube, action=add, **placed, **self._shared)
-            )
+            own = {"header": head, "ns": name, "id": index, **self._place(detection, KINDS[name], frame)}
+            markers.append(self._marker(**self._shared | own))
         return self._array(markers=markers)
 
     def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
@@ -177,13 +140,7 @@ class Detection2DArrays:
         self._box: Any = message_class("vision_msgs/msg/BoundingBox2D")
         self._centre: Any = message_class("vision_msgs/msg/Pose2D")
         self._point: Any = message_class("vision_msgs/msg/Point2D")
-        self._no_pose = message_class("geometry_msgs/msg/PoseWithCovariance")(
-            pose=message_class("geometry_msgs/msg/Pose")(
-                position=message_class("geometry_msgs/msg/Point")(x=0.0, y=0.0, z=0.0),
-                orientation=message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0),
-            ),
-            covariance=np.zeros(36),
-        )
+        self._no_pose = empty_message("geometry_msgs/msg/PoseWithCovariance")
 
     def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
         """The detection array."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.frame.errors import ConfigError
 
 SEED: Final = 20_240_229
 CLASSES: Final = ("car", "truck", "cyclist", "pedestrian")

@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchperf_ros.core.errors import ConfigError
+from torchperf_ros.frame.errors import ConfigError
 
 
 class OptionReader:
-    """Takes options by name; `finish` refuses those that nobody asked for."""
+    """Takes options by name; `finish` refuses those that nobody asked for.
+
+    Every method raises `ConfigError` for a value that is not allowed; the message names the option, the value and what
+    is allowed.
+    """
 
     def __init__(self, owner: str, options: Mapping[str, Any]) -> None:
         """Read from a mapping that stays as it is.
@@ -21,66 +25,35 @@ class OptionReader:
         self._asked: list[str] = []
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A boolean option.
-
-        Raises:
-            ConfigError: it is neither true nor false.
-        """
+        """A boolean option."""
         value = self._take(name, default)
-        if not isinstance(value, bool):
-            raise self._refusal(name, value, "true or false")
-        return value
+        return bool(self._checked(name, value, isinstance(value, bool), "true or false"))
 
     def choice(self, name: str, *, default: str, allowed: Sequence[str]) -> str:
-        """A word out of a list.
-
-        Raises:
-            ConfigError: it is not in the list.
-        """
+        """A word out of a list."""
         value = self._take(name, default)
-        if not isinstance(value, str) or value not in allowed:
-            raise self._refusal(name, value, " or ".join(repr(word) for word in allowed))
-        return value
+        listed = " or ".join(repr(word) for word in allowed)
+        return str(self._checked(name, value, isinstance(value, str) and value in allowed, listed))
 
     def text(self, name: str, *, default: str) -> str:
-        """A non-empty string.
-
-        Raises:
-            ConfigError: it is empty or no string.
-        """
+        """A non-empty string."""
         value = self._take(name, default)
-        if not isinstance(value, str) or not value:
-            raise self._refusal(name, value, "a non-empty string")
-        return value
+        return str(self._checked(name, value, isinstance(value, str) and bool(value), "a non-empty string"))
 
     def integer(self, name: str, *, default: int, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included.
-
-        Raises:
-            ConfigError: it is no whole number or out of range.
-        """
+        """A whole number from `low` to `high`, both included."""
         value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self._refusal(name, value, f"a whole number from {low} to {high}")
-        return value
+        allowed = type(value) is int and low <= value <= high  # not a boolean
+        return int(self._checked(name, value, allowed, f"a whole number from {low} to {high}"))
 
     def number(self, name: str, *, default: float, low: float, high: float) -> float:
-        """A number from `low` to `high`, both included.
-
-        Raises:
-            ConfigError: it is no number, NaN or out of range.
-        """
+        """A number from `low` to `high`, both included; NaN is none."""
         value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise self._refusal(name, value, f"a number from {low:g} to {high:g}")
-        return float(value)
+        allowed = type(value) in {int, float} and low <= value <= high
+        return float(self._checked(name, value, allowed, f"a number from {low:g} to {high:g}"))
 
     def finish(self) -> None:
-        """Call after the last option.
-
-        Raises:
-            ConfigError: there are options that nobody asked for.
-        """
+        """Call after the last option; refuses options that nobody asked for."""
         for name, value in self._options.items():
             if name not in self._asked:
                 msg = f"{self._owner}: option {name!r} (value {value!r}) is unknown; allowed: {', '.join(self._asked)}"
@@ -90,5 +63,8 @@ class OptionReader:
         self._asked.append(name)
         return self._options.get(name, default)
 
-    def _refusal(self, name: str, value: object, allowed: str) -> ConfigError:
-        return ConfigError(f"{self._owner}: option {name!r} is {value!r}; allowed: {allowed}")
+    def _checked(self, name: str, value: Any, is_allowed: bool, allowed: str) -> Any:  # noqa: ANN401
+        if not is_allowed:
+            msg = f"{self._owner}: option {name!r} is {value!r}; allowed: {allowed}"
+            raise ConfigError(msg)
+        return value

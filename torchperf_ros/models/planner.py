@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from torchperf_ros.core.errors import BadInput
-from torchperf_ros.core.history import GapRule
-from torchperf_ros.core.message_types import message_class
+from torchperf_ros.config.message_types import header, message_class, stamp_ns_of
+from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer
 from torchperf_ros.models.networks import (
     EGO_FIELDS,
     HISTORY_FRAMES,
@@ -21,9 +22,6 @@ from torchperf_ros.models.networks import (
     tier_width,
 )
 from torchperf_ros.models.options import OptionReader
-from torchperf_ros.models.stamped import header, stamp_ns_of
-from torchperf_ros.worker.adapter import Adapter, Received
-from torchperf_ros.worker.history_buffer import HistoryBuffer
 
 NEAREST: Final = 8
 """Detections per frame that the network sees, nearest first."""
@@ -188,7 +186,7 @@ class PlannerAdapter(Adapter):
                 raise BadInput(msg)
             forward, left = (at.z, -at.x) if self._optical else (at.x, at.y)
             length, width, height = (size.z, size.x, size.y) if self._optical else (size.x, size.y, size.z)
-            # Far or huge ones look alike: bounded features keep one odd marker from drowning the others.
+            # Far or huge ones look alike: bounded features keep one odd marker from outweighing the others.
             distance = forward * forward + left * left
             scaled = (forward / 50.0, left / 20.0, length / 5.0, width / 5.0, height / 5.0, marker.color.a)
             yield (distance, *(min(max(value, -5.0), 5.0) for value in scaled))

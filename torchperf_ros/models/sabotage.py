@@ -1,7 +1,8 @@
 """Faults on purpose: an adapter around another one, that stalls, hangs, raises, emits NaN and dies.
 
 For the demo, the benchmarks and the tests of the fallback path. A fault belongs to the run of a worker and not to
-the frame, so that another worker that runs the same frame draws its own luck.
+the frame, so that another worker that runs the same frame draws its own luck; a `poison_...` belongs to the frame, as a
+corrupt image or a scene with too many objects does, and hits whoever runs it.
 """
 
 import ctypes
@@ -13,17 +14,20 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 from torch import nn
 
-from torchperf_ros.core.errors import ConfigError
-from torchperf_ros.worker.adapter import Adapter, Received, load_adapter
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.models.options import OptionReader
 
-KINDS: Final = ("stall", "gil", "hang", "raise", "nan", "sigkill", "sigsegv")
+_POISON: Final = "poison_"
+_OF_FRAMES: Final = ("poison_stall", "poison_hang", "poison_sigkill", "poison_sigsegv")
+KINDS: Final = ("stall", "gil", "hang", "raise", "nan", "sigkill", "sigsegv", *_OF_FRAMES)
 _OPTIONS: Final = {"adapter", "options", "journal", "faults", "seed", "stall_ms", "gil_ms"}
 _LONG_S: Final = 3600.0
 
@@ -39,12 +43,12 @@ class Fault:
     Attributes:
         probability: per started inference, 0 to 1.
         every_s: also once per such a period, in one worker of the stage; 0 for never.
-        after_s: seconds from the stage's first inference to the first scheduled one; NaN means `every_s`.
+        after_s: seconds from the stage's first inference to the first scheduled one; `every_s` unless given.
     """
 
     probability: float = 0.0
     every_s: float = 0.0
-    after_s: float = math.nan
+    after_s: float = 0.0
 
     @classmethod
     def read(cls, kind: str, value: object) -> "Fault":
@@ -56,24 +60,18 @@ class Fault:
         if kind not in KINDS:
             msg = f"option faults: unknown kind {kind!r}; known are {', '.join(KINDS)}"
             raise ConfigError(msg)
-        entry = value if isinstance(value, Mapping) else {"probability": value}
-        unknown = set(entry) - {field.name for field in fields(cls)}
-        if unknown:
-            msg = f"option faults.{kind}: unknown field {sorted(unknown)[0]!r}; known are probability, every_s, after_s"
-            raise ConfigError(msg)
-        for name, number in entry.items():
-            highest = 1.0 if name == "probability" else math.inf
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= highest:
-                msg = f"option faults.{kind}.{name}: {number!r} is not allowed, must be a number from 0 to {highest}"
-                raise ConfigError(msg)
-        return cls(**entry)
+        reader = OptionReader(f"faults.{kind}", value if isinstance(value, Mapping) else {"probability": value})
+        probability = reader.number("probability", default=0.0, low=0.0, high=1.0)
+        every_s = reader.number("every_s", default=0.0, low=0.0, high=math.inf)
+        after_s = reader.number("after_s", default=every_s, low=0.0, high=math.inf)
+        reader.finish()
+        return cls(probability, every_s, after_s)
 
     def slot(self, since_start_s: float) -> int | None:
         """Number of the scheduled fault that is due, None before the first."""
-        if self.every_s <= 0:
+        if self.every_s <= 0 or since_start_s < self.after_s:
             return None
-        first_s = self.every_s if math.isnan(self.after_s) else self.after_s
-        return None if since_start_s < first_s else int((since_start_s - first_s) // self.every_s)
+        return int((since_start_s - self.after_s) // self.every_s)
 
 
 class Journal:
@@ -130,17 +128,30 @@ class Luck:
         self._clock_ns = clock_ns
         self._start_ns = journal.first("start", clock_ns())
         worker = next(n for n in range(1_000_000) if journal.claim(f"worker-{n}"))
+        self._seed = seed
         self._random = random.Random(f"{seed}/{worker}")
+        self._poisoned: dict[str, int] = {}  # the frame of each slot of a poison
 
-    def draw(self) -> str | None:
-        """The kind of fault for this inference; what is scheduled goes before what is drawn."""
+    def draw(self, stamp_ns: int = 0) -> str | None:
+        """The kind of fault for this inference of the frame of this stamp; scheduled ones go before drawn ones."""
         since_start_s = (self._clock_ns() - self._start_ns) / 1e9
         for kind, fault in self._faults.items():
             slot = fault.slot(since_start_s)
-            if slot is not None and self._journal.claim(f"{kind}-{slot}"):
+            if slot is not None and self._takes(kind, f"{kind}-{slot}", stamp_ns):
                 return kind
-        hits = [kind for kind, fault in self._faults.items() if self._random.random() < fault.probability]
+        hits = [kind for kind, fault in self._faults.items() if self._chance(kind, stamp_ns) < fault.probability]
         return hits[0] if hits else None
+
+    def _takes(self, kind: str, slot: str, stamp_ns: int) -> bool:
+        if kind not in _OF_FRAMES:
+            return self._journal.claim(slot)
+        if slot not in self._poisoned:
+            self._poisoned[slot] = self._journal.first(slot, stamp_ns)
+        return self._poisoned[slot] == stamp_ns
+
+    def _chance(self, kind: str, stamp_ns: int) -> float:
+        """A number from 0 to 1: a frame's own, or of this worker's sequence."""
+        return (random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random).random()
 
 
 class SabotagedAdapter(Adapter):
@@ -153,7 +164,7 @@ class SabotagedAdapter(Adapter):
         faults: kind -> probability per started inference, or {"every_s": 10, "after_s": 2, "probability": 0.01}.
             `stall` sleeps, `gil` keeps every other thread of the process from running, `hang` never returns,
             `raise` raises `Sabotage`, `nan` makes the model's floating-point outputs NaN, `sigkill` and `sigsegv`
-            end the process.
+            end the process. `poison_stall`, `poison_hang`, `poison_sigkill` and `poison_sigsegv` follow a frame.
         seed: of the probabilities, default 0.
         stall_ms, gil_ms: how long, defaults 200 and 100.
 
@@ -181,7 +192,8 @@ class SabotagedAdapter(Adapter):
         self._inner = load_adapter(options["adapter"])(options.get("options", {}), device)
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
-        self.observe = self._inner.observe  # type: ignore[method-assign] # histories stay whole
+        for name in ("observe", "missed", "forget"):  # histories stay whole
+            setattr(self, name, getattr(self._inner, name))
         self.inputs = self._inner.inputs
         self.output = self._inner.output
 
@@ -207,10 +219,11 @@ class SabotagedAdapter(Adapter):
         """
         if self._luck is None:
             self._luck = Luck(self._faults, self._journal, self._seed, time.monotonic_ns)
-        kind = self._luck.draw()
+        stamp_ns = messages[next(iter(self.inputs))].stamp_ns
+        kind = self._luck.draw(stamp_ns)
         if kind is not None:
-            self._journal.write(kind, messages[next(iter(self.inputs))].stamp_ns)
-            self._inject(kind)
+            self._journal.write(kind, stamp_ns)
+            self._inject(kind.removeprefix(_POISON))
         inputs = self._inner.preprocess(messages)
         return (*inputs, self._poison["nan" if kind == "nan" else ""]) if "nan" in self._faults else inputs
 
@@ -226,7 +239,7 @@ class SabotagedAdapter(Adapter):
         elif kind == "hang":
             _hang()
         elif kind == "raise":
-            msg = "sabotage: this inference was told to raise"
+            msg = "sabotage: this inference raises"
             raise Sabotage(msg)
         elif kind == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)

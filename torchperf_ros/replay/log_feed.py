@@ -1,20 +1,144 @@
-"""The messages of a log on their way to the stages that take them, and into the output."""
+"""The messages of a log for the stages: which topic is which input, and which part of the log is read."""
 
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from torchperf_ros.core.clock import NS_PER_S
-from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader
-from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.read_ahead import ReadAhead
+from torchperf_ros.config.message_types import full_name
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.player import ReadAhead
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.supervise.realtime import step_back
+from torchperf_ros.workers.process_setup import step_back
 
 _AHEAD_BYTES: Final = 64 << 20
+_SHOWN: Final = 8
+_COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")
 _OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An input that no stage of the replay gives out.
+
+    Attributes:
+        stage: who wants it.
+        topic: as the adapter names it, for example `image`.
+        type_name: for example `sensor_msgs/msg/Image`.
+        needed: whether it is the trigger, without which the stage gets no frame.
+    """
+
+    stage: str
+    topic: str
+    type_name: str
+    needed: bool
+
+    def is_of(self, topic: LogTopic) -> bool:
+        """Whether a topic of the log has the type."""
+        return topic.type_name == full_name(self.type_name)
+
+
+def absolute(topic: str) -> str:
+    """A topic's name from the root, for a node without a namespace."""
+    return f"/{topic.lstrip('/')}"
+
+
+def parse_maps(texts: Sequence[str]) -> dict[str, str]:
+    """`--map LOG_TOPIC:=STAGE_TOPIC` options as a topic of the log by topic of a stage.
+
+    Raises:
+        LogError: one does not have this form, or a topic of a stage stands in two.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        log_topic, sign, stage_topic = text.partition(":=")
+        if not sign or not log_topic or not stage_topic:
+            msg = f"--map {text!r}: has to be LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image"
+            raise LogError(msg)
+        if absolute(stage_topic) in map(absolute, found):
+            msg = f"--map {text!r}: {stage_topic} is mapped twice"
+            raise LogError(msg)
+        found[stage_topic] = log_topic
+    return found
+
+
+def match_topics(
+    wanted: Sequence[Wanted], topics: Mapping[str, LogTopic], remap: Mapping[str, str], log: object,
+    say: Callable[[str], None],
+) -> dict[str, str]:  # fmt: skip
+    """The topic of the log for each topic of a stage that has one.
+
+    One that was named by `remap`, else one of the same name, else the only one of the type.
+
+    Args:
+        wanted: what the stages need.
+        topics: what the log has.
+        remap: topic of the log by topic of a stage.
+        log: its name, for messages.
+        say: gets topics that were chosen by their type, and inputs that are not there and can be done without.
+
+    Raises:
+        LogError: a trigger is not there, of another type, or more than one topic could be it.
+    """
+    named = {absolute(stage_topic): log_topic for stage_topic, log_topic in remap.items()}
+    if unknown := sorted(set(named) - {absolute(item.topic) for item in wanted}):
+        msg = f"--map: no stage takes {', '.join(unknown)}; they take: {', '.join(item.topic for item in wanted)}"
+        raise LogError(msg)
+    first: dict[str, Wanted] = {}
+    found: dict[str, str] = {}
+    for item in wanted:
+        key = absolute(item.topic)
+        other = first.setdefault(key, item)
+        if full_name(other.type_name) != full_name(item.type_name):
+            msg = f"topic {item.topic}: {other.stage} takes it as {other.type_name}, {item.stage} as {item.type_name}"
+            raise LogError(msg)
+        topic = topics.get(named.get(key, key))
+        if key not in named and (topic is None or not item.is_of(topic)):
+            topic = _only_one(item, topics.values(), log, say)
+            if topic is None:
+                continue
+        if topic is None:
+            msg = f"log {log}: has no topic {named[key]}, which --map names; it has: {_listed(topics.values())}"
+            raise LogError(msg)
+        if not item.is_of(topic):
+            msg = f"log {log}: {topic.name} is {topic.type_name}; {item.stage} takes {item.type_name}{_hint(topic)}"
+            raise LogError(msg)
+        found[item.topic] = topic.name
+    return found
+
+
+def _only_one(item: Wanted, topics: Collection[LogTopic], log: object, say: Callable[[str], None]) -> LogTopic | None:
+    """The log's only topic of the type; None where there is none and it is not needed."""
+    fitting = [topic for topic in topics if item.is_of(topic) and topic.count]
+    what = f"{item.stage} takes {item.topic} ({item.type_name})"
+    if len(fitting) == 1:
+        say(f"{what} from {fitting[0].name}, the only topic of this type")
+        return fitting[0]
+    if fitting:
+        choice = f"--map {fitting[0].name}:={item.topic}"
+        msg = f"log {log}: {what}, and has several such topics: {_listed(fitting)}; choose one: {choice}"
+    else:
+        compressed = next((t for t in topics if t.type_name == _COMPRESSED.get(full_name(item.type_name))), None)
+        hint = "" if compressed is None else f"{_hint(compressed)}, and --map {compressed.name}:={item.topic}"
+        msg = f"log {log}: {what}, and has no such topic{hint}; it has: {_listed(topics)}"
+    if item.needed:
+        raise LogError(msg)
+    say(f"{msg}; goes without" if fitting else f"{what}, which the log does not have; goes without")
+    return None
+
+
+def _hint(topic: LogTopic) -> str:
+    if topic.type_name not in _COMPRESSED.values():
+        return ""
+    return f"; CameraAdapter takes {topic.name} with --set 'perception.options={{\"compressed\": true}}'"
+
+
+def _listed(topics: Iterable[LogTopic]) -> str:
+    shown = [f"{topic.name} ({topic.type_name})" for topic in topics]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return (", ".join(shown[:_SHOWN]) + more) if shown else "none"
 
 
 class LogFeed:
@@ -23,42 +147,31 @@ class LogFeed:
     Attributes:
         start_ns: time of the log at which it begins; 0 for an empty log.
         length_ns: how long it is, 0 if the log does not say.
-        given: messages given to stages so far.
     """
 
     def __init__(self, reader: LogReader, options: ReplayOptions) -> None:
         """Take a log, and which part of it is wanted."""
-        self._reader = reader
-        self._options = options
-        self.given = 0
-        self.start_ns = _first_ns(reader) + round(options.start_s * NS_PER_S)
+        self._reader, self._options = reader, options
+        first_ns = reader.start_ns or next((message.t_ns for message in reader.messages()), 0)
+        self.start_ns = first_ns + round(options.start_s * NS_PER_S)
         self._end_ns: int | None = None
         if options.duration_s is not None:
             self._end_ns = self.start_ns + round(options.duration_s * NS_PER_S)
         self.length_ns = max(0, (self._end_ns or reader.end_ns) - self.start_ns)
 
-    def connect(self, topics: Mapping[str, str], stages: ReplayStages, output: OutputLog | None) -> None:
-        """Say where messages go.
+    def to_copy(self, given: Collection[str], published: Collection[str]) -> frozenset[str]:
+        """The topics that `--inputs` copies into the output.
 
         Args:
-            topics: the log's topic by the stages' name for it, see `match_topics`.
-            stages: who takes them.
-            output: where those of `options.inputs` are copied.
+            given: topics of the log that stages take.
+            published: topics that the stages publish.
 
         Raises:
-            LogError: a topic that is to be copied is not in the log.
+            LogError: a topic is not in the log, or the replay itself publishes it.
         """
-        self._stages, self._output = stages, output
-        self._takers = {
-            log_topic: [source for name, of in topics.items() if of == log_topic for source in stages.inputs(name)]
-            for log_topic in topics.values()
-        }
-        self._copied = frozenset() if output is None else self._to_copy()
-
-    def _to_copy(self) -> frozenset[str]:
-        wanted, own = self._options.inputs, self._stages.outputs | _OWN
+        wanted, own = self._options.inputs, _OWN.union(published)
         if wanted in {"all", "none"}:
-            return frozenset(self._takers) - own if wanted == "all" else frozenset()
+            return frozenset(given) - own if wanted == "all" else frozenset()
         names = frozenset(name.strip() for name in wanted.split(","))
         if unknown := sorted(names - set(self._reader.topics)):
             msg = f"--inputs: log {self._reader.path} has no topic {', '.join(unknown)}; give all, none or its topics"
@@ -68,40 +181,18 @@ class LogFeed:
             raise LogError(msg)
         return names
 
-    def messages(self) -> Generator[LogMessage, None, None]:
-        """The messages that somebody takes, read ahead; to be closed.
+    def messages(self, topics: frozenset[str]) -> Generator[LogMessage, None, None]:
+        """The messages of some topics, read ahead; to be closed.
 
         Raises:
-            LogError: the log is damaged, or holds no message for a stage in this part of it.
+            LogError: the log is damaged.
         """
-        ahead = ReadAhead(self._read(), lambda message: len(message.data), _AHEAD_BYTES)
+        ahead = ReadAhead(self._read(topics), lambda message: len(message.data), _AHEAD_BYTES)
         with contextlib.closing(ahead):
             yield from ahead
-        if not self.given:
-            topics = ", ".join(sorted(self._takers)) or "any topic"
-            msg = f"log {self._reader.path}: has no message on {topics} in that time"
-            raise LogError(msg)
 
-    def _read(self) -> Iterator[LogMessage]:
+    def _read(self, topics: frozenset[str]) -> Iterator[LogMessage]:
         if self._options.pace == "real":
             step_back()  # this runs on the thread that reads ahead
         whole = self._options.start_s == 0.0 and self._end_ns is None
-        wanted = frozenset(self._takers) | self._copied
-        yield from self._reader.messages(wanted, None if whole else self.start_ns, self._end_ns)
-
-    def give(self, message: LogMessage) -> None:
-        """Copy a message and hand it to whoever takes it.
-
-        Raises:
-            OSError: the output cannot be written.
-        """
-        if self._output is not None and message.topic in self._copied:
-            self._output.write(message.topic, message.type_name, message.data, message.t_ns)
-        if (sources := self._takers.get(message.topic)) is not None:
-            self.given += 1
-            self._stages.offer(sources, message.data)
-
-
-def _first_ns(reader: LogReader) -> int:
-    """When the log begins, also where it does not say; 0 if it is empty."""
-    return reader.start_ns or next((message.t_ns for message in reader.messages()), 0)
+        yield from self._reader.messages(topics, None if whole else self.start_ns, self._end_ns)

@@ -1,35 +1,81 @@
-"""The MCAP that a replay writes: a thread of its own, so that no stage waits for the disk."""
+"""The MCAP files that a replay writes: outputs as they come, on a thread of their own, and golden outputs."""
 
 import contextlib
 import queue
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mcap.writer import CompressionType, Writer
 
-from torchperf_ros.core.errors import ConfigError
-from torchperf_ros.core.message_types import full_name, typestore
-from torchperf_ros.replay.replay_error import ReplayError
+from torchperf_ros.config.message_types import full_name, typestore
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.replay.replay_options import ReplayError
 
 _WAITING: Final = 256  # messages; a writer that is slower than this holds up the replay, which loses nothing
 _ROS2: Final = 2
-_LIBRARY: Final = "torchperf_ros"
+
+
+class McapOutput:
+    """An MCAP file with message definitions; a context that leaves all of it, or nothing under its name."""
+
+    def __init__(self, path: Path, *, compress: bool = True) -> None:
+        """Begin the file beside `path`; compressing images is not worth the time.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path, self._part = path, path.with_name(f".{path.name}.part")
+        self._file = self._part.open("wb")
+        how = CompressionType.ZSTD if compress else CompressionType.NONE
+        self._writer: Any = Writer(self._file, compression=how)  # its own types are partial
+        self._writer.start(profile="ros2", library="torchperf_ros")
+        self._schemas: dict[str, int] = {}
+        self._channels: dict[tuple[str, str], int] = {}
+
+    def add_metadata(self, name: str, values: dict[str, str]) -> None:
+        """Add a named table of texts."""
+        self._writer.add_metadata(name, values)
+
+    def add(
+        self, topic: str, type_name: str, data: bytes, log_ns: int, publish_ns: int | None = None, seq: int = 0
+    ) -> None:
+        """Add a message."""
+        channel = self._channels.get((topic, type_name))
+        if channel is None:
+            name = full_name(type_name)
+            if name not in self._schemas:
+                text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
+                self._schemas[name] = self._writer.register_schema(name, "ros2msg", text.encode())
+            channel = self._writer.register_channel(topic, "cdr", self._schemas[name])
+            self._channels[topic, type_name] = channel
+        publish_ns = log_ns if publish_ns is None else publish_ns
+        self._writer.add_message(channel, log_time=log_ns, data=data, publish_time=publish_ns, sequence=seq)
+
+    def finish(self) -> None:
+        """Write what is left, and give the file its name."""
+        self._writer.finish()
+        self._file.close()
+        self._part.replace(self._path)
+
+    def __enter__(self) -> "McapOutput":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # a full disk says so again when the buffer is flushed
+            self._file.close()
+        self._part.unlink(missing_ok=True)
 
 
 class OutputLog:
-    """Writes messages to a file beside `path`, which takes that name when all is written.
+    """What a replay publishes: a thread writes it, so that no stage waits for the disk.
 
     Attributes:
-        path: the log as it will be called.
+        path: the file as it is called when it is whole.
     """
 
     def __init__(self, path: Path, *, compress: bool = True) -> None:
         """Begin the file.
-
-        Args:
-            path: its final name.
-            compress: not worth the time where it holds images.
 
         Raises:
             ConfigError: the name cannot be that of an MCAP file.
@@ -39,13 +85,7 @@ class OutputLog:
             msg = f"output {path}: has to be a file that ends in .mcap, in a folder that exists"
             raise ConfigError(msg)
         self.path = path
-        self._part = path.with_name(f".{path.name}.part")
-        self._file = self._part.open("wb")
-        how = CompressionType.ZSTD if compress else CompressionType.NONE
-        self._writer = Writer(self._file, compression=how)
-        self._writer.start(profile="ros2", library=_LIBRARY)
-        self._schemas: dict[str, int] = {}
-        self._channels: dict[tuple[str, str], int] = {}
+        self._mcap = McapOutput(path, compress=compress)
         self._error: Exception | None = None
         self._queue: queue.Queue[tuple[str, str, bytes, int] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._run, name="output-log", daemon=True)
@@ -57,7 +97,7 @@ class OutputLog:
             self._queue.put((topic, type_name, data, t_ns))
 
     def check(self) -> None:
-        """Ask whether all is well; who replays does so, as a stage's thread has no use for the answer.
+        """Ask whether all is well; the replay's thread does, as a stage's thread has no use for the answer.
 
         Raises:
             OSError: writing has failed, as on a full disk.
@@ -76,9 +116,7 @@ class OutputLog:
         self._thread.join()
         try:
             self.check()
-            self._writer.finish()  # type: ignore[no-untyped-call]
-            self._file.close()
-            self._part.replace(self.path)
+            self._mcap.finish()
         except OSError as error:
             raise self._named(error) from error
         finally:
@@ -89,16 +127,14 @@ class OutputLog:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        with contextlib.suppress(OSError):  # a full disk says so again when the buffer is flushed
-            self._file.close()
-        self._part.unlink(missing_ok=True)
+        self._mcap.__exit__()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             if self._error is None:
                 try:
-                    self._add(*item)
-                except OSError as error:  # told to who writes next; until then the queue is emptied
+                    self._mcap.add(*item)
+                except OSError as error:  # `check` raises it; until then the queue is emptied
                     self._error = self._named(error)
                 except Exception as error:  # the thread's boundary: an unknown type, a time before 1970, ...
                     msg = f"output {self.path}: a message of {item[0]} ({item[1]}) cannot be written: {error}"
@@ -107,18 +143,3 @@ class OutputLog:
     def _named(self, error: OSError) -> OSError:
         """The error with the name of the file, which writing to an open one does not know."""
         return OSError(error.errno, error.strerror, str(self.path))
-
-    def _add(self, topic: str, type_name: str, data: bytes, t_ns: int) -> None:
-        channel = self._channels.get((topic, type_name))
-        if channel is None:
-            channel = self._channels[topic, type_name] = self._writer.register_channel(
-                topic, "cdr", self._schema(type_name)
-            )
-        self._writer.add_message(channel, log_time=t_ns, data=data, publish_time=t_ns)
-
-    def _schema(self, type_name: str) -> int:
-        name = full_name(type_name)
-        if name not in self._schemas:
-            text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
-            self._schemas[name] = self._writer.register_schema(name, "ros2msg", text.encode())
-        return self._schemas[name]

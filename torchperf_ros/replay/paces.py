@@ -1,40 +1,79 @@
-"""How a replay goes through the log's time: as it was, or as fast as the models allow."""
+"""How a replay goes through the log's time: as it was, or as fast as the models allow; `virtual/` has a third way."""
 
+import abc
+import contextlib
+import signal
+import threading
 import time
-from typing import Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
-from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.replay.pace import Pace
-from torchperf_ros.replay.player import Tally
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.logs.player import Pace, Tally
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages, StageLife
-from torchperf_ros.supervise.stage_machinery import StageMachinery
+from torchperf_ros.stage.stage_ports import StageMachinery
 
 _LOOK_S: Final = 0.2
 _PATIENCE_S: Final = 10.0
 
 
-class ReplayPace(Protocol):
+@contextlib.contextmanager
+def held_interrupt() -> Iterator[None]:
+    """Let Ctrl-C wait until the block has ended; a second one does not wait.
+
+    A frame that is given to a stage by halves is answered by nobody. Where Ctrl-C does not raise `KeyboardInterrupt`,
+    or does so in another thread, this does nothing.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C has waited.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    held = False
+
+    def hold(_number: int, _frame: object) -> None:
+        nonlocal held
+        held = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if held:
+        raise KeyboardInterrupt
+
+
+class ReplayPace(abc.ABC):
     """What decides when a message of the log is given to the stages."""
 
     def life(self, stage: int) -> StageLife:
-        """What the stage of this index runs on."""
-
-    def now(self) -> int:
-        """The log's time in ns."""
-
-    def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Let the stages do what they do before this time of the log, which is then `now`."""
-
-    def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Let the stages answer what is left."""
+        """What the stage of this index runs on: as in the node, but for the clock of the ages."""
+        return StageLife(StageMachinery(), self.now)
 
     @property
     def summary(self) -> dict[str, object]:
-        """What there is to say about the pace itself."""
+        """What the run's summary holds about the pace itself."""
+        return {}
+
+    @abc.abstractmethod
+    def now(self) -> int:
+        """The log's time in ns."""
+
+    @abc.abstractmethod
+    def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Let the stages do what they do before this time of the log, which is then `now`."""
+
+    @abc.abstractmethod
+    def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Let the stages answer what is left."""
 
 
-class RealPace:
+class RealPace(ReplayPace):
     """30 Hz is 30 Hz: messages are given when they were received, and deadlines count."""
 
     def __init__(self, start_ns: int) -> None:
@@ -43,9 +82,10 @@ class RealPace:
         self._pace: Pace | None = None
         self._tally = Tally()
 
-    def life(self, stage: int) -> StageLife:
-        """As in the node, but for the clock of the ages."""
-        return StageLife(StageMachinery(), self.now)
+    @property
+    def summary(self) -> dict[str, object]:
+        """Messages that were given more than 5 ms after their time: a busy machine, or a log that is slow to read."""
+        return {"late_messages": self._tally.late, "worst_late_ms": self._tally.worst_late_ms}
 
     def now(self) -> int:
         """The log's time runs with the monotonic clock."""
@@ -69,22 +109,13 @@ class RealPace:
             while record.pending > stages.unanswered and time.monotonic() < give_up_s:
                 record.answered.wait(_LOOK_S)
 
-    @property
-    def summary(self) -> dict[str, object]:
-        """Messages that were given more than 5 ms after their time: a busy machine, or a log that is slow to read."""
-        return {"late_messages": self._tally.late, "worst_late_ms": self._tally.worst_late_ms}
 
-
-class FastPace:
+class FastPace(ReplayPace):
     """Every frame is answered before the next message is given: the outputs do not depend on how fast that goes."""
 
     def __init__(self, start_ns: int) -> None:
         """Begin at this time of the log."""
         self._now_ns = start_ns
-
-    def life(self, stage: int) -> StageLife:
-        """As in the node, but for the clock of the ages, which stands still while a frame is answered."""
-        return StageLife(StageMachinery(), self.now)
 
     def now(self) -> int:
         """When the newest message was received."""
@@ -92,23 +123,15 @@ class FastPace:
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
         """Wait until every stage has answered, and has a worker again if the last one died."""
-        self._settle(stages, record)
-        while not all(actor.crew.ready for actor in stages.actors):
+        self.finish(stages, record)
+        while not all(actor.pool.ready for actor in stages.actors):
             stages.check()
             time.sleep(_LOOK_S / 10)
         self._now_ns = t_ns
 
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
         """Wait for the last answer."""
-        self._settle(stages, record)
-
-    def _settle(self, stages: ReplayStages, record: ReplayRecord) -> None:
         with record.answered:
             while record.pending > stages.unanswered:
                 if not record.answered.wait(_LOOK_S):
                     stages.check()
-
-    @property
-    def summary(self) -> dict[str, object]:
-        """Nothing."""
-        return {}

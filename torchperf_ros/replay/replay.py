@@ -5,26 +5,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from torchperf_ros.core.clock import NS_PER_S
-from torchperf_ros.core.config import NodeConfig
-from torchperf_ros.core.errors import ConfigError
-from torchperf_ros.replay.held_interrupt import held_interrupt
-from torchperf_ros.replay.log_feed import LogFeed
-from torchperf_ros.replay.logs.log_reader import LogError, LogReader
-from torchperf_ros.replay.memory_series import MemorySeries
+from torchperf_ros.config.config import NodeConfig
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.logs.log_reader import LogError, LogReader
+from torchperf_ros.replay.log_feed import LogFeed, match_topics
 from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.paces import FastPace, RealPace, ReplayPace
-from torchperf_ros.replay.replay_config import paced, params_hash, read_config
-from torchperf_ros.replay.replay_error import ReplayError
-from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.replay.paces import FastPace, RealPace, ReplayPace, held_interrupt
+from torchperf_ros.replay.replay_options import (
+    ReplayError,
+    ReplayOptions,
+    paced,
+    params_hash,
+    read_config,
+    recording_in,
+)
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_result import ReplayResult
-from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.replay.replay_summary import (
+from torchperf_ros.replay.replay_result import (
+    ReplayResult,
     anomalies_summary,
     compile_s,
     device_of,
@@ -34,30 +35,25 @@ from torchperf_ros.replay.replay_summary import (
     stage_results,
     stage_summary,
 )
-from torchperf_ros.replay.topic_map import match_topics
-from torchperf_ros.replay.virtual.step_times_source import read_step_times
-from torchperf_ros.replay.virtual.virtual_pace import VirtualPace
+from torchperf_ros.replay.replay_stages import ReplayStages
+from torchperf_ros.workers.fork_server import start_base
 
 Progress = Callable[[int, int], None]
-"""Told how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
+"""Gets how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
-_BLACK_BOX: Final = "black_box"
 
 
 def replay(
-    log: Path,
-    options: ReplayOptions,
-    progress: Progress = lambda _done, _total: None,
-    say: Say = lambda _: None,
+    log: Path, options: ReplayOptions, progress: Progress = lambda _done, _total: None, say: Say = lambda _: None
 ) -> ReplayResult:
     """Replay a log.
 
     Args:
         log: a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`.
         options: how.
-        progress: told how far it is.
-        say: told in one line of what people should know: damage in the log, a worker that died.
+        progress: gets how far it is.
+        say: gets a line for what people should know: damage in the log, a worker that died.
 
     Raises:
         LogError: nothing of the log can be read, or it lacks a topic that a stage needs.
@@ -69,15 +65,8 @@ def replay(
     if options.output is not None and options.output.resolve().is_relative_to(log.resolve()):
         msg = f"output {options.output}: is in the log that is replayed; choose another place"
         raise ConfigError(msg)
-    running = _Replay(options, config, progress, say)
-    with LogReader(recording_in(log), running.note) as reader:
-        return running.run(log, reader)
-
-
-def recording_in(log: Path) -> Path:
-    """The recording in a folder of evidence, beside whose records it lies; any other path itself."""
-    black_box = log / _BLACK_BOX
-    return black_box if black_box.is_dir() else log
+    with _Replay(log, options, config, progress, say) as running:
+        return running.run()
 
 
 def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
@@ -86,149 +75,158 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     Raises:
         As `replay` does.
     """
-    config = paced(read_config(options, log), options.pace)
-    notes: list[str] = []
-    with LogReader(recording_in(log), notes.append) as reader, contextlib.ExitStack() as ending:
-        record = ReplayRecord(config.stages, lambda: reader.start_ns, None)
-        ending.callback(record.close)
-        life = FastPace(reader.start_ns).life
-        stages, topics = _start(
-            ending,
-            reader,
-            options,
-            notes.append,
-            partial(ReplayStages, config, life, record, notes.append, options.seed),
-        )
-        yield f"log {log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
-        for topic in sorted(reader.topics.values(), key=lambda topic: topic.name):
-            names = [name for name, of in topics.items() if of == topic.name]
-            takers = [source.stage.config.name for name in names for source in stages.inputs(name)]
-            count = f"{topic.count:,} messages" if topic.count >= 0 else "how many is not said"
-            used = f", goes to {' and '.join(takers)}" if takers else ""
-            yield f"  {topic.name} ({topic.type_name}), {count}{used}"
-        for index, stage in enumerate(config.stages):
-            tiers = ", ".join(stage.tiers)
-            budget = "no deadline" if options.pace == "fast" else f"budget {stage.budget_ms:g} ms"
-            yield f"stage {stage.name}: {tiers}; engine {stage.engine}, {budget}; gives {record.topics[index]}"
-    yield from notes
+    with _Replay(log, options, read_config(options, log), lambda _done, _total: None, lambda _: None) as running:
+        yield from running.plan()
 
 
-def _start(
-    ending: contextlib.ExitStack,
-    reader: LogReader,
-    options: ReplayOptions,
-    note: Say,
-    make: Callable[[str], ReplayStages],
-) -> tuple[ReplayStages, dict[str, str]]:
-    """Start stages that know the log's types, and find their topics in it."""
-    definitions = ending.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
-    reader.write_definitions(reader.topics, Path(definitions))
-    stages = make(definitions)
-    ending.callback(stages.stop)
-    return stages, match_topics(stages.start(), reader.topics, options.remap, reader.path, note)
+class _Replay(contextlib.ExitStack):
+    """One replay while it runs; a context that ends what it starts."""
 
-
-class _Replay:
-    """One replay while it runs."""
-
-    def __init__(self, options: ReplayOptions, config: NodeConfig, progress: Progress, say: Say) -> None:
-        self._options, self._config, self._progress, self._say = options, config, progress, say
+    def __init__(self, log: Path, options: ReplayOptions, config: NodeConfig, progress: Progress, say: Say) -> None:
+        super().__init__()
+        self._log, self._options, self._progress, self._say = log, options, progress, say
+        self._params_sha256, self._config = params_hash(config), paced(config, options.pace)
         self._troubles: list[str] = []
+        self._given = 0
 
-    def note(self, text: str) -> None:
-        """Tell something, and keep it for the summary."""
+    def _note(self, text: str) -> None:
+        """Say something, and keep it for the summary."""
         self._say(text)
         if len(self._troubles) < _MOST_TROUBLES:
             self._troubles.append(text)
 
-    def run(self, log: Path, reader: LogReader) -> ReplayResult:
+    def _open(self) -> LogFeed:
+        """Open the log."""
+        start_base()  # it imports torch meanwhile
+        self._reader = self.enter_context(LogReader(recording_in(self._log), self._note))
+        return LogFeed(self._reader, self._options)
+
+    def _start(self, pace: ReplayPace, output: OutputLog | None) -> None:
+        """Start stages that know the log's types."""
+        definitions = self.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
+        self._reader.write_definitions(self._reader.topics, Path(definitions))
+        virtual = self._options.pace == "virtual"
+        self._record = ReplayRecord(self._config.stages, pace.now, output, portable=virtual)
+        self.callback(self._record.close)
+        # what workers say is shown; at the virtual pace it is not kept, as it holds process ids
+        say = self._say if virtual else self._note
+        self._stages = ReplayStages(self._config, pace.life, self._record, say, self._options.seed, definitions)
+        self.callback(self._stages.stop)
+        self._stages.start()
+
+    def _settle(self) -> None:
+        """Find the stages' topics in the log, and wait until their workers are ready."""
+        reader, stages = self._reader, self._stages
+        stages.connect(match_topics(stages.wanted(), reader.topics, self._options.remap, reader.path, self._note))
+        stages.settle()
+
+    def plan(self) -> Iterator[str]:
+        """See `plan`."""
+        self._open()
+        reader = self._reader
+        self._start(FastPace(reader.start_ns), None)
+        self._settle()
+        yield f"log {self._log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
+        for topic in sorted(reader.topics.values(), key=lambda topic: topic.name):
+            takers = [source.stage.config.name for source in self._stages.takers.get(topic.name, ())]
+            count = f"{topic.count:,} messages" if topic.count >= 0 else "how many is not said"
+            used = f", goes to {' and '.join(takers)}" if takers else ""
+            yield f"  {topic.name} ({topic.type_name}), {count}{used}"
+        for index, stage in enumerate(self._config.stages):
+            tiers = ", ".join(stage.tiers)
+            budget = "no deadline" if self._options.pace == "fast" else f"budget {stage.budget_ms:g} ms"
+            yield f"stage {stage.name}: {tiers}; engine {stage.engine}, {budget}; gives {self._record.topics[index]}"
+        yield from self._troubles
+
+    def run(self) -> ReplayResult:
         """Take the log through the stages."""
-        self._log, self._reader, self._feed = log, reader, LogFeed(reader, self._options)
-        options, config = self._options, paced(self._config, self._options.pace)
-        identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}
-        pace, virtual = self._pace(config), options.pace == "virtual"
-        with contextlib.ExitStack() as ending:
-            output = None
-            if options.output is not None:
-                output = OutputLog(options.output, compress=options.inputs == "none")
-                ending.callback(output.discard)
-            record = ReplayRecord(config.stages, pace.now, output, portable=virtual)
-            ending.callback(record.close)
-            # what workers say is told; at the virtual pace it is not kept, as it holds process ids
-            told = self._say if virtual else self.note
-            make = partial(ReplayStages, config, pace.life, record, told, options.seed)
-            stages, topics = _start(ending, self._reader, options, self.note, make)
-            self._feed.connect(topics, stages, output)
-            actors = stages.actors
-            models, compiled_s = model_hashes(actors), compile_s(actors)  # asked while the workers are there
-            # neither memory nor what `/diagnostics` says of the machine knows virtual time
-            memory = MemorySeries(() if virtual else actors, lambda use: record.vitals(use, actors))
-            started_s = time.monotonic()
-            complete = self._through(pace, stages, record, memory)
-            took_s = time.monotonic() - started_s
-            if output is not None:
-                output.close()
-            results = stage_results(actors, record, options.output)
-            findings = asdict(self._reader.findings)
-            duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
-            summary = {
-                "log": {**identity, "messages": self._feed.given, "duration_s": duration_s, "findings": findings},
-                "params_sha256": params_hash(self._config), "model": models,
-                "pace": options.pace, "seed": options.seed, **pace.summary,
-                **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compiled_s,
-                "took_s": took_s, "memory": memory.summary, "stages": [stage_summary(stage) for stage in results],
-                "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
-                "complete": complete,
-            }  # fmt: skip
+        options, feed = self._options, self._open()
+        pace, output = self._pace(feed.start_ns), None
+        if options.output is not None:
+            output = OutputLog(options.output, compress=options.inputs == "none")
+            self.callback(output.discard)
+        self._start(pace, output)
+        identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}  # while the workers start
+        self._settle()
+        stages, record, actors = self._stages, self._record, self._stages.actors
+        copied = frozenset() if output is None else feed.to_copy(stages.takers, stages.outputs)
+        models, compiled_s = model_hashes(actors), compile_s(actors)  # asked while the workers are there
+        started_s = time.monotonic()
+        complete = self._through(feed, pace, output, copied)
+        took_s = time.monotonic() - started_s
+        if output is not None:
+            output.close()
+        results = stage_results(actors, record, options.output)
+        findings = asdict(self._reader.findings)
+        duration_s = (pace.now() - feed.start_ns) / NS_PER_S
+        summary = {
+            "log": {**identity, "messages": self._given, "duration_s": duration_s, "findings": findings},
+            "params_sha256": self._params_sha256, "model": models,
+            "pace": options.pace, "seed": options.seed, **pace.summary,
+            **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compiled_s,
+            "took_s": took_s, "memory": record.memory, "stages": [stage_summary(stage) for stage in results],
+            "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
+            "complete": complete,
+        }  # fmt: skip
         by_name = {stage.name: stage for stage in results}
         return ReplayResult(self._log, by_name, tuple(record.anomalies), summary, options.output, complete)
 
-    def _pace(self, config: NodeConfig) -> ReplayPace:
-        options, start_ns = self._options, self._feed.start_ns
+    def _pace(self, start_ns: int) -> ReplayPace:
+        options = self._options
         if options.pace == "real":
             return RealPace(start_ns)
         if options.pace == "fast":
             return FastPace(start_ns)
-        return VirtualPace(start_ns, read_step_times(options.step_times, self._log, config, options.seed, self.note))
+        from torchperf_ros.replay.virtual.step_times import read_step_times
+        from torchperf_ros.replay.virtual.virtual_stage import VirtualPace
 
-    def _through(self, pace: ReplayPace, stages: ReplayStages, record: ReplayRecord, memory: MemorySeries) -> bool:
+        times = read_step_times(options.step_times, self._log, self._config, options.seed, self._note)
+        return VirtualPace(start_ns, times)
+
+    def _through(self, feed: LogFeed, pace: ReplayPace, output: OutputLog | None, copied: frozenset[str]) -> bool:
         """Take the log through the stages; whether that was all of it."""
-        feed, complete = self._feed, True
+        stages, record, complete = self._stages, self._record, True
         try:
-            with contextlib.closing(feed.messages()) as messages:
+            with contextlib.closing(feed.messages(copied.union(stages.takers))) as messages:
                 for message in messages:
                     pace.reach(message.t_ns, stages, record)
                     record.tick()
                     record.check()
-                    memory.tick()
+                    record.sample(stages.actors)
                     with held_interrupt():
-                        feed.give(message)
+                        if output is not None and message.topic in copied:
+                            output.write(message.topic, message.type_name, message.data, message.t_ns)
+                        self._given += stages.offer(message.topic, message.data)
                     self._progress(message.t_ns - feed.start_ns, feed.length_ns)
+            if not self._given:
+                topics = ", ".join(sorted(stages.takers)) or "any topic"
+                msg = f"log {self._reader.path}: has no message on {topics} in that time"
+                raise LogError(msg)
         except KeyboardInterrupt:  # what has been given is still answered, as at the end of a log
-            self.note("interrupted: the results reach up to there")
+            self._note("interrupted: the results reach up to there")
             complete = False
         except ReplayError as error:
-            if not feed.given:
+            if not self._given:
                 raise
-            return self._cut_short(f"{error}; the results reach up to there", stages)
+            return self._cut_short(f"{error}; the results reach up to there")
         except LogError as error:
-            if not feed.given:
+            if not self._given:
                 raise
-            self.note(f"replayed up to the damage: {error}")
+            self._note(f"replayed up to the damage: {error}")
         try:
             pace.finish(stages, record)
         except (KeyboardInterrupt, ReplayError) as error:
-            return self._cut_short(f"{error or 'interrupted'}: the last answers are missing", stages)
+            return self._cut_short(f"{error or 'interrupted'}: the last answers are missing")
         record.tick(end=True)
         record.check()
         if lost := record.pending - stages.unanswered + stages.lost:
-            self.note(f"frames that were begun and never answered: {lost:,}")
+            self._note(f"frames that were begun and never answered: {lost:,}")
         if complete:
             self._progress(feed.length_ns, feed.length_ns)
         return complete
 
-    def _cut_short(self, why: str, stages: ReplayStages) -> bool:
+    def _cut_short(self, why: str) -> bool:
         """Say why a replay ends here; no stage begins another frame."""
-        self.note(why)
-        stages.deactivate()
+        self._note(why)
+        self._stages.deactivate()
         return False

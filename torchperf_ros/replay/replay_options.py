@@ -1,11 +1,34 @@
-"""How a log is to be replayed."""
+"""How a log is to be replayed: the options of `torchperf replay`, and the node's parameters as a replay uses them."""
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from torchperf_ros.config.config import NodeConfig, node_config
+from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS
+from torchperf_ros.config.params_file import config_of, params_of_file, read_yaml
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.workers import process_setup
+from torchperf_ros.workers.process_setup import keep_freed_memory
 
 PACES: Final = ("real", "fast", "virtual")
+_NO_DEADLINE_MS = 24 * 3_600_000.0
+_LONGEST_RUN_MS = 600_000.0
+_EVIDENCE: Final = "parameters.json"
+_BLACK_BOX: Final = "black_box"
+_OF_THE_PLACE = (
+    "autostart", "metrics_port", "metrics_address", "cache_dir", "package_dirs", "cache_mib", "evidence_dir",
+    "evidence_mib", "evidence_count", "recorder", "record_dir", "record_mib", "watch", "start_timeout_s",
+)  # fmt: skip
+"""Parameters of where and how a node is operated; what a replay comes to does not depend on them."""
+
+
+class ReplayError(TorchperfError):
+    """A log cannot be replayed with these parameters; the message says why and what would do."""
 
 
 @dataclass(frozen=True)
@@ -35,3 +58,89 @@ class ReplayOptions:
     inputs: str = "none"
     output: Path | None = None
     overrides: Mapping[str, object] = field(default_factory=dict)
+
+
+def recording_in(log: Path) -> Path:
+    """The recording in an incident's folder, beside whose records it lies; any other path itself."""
+    black_box = log / _BLACK_BOX
+    return black_box if black_box.is_dir() else log
+
+
+def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
+    """The parameters, as the node would have them.
+
+    Those of a file, if one is named; else those that a folder of evidence holds; else every default.
+
+    Args:
+        options: which file, and what replaces its values.
+        log: what is to be replayed.
+
+    Raises:
+        ConfigError: the file cannot be used, or a value is not allowed.
+    """
+    if options.pace not in PACES:
+        msg = f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}"
+        raise ConfigError(msg)
+    if options.step_times != "log" and options.pace != "virtual":
+        msg = f"step times {options.step_times}: are for pace virtual; at {options.pace} runs take what they take"
+        raise ConfigError(msg)
+    values: Mapping[str, object] = {}
+    if options.params is not None:
+        values = params_of_file(options.params)
+    elif log is not None and (log / _EVIDENCE).is_file():
+        found = read_yaml(log / _EVIDENCE, "parameters")
+        values = found if isinstance(found, Mapping) else {}
+    config = config_of({**values, **options.overrides})
+    known = {p.name for p in NODE_PARAMETERS}
+    known |= {f"{stage.name}.{p.name}" for stage in config.stages for p in STAGE_PARAMETERS}
+    if unknown := sorted(set(options.overrides) - known):
+        msg = (
+            f"parameter {unknown[0]}: is not there; it has to be one of the node's, or STAGE.PARAMETER with a stage of"
+        )
+        raise ConfigError(f"{msg} {', '.join(stage.name for stage in config.stages)}; see config/perception.yaml")
+    return config
+
+
+def paced(config: NodeConfig, pace: str) -> NodeConfig:
+    """The parameters for a pace. Nothing is compiled meanwhile: all frames are to be run by the same engine.
+
+    `fast` has no deadline, and so no use for a second worker; a model may take ten minutes for a frame. `virtual` is to
+    come to the same on any machine: eager, whose arithmetic varies least, on one thread.
+    """
+    config = replace(config, compile_missing=False)
+    if pace == "virtual":
+        stages = [replace(stage, engine="eager") for stage in config.stages]
+        return replace(config, stages=tuple(stages), worker_threads=1)
+    if pace == "fast":
+        stages = [
+            replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS)
+            for stage in config.stages
+        ]
+        return replace(config, stages=tuple(stages))
+    return config
+
+
+def prefer_this_process(config: NodeConfig) -> str:
+    """Set this process up for deadlines, as the node does with its own; which scheduling it got, in words."""
+    keep_freed_memory(max(stage.max_frame_bytes for stage in config.stages))
+    return process_setup.prefer_this_process(config.realtime_priority)
+
+
+def params_hash(config: NodeConfig) -> str:
+    """SHA-256 of the parameters that a replay's outputs depend on.
+
+    Only values other than the defaults count: a parameter that a new version of this package adds changes no hash.
+    """
+    needed = {stage.name: {"adapter": stage.adapter, "output": stage.output} for stage in config.stages}
+    plain = node_config({"stages": list(needed)}, needed)
+    values = {key: value for key, value in _changed(config, plain).items() if key not in {*_OF_THE_PLACE, "stages"}}
+    values["stages"] = [
+        {"name": stage.name, **needed[stage.name], **_changed(stage, default)}
+        for stage, default in zip(config.stages, plain.stages, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _changed(config: Any, plain: Any) -> dict[str, Any]:  # noqa: ANN401 - any two dataclasses of one kind
+    values, defaults = dataclasses.asdict(config), dataclasses.asdict(plain)
+    return {key: value for key, value in values.items() if value != defaults[key]}

@@ -2,31 +2,32 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from torchperf_ros.core.anomaly_desk import AnomalyDesk
-from torchperf_ros.core.anomaly_rules import Anomaly
-from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.core.config import StageConfig
-from torchperf_ros.core.frame import Answer
-from torchperf_ros.core.frame_table import FrameTable
-from torchperf_ros.core.outcome import Outcome
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.frame_table import FrameTable
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.topic_map import absolute
-from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes, stage_status
-from torchperf_ros.telemetry.labelled_array import LabelledArray, float64_bytes
-from torchperf_ros.telemetry.latency_record import LatencyRecord
-from torchperf_ros.telemetry.memory import LABELS, MemoryUse
+from torchperf_ros.telemetry.latency_record import LabelledArray, LatencyRecord, float64_bytes
+from torchperf_ros.telemetry.memory import LABELS, sample_memory
+from torchperf_ros.watch.alert_grouping import AlertGrouping
 
 NODE: Final = "/perf"
 _FLOAT: Final = "std_msgs/msg/Float64"
 _ARRAY: Final = "std_msgs/msg/Float64MultiArray"
 _DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
-_MOST_REASONS: Final = 10_000
-_MOST_ANOMALIES: Final = 10_000
+_MOST: Final = 10_000  # reasons and anomalies that are kept
+_MOST_SAMPLES: Final = 4096
+_MIB: Final = 1 << 20
 
 
 class ReplayRecord:
@@ -42,12 +43,7 @@ class ReplayRecord:
     """
 
     def __init__(
-        self,
-        stages: Sequence[StageConfig],
-        now: Callable[[], int],
-        output: OutputLog | None,
-        *,
-        portable: bool = False,
+        self, stages: Sequence[StageConfig], now: Callable[[], int], output: OutputLog | None, *, portable: bool = False
     ) -> None:
         """Start empty.
 
@@ -55,11 +51,11 @@ class ReplayRecord:
             stages: whose answers come.
             now: gives the log's time in ns.
             output: where messages go.
-            portable: leave tracebacks out, which hold paths of this machine.
+            portable: leave out what differs from machine to machine: tracebacks, with their paths, memory and health.
         """
         self.tables = [FrameTable() for _ in stages]
         self.reasons: list[dict[int, str]] = [{} for _ in stages]
-        self.anomalies: list[tuple[int, Anomaly]] = []
+        self.anomalies: list[tuple[int, Alert]] = []
         self.unkept = self.pending = 0
         self.answered = threading.Condition()
         self._rows = [LatencyRecord(index) for index in range(len(stages))]
@@ -69,8 +65,10 @@ class ReplayRecord:
         self._portable = portable
         self._output = output
         self._failure: Exception | None = None
-        self._desk = AnomalyDesk()
-        self._memory = LabelledArray(LABELS)
+        self._desk = AlertGrouping()
+        self._labelled_memory = LabelledArray(LABELS)
+        self._samples: list[tuple[float, float, float]] = []
+        self._next_sample_s, self._sample_every_s = 0.0, 1.0
         self._next_tick_ns: int | None = None
 
     # -- the stages' threads ------------------------------------------------------------------------------------------
@@ -95,7 +93,7 @@ class ReplayRecord:
         answer_ms = answer.frame.origin.latency_ms(answer.published_ns) if last else math.nan
         self.tables[index].add(answer, t_ns, answer_ms)
         if answer.outcome is not Outcome.ON_TIME:
-            if len(self.reasons[index]) < _MOST_REASONS:
+            if len(self.reasons[index]) < _MOST:
                 self.reasons[index][answer.frame.seq] = answer.reason
             else:
                 self.unkept += 1
@@ -104,7 +102,7 @@ class ReplayRecord:
             if last:
                 self._output.write(f"{NODE}/latency", _FLOAT, float64_bytes(answer_ms), t_ns)
 
-    def found(self, anomaly: Anomaly) -> None:
+    def found(self, anomaly: Alert) -> None:
         """A finding."""
         if self._portable and "detail" in anomaly.values:
             values = {key: value for key, value in anomaly.values.items() if key != "detail"}
@@ -140,7 +138,7 @@ class ReplayRecord:
         self._next_tick_ns = now_ns + NS_PER_S
         for event in self._desk.tick(now_ns):
             for anomaly in event:
-                if len(self.anomalies) < _MOST_ANOMALIES:
+                if len(self.anomalies) < _MOST:
                     self.anomalies.append((now_ns, anomaly))
                 else:
                     self.unkept += 1
@@ -148,16 +146,34 @@ class ReplayRecord:
                 data = diagnostic_bytes(event, NODE, now_ns)
                 self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
 
-    def vitals(self, memory: MemoryUse, stages: Sequence[StageActor]) -> None:
-        """Put memory and health into the output, as the node's reporter does once a second."""
+    def sample(self, stages: Sequence[StageActor]) -> None:
+        """Note the workers' memory once a second, and put it and their health into the output, as the node does."""
+        now_s = time.monotonic()
+        if self._portable or now_s < self._next_sample_s:
+            return
+        self._next_sample_s = now_s + self._sample_every_s
+        memory = sample_memory(stages)
+        self._samples.append((now_s, memory.workers_mib, memory.node_rss / _MIB))
+        if len(self._samples) > _MOST_SAMPLES:
+            self._samples = self._samples[::2]
+            self._sample_every_s *= 2
         if self._output is None:
             return
         now_ns, clock_ns = self._now(), monotonic_ns()
-        healths = [(stage, stage.journal.health.state(clock_ns)) for stage in stages]
+        healths = [(stage, stage.statistics.health.state(clock_ns)) for stage in stages]
         statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
         self._output.write(f"{NODE}/memory", _FLOAT, float64_bytes(memory.workers_mib), now_ns)
-        self._output.write(f"{NODE}/memory_stats", _ARRAY, self._memory.encode(memory.row()), now_ns)
+        self._output.write(f"{NODE}/memory_stats", _ARRAY, self._labelled_memory.encode(memory.row()), now_ns)
         self._output.write("/diagnostics", _DIAGNOSTICS, diagnostic_bytes(statuses, NODE, now_ns), now_ns)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """Time in ns from the first sample, and MiB of the workers (on CUDA of the device) and of this process."""
+        return {
+            "t_ns": [round((at_s - self._samples[0][0]) * NS_PER_S) for at_s, _, _ in self._samples],
+            "rss_mib": [round(workers, 3) for _, workers, _ in self._samples],
+            "own_rss_mib": [round(own, 3) for _, _, own in self._samples],
+        }
 
     @property
     def lost(self) -> int:

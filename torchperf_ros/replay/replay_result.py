@@ -1,21 +1,82 @@
-"""What a replay came to, as objects: for tests, reports and files."""
+"""What a replay came to, as objects for tests and reports, and as the summary that `--json` writes.
 
+Figures of a stage know the frames behind them.
+"""
+
+import hashlib
+import math
+import os
+import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.core.anomaly_rules import Anomaly
-from torchperf_ros.core.frame_table import output_hash
-from torchperf_ros.core.message_types import decode
-from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.core.run_file import Run
-from torchperf_ros.replay.logs.log_reader import LogReader
-from torchperf_ros.replay.replay_error import ReplayError
+from torchperf_ros import __version__
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.frame_table import output_hash
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.replay.replay_options import ReplayError
+from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.runs.machine_fingerprint import machine_facts
+from torchperf_ros.runs.run_file import Run
+from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME
+from torchperf_ros.stage.stage_actor import StageActor
+
+_MOST_FRAMES: Final = 10
+_LONGEST_REASON: Final = 60
+_BLOCK: Final = 1 << 20
+_MOST_ANOMALIES: Final = 1000
+
+
+class StageFigure:
+    """A figure of a stage; a number like any other, but a failed assertion on it shows the frames behind it.
+
+    Attributes:
+        stage: whose it is.
+        only_missed: whether it counts frames that were not on time, rather than how long frames took.
+    """
+
+    stage: "StageResult"
+    only_missed = True
+
+
+class _Float(StageFigure, float):
+    pass
+
+
+class _Count(StageFigure, int):
+    pass
+
+
+class _Counts(StageFigure, Counter[str]):
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+_Figure = TypeVar("_Figure", bound=StageFigure)
+
+
+def text_columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Rows as lines whose cells stand below each other; the last cell of a row may be of any length."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
+    return [
+        indent + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]
+
+
+def stamp_text(stamp_ns: int) -> str:
+    """A stamp in seconds, as `header.stamp` has it."""
+    seconds, nanoseconds = divmod(int(stamp_ns), NS_PER_S)
+    return f"{seconds}.{nanoseconds:09d}"
 
 
 class PublishedFrame(NamedTuple):
@@ -32,7 +93,7 @@ class PublishedFrame(NamedTuple):
         return decode(self.data, self.type_name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StageResult:
     """What became of one stage's frames.
 
@@ -54,18 +115,20 @@ class StageResult:
     received: int
     superseded: int
     stale: int
-    anomalies: tuple[tuple[int, Anomaly], ...]
+    anomalies: tuple[tuple[int, Alert], ...]
     reasons: Mapping[int, str]
     output: Path | None
 
     @property
     def miss_ratio(self) -> float:
         """Share of the answered frames that were not on time, 0 to 1; NaN without frames."""
-        return float(np.mean(self.frames["outcome"] != Outcome.ON_TIME)) if len(self.frames) else float("nan")
+        missed = self.frames["outcome"] != Outcome.ON_TIME
+        return self._figure(_Float(np.mean(missed) if len(missed) else "nan"))
 
     def quantile_ms(self, share: float) -> float:
         """Latency, receipt to publish, that this share (0 to 1) of the frames did not exceed; NaN without frames."""
-        return float(np.quantile(self.frames["total_ms"], share)) if len(self.frames) else float("nan")
+        total_ms = self.frames["total_ms"]
+        return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else "nan"), only_missed=False)
 
     @property
     def p50_ms(self) -> float:
@@ -90,15 +153,20 @@ class StageResult:
     @property
     def outcomes(self) -> Counter[str]:
         """How many frames ended how, by word."""
-        values, counts = np.unique(self.frames["outcome"], return_counts=True)
-        return Counter({Outcome(value).word: int(count) for value, count in zip(values, counts, strict=True)})
+        return self._counts("outcome", Outcome)
 
     @property
     def fallbacks(self) -> Counter[str]:
         """What was published instead of frames' own results how often, by word."""
-        values, counts = np.unique(self.frames["fallback"], return_counts=True)
-        pairs = zip(values, counts, strict=True)
-        return Counter({Fallback(value).word: int(count) for value, count in pairs if value >= 0})
+        return self._counts("fallback", Fallback)
+
+    def _counts(self, column: str, words: type[Outcome] | type[Fallback]) -> Counter[str]:
+        pairs = zip(*np.unique(self.frames[column], return_counts=True), strict=True)
+        return self._figure(_Counts({words(v).word: self._figure(_Count(count)) for v, count in pairs if v >= 0}))
+
+    def _figure(self, figure: _Figure, *, only_missed: bool = True) -> _Figure:
+        figure.stage, figure.only_missed = self, only_missed
+        return figure
 
     @property
     def messages(self) -> Iterator[PublishedFrame]:
@@ -119,6 +187,31 @@ class StageResult:
                     raise ReplayError(msg)
                 yield PublishedFrame(seq, int(frame["stamp_ns"]), found.data, found.type_name)
 
+    def worst_frames(self, *, only_missed: bool) -> list[str]:
+        """A table of the frames that took longest, of those that were not on time if only these are asked for."""
+        frames = self.frames[self.frames["outcome"] != Outcome.ON_TIME] if only_missed else self.frames
+        worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:_MOST_FRAMES]
+        which = "not on time" if only_missed else "in all"
+        head = f"{self.name}: {len(frames)} of {len(self.frames)} frames {which}; those that took longest:"
+        rows = [("seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"), *map(self._row, worst)]
+        return [head, *text_columns(rows)] if len(frames) else [f"{self.name}: no frame {which}"]
+
+    def _row(self, frame: Any) -> tuple[str, ...]:  # noqa: ANN401 - a row of FRAME
+        reason = self.reasons.get(int(frame["seq"]), "").partition("\n")[0].rpartition(PUBLISHED_ON_TIME)[2]
+        return (
+            str(frame["seq"]),
+            stamp_text(frame["stamp_ns"]),
+            f"{frame['total_ms']:.1f}",
+            Outcome(frame["outcome"]).word,
+            self.tiers[frame["tier"]] if frame["tier"] >= 0 else "-",
+            Fallback(frame["fallback"]).word if frame["fallback"] >= 0 else "-",
+            reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}...",
+        )
+
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{count} {word}" for word, count in self.outcomes.items())
+        return f"<stage {self.name}: {len(self.frames)} frames, {ends or 'none answered'}>"
+
 
 @dataclass(frozen=True)
 class ReplayResult:
@@ -135,7 +228,7 @@ class ReplayResult:
 
     log: Path
     stages: Mapping[str, StageResult]
-    anomalies: tuple[tuple[int, Anomaly], ...]
+    anomalies: tuple[tuple[int, Alert], ...]
     summary: Mapping[str, Any]
     output: Path | None
     complete: bool = True
@@ -155,3 +248,102 @@ class ReplayResult:
     def run(self) -> Run:
         """For `write_run`."""
         return Run(self.summary, {name: stage.frames for name, stage in self.stages.items()})
+
+
+def log_hash(path: Path) -> str:
+    """SHA-256 of a log: of the file, or of the names and contents of all files in the folder.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
+        if file != path:
+            digest.update(os.fsencode(file.relative_to(path)) + f"\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as content:
+            while block := content.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def model_hashes(actors: Sequence[StageActor]) -> dict[str, str]:
+    """Hash of weights and code of all tiers, by stage."""
+    found = {}
+    for actor in actors:
+        worker = next((worker for worker in actor.pool.everyone if worker.tiers), None)
+        texts = [] if worker is None else [str(tier.get("model", "")) for tier in worker.tiers]
+        found[actor.config.name] = hashlib.sha256("".join(texts).encode()).hexdigest() if any(texts) else ""
+    return found
+
+
+def compile_s(actors: Sequence[StageActor]) -> float | None:
+    """Seconds in which torch.compile made the first workers' tiers ready; None where no tier runs by it."""
+    workers = [next(iter(actor.pool.everyone), None) for actor in actors]
+    tiers = [tier for worker in workers if worker is not None for tier in worker.tiers if tier["engine"] == "compile"]
+    return sum(float(tier["load_s"]) for tier in tiers) if tiers else None
+
+
+def device_of(actors: Sequence[StageActor]) -> str:
+    """What the models ran on: `cpu`, or the name of a card, as another one's figures are not to be compared."""
+    described = [actor.pool.description for actor in actors if actor.pool.description is not None]
+    return (described[0].card or described[0].device) if described else ""
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a folder's files are of, with `-dirty` where they differ from it; empty outside of git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):  # no git on this machine, or a file system that hangs
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def stage_results(actors: Sequence[StageActor], record: ReplayRecord, output: Path | None) -> list[StageResult]:
+    """What became of each stage's frames; `output` is the MCAP that holds what it published."""
+    results = []
+    for index, actor in enumerate(actors):
+        config, prefix = actor.config, f"{actor.config.name}: "
+        results.append(
+            StageResult(
+                config.name, config.tiers, record.topics[index], record.types[index], config.budget_ms,
+                record.tables[index].rows(), actor.statistics.counters.frames, actor.mailbox.superseded,
+                actor.mailbox.stale, tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
+                record.reasons[index], output,
+            )
+        )  # fmt: skip
+    return results
+
+
+def stage_summary(stage: StageResult) -> dict[str, Any]:
+    """One stage: counts, latency, and what it is."""
+    fallbacks = stage.fallbacks
+    return {
+        "name": stage.name, "tiers": list(stage.tiers), "output": stage.output_topic, "type": stage.output_type,
+        "budget_ms": stage.budget_ms, "received": stage.received, "answered": len(stage.frames),
+        "superseded": stage.superseded, "stale": stage.stale, "outcomes": dict(stage.outcomes),
+        "fallbacks": dict(fallbacks), "miss_ratio": known(stage.miss_ratio), "p50_ms": known(stage.p50_ms),
+        "p95_ms": known(stage.p95_ms), "p99_ms": known(stage.p99_ms), "max_ms": known(stage.max_ms),
+        "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in stage.reasons.items()},
+    }  # fmt: skip
+
+
+def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, Any]]:
+    """The first 1,000 anomalies as JSON values."""
+    return [
+        {"t_ns": t_ns, "level": a.level.name, "name": a.name, "message": a.message, "values": dict(a.values)}
+        for t_ns, a in anomalies[:_MOST_ANOMALIES]
+    ]
+
+
+def place_summary(device: str) -> Mapping[str, Any]:
+    """Where and by what the replay was done."""
+    return {"machine": machine_facts(device), "commit": commit_of(Path.cwd()), "torchperf_ros": __version__}
+
+
+def known(value: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return value if math.isfinite(value) else None

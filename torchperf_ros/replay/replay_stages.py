@@ -2,23 +2,21 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from torchperf_ros.core.config import NodeConfig, StageConfig
-from torchperf_ros.core.frame import Frame
-from torchperf_ros.core.message_types import has_header
-from torchperf_ros.replay.replay_error import ReplayError
+from torchperf_ros.config.config import NodeConfig, StageConfig
+from torchperf_ros.config.message_types import has_header
+from torchperf_ros.frame.frame import Frame
+from torchperf_ros.replay.log_feed import Wanted, absolute
+from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.topic_map import Wanted, absolute
-from torchperf_ros.supervise.stage_actor import StageActor
-from torchperf_ros.supervise.stage_input import StageInput
-from torchperf_ros.supervise.stage_machinery import StageMachinery
-from torchperf_ros.supervise.stage_ports import StagePorts
-from torchperf_ros.supervise.worker_setup import worker_setup
+from torchperf_ros.stage.stage_actor import StageActor, StageInput
+from torchperf_ros.stage.stage_ports import StageMachinery, StagePorts
+from torchperf_ros.workers.worker_setup import worker_setup
 
-_POLL_S: Final = 0.02
+_POLL_S: Final = 0.005
 _COMPILING_TAKES: Final = 10  # times as long as loading
 
 
@@ -29,7 +27,7 @@ class StageLife:
     Attributes:
         machinery: the clock among it.
         ros_now: gives the log's time in ns.
-        settle: waits until its workers are ready; who replays then calls `step`. None: the stage has a thread for that.
+        settle: waits until its workers are ready; the replay then calls `step`. None: the stage has a thread for that.
     """
 
     machinery: StageMachinery
@@ -42,41 +40,36 @@ class ReplayStages:
 
     Attributes:
         actors: in the order of the parameters.
+        takers: the inputs that take a topic of the log, see `connect`.
+        outputs: the topics that the stages publish.
         start_up_s: how long it took until every worker was ready.
     """
 
     def __init__(
-        self,
-        config: NodeConfig,
-        life: Callable[[int], StageLife],
-        record: ReplayRecord,
-        say: Callable[[str], None],
-        seed: int,
-        definitions: str,
-    ) -> None:
+        self, config: NodeConfig, life: Callable[[int], StageLife], record: ReplayRecord, say: Callable[[str], None],
+        seed: int, definitions: str,
+    ) -> None:  # fmt: skip
         """Make the stages.
 
         Args:
             config: the parameters.
             life: what the stage of an index runs on.
             record: what is kept of what they do.
-            say: told what workers say and what becomes of them.
+            say: gets what workers print and what becomes of them.
             seed: of what models draw at random.
             definitions: a prefix whose `share` holds message types beside those that are installed.
         """
-        self._seed = seed
-        self._definitions = definitions
-        self.start_up_s = 0.0
-        self._config = config
-        self._record = record
-        self._say = say
+        self._config, self._record, self._say = config, record, say
+        self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
         self._lives = [life(index) for index in range(len(config.stages))]
-        pairs = zip(config.stages, self._lives, strict=True)
-        self.actors = [self._actor(index, stage, own) for index, (stage, own) in enumerate(pairs)]
+        self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
+        self.outputs = frozenset(absolute(stage.output) for stage in config.stages)
+        self.takers: dict[str, list[StageInput]] = {}
+        self.start_up_s = self._started_s = 0.0
         self._followers: list[list[StageInput]] = [[] for _ in self.actors]
         self._by_topic: dict[str, list[StageInput]] = {}
 
-    def _actor(self, index: int, stage: StageConfig, life: StageLife) -> StageActor:
+    def _actor(self, index: int, stage: StageConfig) -> StageActor:
         ports = StagePorts(
             publish=lambda payload: self._record.publish(index, payload),
             hand_on=lambda payload, frame: self._hand_on(index, payload, frame),
@@ -84,8 +77,8 @@ class ReplayStages:
             anomaly=self._record.found,
             log=lambda severity, text: None if severity == "info" else self._say(text),
         )
-        own = {"identify": True, "compile_first": True, "definitions": self._definitions, "seed": self._seed}
-        return StageActor(stage, {**worker_setup(stage, self._config), **own}, ports, life.ros_now, life.machinery)
+        life, setup = self._lives[index], {**worker_setup(stage, self._config), **self._own}
+        return StageActor(stage, setup, ports, life.ros_now, life.machinery)
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
         for follower in self._followers[index]:
@@ -93,55 +86,30 @@ class ReplayStages:
                 self._record.offered()
             follower.hand_over(payload, frame)
 
-    def start(self) -> list[Wanted]:
-        """Start the workers and wait until all are ready; returns what the stages want of a log.
-
-        Raises:
-            ReplayError: a stage cannot run.
-        """
-        started_s = time.monotonic()
+    def start(self) -> None:
+        """Start the workers."""
+        self._started_s = time.monotonic()
         for actor, life in zip(self.actors, self._lives, strict=True):
             if life.settle is None:
                 actor.start()
             else:
-                actor.crew.start()
-        for actor, life in zip(self.actors, self._lives, strict=True):
-            if life.settle is not None:
-                life.settle()
-            self._wait_until_ready(actor)
-        self.start_up_s = time.monotonic() - started_s
-        for index, actor in enumerate(self.actors):
-            assert actor.crew.description is not None  # it is ready
-            self._record.types[index] = actor.crew.description.output
-            self._tell_engines(actor)
-            actor.activate()
-        return self._wire()
+                actor.pool.start()
 
-    def _wait_until_ready(self, actor: StageActor) -> None:
-        """Wait for every worker of a stage, the standby included: it can step in from the first frame on."""
-        crew, name = actor.crew, actor.config.name
-        patience_s = self._config.start_timeout_s * (_COMPILING_TAKES if actor.config.engine == "compile" else 1)
-        give_up_s = time.monotonic() + patience_s * actor.config.workers
-        while not all(worker is not None and worker.usable for worker in crew.workers):
-            if crew.gave_up or time.monotonic() > give_up_s:
-                why = crew.last_error or f"it is not ready ({crew.progress})"
-                msg = f"stage {name} cannot run: {why}"
-                raise ReplayError(msg)
-            time.sleep(_POLL_S)
+    def wanted(self) -> list[Wanted]:
+        """Wait until each stage has described itself; returns what they want of a log.
 
-    def _tell_engines(self, actor: StageActor) -> None:
-        """Say which tiers do not run by the engine that was asked for."""
-        worker = next(worker for worker in actor.crew.workers if worker is not None)
-        if worker.missing:
-            tiers = ", ".join(worker.missing)
-            self._say(f"{actor.config.name}: {tiers} in eager, as there is no package; `torchperf compile` makes them")
+        Models are loaded meanwhile, and for longer: whether the log fits is known before, see `settle`.
 
-    def _wire(self) -> list[Wanted]:
+        Raises:
+            ReplayError: a stage cannot run.
+        """
         made_by = {absolute(actor.config.output): index for index, actor in enumerate(self.actors)}
         wanted = []
         for index, actor in enumerate(self.actors):
-            assert actor.crew.description is not None
-            for number, (topic, type_name) in enumerate(actor.crew.description.inputs):
+            self._wait(actor, _is_described)
+            assert actor.pool.description is not None
+            self._record.types[index] = actor.pool.description.output
+            for number, (topic, type_name) in enumerate(actor.pool.description.inputs):
                 source = StageInput(actor, number, topic, type_name, has_header(type_name))
                 maker = made_by.get(absolute(topic))
                 if maker is not None and maker != index:
@@ -151,21 +119,49 @@ class ReplayStages:
                     wanted.append(Wanted(actor.config.name, topic, type_name, needed=number == 0))
         return wanted
 
-    def inputs(self, topic: str) -> list[StageInput]:
-        """Who takes a topic, by the name that the adapters have for it."""
-        return self._by_topic[topic]
+    def connect(self, topics: Mapping[str, str]) -> None:
+        """Take messages of the log; `topics` has the log's topic by the stages' name, see `match_topics`."""
+        for name, log_topic in topics.items():
+            self.takers.setdefault(log_topic, []).extend(self._by_topic[name])
 
-    def offer(self, sources: list[StageInput], data: bytes) -> None:
-        """Give a message of the log to the stages that take it."""
+    def settle(self) -> None:
+        """Wait until every worker is ready, the standbys included, and let the stages take frames.
+
+        Raises:
+            ReplayError: a stage cannot run.
+        """
+        for actor, life in zip(self.actors, self._lives, strict=True):
+            if life.settle is not None:
+                life.settle()
+            self._wait(actor, _is_complete)
+        self.start_up_s = time.monotonic() - self._started_s
+        for actor in self.actors:
+            worker = next(worker for worker in actor.pool.workers if worker is not None)
+            if worker.missing:
+                tiers = ", ".join(worker.missing)
+                why = "in eager, as there is no package; `torchperf compile` makes them"
+                self._say(f"{actor.config.name}: {tiers} {why}")
+            actor.activate()
+
+    def _wait(self, actor: StageActor, condition: Callable[[StageActor], bool]) -> None:
+        pool, name = actor.pool, actor.config.name
+        patience_s = self._config.start_timeout_s * (_COMPILING_TAKES if actor.config.engine == "compile" else 1)
+        give_up_s = time.monotonic() + patience_s * actor.config.workers
+        while not condition(actor):
+            if pool.gave_up or time.monotonic() > give_up_s:
+                why = pool.last_error or f"it is not ready ({pool.progress})"
+                msg = f"stage {name} cannot run: {why}"
+                raise ReplayError(msg)
+            time.sleep(_POLL_S)
+
+    def offer(self, topic: str, data: bytes) -> bool:
+        """Give a message of the log to the stages that take its topic; whether there are any."""
+        sources = self.takers.get(topic, ())
         for source in sources:
             if source.index == 0:
                 self._record.offered()
             source.receive(data)
-
-    @property
-    def outputs(self) -> frozenset[str]:
-        """The topics that the stages publish."""
-        return frozenset(absolute(actor.config.output) for actor in self.actors)
+        return bool(sources)
 
     @property
     def unanswered(self) -> int:
@@ -175,7 +171,7 @@ class ReplayStages:
     @property
     def lost(self) -> int:
         """Frames that an error of ours has cost."""
-        return sum(actor.journal.statistics.internal_errors for actor in self.actors)
+        return sum(actor.statistics.counters.internal_errors for actor in self.actors)
 
     def check(self) -> None:
         """Ask whether every stage can still answer.
@@ -184,8 +180,8 @@ class ReplayStages:
             ReplayError: the workers of one died too often in a row.
         """
         for actor in self.actors:
-            if actor.crew.gave_up:
-                msg = f"stage {actor.config.name} cannot run any more: {actor.crew.last_error}"
+            if actor.pool.gave_up:
+                msg = f"stage {actor.config.name} cannot run any more: {actor.pool.last_error}"
                 raise ReplayError(msg)
 
     def deactivate(self) -> None:
@@ -200,3 +196,12 @@ class ReplayStages:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def _is_described(actor: StageActor) -> bool:
+    return actor.pool.description is not None
+
+
+def _is_complete(actor: StageActor) -> bool:
+    """Whether every worker is ready, the standby too: it can step in from the first frame on."""
+    return all(worker is not None and worker.usable for worker in actor.pool.workers)

@@ -1,1 +1,1 @@
-"""What the node tells the world beside its topics."""
+"""What the node publishes about itself: diagnostics, metrics, memory."""

@@ -3,12 +3,16 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from torchperf_ros.core.anomaly_rules import Anomaly, Level
-from torchperf_ros.core.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.core.message_types import encode, message_class
-from torchperf_ros.core.outcome import Fallback, Health, Outcome
-from torchperf_ros.core.stage_figures import Spans, StageReading
-from torchperf_ros.supervise.stage_actor import StageActor
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.stage_figures import Spans, StageReading
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_statistics import StageStatistics
+from torchperf_ros.telemetry.latency_record import LatencyRecord
 
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
 _MIB = 1 << 20
@@ -23,7 +27,7 @@ LEVELS = {
 """Unknown is never OK: a stage that loads or has no input is a warning."""
 
 
-def diagnostic_bytes(statuses: Iterable[Anomaly], hardware_id: str, ros_now_ns: int) -> bytes:
+def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: int) -> bytes:
     """CDR of a `diagnostic_msgs/DiagnosticArray` with one status each."""
     status_class = message_class("diagnostic_msgs/msg/DiagnosticStatus")
     pair = message_class("diagnostic_msgs/msg/KeyValue")
@@ -40,12 +44,33 @@ def diagnostic_bytes(statuses: Iterable[Anomaly], hardware_id: str, ros_now_ns: 
     return bytes(encode(message_class(_ARRAY)(header=header(stamp=stamp, frame_id=""), status=built), _ARRAY))
 
 
+def warm_up(config: StageConfig) -> None:
+    """Do on made-up frames, and for nobody, what the first frames and the first report after them will do.
+
+    The first of each generates code and imports modules, 20 to 50 ms in which it holds the interpreter again and again;
+    a frame's deadline would pass meanwhile.
+    """
+    statistics, record = StageStatistics(config), LatencyRecord(0)
+    for outcome in Outcome:
+        now_ns = monotonic_ns()
+        frame = Frame(0, None, now_ns, 1.0, now_ns, now_ns, Origin(now_ns, 1.0))
+        fallback = None if outcome is Outcome.ON_TIME else Fallback.NONE
+        answer = Answer(
+            frame, outcome, fallback, "warm-up", 0, 1.0, 1.0, 1.0, -1.0, now_ns, StepTimes(1.0, 1.0, 1.0, 1.0)
+        )
+        statistics.received(frame, stamped=True)
+        finding = statistics.answered(answer)
+        record.encode(answer)
+        values = _timing(statistics.figures.read(monotonic_ns(), Health.NOMINAL))
+        diagnostic_bytes([Alert(Level.OK, "warm-up", "", values), *([finding] if finding else [])], "", 0)
+
+
 def _encodable(text: str) -> str:
     """Without the lone surrogates that file names in error messages can hold and UTF-8 cannot."""
     return text.encode(errors="replace").decode()
 
 
-def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Anomaly:
+def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
     """Status of a stage: health, tier, latencies, counters, workers.
 
     Args:
@@ -53,44 +78,54 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         health: its state now.
         rss_bytes: resident memory by process id.
     """
-    statistics, config, crew = stage.journal.statistics, stage.config, stage.crew
-    reading = stage.journal.figures.read(monotonic_ns(), health)
-    tiers = crew.tally.rows(crew.everyone)
+    statistics, config, pool = stage.statistics.counters, stage.config, stage.pool
+    reading = stage.statistics.figures.read(monotonic_ns(), health)
+    tiers = pool.tally.rows(pool.everyone)
     values = {
         "health": health.name,
-        "progress": crew.progress,
+        "progress": pool.progress,
         "tier": config.tiers[stage.ladder.level],
         "tiers": ",".join(config.tiers),
+        "ladder": _kept_down(stage),
+        "hedging": stage.hedge_rule.words if config.backup == "standby" else "",
+        "hedges": str(stage.hedge_rule.hedges),
+        "hedges_lost": str(stage.hedge_rule.lost_hedges),
+        "retrials": str(stage.hedge_rule.retrials),
+        "retrials_slow": str(stage.hedge_rule.slow_retrials),
         "engine": tiers[stage.ladder.level]["engine"] if tiers else config.engine,
-        "device": crew.description.device if crew.description else "",
+        "device": pool.description.device if pool.description else "",
         **_timing(reading),
         "budget_ms": _number(config.budget_ms),
-        "reserve_ms": _number(stage.reserve.ms),
+        "reserve_ms": _number(stage.margin.ms),
         "miss_ratio": _number(statistics.miss_ratio),
         "frames": str(statistics.frames),
         "answered": str(statistics.answered),
+        "unanswered": str(statistics.unanswered),
         **{outcome.word: str(statistics.outcomes[outcome]) for outcome in Outcome},
         **{f"fallback_{fallback.word}": str(statistics.fallbacks[fallback]) for fallback in Fallback},
         "superseded": str(stage.mailbox.superseded),
         "stale": str(stage.mailbox.stale),
-        "restarts": str(crew.restarts),
+        "restarts": str(pool.restarts),
         "memory_tight": str(stage.memory.tight),
-        "out_of_memory": str(crew.tally.out_of_memory(crew.everyone)),
-        "compiling": crew.succession.compiling,
+        "out_of_memory": str(pool.tally.out_of_memory(pool.everyone)),
+        "compiling": pool.rolling_update.compiling,
         **{name: str(getattr(statistics, name)) for name in _COUNTERS},
     }
+    for name, forecast in zip(config.tiers, stage.ladder.forecasts, strict=True):
+        values[f"tier_{name}_predicted_ms"] = _number(forecast.ms)
+        values[f"tier_{name}_predicted_from"] = forecast.source
     for tier in tiers:
         for key, value in tier.items():
             if key != "name":
                 values[f"tier_{tier['name']}_{key}"] = _number(value) if isinstance(value, float) else str(value)
-    for number, worker in enumerate(crew.workers):
+    for number, worker in enumerate(pool.workers):
         values[f"worker_{number}_pid"] = "" if worker is None else str(worker.pid)
-        values[f"worker_{number}_state"] = crew.state(number)
+        values[f"worker_{number}_state"] = pool.state(number)
         rss = None if worker is None else rss_bytes.get(worker.pid)
         values[f"worker_{number}_rss_mib"] = "" if rss is None else _number(rss / _MIB)
     values["last_reason"] = statistics.last_reason
-    values["last_error"] = crew.last_error
-    return Anomaly(LEVELS[health], f"perf: {config.name}", _summary(stage, health), values)
+    values["last_error"] = pool.last_error
+    return Alert(LEVELS[health], f"perf: {config.name}", _summary(stage, health), values)
 
 
 def _timing(reading: StageReading) -> dict[str, str]:
@@ -127,15 +162,28 @@ _COUNTERS = (
 def _summary(stage: StageActor, health: Health) -> str:
     """One line that says why the stage is in this state."""
     if health is Health.STARTING:
-        return f"STARTING: {stage.crew.progress}"
+        return f"STARTING: {stage.pool.progress}"
     if health is Health.SAFE_STOP:
-        last = stage.crew.last_error.splitlines()
-        why = last[0] if last and not stage.crew.ready else f"{stage.journal.health.misses_in_a_row} misses in a row"
-        return f"SAFE_STOP: {why}"
+        return f"SAFE_STOP: {_why_stopped(stage)}"
     if health is Health.WAITING:
-        return "WAITING: no input" if stage.journal.statistics.frames == 0 else "WAITING: input stopped"
-    compiling = stage.crew.succession.compiling
-    return f"{health.name}: tier {stage.config.tiers[stage.ladder.level]}" + (f", {compiling}" if compiling else "")
+        return "WAITING: no input" if stage.statistics.counters.frames == 0 else "WAITING: input stopped"
+    tier, compiling = stage.config.tiers[stage.ladder.level], stage.pool.rolling_update.compiling
+    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", _kept_down(stage), compiling]))
+
+
+def _kept_down(stage: StageActor) -> str:
+    return stage.ladder.explain(stage.config.tiers, monotonic_ns())
+
+
+def _why_stopped(stage: StageActor) -> str:
+    """What a sustained failure is about: dead workers and what is done about them, misses, or what is left of it."""
+    pool, health = stage.pool, stage.statistics.health
+    if not pool.ready and pool.last_error:
+        return f"{pool.last_error.splitlines()[0]}; {pool.progress}"
+    if health.misses_in_a_row:
+        reason = stage.statistics.counters.last_reason.partition("\n")[0]
+        return f"{health.misses_in_a_row} misses in a row, the last one of {reason}"
+    return f"over after {health.limits.recover_frames} frames on time in a row, {health.healthy_in_a_row} so far"
 
 
 def _number(value: float) -> str:

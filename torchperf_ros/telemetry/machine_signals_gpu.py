@@ -2,6 +2,8 @@
 
 import importlib
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +12,7 @@ _MIB = 1 << 20
 _HZ_PER_MHZ = 1_000_000
 _THROTTLED = {0x20: "thermal", 0x40: "thermal, by hardware", 0x08: "slowed down by hardware", 0x80: "power brake"}
 """NVML's reasons for lower clocks that are told; a power cap or idle clocks are how cards work."""
+_BY_BUS = "PCI_BUS_ID"
 _JETSON_GPUS = ("gpu", "ga10b", "gv11b", "gp10b", "gm20b", "gb10b")
 
 
@@ -66,18 +69,48 @@ class NoGpu:
 
 
 class Nvml:
-    """A card by NVML."""
+    """A card by NVML, or a part of one (MIG)."""
 
-    def __init__(self, nvml: Any, index: int) -> None:  # noqa: ANN401 - a module without types
-        """Open the card of this index, in NVML's order.
+    def __init__(self, nvml: Any, index: int, environment: Mapping[str, str] = os.environ) -> None:  # noqa: ANN401
+        """Open the card that CUDA calls by this index.
+
+        Args:
+            nvml: the module, which has no types.
+            index: CUDA's, among those that are visible.
+            environment: `CUDA_VISIBLE_DEVICES` names these in their order, by NVML's index or by the first letters
+                of a UUID; without it, workers have CUDA number the cards as NVML does, see `choose_device`.
 
         Raises:
             nvml.NVMLError: there is no driver, or no such card.
+            LookupError: which card it is cannot be known.
         """
         self._nvml = nvml
         nvml.nvmlInit()
-        self._card = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._card = self._handle(index, environment)
         self.word = str(nvml.nvmlDeviceGetName(self._card))
+
+    def _handle(self, index: int, environment: Mapping[str, str]) -> Any:  # noqa: ANN401
+        nvml = self._nvml
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        names = [str(index)] if visible is None else [name.strip() for name in visible.split(",")][index : index + 1]
+        if not names:
+            msg = f"CUDA_VISIBLE_DEVICES is {visible!r}, which has no device {index}"
+            raise LookupError(msg)
+        (name,) = names
+        if name.isdecimal():
+            cards = nvml.nvmlDeviceGetCount()
+            if cards > 1 and environment.get("CUDA_DEVICE_ORDER", _BY_BUS) != _BY_BUS:
+                msg = f"CUDA_DEVICE_ORDER is not {_BY_BUS}, and there are {cards} cards"
+                raise LookupError(msg)
+            return nvml.nvmlDeviceGetHandleByIndex(int(name))
+        if name.startswith("MIG-"):
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        for number in range(nvml.nvmlDeviceGetCount()):
+            card = nvml.nvmlDeviceGetHandleByIndex(number)
+            if str(nvml.nvmlDeviceGetUUID(card)).startswith(name):
+                return card
+        msg = f"CUDA_VISIBLE_DEVICES names {name}, and no card has that UUID"
+        raise LookupError(msg)
 
     def read(self) -> Gpu | None:
         """The card now; what it does not say is NaN."""
@@ -137,6 +170,8 @@ def gpu_source(device: str, sys: Path = Path("/sys")) -> GpuSource:
         return Nvml(nvml, int(device.partition(":")[2] or 0))
     except nvml.NVMLError as error:
         return NoGpu(f"none: {error}")
+    except LookupError as error:
+        return NoGpu(f"not watched: {error}")
 
 
 def _or_nan(value: float | None) -> float:

@@ -1,22 +1,55 @@
-"""Memory in use by the node and its workers."""
+"""Memory in use by the node and its workers; proportional set size, with pages that several share divided."""
 
 import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import psutil  # reads /proc in C and knows other systems too
+import psutil
 
-from torchperf_ros.supervise.stage_actor import StageActor
-from torchperf_ros.supervise.worker_process import WorkerProcess
-from torchperf_ros.telemetry.proportional_memory import ProportionalMemory
+from torchperf_ros.stage.stage_actor import StageActor
 
-_MIB = 1 << 20
+_KIB, _MIB = 1 << 10, 1 << 20
 LABELS = (
     "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
     "shared_memory_mib", "node_pss_mib", "workers_pss_mib", "cuda_peak_mib", "cuda_inactive_split_mib",
-    "cuda_alloc_retries", "cuda_out_of_memory",
+    "cuda_alloc_retries", "cuda_out_of_memory", "workers_kept_mib",
 )  # fmt: skip
+
+
+class ProportionalMemory:
+    """PSS by process id, read seldom: the kernel walks every page for it (5 ms for a process with torch).
+
+    One process is read at a time, at most once in `every_s` seconds each; in between the last value holds.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), every_s: float = 10.0) -> None:
+        """Take the folder of processes, and how seldom each is read."""
+        self._proc, self._every_s = proc, every_s
+        self._read: dict[int, tuple[float, int]] = {}
+
+    def sample(self, pids: Iterable[int], now_s: float) -> Mapping[int, int]:
+        """Bytes by process id, of those that could be read so far. Reads at most one, the one due for longest.
+
+        Args:
+            pids: the processes that there are; others are forgotten.
+            now_s: monotonic time.
+        """
+        wanted = list(pids)
+        self._read = {pid: self._read[pid] for pid in wanted if pid in self._read}
+        due = min(wanted, key=lambda pid: self._read.get(pid, (-1.0, 0))[0], default=None)
+        if due is not None and (due not in self._read or now_s - self._read[due][0] >= self._every_s):
+            self._read[due] = (now_s, self._pss_bytes(due))
+        return {pid: size for pid, (_, size) in self._read.items() if size}
+
+    def _pss_bytes(self, pid: int) -> int:
+        """Of one process; 0 where the kernel does not tell, or not us."""
+        try:
+            lines = (self._proc / str(pid) / "smaps_rollup").read_bytes().splitlines()
+        except OSError:  # it has ended, belongs to another user, or the kernel is older than 4.14
+            return 0
+        return next((int(line.split()[1]) * _KIB for line in lines if line.startswith(b"Pss:")), 0)
 
 
 @dataclass(frozen=True)
@@ -24,10 +57,11 @@ class MemoryUse:
     """One sample in bytes.
 
     Attributes:
-        node_rss: resident memory of the node process.
+        node_rss: resident memory of the node process, without shared memory: each process would count it anew.
         rss_by_pid: the same of each worker.
-        told: what the workers report themselves, summed: `history`; on CUDA `allocated`, `reserved`, `peak`,
-            `inactive_split`, the counts `retries` and `ooms`, and of the device the least `free` and `total`.
+        told: what the workers report themselves, summed: `history`, `kept` (freed, and not given back); on CUDA
+            `allocated`, `reserved`, `peak`, `inactive_split`, the counts `retries` and `ooms`, and of the device the
+            least `free` and `total`.
         shared: shared memory that the stages' rings have touched.
         pss_by_pid: proportional memory of the node and the workers, as far as it was read.
     """
@@ -52,7 +86,8 @@ class MemoryUse:
         if limit_mib:
             return self.workers_mib / limit_mib
         if "total" in self.told:
-            return 1.0 - self.told["free"] / self.told["total"]
+            kept = self.told.get("reserved", 0) - self.told.get("allocated", 0)  # torch's, for its next tensors
+            return 1.0 - (self.told["free"] + kept) / self.told["total"]
         return sum(self.rss_by_pid.values()) / float(psutil.virtual_memory().total)
 
     def row(self) -> list[float]:
@@ -64,7 +99,8 @@ class MemoryUse:
             self.node_rss, sum(self.rss_by_pid.values()), *told, self.shared, self.pss_by_pid.get(os.getpid(), nan),
             sum(pss), self.told.get("peak", nan), self.told.get("inactive_split", nan),
         ]  # fmt: skip
-        return [*(value / _MIB for value in values), self.told.get("retries", nan), self.told.get("ooms", nan)]
+        counts = [self.told.get("retries", nan), self.told.get("ooms", nan)]
+        return [*(value / _MIB for value in values), *counts, self.told.get("kept", nan) / _MIB]
 
 
 def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory | None = None) -> MemoryUse:
@@ -74,19 +110,22 @@ def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory
         stages: whose workers.
         proportional: reads PSS now and then; None: it is not looked at.
     """
-    workers = [worker for stage in stages for worker in stage.crew.everyone]
+    workers = [worker for stage in stages for worker in stage.pool.everyone]
     told: dict[str, int] = {}
     for worker in workers:
         for key, value in worker.memory_bytes.items():
             told[key] = min(told.get(key, value), value) if key in {"free", "total"} else told.get(key, 0) + value
-    rss = {worker.pid: rss for worker in workers if (rss := _rss_bytes(worker)) is not None}
+    rss = {worker.pid: rss for worker in workers if (rss := _own_rss_bytes(worker.pid)) is not None}
     pss = proportional.sample([os.getpid(), *rss], time.monotonic()) if proportional is not None else {}
-    shared = sum(stage.crew.ring.used_bytes for stage in stages)
-    return MemoryUse(psutil.Process().memory_info().rss, rss, told, shared, pss)
+    shared = sum(stage.pool.ring.used_bytes for stage in stages)
+    return MemoryUse(_own_rss_bytes(os.getpid()) or 0, rss, told, shared, pss)
 
 
-def _rss_bytes(worker: WorkerProcess) -> int | None:
+def _own_rss_bytes(pid: int) -> int | None:
+    """Resident memory but for shared memory; None: the process died between the look and the read."""
     try:
-        return int(psutil.Process(worker.pid).memory_info().rss)
-    except psutil.NoSuchProcess:  # it died between the look and the read; its death is counted elsewhere
+        lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
+    except OSError:  # its death is counted elsewhere
         return None
+    kib = {line[:8]: int(line.split()[1]) for line in lines if line.startswith((b"RssAnon:", b"RssFile:"))}
+    return sum(kib.values()) * _KIB

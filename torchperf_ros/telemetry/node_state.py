@@ -1,22 +1,33 @@
 """What a node says about itself on its topics, folded into one state, for those who look at it from outside.
 
-Nothing here waits, reads a clock or draws; times are handed in. Missing keys and unknown stages are tolerated, so that
+Nothing here waits, reads a clock or draws; times are arguments. Missing keys and unknown stages are tolerated, so that
 a view can look at any version of the node. Messages may be rclpy's or those of `rosbags`.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import linear_regression
 from typing import Any, Final
 
-from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.telemetry.stage_state import SeenFrame, StageState
+from torchperf_ros.frame.outcome import Fallback, Outcome
 
-_EVENTS: Final = 200
-_LONGEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 NODE_STATUS: Final = "node"
 STATUS_PREFIX: Final = "perf: "
+RECENT_FRAMES: Final = 4096
+FAR_LATE_MS: Final = 5.0
+SILENT_S: Final = 3.0
+"""A node reports every second; what has missed three reports is not there, or cannot be heard."""
+_EVENTS: Final = 200
+_LONGEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
+_MATCH_NS: Final = 8_000_000
+_RATE_FRAMES: Final = 64
+_AT_WORK: Final = ("idle", "busy")
+_MEMORY_SAMPLES: Final = 600  # ten minutes
+_LEAST_SAMPLES: Final = 60  # the memory that a start fills is no trend
+_S_PER_MIN: Final = 60.0
+_KINDS: Final = ("ok", "warn", "error", "warn")
+"""Of events, by the level of a diagnostic status."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +35,9 @@ class Event:
     """One line of the list of events.
 
     Attributes:
-        at_s: seconds since the onlooker began.
+        at_s: seconds since the listening began.
         kind: `ok`, `warn`, `error`, `sabotage` or `note`.
-        source: a stage, `node`, or who else tells it.
+        source: a stage, `node`, or who else reports it.
         text: what happened.
     """
 
@@ -36,75 +47,248 @@ class Event:
     text: str
 
 
-class NodeState:
-    """What is known about a running node.
+@dataclass(frozen=True)
+class SeenFrame:
+    """One answered frame, from `/perf/latency_stages`.
 
     Attributes:
-        elapsed_s: since the onlooker began; events get this time.
-        stages: by name, in the order of the node.
-        node: keys and values of the node's own status.
-        events: the last ones, oldest first.
-        events_told: how many there were.
-        end_to_end_ms: the last values of `/perf/latency`.
-        memory_mib: the last value of `/perf/memory`, NaN before.
-        diagnostics: how many messages of `/diagnostics` of the node came in.
-        strange_frames: messages of `/perf/latency_stages` of an unknown stage or outcome.
+        stamp_ns: `header.stamp` of its trigger, as far as it can be computed from outside; 0 if unknown.
+        outcome: how it ended.
+        fallback: what was published instead of its result, None if nothing had to be.
+        total_ms: receipt to publish.
+        budget_ms: its budget.
+        published_ns: when it was answered; 0 if unknown.
     """
 
-    def __init__(self, stages: Iterable[str]) -> None:
-        """Know nothing yet about these stages."""
+    stamp_ns: int
+    outcome: Outcome
+    fallback: Fallback | None
+    total_ms: float
+    budget_ms: float
+    published_ns: int = 0
+
+    @property
+    def lateness_ms(self) -> float:
+        """How far past its deadline it was answered; negative: before it."""
+        return self.total_ms - self.budget_ms
+
+    @property
+    def answer(self) -> str:
+        """How it was answered, in words."""
+        words = self.outcome.word if self.fallback is None else f"{self.outcome.word} → {self.fallback.word}"
+        return words.replace("_", " ")
+
+
+@dataclass
+class StageState:
+    """What is known about one stage.
+
+    Attributes:
+        name: of the stage.
+        values: keys and values of its newest status on `/diagnostics`.
+        recent: its last answered frames.
+        records: answered frames seen, all of them.
+        worst_ms: largest lateness of all answers but those of a starting stage; negative: before the deadline.
+        far_late: those of them that were answered later than `FAR_LATE_MS` after their deadline.
+    """
+
+    name: str
+    values: dict[str, str] = field(default_factory=dict)
+    recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))
+    records: int = 0
+    worst_ms: float = -math.inf
+    far_late: int = 0
+
+    def add(self, record: SeenFrame) -> None:
+        """Take an answered frame."""
+        self.recent.append(record)
+        self.records += 1
+        if record.outcome is not Outcome.STARTING:
+            self.worst_ms = max(self.worst_ms, record.lateness_ms)
+            self.far_late += record.lateness_ms > FAR_LATE_MS
+
+    def nearest(self, stamp_ns: int) -> SeenFrame | None:
+        """The recent frame whose stamp is nearest to this one, None if none is within 8 ms."""
+        near = min(self.recent, key=lambda record: abs(record.stamp_ns - stamp_ns), default=None)
+        return near if near is not None and abs(near.stamp_ns - stamp_ns) <= _MATCH_NS else None
+
+    def count(self, key: str) -> int | None:
+        """A counter from the diagnostics, None if it is unknown."""
+        try:
+            return int(float(self.values[key]))
+        except (KeyError, ValueError, OverflowError):
+            return None
+
+    @property
+    def rate_hz(self) -> float:
+        """Answers per second, over the last ones; NaN if unknown or if no input comes."""
+        times = [record.published_ns for record in list(self.recent)[-_RATE_FRAMES:] if record.published_ns]
+        moving = len(times) > 1 and self.health != "WAITING"
+        return (len(times) - 1) / (times[-1] - times[0]) * 1e9 if moving and times[-1] > times[0] else math.nan
+
+    @property
+    def health(self) -> str:
+        """`NOMINAL` and so on, empty if unknown yet."""
+        return self.values.get("health", "").upper()
+
+    @property
+    def tier(self) -> str:
+        """Name of the tier in use, empty if unknown."""
+        names = [name.strip() for name in self.values.get("tiers", "").split(",")]
+        tier = self.values.get("tier", "")
+        return names[int(tier)] if tier.isdigit() and int(tier) < len(names) and names[int(tier)] else tier
+
+    @property
+    def complete(self) -> bool:
+        """Whether each of its workers can answer."""
+        states = [value for key, value in self.values.items() if key.startswith("worker_") and key.endswith("_state")]
+        return bool(states) and all(state in _AT_WORK for state in states)
+
+    @property
+    def unanswered(self) -> int:
+        """Frames for which there was nothing to publish."""
+        return self.count("unanswered") or 0
+
+    @property
+    def on_time_share(self) -> float:
+        """Share of the frames that ended, with or without an answer; NaN if unknown."""
+        on_time, ended = self.count("on_time"), (self.count("answered") or 0) + self.unanswered
+        return on_time / ended if ended and on_time is not None else math.nan
+
+    @property
+    def dropped(self) -> int | None:
+        """Frames that nobody started: superseded and stale ones; None if unknown."""
+        superseded, stale = self.count("superseded"), self.count("stale")
+        return None if superseded is None or stale is None else superseded + stale
+
+    @property
+    def lost(self) -> int | None:
+        """Started frames that came to no end: received, and in none of the counters; None if these are unknown."""
+        frames, answered, dropped = self.count("frames"), self.count("answered"), self.dropped
+        if frames is None or answered is None or dropped is None:
+            return None
+        return frames - dropped - answered - self.unanswered
+
+
+class NodeState:
+    """What is known about a running node, from its first word on.
+
+    Attributes:
+        name: for example `/perf`.
+        elapsed_s: since the listening began; events get this time.
+        stages: by name, in the order of the node's report.
+        node: keys and values of the node's own status.
+        events: the last ones, oldest first.
+        event_count: how many there were.
+        end_to_end_ms: the last values of `/perf/latency`.
+        memory: time in s and MiB of the workers, the last ten minutes.
+        memory_parts: the newest row of `/perf/memory_stats` by label, in MiB.
+        reports: how many messages of `/diagnostics` of the node came in.
+        others: nodes that were heard instead, by their names.
+        heard_s: when it reported last, -inf before.
+        restarts: how often another process took its name since the listening began.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Know its name and nothing else."""
+        self.name = name
         self.elapsed_s = 0.0
-        self.stages = {name: StageState(name) for name in stages}
+        self.stages: dict[str, StageState] = {}
         self.node: dict[str, str] = {}
         self.events: deque[Event] = deque(maxlen=_EVENTS)
-        self.events_told = 0
+        self.event_count = 0
         self.end_to_end_ms: deque[float] = deque(maxlen=300)
-        self.memory_mib = math.nan
-        self.diagnostics = 0
-        self.strange_frames = 0
+        self.memory: deque[tuple[float, float]] = deque(maxlen=_MEMORY_SAMPLES)
+        self.memory_parts: dict[str, float] = {}
+        self.reports = 0
+        self.others: set[str] = set()
+        self.heard_s = -math.inf
+        self.restarts = 0
+        self._warnings: set[str] = set()
+        self._silence_known = False
+
+    @property
+    def heard(self) -> bool:
+        """Whether it has ever reported."""
+        return math.isfinite(self.heard_s)
+
+    @property
+    def silence_s(self) -> float:
+        """Since its last report; infinite before the first."""
+        return self.elapsed_s - self.heard_s
+
+    @property
+    def silent(self) -> bool:
+        """Whether its reports have stopped."""
+        return self.heard and self.silence_s > SILENT_S
+
+    @property
+    def memory_trend(self) -> float:
+        """Slope of the workers' memory in MiB per minute, least squares; NaN with too few samples."""
+        if len(self.memory) < _LEAST_SAMPLES or self.memory[0][0] == self.memory[-1][0]:
+            return math.nan
+        times, values = zip(*self.memory, strict=True)
+        return linear_regression(times, values).slope * _S_PER_MIN
+
+    def at(self, elapsed_s: float) -> None:
+        """Let time pass; a silence that begins is an event."""
+        self.elapsed_s = elapsed_s
+        if self.silent and not self._silence_known:
+            self.event("error", NODE_STATUS, f"no report for {SILENT_S:.0f} s: ended, hung, or cut off")
+        self._silence_known = self.silent
+
+    def event(self, kind: str, source: str, text: str) -> None:
+        """Add an event, now."""
+        self.event_count += 1
+        self.events.append(Event(self.elapsed_s, kind, source, " ".join(text.split())))
 
     def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
-        """Fold in a message of `/perf/latency_stages`.
+        """Fold in a message of `/perf/latency_stages`; one of an unknown stage or outcome is passed over.
 
         Args:
             message: the message.
             published_ns: ROS time at which the node published it.
         """
-        values = {dim.label: value for dim, value in zip(message.layout.dim, message.data, strict=False)}
-        index = _whole(values.get("stage"))
-        names = list(self.stages)
-        outcome, fallback = _whole(values.get("outcome")), _whole(values.get("fallback"))
-        if index is None or not 0 <= index < len(names) or outcome is None or not 0 <= outcome < len(Outcome):
-            self.strange_frames += 1
+        values = by_label(message)
+        index, outcome, fallback = (_whole(values.get(key)) for key in ("stage", "outcome", "fallback"))
+        if index is None or not 0 <= index < len(self.stages) or outcome is None or not 0 <= outcome < len(Outcome):
             return
         total_ms, age_ms = values.get("total_ms", math.nan), values.get("age_ms", math.nan)
-        before_ms = total_ms + age_ms
         record = SeenFrame(
-            stamp_ns=published_ns - round(before_ms * 1e6) if abs(before_ms) < _LONGEST_MS else 0,
+            stamp_ns=published_ns - round((total_ms + age_ms) * 1e6) if abs(total_ms + age_ms) < _LONGEST_MS else 0,
             outcome=Outcome(outcome),
-            fallback=None if fallback is None or not 0 <= fallback < len(Fallback) else Fallback(fallback),
-            tier=-1 if (tier := _whole(values.get("tier"))) is None else tier,
+            fallback=Fallback(fallback) if fallback is not None and 0 <= fallback < len(Fallback) else None,
             total_ms=total_ms,
             budget_ms=values.get("budget_ms", math.nan),
             published_ns=published_ns,
         )
-        stage = self.stages[names[index]]
+        stage = list(self.stages.values())[index]
         far_late = stage.far_late
         stage.add(record)
         if stage.far_late > far_late:
             self.event("error", stage.name, f"{record.answer}, {record.lateness_ms:.1f} ms after its deadline")
 
     def on_diagnostics(self, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
-        """Fold in a message of `/diagnostics`; those of other nodes are passed over."""
-        ours = [status for status in message.status if status.name.startswith(STATUS_PREFIX)]
-        self.diagnostics += bool(ours)
-        for status in ours:
-            values = {pair.key: pair.value for pair in status.values}
-            name = status.name.removeprefix(STATUS_PREFIX)
+        """Fold in a message of `/diagnostics`, which names the stages; other nodes are noted by name."""
+        perf = [status for status in message.status if status.name.startswith(STATUS_PREFIX)]
+        ours = [status for status in perf if status.hardware_id in {self.name, ""}]
+        self.others |= {status.hardware_id for status in perf} - {self.name, ""}
+        if not ours:
+            return
+        if self.silent:
+            self.event("ok", NODE_STATUS, f"is back after {self.silence_s:.0f} s")
+        self.heard_s = self.elapsed_s
+        self.reports += 1
+        statuses = {status.name.removeprefix(STATUS_PREFIX): status for status in ours}
+        values = {name: {pair.key: pair.value for pair in status.values} for name, status in statuses.items()}
+        self._notice_restart(values.get(NODE_STATUS, {}))
+        for name, status in statuses.items():
             if name == NODE_STATUS:
-                self.node = values
-            elif name in self.stages:
-                self.stages[name].values = values
+                self.node = values[name]
+            elif "health" in values[name]:
+                self.stages.setdefault(name, StageState(name)).values = values[name]
+            else:
+                self._warn(status)
 
     def on_latency(self, total_ms: float) -> None:
         """Fold in a value of `/perf/latency`."""
@@ -112,25 +296,44 @@ class NodeState:
 
     def on_memory(self, mib: float) -> None:
         """Fold in a value of `/perf/memory`."""
-        self.memory_mib = mib
+        if math.isfinite(mib):
+            self.memory.append((self.elapsed_s, mib))
 
     def on_memory_stats(self, message: Any) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
-        """Fold in a message of `/perf/memory_stats`; a drive of seconds has no use for it."""
+        """Fold in a message of `/perf/memory_stats`."""
+        self.memory_parts = by_label(message)
 
     def on_anomaly(self, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         """Fold in a message of `/perf/anomaly`."""
         for status in message.status:
-            level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
-            kind = ("ok", "warn", "error", "warn")[min(level, 3)]
             stage, _, what = status.name.partition(": ")
             lines = status.message.strip().splitlines() or [""]
-            message = lines[-1 if lines[0].startswith("Traceback") else 0]  # the error itself; there is one line for it
-            self.event(kind, stage, f"{what}: {message}" if what else message)
+            text = lines[-1 if lines[0].startswith("Traceback") else 0]  # the error itself; there is one line for it
+            self.event(_kind(status), stage, f"{what}: {text}" if what else text)
 
-    def event(self, kind: str, source: str, text: str) -> None:
-        """Add an event, now."""
-        self.events_told += 1
-        self.events.append(Event(self.elapsed_s, kind, source, " ".join(text.split())))
+    def _notice_restart(self, values: dict[str, str]) -> None:
+        before, now = self.node.get("pid"), values.get("pid")
+        if before and now and before != now:
+            self.restarts += 1
+            self.event("error", NODE_STATUS, f"restarted: pid {before} is now {now}")
+            for old in (self.stages, self.memory, self.end_to_end_ms):
+                old.clear()
+
+    def _warn(self, status: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
+        """Report once what stands on `/diagnostics` beside the stages, an input of the wrong type for example."""
+        if (kind := _kind(status)) != "ok" and status.message not in self._warnings:
+            self._warnings.add(status.message)
+            self.event(kind, NODE_STATUS, status.message)
+
+
+def by_label(message: Any) -> dict[str, float]:  # noqa: ANN401 - std_msgs/Float64MultiArray
+    """The numbers of a message by the labels of its layout."""
+    return {dim.label: float(value) for dim, value in zip(message.layout.dim, message.data, strict=False)}
+
+
+def _kind(status: Any) -> str:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
+    level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
+    return _KINDS[min(level, len(_KINDS) - 1)]
 
 
 def _whole(value: float | None) -> int | None:

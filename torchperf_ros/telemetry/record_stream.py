@@ -2,20 +2,20 @@
 
 A `SOCK_SEQPACKET` socket carries fixed structs with small payloads, and JSON for what is rare. A frame's inputs are
 read from the ring that its stage wrote for the workers, large outputs from a ring of the sender's. Nobody waits: what
-finds the socket full, or its bytes overwritten, is lost and counted.
+finds the socket full, or its bytes overwritten, is lost and counted; texts too large for a packet are cut.
 """
 
 import enum
 import json
 import socket
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchperf_ros.core.errors import FrameOverwritten, ProtocolError
-from torchperf_ros.core.frame import Answer, StepTimes
-from torchperf_ros.core.outcome import Fallback, Outcome
-from torchperf_ros.supervise.frame_ring import FrameReader, FrameRing, InputBytes
+from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
+from torchperf_ros.frame.frame import Answer, StepTimes
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 
 VERSION = 1
 MAX_PACKET_BYTES = 131_072
@@ -28,6 +28,9 @@ _FRAME = struct.Struct("<Qbbh?QQqq10d")
 """seq, outcome, fallback (-1: none), tier, profiled, offset and length in the stage's ring, stamp, receipt, times."""
 _FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NO_FALLBACK = -1
+_MAX_EVENT = MAX_PACKET_BYTES - _HEAD.size
+_CUT_TO = (_MAX_EVENT, 16_384, 2_048, 64)
+"""Characters that each text of an event may have, tried in this order until the event fits."""
 
 
 class Kind(enum.IntEnum):
@@ -49,8 +52,10 @@ class FrameRecord:
         t_ns: ROS time of the answer.
         stage: index of the stage.
         answer_ms: what `/perf/latency` said of it, NaN for a stage that is not the last.
-        inputs: the messages that it was computed from; empty where they were overwritten, or never handed over.
+        inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty where they were
+            overwritten, or never handed over.
         output: what was published, None if nothing was, or its bytes are lost.
+        ring, offset: where the trigger is.
     """
 
     t_ns: int
@@ -72,6 +77,13 @@ class FrameRecord:
     profiled: bool = False
     inputs: list[InputBytes] = field(default_factory=list)
     output: bytes | None = None
+    ring: FrameReader | None = None
+    offset: int = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the trigger has not been overwritten; to be asked again once it has been copied."""
+        return self.ring is None or self.ring.holds(self.offset)
 
 
 @dataclass(slots=True)
@@ -96,11 +108,12 @@ class StreamWriter:
 
     Attributes:
         lost: packets that found no room, not yet told to the recorder.
+        cut: events that were too large for a packet, and had their texts cut.
     """
 
     def __init__(self, ring_bytes: int) -> None:
         """Make the ring that payloads pass through."""
-        self.lost = 0
+        self.lost = self.cut = 0
         self._socket: socket.socket | None = None
         self.ring = FrameRing(ring_bytes)
 
@@ -130,7 +143,7 @@ class StreamWriter:
             steps.postprocess_ms, answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
         )  # fmt: skip
         if answer.reason:
-            self._send(packet + inline + answer.reason.encode(errors="replace")[:_MAX_REASON])
+            self._send(packet + inline + answer.reason[:_MAX_REASON].encode(errors="replace")[:_MAX_REASON])
         else:
             self._send(packet + inline)
 
@@ -140,8 +153,10 @@ class StreamWriter:
         self._send(_HEAD.pack(VERSION, Kind.MESSAGE, topic, self.lost, t_ns, offset, length, len(inline)) + inline)
 
     def event(self, t_ns: int, fields: dict[str, Any]) -> None:
-        """Tell of anything else, as JSON."""
-        self._send(_HEAD.pack(VERSION, Kind.EVENT, 0, self.lost, t_ns, 0, 0, 0) + json.dumps(fields).encode())
+        """Tell of anything else, as JSON; of what is too large for a packet the texts are cut, and say by how much."""
+        data, was_cut = event_bytes(fields)
+        self.cut += was_cut
+        self._send(_HEAD.pack(VERSION, Kind.EVENT, 0, self.lost, t_ns, 0, 0, 0) + data)
 
     def _put(self, payload: bytes) -> tuple[bytes, int, int]:
         """What remains to be sent of a payload that goes through the ring: nothing, and where it is."""
@@ -166,6 +181,27 @@ class StreamWriter:
         """Release the ring."""
         self.disconnect()
         self.ring.close()
+
+
+def event_bytes(fields: dict[str, Any]) -> tuple[bytes, bool]:
+    """An event as JSON that fits into a packet, and whether its texts had to be cut for that."""
+    data = b""
+    for longest in _CUT_TO:
+        data = json.dumps(_cut(fields, longest), default=str).encode()
+        if len(data) <= _MAX_EVENT:
+            return data, longest != _CUT_TO[0]
+    text = f"an event {fields['kind']!r} of {len(data):,} bytes was too large to be recorded"
+    return json.dumps({"kind": "log", "severity": "error", "text": text}).encode(), True
+
+
+def _cut(value: Any, longest: int) -> Any:  # noqa: ANN401 - JSON
+    """The same with no text longer than that, but for the words that say how much is missing."""
+    if isinstance(value, str):
+        missing = len(value) - longest
+        return value if missing <= 0 else f"{value[:longest]}... ({missing:,} more characters were cut)"
+    if isinstance(value, dict):
+        return {key: _cut(item, longest) for key, item in value.items()}
+    return [_cut(item, longest) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class StreamReader:
@@ -228,6 +264,7 @@ class StreamReader:
             None if fallback == _NO_FALLBACK else Fallback(fallback), tier,
             reason, age_ms, wait_ms, StepTimes(*steps),
             total_ms, budget_ms, lateness_ms, answer_ms, profiled, self._inputs(stage, offset, length, seq), output,
+            self._stages[stage], offset,
         )  # fmt: skip
 
     def _inputs(self, stage: int, offset: int, length: int, seq: int) -> list[InputBytes]:
@@ -236,9 +273,9 @@ class StreamReader:
         ring = self._stages[stage]
         try:
             found = ring.read(offset, length, seq)
-            copies = [InputBytes(item.index, item.stamp_ns, item.age_ms, bytes(item.data)) for item in found]
+            inputs = [replace(item, data=bytes(item.data)) if item.index else item for item in found]
             ring.check(offset, seq)
         except (FrameOverwritten, ProtocolError):
             self.overwritten += 1
             return []
-        return copies
+        return inputs

@@ -1,1 +1,1 @@
-"""The worker process: the only place that imports torch."""
+"""The names under which adapters of users import what they need; it lives in `model/`."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torchperf_ros.core.message_types import message_class
+from torchperf_ros.config.message_types import message_class
 
 MARKERS, PATH, ARRAY, IMAGE, POSE_2D = (
     "visualization_msgs/msg/MarkerArray",

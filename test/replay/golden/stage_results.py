@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from torchperf_ros.core.frame_table import FRAME, output_hash
-from torchperf_ros.core.message_types import encode
-from torchperf_ros.core.outcome import Fallback, Outcome
+from torchperf_ros.config.message_types import encode
+from torchperf_ros.frame.frame_table import FRAME, output_hash
+from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_result import ReplayResult, StageResult
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from torchperf_ros.replay.golden.golden_file import GoldenError, golden_of, published, read_golden, write_golden
-from torchperf_ros.replay.logs.log_reader import LogReader
+from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.replay.golden.golden_file import GoldenError, golden_of, read_golden, write_golden
 
 from .golden_messages import array, markers, path, pose
 from .stage_results import result_of, stamp_ns
@@ -28,13 +28,6 @@ def test_given_stamps_before_1970_when_written_and_read_then_they_are_the_same(t
     written = golden_of(result, result.stages)
     write_golden(written, tmp_path / "golden.mcap")
     assert read_golden(tmp_path / "golden.mcap") == written
-
-
-def test_given_the_same_outputs_when_written_twice_then_the_files_are_the_same(tmp_path):
-    golden = golden_of(result_of(tmp_path, {"perception": [array(1.0)]}), ["perception"])
-    for name in "ab":
-        write_golden(golden, tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_given_a_golden_file_when_opened_as_a_log_then_any_tool_can_read_its_messages(tmp_path):
@@ -70,23 +63,15 @@ def test_given_a_result_that_says_nothing_for_sure_when_made_golden_then_it_is_r
         golden_of(dataclasses.replace(interrupted, complete=True, output=None), stages)
 
 
-def test_given_outputs_that_were_overwritten_since_when_read_then_the_first_wrong_frame_is_named(tmp_path):
-    earlier = result_of(tmp_path, {"perception": [array(1.0), array(2.0)]})
-    result_of(tmp_path, {"perception": [array(1.0), array(3.0)]})
-    with pytest.raises(GoldenError, match="outputs.mcap: is not what stage perception published for frame 1"):
-        list(published(earlier, earlier.stage("perception")))
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda data: b"", "cannot be read"),
-        (lambda data: b"no MCAP at all, but long enough for one", "cannot be read"),
         (lambda data: data[: len(data) // 2], "cannot be read"),
         (lambda data: data.replace(b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfe"), "cannot be read"),  # zstd's first bytes
         (None, "is an MCAP that holds no golden outputs"),
     ],
-    ids=["empty", "other", "cut", "chunk", "another MCAP"],
+    ids=["empty", "cut", "chunk", "another MCAP"],
 )
 def test_given_a_file_that_is_no_golden_file_when_read_then_one_line_says_so(tmp_path, damage, words):
     result = result_of(tmp_path, {"perception": [array(float(number)) for number in range(20)]})

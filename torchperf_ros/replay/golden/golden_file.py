@@ -1,25 +1,25 @@
-"""Golden outputs: what stages published on a log when all was well, and what they were made from, in one MCAP file."""
+"""Golden outputs: what stages published on a log when all was well, in one MCAP file, and what differs from it now."""
 
 import io
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mcap.reader import make_reader
-from mcap.writer import Writer
 
-from torchperf_ros.core.errors import TorchperfError
-from torchperf_ros.core.message_types import typestore
-from torchperf_ros.replay.replay_error import ReplayError
-from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, StageResult
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.replay.golden.message_rule import Difference, Rules, compare_messages
+from torchperf_ros.replay.output_log import McapOutput
+from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, StageResult, stamp_text, text_columns
 
 _ORIGIN: Final = "torchperf_golden"
-_LIBRARY: Final = "torchperf_ros"
-_ROS2: Final = 2
 _WORD: Final = (1 << 64) - 1
 _SIGN: Final = 1 << 63
 """MCAP's times have no sign, stamps have: a stamp before 1970 stands in `publish_time` as its two's complement."""
+_OUTPUT: Final = "the output"
+_MOST_FIELDS: Final = 12
 
 
 class GoldenError(TorchperfError):
@@ -41,7 +41,7 @@ class Golden:
     def changes(self, result: ReplayResult) -> list[str]:
         """What the result was made from that the golden outputs were not, for example `parameters`."""
         now = origin_of(result)
-        return [what for what in now if what in self.origin and now[what] != self.origin[what]]
+        return [what for what in now if now[what] and self.origin.get(what) and now[what] != self.origin[what]]
 
 
 def origin_of(result: ReplayResult) -> dict[str, str]:
@@ -60,7 +60,7 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
     """What these stages published, as golden outputs.
 
     Raises:
-        GoldenError: see `published`.
+        GoldenError, ReplayError: see `published`.
     """
     return Golden(origin_of(result), {name: tuple(published(result, result.stage(name))) for name in stages})
 
@@ -69,7 +69,8 @@ def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFra
     """What a stage published, in order, with the frames that it was published for.
 
     Raises:
-        GoldenError: the replay was interrupted, depends on the machine, or its outputs were not kept or were changed.
+        GoldenError: the replay was interrupted, depends on the machine, or its outputs were not kept.
+        ReplayError: its outputs were changed since.
     """
     why = ""
     if not result.complete:
@@ -81,10 +82,7 @@ def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFra
     if why:
         msg = f"replay of {result.log} cannot be compared with golden outputs: {why}"
         raise GoldenError(msg)
-    try:
-        yield from stage.messages
-    except ReplayError as error:
-        raise GoldenError(str(error)) from error
+    yield from stage.messages
 
 
 def write_golden(golden: Golden, path: Path) -> None:
@@ -97,34 +95,13 @@ def write_golden(golden: Golden, path: Path) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            _write(golden, file)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _write(golden: Golden, file: Any) -> None:  # noqa: ANN401 - mcap takes any binary file
-    writer: Any = Writer(file)  # its own types are partial
-    writer.start(profile="ros2", library=_LIBRARY)
-    writer.add_metadata(_ORIGIN, dict(golden.origin))
-    schemas: dict[str, int] = {}
-    for stage, frames in golden.frames.items():
-        channels: dict[str, int] = {}
-        for frame in frames:
-            name = frame.type_name
-            if name not in schemas:
-                text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
-                schemas[name] = writer.register_schema(name, "ros2msg", text.encode())
-            if name not in channels:
-                channels[name] = writer.register_channel(stage, "cdr", schemas[name])
-            writer.add_message(
-                channels[name], log_time=max(0, frame.stamp_ns), publish_time=frame.stamp_ns & _WORD, data=frame.data,
-                sequence=frame.seq,
-            )  # fmt: skip
-    writer.finish()
+    with McapOutput(path) as file:
+        file.add_metadata(_ORIGIN, dict(golden.origin))
+        for stage, frames in golden.frames.items():
+            for frame in frames:
+                stamp_ns = frame.stamp_ns
+                file.add(stage, frame.type_name, frame.data, max(0, stamp_ns), stamp_ns & _WORD, frame.seq)
+        file.finish()
 
 
 def read_golden(path: Path) -> Golden:
@@ -151,3 +128,110 @@ def read_golden(path: Path) -> Golden:
         msg = f"golden file {path}: is an MCAP that holds no golden outputs"
         raise GoldenError(msg)
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
+
+
+@dataclass(frozen=True)
+class FrameDifference:
+    """A frame whose output is not as the golden one: the frame's number and stamp, and the fields that differ."""
+
+    seq: int
+    stamp_ns: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """A stage's outputs beside golden ones.
+
+    Attributes:
+        stage: its name.
+        frames: how many frames were compared, those that only one side has among them.
+        differing: the frames that differ, by stamp.
+    """
+
+    stage: str
+    frames: int
+    differing: tuple[FrameDifference, ...]
+
+    def text(self) -> list[str]:
+        """For people: how many frames differ, the first difference, and the worst one of each field."""
+        count, first = len(self.differing), self.differing[0]
+        some = first.differences[0]
+        others = len(first.differences) - 1
+        more = f", with {others} more field{'s' if others > 1 else ''}" if others else ""
+        return [
+            f"{self.stage}: {count} of {self.frames} frames differ",
+            f"  first in frame {_frame(first)}{more}:",
+            f"    {some.path} is {_short(some.value)}, golden {_short(some.golden)}{_distance(some)}",
+            "  by field, the worst of each:",
+            *text_columns(list(self._worst()), "    "),
+        ]
+
+    def _worst(self) -> Iterator[tuple[str, ...]]:
+        """A row for each field that differs, in the order in which they come."""
+        fields: dict[str, list[tuple[FrameDifference, Difference]]] = {}
+        for frame in self.differing:
+            for difference in frame.differences:
+                fields.setdefault(difference.field, []).append((frame, difference))
+        yield "field", "frames", "is", "golden", "off by", "allowed", "in frame"
+        for name, found in list(fields.items())[:_MOST_FIELDS]:
+            frame, worst = max(found, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
+            frames = len({id(frame) for frame, _ in found})
+            numbers = [f"{worst.error:.4g}", f"{worst.allowed:.4g}"] if not math.isnan(worst.error) else ["", ""]
+            yield name, str(frames), _short(worst.value), _short(worst.golden), *numbers, _frame(frame)
+        if len(fields) > _MOST_FIELDS:
+            yield f"and {len(fields) - _MOST_FIELDS} more", *[""] * 6
+
+
+def compare_frames(
+    stage: str, frames: Sequence[PublishedFrame], golden: Sequence[PublishedFrame], rules: Rules
+) -> StageComparison:
+    """Compare what a stage published with golden outputs.
+
+    Frames belong together if their stamps are equal; of several with the same stamp the first, the second, and so on.
+
+    Raises:
+        ComparisonError: see `compare_messages`.
+    """
+    mine, theirs = _by_stamp(frames), _by_stamp(golden)
+    differing = []
+    for key in sorted({*mine, *theirs}):
+        frame, wanted = mine.get(key), theirs.get(key)
+        found = tuple(_differences(frame, wanted, rules))
+        if found:
+            some = frame or wanted
+            assert some is not None  # the key is from one of the two
+            differing.append(FrameDifference(some.seq, some.stamp_ns, found))
+    return StageComparison(stage, len({*mine, *theirs}), tuple(differing))
+
+
+def _by_stamp(frames: Sequence[PublishedFrame]) -> dict[tuple[int, int], PublishedFrame]:
+    counts: dict[int, int] = {}
+    found = {}
+    for frame in frames:
+        nth = counts[frame.stamp_ns] = counts.get(frame.stamp_ns, -1) + 1
+        found[frame.stamp_ns, nth] = frame
+    return found
+
+
+def _differences(frame: PublishedFrame | None, golden: PublishedFrame | None, rules: Rules) -> Iterator[Difference]:
+    if frame is None or golden is None:
+        yield Difference(_OUTPUT, "published" if frame else "none", "published" if golden else "none")
+    elif frame.type_name != golden.type_name:
+        yield Difference(_OUTPUT, frame.type_name, golden.type_name)
+    elif frame.data != golden.data:
+        yield from compare_messages(frame.message, golden.message, rules)
+
+
+def _frame(frame: FrameDifference) -> str:
+    return f"seq {frame.seq}, stamp {stamp_text(frame.stamp_ns)}"
+
+
+def _distance(difference: Difference) -> str:
+    if math.isnan(difference.error):
+        return ""
+    return f": off by {difference.error:.4g}, allowed {difference.allowed:.4g}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)

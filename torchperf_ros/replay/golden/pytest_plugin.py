@@ -14,9 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-    from torchperf_ros.replay.golden.golden_fixture import GoldenFixture
+    from torchperf_ros.replay.golden.fixtures import GoldenFixture, ReplayFixture, Replays
     from torchperf_ros.replay.golden.message_rule import Rules
-    from torchperf_ros.replay.golden.replay_fixture import ReplayFixture, Replays
 
 REFRESHED: Final = "golden_refreshed"
 """The property of a test that says which golden file it has written."""
@@ -49,7 +48,7 @@ def replay(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, torchperf_replays: Replays
 ) -> ReplayFixture:
     """Replays a log: `replay(pace="fast", params="params.yaml")`; the log is that of `@pytest.mark.fieldlog`."""
-    from torchperf_ros.replay.golden.replay_fixture import ReplayFixture
+    from torchperf_ros.replay.golden.fixtures import ReplayFixture
 
     return ReplayFixture(request, tmp_path_factory, torchperf_replays)
 
@@ -63,7 +62,7 @@ def torchperf_replays() -> Replays:
 @pytest.fixture
 def golden(request: pytest.FixtureRequest, golden_rules: Rules) -> GoldenFixture:
     """Compares what stages published with golden outputs: `golden.check(result)`."""
-    from torchperf_ros.replay.golden.golden_fixture import GoldenFixture
+    from torchperf_ros.replay.golden.fixtures import GoldenFixture
 
     return GoldenFixture(request, golden_rules)
 
@@ -76,11 +75,11 @@ def golden_rules() -> Rules:
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Show the frames behind a figure of a stage."""
-    asserted = sys.modules.get("torchperf_ros.replay.golden.asserted_stage")
-    if asserted is None:  # nothing was replayed
+    result = sys.modules.get("torchperf_ros.replay.replay_result")
+    if result is None:  # nothing was replayed
         return None
     for side in (left, right):
-        if isinstance(side, (asserted.AssertedFloat, asserted.AssertedCount, asserted.AssertedCounter)):
+        if isinstance(side, result.StageFigure):
             frames: list[str] = side.stage.worst_frames(only_missed=side.only_missed)
             return [f"{left!r} {op} {right!r}", *frames]
     return None

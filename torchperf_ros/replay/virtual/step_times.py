@@ -1,19 +1,35 @@
-"""How long the runs of a virtual replay take: known for a frame, or drawn for its tier."""
+"""How long the runs of a virtual replay take: as in the log or another run, or drawn from a table, for each tier."""
 
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
 
-from torchperf_ros.core.frame import StepTimes
-from torchperf_ros.core.outcome import Outcome
-from torchperf_ros.core.tier_ladder import Calibration
+from torchperf_ros.config.config import NodeConfig, StageConfig
+from torchperf_ros.config.params_file import read_yaml
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.frame import StepTimes
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.runs.run_log import RunLog, RunLogError
+from torchperf_ros.runs.run_log_source import read_runs
 
-P99_SIGMAS: Final = 2.3263478740408408
-"""The 99th percentile of the standard normal distribution."""
+Say = Callable[[str], None]
+_P99_SIGMAS: Final = 2.3263478740408408  # the 99th percentile of the standard normal distribution
 _NEAR_NS: Final = 5_000_000  # between a stamp and what a recorder's row says of it
+_STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
+_INFERENCE: Final = "inference_ms"
+_OTHERS: Final = ("decode_ms", "preprocess_ms", "postprocess_ms", "overhead_ms")
+_ENDS_BADLY: Final = frozenset({Outcome.LATE, Outcome.HUNG, Outcome.CRASHED})
+_EXAMPLE: Final = "perception: {full: {inference_ms: {median: 20, p99: 35}}, fast: {inference_ms: 6}}"
+_RESTART: Final = "restart_ms"
+_RESTART_MS: Final = 2000.0
+_MOST_SAMPLES: Final = 10_000
+_TOO_SLOW: Final = 2.0  # budgets: no probe of it fits, and none keeps the standby busy for long
 
 
 @dataclass(frozen=True)
@@ -38,10 +54,10 @@ class Spread:
         """Median and 99th percentile, as a worker would have measured them."""
         ordered = sorted(self.samples)
         median_ms, p99_ms = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99))
-        return Calibration(round(median_ms, 3), round(p99_ms * math.exp(self.sigma * P99_SIGMAS), 3))
+        return Calibration(round(median_ms, 3), round(p99_ms * math.exp(self.sigma * _P99_SIGMAS), 3))
 
 
-NOTHING: Final = Spread((0.0,))
+_NOTHING: Final = Spread((0.0,))
 
 
 @dataclass(frozen=True)
@@ -49,37 +65,30 @@ class TierTimes:
     """The steps of one tier's runs; `overhead` is hand-over and publish, what no step accounts for."""
 
     inference: Spread
-    decode: Spread = NOTHING
-    preprocess: Spread = NOTHING
-    postprocess: Spread = NOTHING
-    overhead: Spread = NOTHING
+    decode: Spread = _NOTHING
+    preprocess: Spread = _NOTHING
+    postprocess: Spread = _NOTHING
+    overhead: Spread = _NOTHING
 
 
 @dataclass(frozen=True)
-class KnownRun:
-    """What a log says of one frame: its tier, its steps where it has them, and how it ended."""
-
-    tier: int
-    outcome: Outcome
-    steps: StepTimes
-    overhead_ms: float = 0.0
-    backup: bool = False
-
-
-@dataclass(frozen=True)
-class VirtualRun:
-    """What a run takes on the virtual clock.
+class RunTimes:
+    """What one run of a model takes, on the virtual clock or in a log.
 
     Attributes:
         steps: in ms.
         overhead_ms: besides them.
         ending: `ON_TIME`: the model decides; `CRASHED`: the worker dies at the end of it; `LATE`, `HUNG`: it takes
             longer than anybody waits.
+        tier: in a log: on which it ran; -1: not known.
+        backup: in a log: whether it was the backup's run, which answered the frame.
     """
 
     steps: StepTimes
     overhead_ms: float = 0.0
     ending: Outcome = Outcome.ON_TIME
+    tier: int = -1
+    backup: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,19 +103,15 @@ class StageTimes:
     """
 
     tiers: Sequence[TierTimes]
-    known: Mapping[int, KnownRun] = field(default_factory=dict)
+    known: Mapping[int, RunTimes] = field(default_factory=dict)
     seed: int = 0
-    restart_ms: float = 2000.0
-
-    def __post_init__(self) -> None:
-        """Sort the stamps."""
-        object.__setattr__(self, "_stamps", sorted(self.known))
+    restart_ms: float = _RESTART_MS
 
     def calibrations(self) -> list[Calibration]:
         """What a worker would have measured before its first frame, for each tier."""
         return [tier.inference.calibration for tier in self.tiers]
 
-    def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> VirtualRun:
+    def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
         """What a run takes.
 
         Args:
@@ -116,29 +121,172 @@ class StageTimes:
             attempt: 0 for the frame's first run, 1 for its backup, and so on.
         """
         known = self._near(stamp_ns)
-        if known is not None and known.tier == tier and known.outcome is Outcome.ON_TIME and not attempt:
-            return VirtualRun(known.steps, known.overhead_ms)
-        if known is not None and attempt and known.backup and known.tier == tier:
-            return VirtualRun(known.steps, known.overhead_ms)
         drawn = self._draw(seq, tier, attempt)
-        ended_badly = known is not None and known.outcome in {Outcome.LATE, Outcome.HUNG, Outcome.CRASHED}
-        if known is not None and ended_badly and not attempt:
-            return VirtualRun(drawn.steps, drawn.overhead_ms, known.outcome)
-        return drawn
+        if known is None:
+            return drawn
+        ran_so = known.backup if attempt else known.ending is Outcome.ON_TIME
+        if ran_so and known.tier == tier and math.isfinite(known.steps.total_ms):
+            return replace(known, ending=Outcome.ON_TIME)
+        return replace(drawn, ending=known.ending) if known.ending in _ENDS_BADLY and not attempt else drawn
 
-    def _near(self, stamp_ns: int) -> KnownRun | None:
+    @cached_property
+    def _stamps(self) -> list[int]:
+        return sorted(self.known)
+
+    def _near(self, stamp_ns: int) -> RunTimes | None:
         """The frame of the log with this stamp, or the nearest within 5 ms."""
-        if not stamp_ns:
-            return None
-        if stamp_ns in self.known:
-            return self.known[stamp_ns]
-        stamps: list[int] = self._stamps  # type: ignore[attr-defined]
-        place = bisect_left(stamps, stamp_ns)
-        near = [stamp for stamp in stamps[max(0, place - 1) : place + 1] if abs(stamp - stamp_ns) <= _NEAR_NS]
-        return self.known[min(near, key=lambda stamp: abs(stamp - stamp_ns))] if near else None
+        place = bisect_left(self._stamps, stamp_ns)
+        near = [stamp for stamp in self._stamps[max(0, place - 1) : place + 1] if abs(stamp - stamp_ns) <= _NEAR_NS]
+        return self.known[min(near, key=lambda stamp: abs(stamp - stamp_ns))] if stamp_ns and near else None
 
-    def _draw(self, seq: int, tier: int, attempt: int) -> VirtualRun:
+    def _draw(self, seq: int, tier: int, attempt: int) -> RunTimes:
         rng = random.Random(f"{self.seed} {seq} {tier} {attempt}")  # the same whatever was drawn before it
         times = self.tiers[tier]
         spreads = (times.decode, times.preprocess, times.inference, times.postprocess)
-        return VirtualRun(StepTimes(*(spread.draw(rng) for spread in spreads)), times.overhead.draw(rng))
+        return RunTimes(StepTimes(*(spread.draw(rng) for spread in spreads)), times.overhead.draw(rng))
+
+
+def read_step_times(where: str, log: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
+    """The times of every stage.
+
+    Args:
+        where: `log`, a `.yaml` table, or whatever `torchperf report` reads: a run, records, a log with `/perf`.
+        log: what is replayed.
+        config: whose stages and tiers.
+        seed: of what is drawn.
+        say: gets what is guessed.
+
+    Raises:
+        ConfigError: there are none, or the table is none.
+    """
+    path = log if where == "log" else Path(where)
+    if path.suffix in {".yaml", ".yml"}:
+        return _of_table(path, config, seed, say)
+    try:
+        runs = read_runs(path, lambda _done, _total: None)
+    except RunLogError as error:
+        msg = f"step times: {error}; give --times a table, for example `{_EXAMPLE}`, or a run of --json"
+        raise ConfigError(msg) from error
+    return [_of_stage(runs[0], index, stage, seed, path, say) for index, stage in enumerate(config.stages)]
+
+
+# -- recorded frames --------------------------------------------------------------------------------------------------
+
+
+def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path, say: Say) -> StageTimes:
+    logged = next((each for each in run.stages if each.name == stage.name), None)
+    if logged is None and index < len(run.stages) and run.stages[index].name == f"stage {index}":
+        logged = run.stages[index]  # rows of /perf/latency_stages alone do not name it
+    if logged is None or not len(logged):
+        msg = f"step times: {path} has no frame of stage {stage.name}; give --times a table, for example `{_EXAMPLE}`"
+        raise ConfigError(msg)
+    # the index of a tier in the parameters by its index in the log; by name where the log has names
+    tier_of = {old: stage.tiers.index(name) for old, name in enumerate(logged.tiers) if name in stage.tiers}
+    if not logged.tiers:
+        tier_of = {tier: tier for tier in range(len(stage.tiers))}
+    columns = {name: logged.frames[name].tolist() for name in logged.frames.dtype.names or ()}
+    runs = [_run_of(columns, row, tier_of) for row in range(len(logged))]
+    on_time = [run for run in runs if run.ending is Outcome.ON_TIME and run.tier >= 0]
+    found = {tier: _tier_times([run for run in on_time if run.tier == tier]) for tier in {run.tier for run in on_time}}
+    known = {stamp_ns: run for stamp_ns, run in zip(columns["stamp_ns"], runs, strict=True) if stamp_ns}
+    return StageTimes(_complete(found, stage, str(path), say), known, seed)
+
+
+def _run_of(columns: Mapping[str, list[Any]], row: int, tier_of: Mapping[int, int]) -> RunTimes:
+    steps = [round(columns[name][row], 3) for name in _STEPS]
+    parts = [part for part in (columns["wait_ms"][row], *steps) if math.isfinite(part)]
+    outcome, rest_ms = Outcome(columns["outcome"][row]), columns["total_ms"][row] - sum(parts)
+    counts = outcome is Outcome.ON_TIME and math.isfinite(rest_ms)
+    return RunTimes(
+        StepTimes(*steps), round(max(0.0, rest_ms), 3) if counts else 0.0, outcome,
+        tier_of.get(columns["tier"][row], -1), columns["fallback"][row] == Fallback.BACKUP,
+    )  # fmt: skip
+
+
+def _tier_times(runs: Sequence[RunTimes]) -> TierTimes:
+    def spread(values: Iterable[float]) -> Spread:
+        return Spread(tuple(value for value in values if math.isfinite(value)) or (0.0,))
+
+    runs = runs[:_MOST_SAMPLES]
+    decode, preprocess, inference, postprocess = (spread(getattr(run.steps, name) for run in runs) for name in _STEPS)
+    return TierTimes(inference, decode, preprocess, postprocess, spread(run.overhead_ms for run in runs))
+
+
+def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, say: Say) -> list[TierTimes]:
+    """Times for every tier.
+
+    One that never ran is taken to be as slow as the next more accurate one that did. Where none of those ran either,
+    it is taken to be too slow: the vehicle did not use it, and at the times of a lower tier the ladder here would.
+
+    Raises:
+        ConfigError: there are none at all.
+    """
+    if not found:
+        msg = f"step times: {where} has no run of {stage.name} that ended on time; give --times a table: `{_EXAMPLE}`"
+        raise ConfigError(msg)
+    times = []
+    for tier, name in enumerate(stage.tiers):
+        like = max((other for other in found if other <= tier), default=None)
+        if like is None:
+            say(f"{stage.name}: {where} has no times of tier {name}; taken to be too slow, as no better one has any")
+        elif like != tier:
+            say(f"{stage.name}: {where} has no times of tier {name}; taken to be those of {stage.tiers[like]}")
+        times.append(TierTimes(Spread((_TOO_SLOW * stage.budget_ms,))) if like is None else found[like])
+    return times
+
+
+# -- a table ----------------------------------------------------------------------------------------------------------
+
+
+def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
+    table = read_yaml(path, "step times")
+    if not isinstance(table, Mapping):
+        msg = f"step times {path}: has to be a table like `{_EXAMPLE}`"
+        raise ConfigError(msg)
+    names = {stage.name for stage in config.stages} | {_RESTART}
+    if unknown := sorted(str(name) for name in table if name not in names):
+        msg = f"step times {path}: there is no stage {unknown[0]}; there are {', '.join(sorted(names - {_RESTART}))}"
+        raise ConfigError(msg)
+    restart_ms = _number(table.get(_RESTART, _RESTART_MS), f"step times {path}: {_RESTART}")
+    times = []
+    for stage in config.stages:
+        tiers = table.get(stage.name)
+        if not isinstance(tiers, Mapping) or not tiers:
+            msg = f"step times {path}: {stage.name} is not there; it has to be like `{_EXAMPLE}`"
+            raise ConfigError(msg)
+        if unknown := sorted(str(name) for name in tiers if name not in stage.tiers):
+            msg = f"step times {path}: {stage.name} has no tier {unknown[0]}; it has {', '.join(stage.tiers)}"
+            raise ConfigError(msg)
+        found = {
+            stage.tiers.index(name): _tier(steps, f"step times {path}: {stage.name}.{name}")
+            for name, steps in tiers.items()
+        }
+        times.append(StageTimes(_complete(found, stage, str(path), say), {}, seed, restart_ms))
+    return times
+
+
+def _tier(steps: object, what: str) -> TierTimes:
+    if not isinstance(steps, Mapping) or _INFERENCE not in steps or set(steps) - {_INFERENCE, *_OTHERS}:
+        msg = f"{what}: {steps!r} has to hold {_INFERENCE}, and may hold {', '.join(_OTHERS)}"
+        raise ConfigError(msg)
+    return TierTimes(**{key.removesuffix("_ms"): _read_spread(value, f"{what}.{key}") for key, value in steps.items()})
+
+
+def _read_spread(value: object, what: str) -> Spread:
+    if isinstance(value, Mapping) and set(value) == {"median", "p99"}:
+        median_ms, p99_ms = (_number(value[key], f"{what}.{key}") for key in ("median", "p99"))
+        if 0 < median_ms <= p99_ms:
+            return Spread((median_ms,), math.log(p99_ms / median_ms) / _P99_SIGMAS)
+    elif isinstance(value, Sequence) and not isinstance(value, str) and value:
+        return Spread(tuple(_number(each, what) for each in value))
+    elif isinstance(value, (int, float)):
+        return Spread((_number(value, what),))
+    msg = f"{what}: {value!r} has to be ms, a list of ms, or {{median: ms, p99: ms}} with median <= p99"
+    raise ConfigError(msg)
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return float(value)
+    msg = f"{what}: {value!r} has to be a number of ms, 0 or more"
+    raise ConfigError(msg)

@@ -1,0 +1,121 @@
+"""Launch-bound chains: how many times faster than eager each engine is.
+
+A chain of n elementwise operations and a sum on inputs of changing batch size, (4..13, 16): in eager; static and
+dynamic (torch.compile); aoti-dynamic (an AOTInductor package); CUDA graphs where there is CUDA; and auto, the engine
+that the project chooses from a calibration of its own. Compiling takes minutes the first time, less where Inductor's
+cache holds the chains.
+"""
+
+import argparse
+import csv
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.chains import AUTO, LENGTHS, THREADS, CurvePoint, measure_curve
+from benchmarks.rig.report import Report, Target, plain, say, shown
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.model.device import choose_device
+from torchperf_ros.packages.engine_choice import EAGER
+
+_MOST = 1000
+_LONGEST = 30
+_TIMES_AT_LONGEST = 5.3
+_NEVER_SLOWER = 1 / 1.05
+_EPILOG = f"""\
+targets: auto at most 5 % slower than eager at any n, at least {_TIMES_AT_LONGEST} times as fast at n = {_LONGEST}
+exit status: 0 if they are met, 1 if one is missed, 2 if the input cannot be used
+
+examples:
+  ./run bench curve
+  ./run bench curve --n 1,10,30 --seconds 0.3 -o curve       # writes curve/curve.csv and curve/curve.png"""
+
+
+def main() -> int:
+    """Measure, show, write."""
+    arguments = _arguments()
+    report = Report("curve", arguments)
+    curve = measure_curve(arguments.n, arguments.chosen_device, seconds=arguments.seconds, on_step=say)
+    _show(report, curve)
+    if arguments.output is not None:
+        _write(report, curve, arguments.output)
+    targets = curve_targets(curve)
+    report.finish({"points": [asdict(point) for point in curve]}, targets)
+    return 0 if all(target.met for target in targets) else 1
+
+
+def curve_targets(curve: Sequence[CurvePoint]) -> list[Target]:
+    """`auto` against eager at every length and, where it was measured, at 30 operations."""
+    autos = {point.length: point for point in curve if point.engine == AUTO}
+    least = min(autos.values(), key=lambda point: point.times_eager)
+    targets = [Target(f"{AUTO}, times eager at the least (n = {least.length})", least.times_eager, ">=", _NEVER_SLOWER)]
+    if longest := autos.get(_LONGEST):
+        what = f"{AUTO}, times eager at n = {_LONGEST} (by {longest.runs})"
+        targets.append(Target(what, longest.times_eager, ">=", _TIMES_AT_LONGEST))
+    return targets
+
+
+def _arguments() -> argparse.Namespace:
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--n", type=_lengths, default=list(LENGTHS), help="operations, with commas between")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for which each engine at each n is timed (1)")
+    parser.add_argument("--device", default="auto", help="auto (CUDA where there is one), cpu, cuda or cuda:N")
+    parser.add_argument("-o", "--output", type=Path, help="folder for curve.csv and curve.png; made if missing")
+    arguments = parser.parse_args()
+    try:
+        arguments.chosen_device = choose_device(arguments.device)
+        if arguments.output is not None:
+            arguments.output.mkdir(parents=True, exist_ok=True)
+    except (ConfigError, OSError, RuntimeError) as error:  # torch names a device that it does not know
+        parser.error(str(error))
+    return arguments
+
+
+def _lengths(text: str) -> list[int]:
+    lengths = sorted({int(word) for word in text.split(",")})
+    if lengths[0] < 1 or lengths[-1] > _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 1 to {_MOST}, with commas between")
+    return lengths
+
+
+def _show(report: Report, curve: Sequence[CurvePoint]) -> None:
+    at = {(point.length, point.engine): point for point in curve}
+    lengths, engines = sorted({length for length, _ in at}), list(dict.fromkeys(point.engine for point in curve))
+    compiled = [engine for engine in engines if engine != EAGER]
+    rows = [(n, *(_ratio(at[n, engine]) for engine in compiled), at[n, AUTO].runs) for n in lengths]
+    report.table("Times eager, published ratio (on a GPU) in brackets", ("n", *compiled, f"{AUTO} is"), rows)
+    timed = [engine for engine in engines if engine != AUTO]
+    rows = [(n, *(at[n, engine].median_us for engine in timed)) for n in lengths]
+    report.table("Median us per call", ("n", *timed), rows)
+    rows = [(n, *(at[n, engine].compile_s for engine in timed[1:])) for n in lengths]
+    report.table("Seconds to compile", ("n", *timed[1:]), rows)
+    for point in curve:
+        if point.error and point.runs == point.engine:
+            report.text(f"n = {point.length}, {point.engine}: {point.error}")
+
+
+def _ratio(point: CurvePoint) -> str:
+    published = "" if point.reference is None else f" ({point.reference:.2f})"
+    return "failed" if point.error else f"{point.times_eager:.2f}{published}"
+
+
+def _write(report: Report, curve: Sequence[CurvePoint], folder: Path) -> None:
+    with open(folder / "curve.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(curve[0])), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(plain(asdict(point)) for point in curve)
+    if importlib.util.find_spec("matplotlib") is None:
+        report.text("no picture: matplotlib is not installed; `pip install 'torchperf_ros[analysis]'`")
+        return
+    from benchmarks.rig.curve_picture import save_curve
+
+    found = report.machine
+    words = [found["cpu"], f"{found['cores']} cores, threads {THREADS}, torch {found['torch']}"]
+    save_curve(curve, ", ".join(map(shown, words)), folder / "curve.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+import importlib
+import os
+import select
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.packages.compile_process import CompileProcess
+from torchperf_ros.packages.package_cache import PackageCache, open_cache
+
+PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
+
+
+def job(cache, tiers=("full",), **changes):
+    """What a compile process is told."""
+    count = len(tiers)
+    return {
+        "adapter": "compiled_adapters:Compiled", "options": {}, "device": "cpu", "threads": 1, "tiers": list(tiers),
+        "build": [BuildOptions("aoti").as_dict()] * count, "packages": [""] * count, "cache_dir": str(cache),
+        "cache_mib": 4096, "kept_mib": 256, **changes,
+    }  # fmt: skip
+
+
+def hear(*processes):
+    """Everything that they say until all have ended, per process."""
+    heard, stop_at = {process: [] for process in processes}, time.monotonic() + PATIENCE_S
+    waiting = list(processes)
+    while waiting:
+        assert time.monotonic() < stop_at, heard
+        for process in list(waiting):
+            said = process.listen()
+            if said is None:
+                waiting.remove(process)
+            else:
+                heard[process] += said
+        select.select([process.news for process in waiting], [], [], 0.05)
+    return [heard[process] for process in processes]
+
+
+@pytest.fixture(scope="session")
+def adapters():
+    """The module of the adapters that are compiled, under the name that it has in other processes, too."""
+    folder = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")])))
+        yield importlib.import_module("compiled_adapters")
+
+
+@dataclass(frozen=True)
+class Built:
+    """Packages that real compile processes have built: static by two at once, dynamic by one."""
+
+    cache: PackageCache
+    at_once: list
+    ends: list
+    dynamic: list
+
+    def package(self, said):
+        return Path(next(message["package"] for message in said if message["kind"] == "built"))
+
+
+@pytest.fixture(scope="session")
+def built(adapters, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packages") / "cache"
+    jobs = [job(folder, ["untraceable", "full"])] * 2 + [job(folder, options={"dynamic": True})]
+    umask = os.umask(0o002)  # as many distributions have it for users with a group of their own
+    processes = [CompileProcess(each, background=False) for each in jobs]
+    os.umask(umask)
+    try:
+        first, second, dynamic = hear(*processes)
+        ends = [process.death_reason() for process in processes]
+    finally:
+        for process in processes:
+            process.close()
+    return Built(open_cache(str(folder), 4096), [first, second], ends, dynamic)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """torch.compile without what earlier tests have left in it, its limits and stance put back afterwards."""
+    torch.compiler.reset()
+    config = torch._dynamo.config
+    with config.patch(recompile_limit=8, accumulated_recompile_limit=256):
+        yield
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()

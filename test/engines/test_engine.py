@@ -1,0 +1,176 @@
+"""Engines, mostly without a code generator: what they compile for, and when, is the same with backend eager."""
+
+import functools
+import shutil
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.engine import make_runner, varying_dims, warm_up_inputs
+from torchperf_ros.engines.package import _caller
+from torchperf_ros.engines.package_engine import Built, export
+from torchperf_ros.engines.parity import check_engine, measure, random_inputs, tensors_in
+
+from .compiled_adapters import Mixed
+from .conftest import PATIENCE_S
+
+CPU = torch.device("cpu")
+X = torch.ones(2)
+IMAGE = (torch.zeros(1, 3, 16, 16),)
+IMAGE_DIMS = {0: {0: (1, 8), 2: (8, 64), 3: (8, 64)}}  # height and width have the same range, and size, on purpose
+COMPILE, AOTI = BuildOptions("compile"), BuildOptions("aoti")
+
+
+def convolution():
+    torch.manual_seed(0)
+    return torch.nn.Conv2d(3, 2, 3, padding=1).eval()
+
+
+@pytest.fixture
+def no_code(monkeypatch, fresh_compiler):
+    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", 16)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+
+
+def compiled(example=IMAGE, dims=None, model=None, options=COMPILE):
+    return make_runner(model or convolution(), options, example, dims or {}, CPU)
+
+
+def test_given_engine_eager_when_made_then_it_is_the_model_itself():
+    model = convolution()
+    runner = make_runner(model, BuildOptions(), IMAGE, IMAGE_DIMS, CPU)
+    assert runner.call is model
+    assert (runner.graphs, runner.static) == (0, False)
+
+
+def test_given_engine_eager_with_another_precision_when_made_then_the_model_stays_as_it_is():
+    model = convolution()
+    runner = make_runner(model, BuildOptions(precision="bf16"), IMAGE, {}, CPU)
+    assert runner.call is not model
+    assert model.weight.dtype is torch.float32
+    check_engine(model, runner.call, IMAGE, {}, "bf16")
+
+
+def usual():
+    """The example as a worker makes it: under the mode in which it is run."""
+    return tuple(tensor.clone() for tensor in IMAGE)
+
+
+@torch.inference_mode()
+def test_given_dynamic_dims_when_sizes_are_drawn_then_nothing_is_compiled_again(no_code):
+    model = convolution()
+    runner = compiled(dims=IMAGE_DIMS, model=model)
+    assert runner.graphs >= 1
+    torch.compiler.set_stance("fail_on_recompile")
+    for seed in range(40):
+        (image,) = random_inputs(IMAGE, seed, {0: {**IMAGE_DIMS[0], 0: (2, 8)}})
+        measure(model(image), runner.call(image))
+    runner.call(*usual())  # batch 1, as in the example
+    with pytest.raises(RuntimeError, match="recompile"):
+        runner.call(torch.zeros(2, 3, 65, 8))
+
+
+@torch.inference_mode()
+def test_given_more_sizes_than_the_compilers_limits_when_run_then_each_is_compiled_and_none_silently_eager(no_code):
+    model, other = torch.nn.ReLU(), torch.nn.ReLU()
+    calls = [compiled((torch.zeros(1),), model=each).call for each in (model, other)]
+    for call in calls:
+        for size in range(2, 25):
+            call(torch.zeros(size))
+    torch.compiler.set_stance("fail_on_recompile")
+    for call in calls:
+        for size in range(2, 25):
+            call(torch.zeros(size))
+        with pytest.raises(RuntimeError, match="recompile"):
+            call(torch.zeros(1000))
+
+
+@torch.inference_mode()
+def test_given_dynamic_dims_when_compiled_then_the_adapters_own_example_is_not_marked(no_code):
+    example = (torch.zeros(4, 3, 16, 16),)
+    compiled(example, IMAGE_DIMS)
+    assert not hasattr(example[0], "_dynamo_dynamic_indices")
+    runner = compiled(example, options=BuildOptions("compile", dynamic="never"))
+    torch.compiler.set_stance("fail_on_recompile")
+    with pytest.raises(RuntimeError, match="recompile"):
+        runner.call(torch.zeros(5, 3, 16, 16))
+
+
+def test_given_a_model_that_is_made_for_one_size_when_compiled_for_many_then_that_is_an_error(no_code):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 1)).eval()
+    with pytest.raises(Exception, match=r"specialized|size|shape"):
+        compiled(dims={0: {2: (8, 64)}}, model=model)
+
+
+@pytest.mark.parametrize(
+    ("options", "declared", "varying"),
+    [
+        (AOTI, {}, {}),
+        (AOTI, {0: {0: (1, 8), 2: (5, 5)}, 1: {0: (3, 3)}}, {0: {0: (1, 8)}}),
+        (BuildOptions("aoti", dynamic="never"), {0: {0: (1, 8)}}, {}),
+        (BuildOptions("aoti", dynamic="always"), {0: {0: (1, 8)}}, {0: {0: (1, 8)}}),
+    ],
+)
+def test_given_declared_ranges_when_asked_what_varies_then_it_is_what_the_options_allow_and_has_two_sizes(
+    options, declared, varying
+):
+    assert varying_dims(options, declared) == varying
+
+
+def test_given_ranges_when_warmed_up_then_middle_smallest_largest_and_the_example_are_run_in_this_order():
+    shapes = [tuple(inputs[0].shape) for inputs in warm_up_inputs(IMAGE, IMAGE_DIMS)]
+    assert [shape[0] for shape in shapes] == [4, 1, 8, 1]
+    assert [shape[2:] for shape in shapes] == [(36, 36), (8, 8), (64, 64), (16, 16)]
+    assert warm_up_inputs(IMAGE, {}) == [IMAGE]
+
+
+@pytest.mark.parametrize("dims", [IMAGE_DIMS, {0: {-1: (8, 64), -4: (1, 8)}}, {0: {2: (16, 64)}}])
+def test_given_an_example_of_batch_1_when_exported_then_no_declared_size_is_taken_for_a_constant(dims):
+    program = export(convolution(), IMAGE, dims)
+    shape = next(node for node in program.graph.nodes if node.name == "input").meta["val"].shape
+    declared = {dim % 4 for dim in dims[0]}
+    assert {dim for dim, size in enumerate(shape) if not isinstance(size, int)} == declared
+    assert len({str(shape[dim]) for dim in declared}) == len(declared)
+
+
+def test_given_inputs_that_share_a_range_when_exported_then_they_are_one_size():
+    example = (torch.zeros(1, 4), torch.ones(1, 3, dtype=torch.int64))
+    program = export(Mixed(4).eval(), example, {0: {0: (1, 8)}, 1: {-2: (1, 8)}})
+    sizes = [str(node.meta["val"].shape[0]) for node in program.graph.nodes if node.name in {"x", "mask"}]
+    assert len(sizes) == 2
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("dynamic", [False, True])
+@torch.inference_mode()
+def test_given_engine_aoti_when_made_then_it_gives_what_eager_gives_for_the_sizes_that_it_was_made_for(
+    built, adapters, monkeypatch, dynamic
+):
+    adapter = adapters.Compiled({"dynamic": dynamic}, CPU)
+    with torch.inference_mode(mode=False):
+        model = adapter.build("full").eval()
+    example, dims = adapter.example_inputs("full"), adapter.dynamic_dims()
+    package = built.package(built.dynamic if dynamic else built.at_once[0])
+
+    def copied(*arguments):
+        shutil.copy(package, arguments[-1])
+        return Built("")
+
+    monkeypatch.setattr("torchperf_ros.engines.package.build_package", copied)
+    runner = make_runner(model, AOTI, example, dims, CPU)
+    assert (runner.static, runner.graphs) == (not dynamic, 1)
+    check_engine(model, runner.call, example, dims, "fp32", seeds=8)
+    outputs = runner.call(*example)
+    assert [tensor.dtype for tensor in tensors_in(outputs)] == [
+        torch.float32, torch.int64, torch.float32, torch.float32, torch.float16
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("outputs", [X, (X,), [X, {"a": (X, X)}], {"b": X, "a": X}])
+def test_given_outputs_of_any_structure_when_a_package_is_called_then_they_have_it_again(outputs):
+    leaves, tree = pytree.tree_flatten(outputs)
+    call = _caller(lambda inputs: [leaf + inputs[0] for leaf in leaves], pytree.treespec_dumps(tree))
+    assert measure(outputs, call(torch.zeros(1))).max_error == 0.0

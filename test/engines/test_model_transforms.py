@@ -1,0 +1,289 @@
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines import model_transforms
+from torchperf_ros.engines.model_transforms import applies, foldable_pairs, matrix_precision, transform, why_no_int8
+from torchperf_ros.engines.parity import check, random_inputs
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.models.camera import CameraAdapter
+from torchperf_ros.models.planner import PlannerAdapter
+
+CPU = torch.device("cpu")
+
+
+def lived(model):
+    """In eval mode, with batch normalisation that has seen data, so that it does something."""
+    generator = torch.Generator().manual_seed(3)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_(0.5, 0.2, generator=generator)
+            module.running_var.uniform_(0.5, 2.0, generator=generator)
+            if module.affine:
+                nn.init.uniform_(module.weight, 0.5, 1.5, generator=generator)
+                nn.init.normal_(module.bias, 0.0, 0.3, generator=generator)
+    return model.eval()
+
+
+class Blocks(nn.Module):
+    """Convolution and normalisation as attributes, called in another order than they are made, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.tail = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2), nn.BatchNorm2d(8, affine=False), nn.ReLU())
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.up_norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, image):
+        x = self.up_norm(self.up(self.tail(torch.relu(self.norm(self.conv(image))))))
+        return {"pixels": x, "classes": self.head(x.mean(dim=(2, 3)))}
+
+
+class Branching(nn.Module):
+    """Cannot be traced as a whole; its part can."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+
+    def forward(self, image):
+        return self.part(image) if image.sum() > 0 else self.part(-image)
+
+
+class Shared(nn.Module):
+    """One convolution, two normalisations."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.first, self.second = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+    def forward(self, image):
+        return self.first(self.conv(image)) + self.second(self.conv(image + 1.0))
+
+
+class Reversed(nn.Module):
+    """Made in the order that would fold, called in the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, image):
+        return self.conv(self.norm(image))
+
+
+def image(seed=0):
+    return torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)).eval()
+
+
+def adapters():
+    return [(CameraAdapter({}, CPU), "fast"), (PlannerAdapter({}, CPU), "fast")]
+
+
+EVERYTHING = [
+    BuildOptions(channels_last=True),
+    BuildOptions(fold_batch_norm=True),
+    BuildOptions(precision="bf16"),
+    BuildOptions(precision="fp16"),
+    BuildOptions(precision="int8_weight"),
+    BuildOptions(precision="int8_dynamic"),
+    BuildOptions(precision="bf16", channels_last=True, fold_batch_norm=True),
+]
+needs_torchao = pytest.mark.skipif(bool(why_no_int8()), reason=why_no_int8() or "installed")
+each_transform = pytest.mark.parametrize("options", EVERYTHING, ids=lambda options: options.label)
+
+
+@needs_torchao
+@each_transform
+def test_given_a_network_when_transformed_then_it_agrees_and_the_original_is_as_before(options):
+    model = lived(Blocks())
+    before, weights = model(image()), copy.deepcopy(model.state_dict())
+    changed = transform(model, options, CPU)
+    assert changed is not model
+    with torch.inference_mode():
+        found = changed(image())
+    check(before, found, options.precision)
+    assert [tensor.dtype for tensor in found.values()] == [torch.float32] * 2
+    assert found["pixels"].is_contiguous() == before["pixels"].is_contiguous()
+    assert all(torch.equal(after, model(image())[name]) for name, after in before.items())
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in weights.items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [BuildOptions(), BuildOptions(engine="compile"), BuildOptions(precision="tf32"), BuildOptions(cuda_graphs=True)],
+    ids=lambda options: options.label,
+)
+def test_given_nothing_to_change_when_transformed_then_it_is_the_very_same_model(options):
+    model = lived(Blocks())
+    assert transform(model, options, CPU) is model
+
+
+@pytest.mark.parametrize("options", EVERYTHING[-2:], ids=lambda options: options.label)
+def test_given_a_model_that_an_option_does_not_concern_when_transformed_then_it_is_the_very_same_model(options):
+    model = nn.ReLU()
+    assert transform(model, options, CPU) is model
+
+
+def test_given_an_unknown_precision_when_transformed_then_the_error_names_it_and_what_is_allowed():
+    with pytest.raises(ConfigError, match=r"precision: 'fp8' is not allowed; it has to be fp32, tf32"):
+        transform(linear(), BuildOptions(precision="fp8"), CPU)
+
+
+def test_given_neighbours_when_searched_then_attributes_and_sequences_are_found_whatever_the_order_they_are_made_in():
+    assert foldable_pairs(lived(Blocks())) == [("conv", "norm"), ("tail.0", "tail.1"), ("up", "up_norm")]
+
+
+def test_given_a_model_that_cannot_be_traced_when_searched_then_its_parts_are():
+    model = lived(Branching())
+    assert foldable_pairs(model) == [("part.0", "part.1")]
+    check(model(image()), transform(model, BuildOptions(fold_batch_norm=True), CPU)(image()), "fp32")
+
+
+def trained(model):
+    model.get_submodule("1").train()
+    return model
+
+
+def hooked(model):
+    model.get_submodule("0").register_forward_hook(lambda module, inputs, outputs: outputs * 2)
+    return model
+
+
+def pair(norm=None, conv=None):
+    return nn.Sequential(conv or nn.Conv2d(3, 4, 1), norm or nn.BatchNorm2d(4)).eval()
+
+
+NOT_PROVEN = {
+    "called twice": Shared().eval(),
+    "reversed": Reversed().eval(),
+    "between": nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.BatchNorm2d(4)).eval(),
+    "training": trained(pair()),
+    "batch statistics": pair(nn.BatchNorm2d(4, track_running_stats=False)),
+    "hooked": hooked(pair()),
+    "grouped transposed": pair(conv=nn.ConvTranspose2d(4, 4, 1, groups=2)),
+}
+
+
+@pytest.mark.parametrize("model", NOT_PROVEN.values(), ids=NOT_PROVEN)
+def test_given_no_proof_when_searched_then_nothing_is_folded(model):
+    assert foldable_pairs(model) == []
+    assert transform(model, BuildOptions(fold_batch_norm=True), CPU) is model
+    assert applies(model, BuildOptions(fold_batch_norm=True), CPU) == "no convolution followed by batch normalisation"
+
+
+@needs_torchao
+@pytest.mark.parametrize("options", EVERYTHING[-2:], ids=lambda options: options.label)
+@pytest.mark.parametrize(("adapter", "tier"), adapters(), ids=["camera", "planner"])
+def test_given_a_reference_adapter_when_transformed_and_exported_then_the_program_agrees(adapter, tier, options):
+    model, example = adapter.build(tier), adapter.example_inputs(tier)
+    with torch.no_grad():
+        program = torch.export.export(transform(model, options, CPU), example)
+        inputs = random_inputs(example, 5)
+        check(model(*inputs), program.module()(*inputs), options.precision)
+
+
+@needs_torchao
+@pytest.mark.parametrize("precision", ["int8_dynamic"])
+def test_given_a_transformed_model_when_exported_with_a_dynamic_size_then_inputs_are_named_as_the_models(precision):
+    changed = transform(linear(), BuildOptions(precision=precision), CPU)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    with torch.no_grad():
+        program = torch.export.export(changed, (torch.randn(4, 32),), dynamic_shapes=({0: batch},))
+        x = torch.randn(9, 32)
+        torch.testing.assert_close(program.module()(x), changed(x), rtol=1e-2, atol=1e-2)
+
+
+def test_given_everything_at_once_when_compiled_then_it_agrees():
+    model = lived(Blocks())
+    options = BuildOptions(engine="compile", precision="bf16", channels_last=True, fold_batch_norm=True)
+    compiled = torch.compile(transform(model, options, CPU), fullgraph=True, backend="eager")
+    with torch.inference_mode():
+        check(model(image()), compiled(image()), "bf16")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        (lived(Blocks()), BuildOptions(fold_batch_norm=True), ""),
+        (linear(), BuildOptions(channels_last=True), "no two-dimensional convolution"),
+        (
+            Reversed().to(memory_format=torch.channels_last),
+            BuildOptions(channels_last=True),
+            "the model does so itself",
+        ),
+        (Reversed(), BuildOptions(precision="int8_weight"), "no nn.Linear layer"),
+        (linear(), BuildOptions(precision="tf32"), "CUDA only"),
+        (nn.ReLU(), BuildOptions(precision="bf16"), "no floating-point weights"),
+        (linear().to(torch.bfloat16), BuildOptions(precision="bf16"), "the model is bf16 already"),
+    ],
+)
+def test_given_a_model_when_asked_whether_an_option_applies_then_it_does_or_the_reason_is_said(model, options, reason):
+    assert applies(model, options, CPU) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "bf16", "fp16"),
+    [
+        ("flags\t\t: fpu avx2\n", False, False),
+        ("flags\t\t: fpu avx512_bf16\nvmx flags\t: amx_fp16\n", True, False),
+        ("Features\t: fp asimd asimdhp bf16\n", True, True),
+        ("", False, False),
+    ],
+)
+def test_given_a_processor_when_asked_for_half_precision_then_its_instructions_decide(
+    monkeypatch, tmp_path, text, bf16, fp16
+):
+    info = tmp_path / "cpuinfo"
+    info.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(model_transforms, "_CPU_INFO", info)
+    for precision, has in (("bf16", bf16), ("fp16", fp16)):
+        reason = applies(linear(), BuildOptions(precision=precision), CPU)
+        assert reason == "" if has else f"this CPU has no {precision} instructions" in reason
+
+
+def test_given_no_torchao_when_int8_is_wanted_then_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(model_transforms.importlib.util, "find_spec", lambda name: None)
+    options = BuildOptions(precision="int8_weight")
+    assert "pip install torchao" in applies(linear(), options, CPU)
+    with pytest.raises(ConfigError, match=r"precision: 'int8_weight' cannot be used: torchao is not installed: `pip"):
+        transform(linear(), options, CPU)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "bf16"])
+def test_given_cuda_when_matrix_precision_is_set_then_products_and_convolutions_have_it_and_lose_it(precision):
+    def settings():
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    before = settings()
+    with matrix_precision(precision, torch.device("cuda", 0)):
+        assert settings() == (precision == "tf32", precision == "tf32")
+    assert settings() == before
+
+
+@needs_torchao
+def test_given_precisions_when_used_then_torchao_is_loaded_for_int8_only_in_silence_and_no_compiler_setting_changes():
+    code = """
+import sys, torch, torch._inductor.config as config
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.model_transforms import transform
+before = config.save_config_portable()
+for precision in ("bf16", "int8_weight"):
+    transform(torch.nn.Linear(8, 8).eval(), BuildOptions(precision=precision), torch.device("cpu"))
+    print("torchao" in sys.modules, before == config.save_config_portable())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False True\nTrue True\n", "")

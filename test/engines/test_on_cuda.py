@@ -1,0 +1,174 @@
+"""What runs a model, on a GPU: session, tier loader, engines, shapes, stage. Each in a process of its own.
+
+A kernel that fails takes its process's context with it, and a capture that fails whatever comes after.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available"),
+    pytest.mark.timeout(400),
+]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DEVICE = "cuda:0"
+
+LOADED = """
+    import sys
+    import torch
+    from torch.utils._pytree import tree_map_only
+    from compiled_adapters import Compiled
+    from torchperf_ros.config.build_options import BuildOptions
+    from torchperf_ros.config.shape_options import ShapeOptions
+    from torchperf_ros.model.device import Device, choose_device
+    from torchperf_ros.engines.package_build import build_all
+    from torchperf_ros.engines.parity import measure, random_inputs
+    from torchperf_ros.model.tier_loader import TierLoader
+
+    DEVICE, CACHE = sys.argv[1:]
+    device, said = Device(choose_device(DEVICE), 1), []
+    SETUP = {"tiers": ["full"], "packages": [""], "package_dirs": None, "cache_dir": CACHE, "cache_mib": 4096}
+    EXAMPLE = Compiled({}, device.device).example_inputs("full")
+
+    def load(options, shapes=ShapeOptions(), dynamic=False):
+        setup = {**SETUP, "build": [options.as_dict()], "shapes": shapes.as_dict()}
+        with torch.inference_mode():
+            return TierLoader(Compiled({"dynamic": dynamic}, device.device), setup, device, said.append).load(0)
+
+    def agrees(tier, batch, limit=1e-3):
+        eager = Compiled({}, torch.device("cpu")).build("full").eval()
+        with torch.inference_mode():
+            inputs = random_inputs(EXAMPLE, batch, {0: {0: (batch, batch)}, 1: {0: (batch, batch)}})
+            found = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu().clone(), tier.run(inputs)[0])
+            parity = measure(eager(*inputs), found)
+        assert parity.relative_l2 < limit, (tier.facts, batch, parity)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs code in a new process, after what `LOADED` gives it; it has to come to its end."""
+
+    def run(code, before=LOADED):
+        path = os.pathsep.join([str(HERE), str(ROOT)])
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(code), DEVICE, str(tmp_path)], cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+    return run
+
+
+def test_given_precisions_and_graphs_when_a_tier_is_loaded_then_it_is_what_was_asked_for_and_agrees(run):
+    run("""
+        graphs = device.is_cuda
+        limits = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 2e-2, "bf16": 5e-2}
+        for precision in limits if graphs else ("fp32", "bf16"):
+            for cuda_graphs in (False, True) if graphs else (False,):
+                tier = load(BuildOptions(precision=precision, cuda_graphs=cuda_graphs))
+                assert tier.facts.why == "", tier.facts
+                for batch in (1, 1, 3):
+                    agrees(tier, batch, limits[precision])
+    """)
+
+
+def test_given_packages_when_built_and_loaded_then_they_run_with_and_without_graphs(run):
+    run("""
+        options = BuildOptions("aoti")
+        job = {"adapter": "compiled_adapters:Compiled", "options": {}, "device": DEVICE, "threads": 1,
+               "tiers": ["full"], "build": [options.as_dict()], "packages": [""], "cache_dir": CACHE, "cache_mib": 4096}
+        news = []
+        assert build_all(job, lambda kind, **fields: news.append((kind, fields))), news
+        for cuda_graphs in (False, True) if device.is_cuda else (False,):
+            tier = load(BuildOptions("aoti", cuda_graphs=cuda_graphs))
+            assert (tier.facts.engine, tier.facts.why) == ("aoti", ""), tier.facts
+            for batch in (1, 1, 2):
+                agrees(tier, batch)
+            assert (tier.report()["hits"], tier.report()["misses"]) == (2, 1)
+    """)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_given_engine_compile_when_sizes_vary_then_every_size_agrees_and_none_is_compiled_again(run, mode):
+    run(f"""
+        tier = load(BuildOptions("compile", mode="{mode}"), ShapeOptions("dynamic"), dynamic=True)
+        assert (tier.facts.engine, tier.facts.why) == ("compile", ""), tier.facts
+        torch.compiler.set_stance("fail_on_recompile")
+        for batch in (1, 8, 2, 5, 3, 8):
+            agrees(tier, batch)
+        assert tier.report()["recompiles"] == 0
+    """)
+
+
+def test_given_buckets_when_sizes_vary_then_padded_inputs_agree(run):
+    run("""
+        tier = load(BuildOptions(), ShapeOptions("bucket", 4), dynamic=True)
+        assert tier.report()["shapes"] == "bucket", said
+        for batch in (1, 7, 3, 8, 2):
+            agrees(tier, batch)
+        assert tier.report()["misses"] == 0
+    """)
+
+
+def test_given_a_session_when_it_serves_then_frames_errors_and_want_of_memory_are_as_on_the_cpu(run):
+    run(
+        """
+        import sys
+        from test_session import Node, text_of
+        from torchperf_ros.frame.outcome import Outcome
+
+        node = Node(device=sys.argv[1]).start()
+        try:
+            hello = node.told()[0]
+            assert hello["device"] == sys.argv[1], hello
+            node.control.settimeout(20.0)
+            assert text_of(node.ask(0, 4.0)[1]).startswith("8.0 ")
+            assert node.ask(1, -3.0)[0].outcome == Outcome.INVALID
+            assert node.ask(2, -2.0)[0].outcome == Outcome.ERROR
+            assert text_of(node.ask(3, 4.0, tier=1)[1]).startswith("40.0 ")
+        finally:
+            node.close()
+        node = Node("Hungry", device=sys.argv[1]).start()
+        try:
+            response, payload = node.ask(0, 200.0)
+            assert (response.outcome, response.tier, text_of(payload).split()[0]) == (Outcome.ON_TIME, 1, "2000.0")
+        finally:
+            node.close()
+        """,
+        before="",
+    )
+
+
+def test_given_a_stage_when_its_worker_is_killed_then_the_standby_answers_from_the_gpu(run):
+    run(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from benchmarks.rig.cuda_parts import Place, WorkerStage
+        from torchperf_ros.frame.outcome import Outcome
+
+        place = Place(sys.argv[1], 0.1, Path(sys.argv[2]))
+        layers = {"layers": {"full": 2, "fast": 1}}
+        stage = WorkerStage(place, "benchmarks.rig.cuda_adapter:CudaAdapter", layers, budget_ms=1000.0, hang_ms=2000.0)
+        try:
+            stage.start()
+            assert stage.actor.pool.description.device == sys.argv[1]
+            assert stage.ask().outcome is Outcome.ON_TIME, stage.logs
+            os.kill(stage.actor.pool.workers[0].pid, signal.SIGKILL)
+            assert Outcome.ON_TIME in [stage.ask().outcome for _ in range(3)], stage.logs
+            stage.settle()
+            assert stage.ask("out of memory").tier == 1
+        finally:
+            stage.actor.stop()
+        """,
+        before="",
+    )

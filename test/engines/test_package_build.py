@@ -1,0 +1,337 @@
+"""Packages as a real compile process builds them; the slow part is shared, see the fixture `built`."""
+
+import re
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchperf_ros.config.user_folder import exposed
+from torchperf_ros.engines.fingerprint import machine_facts
+from torchperf_ros.engines.package import build_package, check_toolkit, load_package
+from torchperf_ros.engines.package_build import build_all
+from torchperf_ros.engines.package_engine import Built, export
+from torchperf_ros.engines.parity import check_engine
+from torchperf_ros.model.adapter import load_adapter
+from torchperf_ros.packages.package_manifest import PackageError, check_package, manifest_path, read_manifest
+
+from .conftest import PATIENCE_S, job
+from .test_ready_package import sign
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+CPU = torch.device("cpu")
+
+
+def build(values):
+    """Build in this process; what it says, and whether all is there."""
+    said = []
+    good = build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
+    return said, good
+
+
+def kinds(said):
+    return [message["kind"] for message in said if message["kind"] != "tier"]
+
+
+@pytest.fixture
+def no_build(monkeypatch):
+    monkeypatch.setattr("torchperf_ros.engines.package.build_package", lambda *inputs: pytest.fail("built again"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(adapters):
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_given_two_processes_that_build_the_same_when_done_then_one_has_built_it_and_both_have_it(built):
+    results = [next(message for message in said if message["kind"] == "built") for said in built.at_once]
+    assert sorted(result["new"] for result in results) == [False, True]
+    assert results[0]["package"] == results[1]["package"]
+    assert results[0]["manifest"] == results[1]["manifest"]
+
+
+def test_given_a_tier_that_cannot_be_built_when_built_then_it_says_why_and_the_others_are_built(built):
+    for said, end in zip(built.at_once, built.ends, strict=False):
+        assert kinds(said) == ["failed", "built", "done"]
+        failed = next(message for message in said if message["kind"] == "failed")
+        assert failed["tier"] == "untraceable"
+        assert "\n" not in failed["text"]
+        assert "Traceback" in failed["detail"]
+        assert end.startswith("the compile process ended by exit status 1")
+    assert kinds(built.dynamic) == ["built", "done"]
+    assert built.ends[2] == ""
+
+
+@pytest.mark.parametrize("which", ["static", "dynamic"])
+def test_given_a_package_when_built_then_its_manifest_holds_everything(built, which):
+    package = built.package(built.at_once[0] if which == "static" else built.dynamic)
+    manifest = check_package(package, None)
+    assert (manifest.adapter, manifest.tier) == ("compiled_adapters:Compiled", "full")
+    identity = manifest.identity
+    assert package.stem == identity.key
+    assert (identity.torch, identity.device, identity.capability) == (torch.__version__, *machine_facts(CPU))
+    assert identity.signature == ["float32 1x4", "int64 1x3"]
+    assert identity.dynamic == ([] if which == "static" else [[0, 0, 1, 8], [1, 0, 1, 8]])
+    assert all(len(text) == 64 for text in (identity.weights, identity.code, manifest.graph, manifest.package_sha256))
+    assert manifest.parity["relative_l2"] < 1e-3
+    batches = [1] if which == "static" else [4, 8, 1]
+    assert list(manifest.timings) == [f"float32 {n}x4, int64 {n}x3" for n in batches]  # the example's comes last
+    for timing in manifest.timings.values():
+        assert set(timing) == {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}
+        assert all(value > 0 for value in timing.values())
+    assert set(manifest.variants_ms) == {"frozen", "plain"}
+    assert sorted(manifest.variants_ms.values()) == list(manifest.variants_ms.values())
+    assert manifest.compile_s > 0
+    assert manifest.peak_memory_bytes > 1 << 20
+    assert manifest.built.endswith("+00:00")
+
+
+def test_given_a_package_when_loaded_then_the_constants_that_were_copied_are_not_held_twice(built):
+    package = built.package(built.at_once[0])
+    call = load_package(package, CPU)
+    mappings = re.split(r"^(?=\w+-\w+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    own = [text for text in mappings if "/aotinductor/" in text.partition("\n")[0]]
+    copied = [text for text in own if " r--p " in text and re.search(r"^Anonymous: +0 kB", text, re.MULTILINE)]
+    assert copied
+    assert [text for text in copied if not re.search(r"^Rss: +0 kB", text, re.MULTILINE)] == []
+    adapter = load_adapter("compiled_adapters:Compiled")({}, CPU)
+    check_engine(adapter.build("full").eval(), call, adapter.example_inputs("full"), {}, "fp32")
+
+
+def test_given_a_umask_for_groups_when_built_then_only_the_user_may_enter_the_cache_and_write_packages(built):
+    assert stat.S_IMODE(built.cache.folder.stat().st_mode) == 0o700
+    assert [path.name for path in built.cache.folder.iterdir() if exposed(path)] == []
+    assert sorted({path.suffix for path in built.cache.folder.glob("*.p*")}) == [".pt2"]  # no half file
+
+
+def test_given_a_package_that_is_there_when_asked_again_then_it_is_not_built(built, no_build):
+    said, good = build(job(built.cache.folder))
+    assert good
+    (result,) = (message for message in said if message["kind"] == "built")
+    assert result["new"] is False
+    assert result["package"] == str(built.package(built.at_once[0]))
+
+
+def test_given_other_weights_when_planned_then_another_package_would_be_built(built):
+    said, good = build(job(built.cache.folder, dry_run=True, options={"seed": 1}))
+    assert good
+    assert kinds(said) == ["planned", "done"]
+    assert "would be built: " in said[1]["text"]
+    assert " is not there" in said[1]["text"]
+
+
+@pytest.mark.parametrize("how", [{}, {"dry_run": True}])
+def test_given_weights_that_differ_at_every_build_when_built_then_they_are_named_and_nothing_is_compiled(
+    adapters, no_build, tmp_path, how
+):
+    said, good = build(job(tmp_path, options={"seed": None}, **how))
+    assert not good
+    (failed,) = (message for message in said if message["kind"] == "failed")
+    assert failed["tier"] == "full"
+    assert "build('full') gives other weights at every call (layers.0.bias and 3 more)" in failed["text"]
+    assert "torch.manual_seed" in failed["text"]
+    assert "\n" not in failed["text"]
+
+
+class Images(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True)
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Counting(torch.nn.Module):
+    """It keeps a number of its own from call to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.calls[0] += 1.0
+        return self.layer(x) + self.calls
+
+
+class Chain(torch.nn.Module):
+    def forward(self, x):
+        return (x + 1.0).relu()
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """In the place of the compiler: notes what it is given; the loaded packages are the numbers of their builds."""
+    given = []
+
+    def compile_and_package(program, package_path, inductor_configs):
+        assert not torch.is_grad_enabled()  # Inductor would freeze nothing
+        given.append(inductor_configs["freezing"])
+        Path(package_path).write_text(str(len(given)))
+
+    def load(path, device):
+        number = int(path.read_text())
+        return lambda *inputs: time.sleep(0.1 if number == 1 else 0.0)
+
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_and_package)
+    monkeypatch.setattr("torchperf_ros.engines.package.load_package", load)
+    monkeypatch.setattr("torchperf_ros.engines.package._VARIANT_SECONDS", 0.01)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "frozen", "names"),
+    [
+        (Images, (1, 3, 8, 8), [True, True], ["frozen channels_last", "frozen"]),
+        (lambda: torch.nn.Linear(4, 4), (1, 4), [True, False], ["plain", "frozen"]),
+        (Counting, (1, 4), [False], ["plain"]),
+        (Chain, (1, 4), [False], ["plain"]),
+    ],
+)
+def test_given_a_model_when_built_then_the_fastest_of_its_variants_is_kept(
+    compiler, tmp_path, model, shape, frozen, names
+):
+    found = build_package(model().eval(), (torch.zeros(shape),), {}, tmp_path / "model.pt2")
+    assert compiler == frozen
+    assert list(found.variants_ms) == names
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
+    assert (tmp_path / "model.pt2").read_text() == str(len(frozen))
+
+
+def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_kept(compiler, monkeypatch, tmp_path):
+    whole = torch._inductor.aoti_compile_and_package
+
+    def picky(program, package_path, inductor_configs):
+        if inductor_configs["freezing"] or refuses_all:
+            raise NotImplementedError("no such operator")
+        whole(program, package_path, inductor_configs)
+
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", picky)
+    refuses_all = False
+    arguments = torch.nn.Linear(4, 4), (torch.zeros(1, 4),), {}, tmp_path / "model.pt2"
+    assert list(build_package(*arguments).variants_ms) == ["plain"]
+    refuses_all = True
+    with pytest.raises(NotImplementedError, match="no such operator"):
+        build_package(*arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
+
+
+def test_given_a_dry_run_when_planned_then_it_says_what_is_there_and_writes_nothing(built, no_build, tmp_path):
+    before = sorted(built.cache.folder.iterdir())
+    (_, planned, _), _ = build(job(built.cache.folder, dry_run=True))
+    assert planned["text"] == f"is there: {built.package(built.at_once[0])}"
+    (_, planned, _), _ = build(job(built.cache.folder, dry_run=True, force=True))
+    assert planned["text"].endswith("; it would be built again")
+    assert sorted(built.cache.folder.iterdir()) == before
+    build(job(tmp_path / "none", dry_run=True))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "corrupt"),
+        (lambda path: manifest_path(path).unlink(), "no manifest"),
+    ],
+)
+def test_given_a_damaged_package_when_built_then_it_is_replaced(built, monkeypatch, tmp_path, damage, said):
+    shutil.copytree(built.cache.folder, tmp_path / "copy")
+    package = tmp_path / "copy" / built.package(built.at_once[0]).name
+    good = package.read_bytes()
+    damage(package)
+    (_, planned, _), _ = build(job(tmp_path / "copy", dry_run=True))
+    assert said in planned["text"]
+    copy_instead_of_building(monkeypatch, good)
+    (*_, result, _), _ = build(job(tmp_path / "copy"))
+    assert result["new"] is True
+    check_package(package, read_manifest(built.package(built.at_once[0])).identity)
+
+
+def copy_instead_of_building(monkeypatch, content):
+    """The compiler, in no time."""
+
+    def copy(model, example, dims, path):
+        path.write_bytes(content)
+        return Built("g" * 64)
+
+    monkeypatch.setattr("torchperf_ros.engines.package.build_package", copy)
+    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
+
+
+def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_built_once(built, monkeypatch, tmp_path):
+    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
+    values = job(tmp_path / "cache", out=str(tmp_path / "out"))
+    (*_, result, _), _ = build(values)
+    assert (result["package"], result["new"]) == (str(tmp_path / "out" / "full.pt2"), True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["full.json", "full.pt2"]
+    assert not list((tmp_path / "cache").glob("*.pt2"))
+    (*_, result, _), _ = build(values)
+    assert result["new"] is False
+    (*_, result, _), _ = build({**values, "force": True})
+    assert result["new"] is True
+
+
+def test_given_a_package_that_gives_other_outputs_when_built_then_it_is_refused_and_never_stored(
+    built, monkeypatch, tmp_path
+):
+    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
+    said, good = build(job(tmp_path, options={"seed": 1}))
+    assert not good
+    assert "outputs differ from eager's: relative L2" in said[-2]["text"]
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
+
+
+def test_given_a_build_that_fails_half_way_when_it_was_there_before_then_the_old_one_stays(
+    built, monkeypatch, tmp_path
+):
+    shutil.copytree(built.cache.folder, tmp_path / "copy")
+    before = sorted(path.name for path in (tmp_path / "copy").iterdir())
+    monkeypatch.setattr("torchperf_ros.engines.package_build.file_sha256", lambda path: 1 / 0)
+    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
+    said, good = build(job(tmp_path / "copy", force=True))
+    assert not good
+    assert said[-2]["text"] == "ZeroDivisionError: division by zero"
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == before
+    check_package(tmp_path / "copy" / built.package(built.at_once[0]).name, None)
+
+
+def test_given_a_users_compiled_package_for_a_tier_when_built_then_there_is_nothing_to_do(built, no_build, tmp_path):
+    package = built.package(built.at_once[0])
+    said, good = build(job(tmp_path, packages=[str(package)]))
+    assert good
+    assert said[1] == {"kind": "planned", "tier": "full", "text": f"is compiled: {package}"}
+
+
+def test_given_a_users_exported_program_for_a_tier_when_built_then_it_is_compiled_but_never_by_the_node(
+    built, adapters, monkeypatch, tmp_path
+):
+    program = tmp_path / "program.pt2"
+    example = (torch.zeros(1, 4), torch.tensor([[0, 1, 2]]))
+    torch.export.save(export(adapters.Compiled({}, CPU).build("full").eval(), example, {}), str(program))
+    sign(program)
+    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
+    values = job(tmp_path / "cache", packages=[str(program)], out=str(tmp_path / "out"))
+    (*_, result, _), _ = build(values)
+    assert (result["package"], result["new"]) == (str(tmp_path / "out" / "full.pt2"), True)
+    said, good = build({**values, "background": True, "force": True})
+    assert not good
+    assert f"{program} is an exported program" in said[-2]["text"]
+
+
+def test_given_no_headers_of_cuda_when_a_package_for_it_is_to_be_built_then_the_error_says_what_to_install(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr("torch.utils.cpp_extension.include_paths", lambda device_type: [str(tmp_path)])
+    with pytest.raises(
+        PackageError, match=f"cuda_runtime_api.h is missing .{tmp_path}, /usr/include.; install a CUDA toolkit"
+    ):
+        check_toolkit()
+    (tmp_path / "cuda_runtime_api.h").touch()
+    check_toolkit()

@@ -1,0 +1,256 @@
+"""Engines of other libraries: what they build is what eager gives, and what is said where one cannot run here."""
+
+import importlib.metadata
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.config.shape_options import ShapeOptions
+from torchperf_ros.engines.engine import ENGINES, make_runner
+from torchperf_ros.engines.package_build import build_all
+from torchperf_ros.engines.package_engine import EngineUnavailable
+from torchperf_ros.engines.parity import check_engine, random_inputs
+from torchperf_ros.engines.ready_package import load_ready_package
+from torchperf_ros.packages.package_manifest import PackageError, read_manifest
+
+from .conftest import PATIENCE_S, job
+from .test_tier_loader import Loaded
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+OTHERS = ("onnxruntime", "openvino")
+DIMS = {0: {0: (1, 8)}, 1: {0: (1, 8)}}
+IMAGE = (torch.zeros(1, 3, 16, 16),)
+
+
+def needs(engine):
+    for library in (*ENGINES[engine].distributions[:1], *ENGINES[engine].build_distributions):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def engine(request):
+    needs(request.param)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def package(engine, adapters, tmp_path_factory):
+    """A dynamic package in a cache of its own, with what was said of it."""
+    folder, said, threads = tmp_path_factory.mktemp("cache") / engine, [], torch.get_num_threads()
+    values = job(folder, options={"dynamic": True}, build=[BuildOptions(engine).as_dict()])
+    assert build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields})), said
+    torch.set_num_threads(threads)
+    (path,) = folder.glob(f"*{PACKAGE_SUFFIXES[engine]}")
+    return path
+
+
+def pretend(monkeypatch, *installed):
+    """Have pip know these packages only."""
+
+    def version(name):
+        if name in installed:
+            return "1"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+@pytest.fixture
+def picture():
+    """A model that is made outside of inference mode, as a worker makes it."""
+    with torch.inference_mode(mode=False):
+        return Picture().eval()
+
+
+def test_given_an_engine_when_built_then_the_manifest_names_its_library_and_a_loader_takes_it(
+    engine, package, adapters
+):
+    manifest = read_manifest(package)
+    version = f"{engine} {importlib.metadata.version(engine)}"
+    assert (manifest.identity.library, manifest.identity.options["engine"]) == (version, engine)
+    assert manifest.parity["relative_l2"] < 1e-3
+    threads = torch.get_num_threads()
+    loaded = Loaded(
+        adapters.Compiled({"dynamic": True}, CPU), package.parent, BuildOptions(engine), shapes=ShapeOptions("dynamic")
+    )
+    torch.set_num_threads(threads)
+    assert (loaded.facts.engine, loaded.facts.why, loaded.facts.package) == (engine, "", package.stem)
+    assert (loaded.missing, loaded.said) == ([], [])
+    for batch in (1, 5, 8):  # 8: the end of the range that the adapter declares
+        loaded.run(batch)
+    assert (loaded.tier.report()["hits"], loaded.tier.report()["misses"]) == (3, 0)
+
+
+@torch.inference_mode()
+def test_given_another_engines_package_when_named_by_the_user_then_its_manifest_says_how_to_run_it(
+    engine, package, adapters
+):
+    example = adapters.Compiled({}, CPU).example_inputs("full")
+    runner = load_ready_package(package, None, CPU, example, DIMS)
+    assert (runner.engine, runner.static) == (engine, False)
+    check_engine(adapters.Compiled({}, CPU).build("full").eval(), runner.call, example, {}, "fp32")
+
+
+def test_given_a_file_that_the_library_cannot_load_when_loaded_then_the_file_and_the_library_are_named(
+    engine, tmp_path
+):
+    path = tmp_path / "bad"
+    path.write_bytes(b"nothing")
+    with pytest.raises(PackageError, match=f"package {path} cannot be loaded by {engine} "):
+        ENGINES[engine].load(path, "", BuildOptions(engine), CPU)
+
+
+class Picture(torch.nn.Module):
+    """What has a precision: a convolution and a product; one output is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 4)
+
+    def forward(self, image):
+        features = self.convolution(image).relu().mean((2, 3))
+        return [self.head(features), None, (features,)]
+
+
+@torch.inference_mode()
+def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_model_has_them(engine, picture):
+    runner = make_runner(picture, BuildOptions(engine), IMAGE, {}, CPU)
+    check_engine(picture, runner.call, IMAGE, {}, "fp32")
+    (inputs,) = random_inputs(IMAGE, 1)
+    first, nothing, _ = runner.call(inputs)
+    assert nothing is None
+    assert not torch.equal(first.clone(), runner.call(inputs + 1)[0])
+    strided = inputs.transpose(2, 3)
+    check_engine(lambda x: picture(x.transpose(2, 3)), lambda x: runner.call(x.transpose(2, 3)), IMAGE, {},
+                 "fp32")  # fmt: skip
+    assert not strided.is_contiguous()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("engine", "precision"), [("onnxruntime", "int8_dynamic"), ("openvino", "bf16")])
+def test_given_a_precision_that_the_library_has_itself_when_built_then_results_are_within_its_limits(
+    engine, precision, picture
+):
+    needs(engine)
+    runner = make_runner(picture, BuildOptions(engine, precision=precision), IMAGE, {}, CPU)
+    check_engine(picture, runner.call, IMAGE, {}, precision)
+
+
+@torch.inference_mode()
+def test_given_fp32_when_openvino_runs_then_it_has_not_chosen_bf16_by_itself(picture):
+    needs("openvino")
+    import openvino
+
+    seen, real = [], openvino.Core.import_model
+
+    def watched(core, *arguments):
+        seen.append(compiled := real(core, *arguments))
+        return compiled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openvino.Core, "import_model", watched)
+        make_runner(picture, BuildOptions("openvino"), IMAGE, {}, CPU)
+    (compiled,) = seen
+    assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
+    assert compiled.get_property("ENABLE_CPU_PINNING") is False
+
+
+def test_given_a_fresh_process_when_openvino_is_imported_then_what_reports_its_use_is_not():
+    needs("openvino")
+    code = "import sys, torchperf_ros.engines.library_engines as e; e._openvino(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "openvino" in done.stdout.split()
+    assert "openvino_telemetry.main" not in done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "device", "dims", "why"),
+    [
+        ("openvino", {"precision": "int8_dynamic"}, CPU, {}, "has no precision int8_dynamic on cpu; it has fp32, bf16"),
+        ("onnxruntime", {"precision": "bf16"}, CPU, {}, "has no precision bf16 on cpu; it has fp32, int8_dynamic"),
+        ("openvino", {}, CUDA, {}, "engine openvino runs on cpu; the device here is cuda"),
+        ("tensorrt", {}, CPU, {}, "engine tensorrt runs on cuda; the device here is cpu"),
+        ("onnxruntime", {}, CUDA, {}, "engine onnxruntime needs the package onnxruntime-gpu on CUDA"),
+        ("tensorrt", {"cuda_graphs": True}, CUDA, {}, "engine tensorrt cannot be captured"),
+        ("tensorrt", {}, CUDA, {0: {0: (1, 2)}}, "engine tensorrt runs fixed sizes only; dynamic has to be never"),
+        ("tensorrt", {"precision": "fp16"}, CUDA, {}, ""),
+        ("aoti", {"precision": "int8_weight", "cuda_graphs": True}, CUDA, {0: {0: (1, 2)}}, ""),
+    ],
+)
+def test_given_what_an_engine_cannot_do_when_asked_then_it_says_why(monkeypatch, engine, options, device, dims, why):
+    pretend(monkeypatch, "onnxruntime", "openvino", "torch-tensorrt")
+    said = ENGINES[engine].why_not(BuildOptions(engine, **options), dims, device)
+    assert why in said
+    assert bool(why) == bool(said)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_given_torch_tensorrt_when_built_then_it_gets_the_graph_as_typed_and_tf32_only_where_that_is_asked_for(
+    monkeypatch, tmp_path, picture, precision
+):
+    class Pretended(types.ModuleType):
+        asked = []
+
+        class dynamo:
+            def compile(program, **settings):
+                Pretended.asked.append((program, settings))
+                return "graph"
+
+        def save(graph, path, **how):
+            Pretended.asked.append((graph, how))
+            Path(path).write_bytes(b"package")
+
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", Pretended)
+    options = BuildOptions("tensorrt", precision=precision)
+    built = ENGINES["tensorrt"].convert(picture, options, IMAGE, {}, CPU, tmp_path / "x.pt2")
+    (program, settings), (graph, how) = Pretended.asked
+    assert isinstance(program, torch.export.ExportedProgram)
+    assert (settings["use_explicit_typing"], settings["disable_tf32"]) == (True, precision == "fp32")
+    assert (graph, how["output_format"], how["retrace"]) == ("graph", "aot_inductor", True)
+    assert (built.outputs, (tmp_path / "x.pt2").read_bytes()) == ("", b"package")
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "tensorrt"])
+def test_given_no_library_when_a_tier_is_loaded_then_it_runs_in_eager_and_the_command_that_installs_it_is_said(
+    monkeypatch, adapters, tmp_path, engine
+):
+    pretend(monkeypatch)
+    threads = torch.get_num_threads()
+    loaded = Loaded(adapters.Compiled({}, CPU), tmp_path, BuildOptions(engine))
+    torch.set_num_threads(threads)
+    library = {"tensorrt": "torch-tensorrt"}.get(engine, engine)
+    why = f"engine {engine} needs the package {library}: pip install 'torchperf-ros[{engine}]'"
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", why, [])
+    assert loaded.said == [f"tier full runs in eager: {why}"]
+
+
+def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it_needs(monkeypatch, tmp_path):
+    pretend(monkeypatch, "onnxruntime", "onnx")
+    engine = ENGINES["onnxruntime"]
+    engine.check(BuildOptions("onnxruntime"), {}, CPU)
+    with pytest.raises(EngineUnavailable, match="engine onnxruntime needs the package onnxscript: pip install"):
+        engine.build(Picture(), BuildOptions("onnxruntime"), IMAGE, {}, CPU, tmp_path / "x.onnx")
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, image):
+        self.calls += 1
+        return image * self.calls
+
+
+def test_given_a_model_that_writes_to_its_buffers_when_built_then_it_is_refused(tmp_path):
+    needs("openvino")
+    with pytest.raises(EngineUnavailable, match="writes to its buffers"):
+        ENGINES["openvino"].build(Counting(), BuildOptions("openvino"), IMAGE, {}, CPU, tmp_path / "x.blob")

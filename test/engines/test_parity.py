@@ -1,0 +1,172 @@
+import math
+
+import pytest
+import torch
+
+from torchperf_ros.engines.parity import LIMITS, Parity, ParityError, check, check_engine, measure, random_inputs
+
+X = torch.tensor([3.0, 4.0])
+
+
+def test_given_known_outputs_when_measured_then_the_figures_are_those_of_the_formulas():
+    parity = measure(
+        {"a": X, "b": (torch.tensor([0.0]),)}, {"a": torch.tensor([3.0, 3.0]), "b": (torch.tensor([0.5]),)}
+    )
+    assert parity.relative_l2 == pytest.approx(math.sqrt(1.0 + 0.25) / 5.0)
+    assert parity.cosine == pytest.approx(21.0 / (5.0 * math.sqrt(18.25)))
+    assert parity.max_error == pytest.approx(0.5)  # of the second: its expected values are 0, so it counts as it is
+    assert str(parity) == "relative L2 0.22, cosine 0.983146, max error 0.5"
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        (X, (X,)),
+        ({"a": X, "b": X}, {"b": X, "a": X}),
+        (X, X.reshape(1, 2)),
+        (X, X.half()),
+        ((X, 2), (X, 3)),
+        (X[:0], X[:1]),
+    ],
+)
+def test_given_another_structure_type_shape_or_constant_when_measured_then_it_is_refused_with_both(expected, found):
+    with pytest.raises(ParityError, match=r"outputs are .*; eager gives "):
+        measure(expected, found)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "same"),
+    [
+        (math.nan, math.nan, True),
+        (math.inf, math.inf, True),
+        (math.inf, -math.inf, False),
+        (math.nan, math.inf, False),
+        (1.0, math.nan, False),
+        (1.0, math.inf, False),
+    ],
+)
+def test_given_values_that_are_not_finite_when_measured_then_only_the_same_at_the_same_place_are_right(
+    expected, found, same
+):
+    parity = measure(torch.tensor([1.0, expected]), torch.tensor([1.0, found]))
+    assert (parity == Parity(0.0, 1.0, 0.0)) is same
+    if not same:
+        assert parity == Parity(math.inf, 0.0, math.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_given_outputs_of_any_type_when_one_value_differs_then_it_counts(dtype):
+    expected, found = torch.ones(4).to(dtype), torch.tensor([1, 1, 1, 0]).to(dtype)
+    assert measure(expected, expected).relative_l2 == 0.0
+    assert measure(expected, found).relative_l2 == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("found", [1e-9, 1e3])
+def test_given_expected_zeros_when_checked_then_the_errors_decide(found):
+    outputs = torch.zeros(3), torch.full((3,), found)
+    if found < 1.0:
+        assert check(*outputs, "fp32").cosine == 1.0
+    else:
+        with pytest.raises(ParityError):
+            check(*outputs, "fp32")
+
+
+def test_given_a_small_output_beside_a_large_one_when_it_is_wrong_then_it_is_refused():
+    large = torch.full((1000,), 1000.0)
+    with pytest.raises(ParityError, match="max error 1"):
+        check((large, X), (large, torch.zeros(2)), "int8_dynamic")
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+def test_given_a_precision_when_checked_then_its_own_limit_holds(precision):
+    limit = LIMITS[precision].relative_l2
+    expected = torch.ones(10_000, dtype=torch.float64)
+    noise = torch.where(torch.arange(10_000) % 2 == 0, 1.0, -1.0)
+    check(expected, expected + 0.9 * limit * noise, precision)
+    with pytest.raises(ParityError, match=f"allowed for {precision}: relative L2 {limit:.2g}"):
+        check(expected, expected + 1.1 * limit * noise, precision)
+
+
+@pytest.mark.parametrize(("figure", "by"), [("cosine", 0.02), ("max_error", 1.0)])
+def test_given_one_figure_beyond_its_limit_when_checked_then_that_is_enough(monkeypatch, figure, by):
+    good = {"relative_l2": 0.0, "cosine": 1.0, "max_error": 0.0}
+    bad = {**good, figure: abs(good[figure] - by)}
+    monkeypatch.setattr("torchperf_ros.engines.parity.measure", lambda expected, found: Parity(**bad))
+    with pytest.raises(ParityError):
+        check(X, X, "int8_dynamic")
+
+
+def engine_check(reference, candidate, **more):
+    return check_engine(reference, candidate, (torch.ones(1, 3),), {}, "fp32", **more)
+
+
+def test_given_a_good_engine_when_checked_then_the_worst_figures_come_back():
+    off = iter([0.0, 1e-4, 0.0])
+    parity = engine_check(lambda x: x, lambda x: x + next(off), seeds=3)
+    assert 0 < parity.max_error < 1e-2
+
+
+def test_given_an_engine_that_is_wrong_at_the_last_input_only_when_checked_then_it_is_refused():
+    off = iter([0.0, 0.0, 1.0])
+    with pytest.raises(ParityError, match="outputs differ from eager's: relative L2"):
+        engine_check(lambda x: x, lambda x: x + next(off), seeds=3)
+
+
+def test_given_an_engine_that_ignores_its_inputs_when_checked_then_it_is_refused_though_the_figures_are_good():
+    base = torch.full((1, 3), 1e6)
+    with pytest.raises(ParityError, match="do not depend on the inputs"):
+        engine_check(lambda x: base + x, lambda x: base)
+
+
+def test_given_a_model_that_ignores_its_inputs_when_checked_then_its_engine_may_as_well():
+    assert engine_check(lambda x: X, lambda x: X.clone()) == Parity(0.0, 1.0, 0.0)
+
+
+def test_given_a_model_that_writes_to_its_inputs_when_checked_then_the_engine_gets_them_as_drawn():
+    assert engine_check(lambda x: x.add_(1.0).clone(), lambda x: x.add_(1.0).clone()).max_error == 0.0
+
+
+def test_given_outputs_without_tensors_when_checked_then_they_are_refused_because_nothing_was_compared():
+    with pytest.raises(ParityError, match="cannot be compared: eager gives 3"):
+        engine_check(lambda x: 3, lambda x: 3)
+
+
+def test_given_an_engine_that_reuses_its_memory_when_checked_then_it_is_not_taken_for_a_constant():
+    kept = torch.empty(1, 3)
+    engine_check(lambda x: x, kept.copy_)
+
+
+def test_given_dynamic_dims_when_drawn_then_sizes_lie_in_the_ranges_and_are_shared_as_declared():
+    example = (torch.zeros(2, 3, 16, 16), torch.zeros(2, 5), torch.zeros(7))
+    dims = {0: {0: (1, 8), 2: (8, 64), -1: (8, 64)}, 1: {-2: (1, 8)}}
+    seen = set()
+    for seed in range(60):
+        image, points, fixed = random_inputs(example, seed, dims)
+        assert image.shape[0] == points.shape[0]
+        assert 1 <= image.shape[0] <= 8
+        assert all(8 <= size <= 64 for size in image.shape[2:])
+        assert (image.shape[1], points.shape[1], fixed.shape) == (3, 5, (7,))
+        seen.add(image.shape)
+    assert len({shape[0] for shape in seen}) == 8
+    assert any(shape[2] != shape[3] for shape in seen)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([[5, 9], [7, 7]]), torch.tensor([[5, 9]], dtype=torch.int8), torch.zeros(40),
+        torch.full((40,), 3.0, dtype=torch.float16), torch.tensor([1.0, math.nan, math.inf] * 9), torch.zeros(0, 3),
+        torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.bool), torch.tensor(2.0),
+        torch.zeros(9, dtype=torch.complex64), torch.zeros(0, dtype=torch.int32), torch.arange(40.0).reshape(5, 8).T,
+    ],
+)  # fmt: skip
+def test_given_an_input_of_any_type_when_drawn_then_it_is_like_it_and_follows_the_seed(tensor):
+    first, again, other = (random_inputs((tensor,), seed)[0] for seed in (1, 1, 2))
+    assert (first.dtype, first.shape, first.device) == (tensor.dtype, tensor.shape, tensor.device)
+    assert torch.equal(first, again)
+    assert tensor.numel() < 4 or not torch.equal(first, other)
+    if first.is_floating_point():
+        assert torch.isfinite(first).all()
+    elif first.dtype in {torch.int64, torch.int8}:
+        assert first.min() >= 5
+        assert first.max() <= 9

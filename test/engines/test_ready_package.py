@@ -1,0 +1,167 @@
+"""A user's own files: real packages of the fixture `built`, and fakes where only the outputs matter."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+
+from torchperf_ros.engines.package_engine import export
+from torchperf_ros.engines.parity import check_engine
+from torchperf_ros.engines.ready_package import load_program, load_ready_package
+from torchperf_ros.packages.package_manifest import PackageError, manifest_path
+
+from .conftest import PATIENCE_S
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+CPU = torch.device("cpu")
+DIMS = {0: {0: (1, 8)}, 1: {0: (1, 8)}}
+
+
+def example_of():
+    return torch.zeros(1, 4), torch.tensor([[0, 1, 2]])
+
+
+def sign(path, digest=None):
+    """As `sha256sum file.pt2 > file.pt2.sha256` does."""
+    digest = digest or hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name(f"{path.name}.sha256").write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def mine(built, tmp_path):
+    """Copies of the packages, as `torchperf compile -o` would have written them."""
+
+    def copy(which="static", *, manifest=True):
+        package = built.package(built.dynamic if which == "dynamic" else built.at_once[0])
+        path = tmp_path / f"{which}.pt2"
+        shutil.copy(package, path)
+        if manifest:
+            shutil.copy(manifest_path(package), manifest_path(path))
+        return path
+
+    return copy
+
+
+def edit(path, **changes):
+    values = json.loads(manifest_path(path).read_text(encoding="utf-8"))
+    values["identity"].update(changes)
+    manifest_path(path).write_text(json.dumps(values), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("which", "static"), [("static", True), ("dynamic", False)])
+@torch.inference_mode()
+def test_given_a_package_with_its_manifest_when_loaded_then_it_runs_and_its_manifest_says_for_which_sizes(
+    mine, adapters, which, static
+):
+    runner = load_ready_package(mine(which), None, CPU, example_of(), DIMS)
+    assert runner.static is static
+    assert len(runner.package) == 32
+    with torch.inference_mode(mode=False):
+        eager = adapters.Compiled({}, CPU).build("full").eval()
+    check_engine(eager, runner.call, example_of(), {} if static else DIMS, "fp32")
+
+
+def test_given_a_package_with_a_checksum_only_when_loaded_then_it_runs_the_examples_sizes_only(mine):
+    path = mine("dynamic", manifest=False)
+    sign(path)
+    runner = load_ready_package(path, None, CPU, example_of(), DIMS)
+    assert runner.static
+
+
+def test_given_a_package_for_other_ranges_when_loaded_then_both_are_said(mine):
+    with pytest.raises(PackageError, match=r"dynamic dimensions \[\[0, 0, 1, 8\].*declares \[\[0, 0, 1, 16\]"):
+        load_ready_package(mine("dynamic"), None, CPU, example_of(), {0: {0: (1, 16)}, 1: {0: (1, 16)}})
+
+
+def test_given_neither_manifest_nor_checksum_when_loaded_then_it_says_how_to_make_one(mine):
+    with pytest.raises(PackageError, match="neither a manifest nor static.pt2.sha256: `sha256sum static.pt2` makes"):
+        load_ready_package(mine(manifest=False), None, CPU, example_of(), {})
+
+
+@pytest.mark.parametrize("digest", ["0" * 64, " "])
+def test_given_another_checksum_when_loaded_then_it_is_refused(mine, digest):
+    path = mine(manifest=False)
+    sign(path, digest)
+    with pytest.raises(PackageError, match=r"has the SHA-256 .*; static.pt2.sha256 says"):
+        load_ready_package(path, None, CPU, example_of(), {})
+
+
+@pytest.mark.parametrize("change", [{"torch": "1.0"}, {"signature": ["f"]}])
+def test_given_a_package_for_another_torch_machine_or_signature_when_loaded_then_both_are_said(mine, change):
+    path = mine()
+    edit(path, **change)
+    with pytest.raises(PackageError, match=rf"static.pt2 was built for .*; this is {torch.__version__[:4]}"):
+        load_ready_package(path, None, CPU, example_of(), {})
+
+
+def test_given_another_kind_of_file_when_loaded_then_it_says_so(tmp_path):
+    path = tmp_path / "other.pt2"
+    path.write_bytes(b"no archive")
+    sign(path)
+    with pytest.raises(PackageError, match=r"other.pt2 cannot be loaded by torch"):
+        load_ready_package(path, None, CPU, example_of(), {})
+
+
+@pytest.fixture
+def program(adapters, tmp_path):
+    """An exported program, signed, and the model that it was made of."""
+    eager = adapters.Compiled({}, CPU).build("full").eval()
+    path = tmp_path / "program.pt2"
+    torch.export.save(export(eager, example_of(), {}), str(path))
+    sign(path)
+    return path, eager
+
+
+def test_given_an_exported_program_when_it_is_to_be_compiled_then_it_is_the_model_once_its_hash_matches(program):
+    path, eager = program
+    check_engine(eager, load_program(path, CPU, example_of()), example_of(), {}, "fp32")
+    sign(path, "0" * 64)
+    with pytest.raises(PackageError, match="has the SHA-256"):
+        load_program(path, CPU, example_of())
+
+
+class Ramp(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.arange(4, device=x.device)
+
+
+def test_given_a_program_of_the_cpu_when_loaded_for_another_device_then_nothing_of_it_is_made_on_the_cpu(tmp_path):
+    path = tmp_path / "ramp.pt2"
+    torch.export.save(export(Ramp(), (torch.zeros(4),), {}), str(path))
+    sign(path)
+    loaded = load_program(path, torch.device("meta"), (torch.zeros(4),))
+    assert loaded(torch.zeros(4, device="meta")).device.type == "meta"
+    assert "'cpu'" not in loaded.code
+
+
+X = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x, mask: X.clone(), "gives the same outputs whatever its inputs"),
+        (lambda x, mask: x * torch.nan, "gives NaN or Inf"),
+        (lambda x, mask: x @ torch.ones(9), r"does not run on the adapter's inputs \(float32 1x4, int64 1x3\)"),
+        (lambda x, mask: x, None),
+        (lambda x, mask: (x > 1e9).any(), None),  # a class that stays the same says nothing
+        (lambda x, mask: x[:, :0], None),
+        (lambda x, mask: {"same": X, "other": x}, None),
+    ],
+)
+def test_given_outputs_when_tried_then_only_what_cannot_be_right_is_refused(mine, monkeypatch, call, said):
+    monkeypatch.setattr("torchperf_ros.engines.package.load_package", lambda path, device: call)
+    if said:
+        with pytest.raises(PackageError, match=said):
+            load_ready_package(mine(), None, CPU, example_of(), {})
+    else:
+        assert load_ready_package(mine(), None, CPU, example_of(), {}).call is call
+
+
+def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reason_to_refuse(mine, monkeypatch):
+    path, example = mine(), (torch.tensor([4, 4]),)
+    edit(path, signature=["int64 2"])
+    monkeypatch.setattr("torchperf_ros.engines.package.load_package", lambda path, device: lambda i: i.float())
+    load_ready_package(path, None, CPU, example, {})

@@ -1,0 +1,410 @@
+import random
+
+import pytest
+import torch
+from torch._dynamo.utils import counters as dynamo_counters
+
+from torchperf_ros.config.shape_options import ShapeOptions, parse_shapes
+from torchperf_ros.engines.shape_runner import PaddedBuffers, ShapeRunner
+from torchperf_ros.frame.errors import BadInput, ConfigError
+
+IMAGE = (torch.zeros(1, 3, 128, 128),)
+HEIGHT_AND_WIDTH = {0: {2: (100, 200), 3: (100, 200)}}
+
+
+class PerPixel(torch.nn.Module):
+    """Padding stays where it is: each pixel for itself, and one strided output whose cells do not overlap."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.mix = torch.nn.Conv2d(3, 4, 1)
+        self.cells = torch.nn.Conv2d(3, 2, 16, stride=16)
+
+    def forward(self, x):
+        return {"pixels": torch.relu(self.mix(x)), "cells": (self.cells(x),)}
+
+
+class Blurred(torch.nn.Module):
+    """The second convolution sees the first one's bias where padding is, and zeros where the image ends."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 3, padding=1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class MaskedMean(torch.nn.Module):
+    """Written for padding: a mask says which tokens count."""
+
+    def forward(self, tokens, mask, kinds):
+        weights = mask.unsqueeze(-1).to(tokens.dtype)
+        mean = (tokens * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1.0)
+        return tokens * mean, mean[:, 0], kinds + 1
+
+
+TOKENS = (torch.randn(2, 12, 8), torch.ones(2, 12, dtype=torch.bool), torch.arange(24).view(2, 12))
+TOKEN_DIMS = {0: {1: (4, 40)}, 1: {1: (4, 40)}, 2: {1: (4, 40)}}
+
+
+class Spy:
+    """A model that remembers the shapes that it was run on since it was last asked."""
+
+    def __init__(self, model):
+        self.model, self.seen = model, []
+
+    def __call__(self, *inputs):
+        self.seen.append(tuple(tuple(t.shape) for t in inputs))
+        return self.model(*inputs)
+
+    def asked(self):
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_worker():
+    torch._dynamo.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others use this machine, too
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(threads)
+
+
+def make(model, options, dims=None, example=IMAGE, *, run=None, precision="fp32", dynamic_engine=False):
+    """A warm runner, and spies on its engine and on eager."""
+    engine, eager = Spy(run or model), Spy(model)
+    runner = ShapeRunner(engine, eager, options, dims or {}, example, precision, dynamic_engine=dynamic_engine)
+    runner.warm_up()
+    engine.asked(), eager.asked()
+    return runner, engine, eager
+
+
+def flat(outputs):
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    values = outputs.values() if isinstance(outputs, dict) else outputs
+    return [tensor for value in values for tensor in flat(value)]
+
+
+def assert_same(found, expected):
+    torch.testing.assert_close(flat(found), flat(expected))
+
+
+# --- exact
+
+
+def test_given_exact_when_the_example_shape_comes_then_the_engine_gets_the_very_tensor():
+    runner, engine, eager = make(PerPixel(), ShapeOptions())
+    got = []
+    engine.model = got.append
+    frame = torch.rand(1, 3, 128, 128)
+    runner(frame)
+    assert got[0] is frame
+    assert (runner.counters.hits, runner.counters.misses, eager.asked()) == (1, 0, [])
+
+
+def test_given_exact_with_a_common_shape_when_frames_come_then_only_unknown_shapes_are_answered_by_eager():
+    options = ShapeOptions(common=(parse_shapes("1x3x64x96"),))
+    runner, engine, eager = make(PerPixel(), options)
+    for size in ((64, 96), (96, 64), (128, 128)):
+        frame = torch.rand(1, 3, *size)
+        assert_same(runner(frame), eager.model(frame))
+    assert (runner.counters.hits, runner.counters.misses) == (2, 1)
+    assert engine.asked() == [((1, 3, 64, 96),), ((1, 3, 128, 128),)]
+    assert eager.asked() == [((1, 3, 96, 64),)]
+    assert runner.shapes == (((1, 3, 128, 128),), ((1, 3, 64, 96),))
+
+
+def test_given_an_engine_that_runs_one_size_when_warmed_up_then_the_common_shape_is_left_to_eager_and_noted():
+    model = PerPixel()
+
+    def engine(x):
+        if x.shape[2] != 128:
+            raise ValueError("made for 128")
+        return model(x)
+
+    runner, _, eager = make(model, ShapeOptions(common=(parse_shapes("1x3x64x96"),)), run=engine)
+    runner(torch.rand(1, 3, 64, 96))
+    assert eager.asked() == [((1, 3, 64, 96),)]
+    assert runner.notes == ["common_shapes: '1x3x64x96' is left to eager: ValueError: made for 128"]
+
+
+def test_given_an_engine_that_computes_something_else_when_warmed_up_then_it_is_refused():
+    model = PerPixel()
+    broken = ShapeRunner(lambda x: model(x + 1), model, ShapeOptions(), {}, IMAGE, "fp32")
+    with pytest.raises(Exception, match="outputs differ from eager's: relative L2"):
+        broken.warm_up()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        torch.rand(1, 128, 128, 3).permute(0, 3, 1, 2),
+        torch.rand(1, 3, 128, 256)[..., ::2],
+        torch.rand(1, 3, 128, 128),
+    ],
+    ids=["channels last", "every other", "made outside of inference mode"],
+)
+def test_given_another_layout_of_a_prepared_shape_when_run_then_the_engine_gets_it_in_the_usual_one(frame):
+    runner, engine, eager = make(PerPixel(), ShapeOptions())
+    got = []
+    engine.model = lambda x: (got.append((x.stride(), x.is_inference())), eager.model(x))[1]
+    assert_same(runner(frame), eager.model(frame))
+    assert got == [(torch.zeros(1, 3, 128, 128).stride(), True)]
+    assert runner.counters.hits == 1
+
+
+def test_given_no_eager_when_a_shape_is_not_prepared_then_the_frame_is_bad_input_that_names_the_shape():
+    runner = ShapeRunner(PerPixel(), None, ShapeOptions(), {}, IMAGE, "fp32")
+    runner.warm_up()
+    with pytest.raises(BadInput, match="1x3x64x64: not prepared"):
+        runner(torch.rand(1, 3, 64, 64))
+
+
+# --- bucket
+
+
+def test_given_buckets_when_sizes_vary_then_the_valid_part_is_as_from_eager_and_only_buckets_are_run():
+    runner, engine, eager = make(PerPixel(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
+    assert (runner.policy, runner.notes) == ("bucket", [])
+    drawn = random.Random(1)
+    for _ in range(30):  # growing and shrinking: what an earlier frame left in a buffer must not be seen
+        frame = torch.rand(1, 3, drawn.randint(100, 200), drawn.randint(100, 200)) + 1.0
+        assert_same(runner(frame), eager.model(frame))
+    assert runner.counters.hits == 30
+    widths = {128, 160, 192, 200}
+    assert {shape[dim] for (shape,) in engine.asked() for dim in (2, 3)} <= widths
+    assert eager.asked() == []
+
+
+def test_given_a_frame_when_padded_then_margins_are_zero_whatever_was_in_the_buffer():
+    runner, engine, _ = make(torch.nn.Identity(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
+    got = []
+    engine.model = lambda x: (got.append(x), x)[1]
+    for height, width in ((160, 129), (130, 160), (129, 129), (150, 150)):
+        frame = torch.full((1, 3, height, width), float("nan"))
+        runner(frame)
+        assert int(got[-1].isnan().sum()) == frame.numel()
+        assert not got[-1].nan_to_num(0.0).any()
+    assert len({tensor.data_ptr() for tensor in got}) == 1
+
+
+def test_given_a_size_beyond_the_declared_range_when_run_then_eager_answers():
+    runner, engine, eager = make(torch.nn.ReLU(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
+    for shape in ((1, 3, 201, 128), (1, 3, 99, 128), (2, 3, 128, 128), (3, 128, 128)):
+        assert runner(torch.rand(shape)).shape == shape
+    assert engine.asked() == []
+    assert (len(eager.asked()), runner.counters.misses) == (4, 4)
+
+
+def test_given_a_model_with_a_mask_when_tokens_masks_and_indices_are_padded_then_the_result_is_eagers():
+    runner, engine, eager = make(MaskedMean(), ShapeOptions("bucket", 16), TOKEN_DIMS, TOKENS)
+    assert (runner.policy, runner.notes) == ("bucket", [])
+    for count in (40, 17, 5, 33, 12):
+        frame = (torch.randn(2, count, 8), torch.rand(2, count) < 0.5, torch.randint(0, 9, (2, count)))
+        assert_same(runner(*frame), eager.model(*frame))
+    assert {shapes[0][1] for shapes in engine.asked()} <= {12, 16, 32, 40}
+    assert (runner.counters.hits, eager.asked()) == (5, [])
+
+
+def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_with_the_figures_and_exact_is_in_force():
+    runner, engine, eager = make(Blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
+    assert runner.policy == "exact"
+    assert "policy bucket cannot be used: padding 1x3x100x100 to 1x3x128x128 changes the result" in runner.notes[0]
+    assert "relative L2 0." in runner.notes[0]
+    assert "allowed for fp32" in runner.notes[0]
+    assert "policy dynamic cannot be used: the engine was made for fixed sizes" in runner.notes[1]
+    frame = torch.rand(1, 3, 150, 150)
+    assert_same(runner(frame), eager.model(frame))
+    assert (runner.counters.misses, engine.asked()) == (1, [])
+
+
+def test_given_a_convolution_and_a_dynamic_engine_when_warmed_up_then_dynamic_is_in_force():
+    runner, engine, _ = make(Blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH, dynamic_engine=True)
+    assert (runner.policy, len(runner.notes)) == ("dynamic", 1)
+    runner(torch.rand(1, 3, 150, 150))
+    assert engine.asked() == [((1, 3, 150, 150),)]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda x: x.flatten(2), "dimension 2 of output 0 follows from both"),
+        (lambda x: x[:, :, : x.shape[2] ** 2 // 200], "dimension 2 of output 0 follows by no known rule from"),
+        (lambda x: x.mean((2, 3)), "padding 1x3x100x100 to 1x3x128x128 changes the result"),
+        (lambda x: x.new_zeros(9000 + (x.shape[2] - 128) * (x.shape[3] - 128)), "each size alone gives [[9000]]"),
+        (lambda x: x.view(1, 3, 16, 8, 128), "RuntimeError: shape '[1, 3, 16, 8, 128]' is invalid"),
+    ],
+    ids=["flattened", "quadratic", "pooled", "jointly", "fixed sizes"],
+)
+def test_given_outputs_that_cannot_be_cropped_when_warmed_up_then_buckets_are_refused_with_the_reason(model, why):
+    runner, _, _ = make(model, ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
+    assert runner.policy == "exact"
+    assert why in runner.notes[0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda x: x.shape[2] == 200, lambda x: not x[..., -1].any()], ids=["on one bucket", "on zeros"]
+)
+def test_given_an_engine_that_is_wrong_on_padded_inputs_only_when_warmed_up_then_buckets_are_refused(wrong):
+    model = PerPixel()
+
+    def engine(x):
+        return model(x + 0.5 if wrong(x) else x)
+
+    runner, _, _ = make(model, ShapeOptions("bucket"), HEIGHT_AND_WIDTH, run=engine)
+    assert runner.policy == "exact"
+    assert "outputs differ from eager's" in runner.notes[0]
+
+
+def test_given_buckets_when_nothing_is_declared_to_vary_then_exact_is_in_force_and_noted():
+    runner, _, _ = make(torch.nn.ReLU(), ShapeOptions("bucket"))
+    assert runner.policy == "exact"
+    assert "declares no dynamic_dims" in runner.notes[0]
+
+
+def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right():
+    one = (torch.zeros(1, 8),)
+    buffers = PaddedBuffers(one, most_bytes=100)
+    for size in (8, 16, 4, 16, 8, 4):
+        frame = torch.rand(1, size - 1)
+        (held,) = buffers.hold(((1, size),), (frame,))
+        assert_same(held, torch.cat((frame, torch.zeros(1, 1)), 1))
+        assert buffers.size_bytes <= 100
+
+
+# --- dynamic
+
+
+def test_given_a_dynamic_engine_when_a_size_is_out_of_range_then_it_never_sees_it():
+    runner, engine, eager = make(torch.nn.ReLU(), ShapeOptions("dynamic"), {0: {0: (1, 8)}}, dynamic_engine=True)
+    runner(torch.rand(8, 3, 128, 128))
+    runner(torch.rand(9, 3, 128, 128))
+    assert engine.asked() == [((8, 3, 128, 128),)]
+    assert eager.asked() == [((9, 3, 128, 128),)]
+    assert (runner.counters.hits, runner.counters.misses) == (1, 1)
+
+
+def test_given_more_sizes_than_are_remembered_when_they_come_again_then_they_are_still_hits(monkeypatch):
+    monkeypatch.setattr("torchperf_ros.engines.shape_runner._MOST_PLANS", 3)
+    runner, _, _ = make(torch.nn.ReLU(), ShapeOptions("dynamic"), {0: {0: (1, 8)}}, dynamic_engine=True)
+    for count in (*range(1, 9), *range(1, 9)):
+        runner(torch.rand(count, 3, 128, 128))
+        assert len(runner._plans) <= 3
+    assert runner.counters.hits == 16
+
+
+# --- the requirement: sizes from [100, 200] in both dimensions
+
+
+@pytest.mark.parametrize("policy", ["bucket", "dynamic"])
+def test_given_a_compiled_engine_when_100_sizes_are_drawn_then_95_percent_hit_and_nothing_is_compiled(policy):
+    model = PerPixel()
+    compiled = torch.compile(model, backend="eager", dynamic=policy == "dynamic", recompile_limit=64)
+    example = tuple(tensor.clone() for tensor in IMAGE)
+    options = ShapeOptions(policy)
+    runner = ShapeRunner(
+        compiled, model, options, HEIGHT_AND_WIDTH, example, "fp32", dynamic_engine=policy == "dynamic"
+    )
+    runner.warm_up()
+    assert (runner.policy, runner.notes) == (policy, [])
+    before = dict(dynamo_counters["stats"])
+    assert before["unique_graphs"] >= 1
+    drawn = random.Random(2024)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for _ in range(100):
+            frame = torch.rand(1, 3, drawn.randint(100, 200), drawn.randint(100, 200))
+            pixels = runner(frame)["pixels"]
+            assert pixels.shape == (1, 4, *frame.shape[2:])
+    assert runner.counters.hits > 95
+    assert dict(dynamo_counters["stats"]) == before
+    assert runner.counters.waste == 0.0 if policy == "dynamic" else 0.05 < runner.counters.waste < 0.35
+
+
+# --- chunks
+
+ROWS = (torch.zeros(2, 4), torch.randn(1, 4))
+BATCH = {0: {0: (1, 8)}}
+
+
+class Rows(torch.nn.Module):
+    """A batch of rows and a table that belongs to all of them; one output flattens, another transposes."""
+
+    def forward(self, rows, table):
+        y = rows * table
+        return y, {"flat": torch.stack((y, -y), 1).flatten(0, 1), "turned": (y.t(), rows)}
+
+
+@pytest.mark.parametrize("count", [3, 6, 20])
+def test_given_a_batch_above_the_limit_when_run_then_the_parts_are_joined_as_if_it_were_one(count):
+    runner, engine, eager = make(Rows(), ShapeOptions("dynamic", max_batch=3), BATCH, ROWS, dynamic_engine=True)
+    assert runner.notes == []
+    frame = (torch.randn(count, 4), ROWS[1])
+    assert_same(runner(*frame), eager.model(*frame))
+    sizes = [shapes[0][0] for shapes in engine.asked()]
+    assert sizes == [3] * (count // 3) + [count % 3] * (count % 3 > 0)
+    assert (runner.counters.hits, runner.counters.misses, runner.counters.chunked) == (1, 0, int(count > 3))
+
+
+def test_given_buckets_when_the_rest_of_a_batch_is_small_then_it_is_padded_to_a_bucket():
+    runner, engine, eager = make(Rows(), ShapeOptions("bucket", 4, max_batch=4), BATCH, ROWS)
+    assert runner.policy == "bucket"
+    frame = (torch.randn(9, 4), ROWS[1])
+    assert_same(runner(*frame), eager.model(*frame))
+    assert [shapes[0][0] for shapes in engine.asked()] == [4, 4, 4]
+    assert (runner.counters.valid_elements, runner.counters.run_elements) == (9 * 4 + 3 * 4, 12 * 4 + 3 * 4)
+
+
+def test_given_exact_when_a_part_was_not_prepared_then_the_frame_is_a_miss():
+    runner, engine, eager = make(Rows(), ShapeOptions(max_batch=2), {}, ROWS)
+    frame = (torch.randn(5, 4), ROWS[1])
+    assert_same(runner(*frame), eager.model(*frame))
+    assert ([s[0] for s, _ in engine.asked()], [s[0] for s, _ in eager.asked()]) == ([2, 2], [1])
+    assert (runner.counters.hits, runner.counters.misses, runner.counters.chunked) == (0, 1, 1)
+
+
+def test_given_an_example_above_the_limit_when_warmed_up_then_its_parts_are_prepared():
+    runner, engine, _ = make(torch.nn.ReLU(), ShapeOptions(max_batch=4), {}, (torch.zeros(8, 4),))
+    assert runner.shapes == (((4, 4),),)
+    runner(torch.randn(8, 4))
+    assert (engine.asked(), runner.counters.hits) == ([((4, 4),), ((4, 4),)], 1)
+
+
+def test_given_parts_that_start_anywhere_in_memory_when_run_then_the_engine_gets_them_aligned():
+    runner, engine, eager = make(
+        torch.nn.ReLU(), ShapeOptions("dynamic", max_batch=3), BATCH, (torch.zeros(2, 3),), dynamic_engine=True
+    )
+    got = []
+    engine.model = lambda x: (got.append(x.data_ptr() % 16), x.clone())[1]
+    frame = torch.randn(8, 3)
+    assert_same(runner(frame), frame)
+    assert got == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda rows, table: rows.sum(0), "output 0 does not follow the batch"),
+        (lambda rows, table: rows - rows.mean(0), "outputs differ from eager's"),
+        (lambda rows, table: rows[1:], "output 0 does not follow the batch"),
+        (lambda rows, table: rows @ rows.t(), "output 0 does not follow the batch along one dimension"),
+    ],
+    ids=["summed", "normalised over the batch", "one less", "both dimensions"],
+)
+def test_given_outputs_that_are_not_of_one_row_each_when_warmed_up_then_chunks_are_refused(model, why):
+    runner, engine, eager = make(model, ShapeOptions("dynamic", max_batch=4), BATCH, ROWS, dynamic_engine=True)
+    assert runner.notes[0].startswith("max_batch 4: batches are not run in chunks: ")
+    assert why in runner.notes[0]
+    frame = (torch.randn(7, 4), ROWS[1])
+    assert_same(runner(*frame), eager.model(*frame))
+    assert [shapes[0][0] for shapes in engine.asked()] == [7]
+
+
+def test_given_a_limit_below_the_declared_batch_when_made_then_it_is_a_config_error():
+    with pytest.raises(ConfigError, match="max_batch: 2 is below the smallest batch .* 4"):
+        ShapeRunner(Rows(), Rows(), ShapeOptions(max_batch=2), {0: {0: (4, 8)}}, (torch.zeros(4, 4), ROWS[1]), "fp32")

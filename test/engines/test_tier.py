@@ -1,0 +1,316 @@
+import math
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchperf_ros.engines.engine import Runner
+from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.model.device import Device, choose_device
+from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(3.0))
+        self.runs = 0
+
+    def forward(self, x):
+        self.runs += 1
+        return {"y": x * self.weight}
+
+
+def eager(model, device):
+    model = model.eval().to(device.device)
+    return Tier(TierFacts("full", "eager"), Runner(model), model, device, print)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch.cuda is not available")
+    before = torch.get_num_threads()
+    yield Device(choose_device(request.param), threads=1)
+    torch.set_num_threads(before)
+
+
+def test_given_a_model_when_run_then_outputs_and_time_come_back(device):
+    engine = eager(Counting(), device)
+    outputs, took_ns = engine.run((torch.tensor([1.0, 2.0]),))
+    assert outputs["y"].tolist() == [3.0, 6.0]
+    assert outputs["y"].device.type == device.device.type
+    assert took_ns > 0
+
+
+def test_given_a_fast_model_when_calibrated_then_it_was_warmed_up_and_measured_a_bounded_number_of_times(device):
+    model = Counting()
+    calibration = eager(model, device).calibrate((torch.ones(1),))
+    assert model.runs == 3 + 20
+    assert 0 < calibration.median_ms <= calibration.p99_ms
+
+
+def test_given_known_times_when_calibrated_then_median_and_p99_are_theirs_and_the_warm_up_does_not_count(
+    device, monkeypatch
+):
+    engine = eager(Counting(), device)
+    times_ms = iter([900.0, 900.0, 900.0, *range(1, 21)])
+    monkeypatch.setattr(engine, "_timed", lambda inputs: (None, next(times_ms) * 1e6))
+    calibration = engine.calibrate((torch.ones(1),))
+    assert calibration.median_ms == 10.5
+    assert calibration.p99_ms == pytest.approx(19.81)
+
+
+class Engine:
+    """Raises what it is told to, one after the other, then answers."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.runs = 0
+
+    def __call__(self, x):
+        self.runs += 1
+        if self.errors:
+            error = self.errors.pop(0)
+            if error is not None:
+                raise error
+        return {"y": x * 3.0}
+
+
+RECOMPILE = RuntimeError(
+    "Detected recompile when torch.compile stance is 'fail_on_recompile'. filename: 'm.py', function name: 'forward'\n"
+    "    triggered by the following guard failure(s):\n"
+    "    - 0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4\n"
+    "    - 0/1: tensor 'x' dtype mismatch"
+)
+WRONG = (ValueError("one"), RuntimeError("two"), KeyError("three"))
+X = (torch.ones(1),)
+
+
+def engine(*errors, model=None, eager=True):
+    """A tier on an engine, and what it says."""
+    said, call = [], Engine(*errors)
+    model = model or Counting()
+    tier = Tier(TierFacts("full", "aoti"), Runner(call, graphs=1, package="key"), model if eager else None,
+                Device(torch.device("cpu"), 1), said.append)  # fmt: skip
+    return tier, call, model, said
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_given_an_engine_that_raises_when_there_is_time_then_eager_answers_that_frame_and_the_engine_the_next():
+    tier, call, model, said = engine(WRONG[0])
+    assert tier.run(X)[0]["y"].tolist() == [3.0]
+    assert (call.runs, model.runs) == (1, 1)
+    tier.run(X)
+    assert (call.runs, model.runs) == (2, 1)
+    report = tier.report()
+    assert (report["engine"], report["engine_errors"], report["eager_answers"], report["recompiles"]) == (
+        "aoti",
+        1,
+        1,
+        0,
+    )
+    assert (report["graphs"], report["package"]) == (1, "key")
+    assert said == []
+
+
+@pytest.mark.parametrize(("left_ms", "stands_in"), [(1000.0, True), (100.0, False), (-5.0, False)])
+def test_given_an_engine_that_raises_when_the_time_left_is_known_then_eager_answers_only_if_it_fits(left_ms, stands_in):
+    tier, _, model, _ = engine(WRONG[0])
+    tier._eager_ms = 500.0
+    leave_ns = time.monotonic_ns() + int(left_ms * 1e6)
+    if stands_in:
+        tier.run(X, leave_ns)
+    else:
+        with pytest.raises(ValueError, match="one"):
+            tier.run(X, leave_ns)
+    assert model.runs == tier.facts.eager_answers == int(stands_in)
+
+
+def test_given_a_calibration_when_the_engine_raises_then_eagers_longest_run_is_what_has_to_fit(monkeypatch):
+    tier, _, model, _ = engine()
+    times_ms, real = iter([40.0, 70.0, 50.0]), tier._timed
+
+    def timed(inputs, call=None):
+        return (None, next(times_ms) * 1e6) if call is model else real(inputs, call)
+
+    monkeypatch.setattr(tier, "_timed", timed)
+    tier.calibrate(X)
+    assert tier._eager_ms == 70.0
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_given_an_engine_that_raises_three_times_in_a_row_when_run_then_it_is_demoted_and_that_is_said_once(in_time):
+    tier, call, model, said = engine(*WRONG)
+    leave_ns = 0 if in_time else 1
+    for error in WRONG:
+        assert tier.facts.engine == "aoti"
+        if in_time:
+            tier.run(X, leave_ns)
+        else:
+            with pytest.raises(type(error)):
+                tier.run(X, leave_ns)
+    assert said == ["tier full runs in eager from now on: aoti raised 3 times in a row, at last KeyError: 'three'"]
+    assert tier.facts.engine == "eager"
+    assert tier.facts.why == "aoti raised 3 times in a row, at last KeyError: 'three'"
+    tier.run(X, leave_ns)
+    assert call.runs == 3
+    assert len(said) == 1
+    assert tier.facts.eager_answers == (3 if in_time else 0)
+
+
+def test_given_an_engine_that_raises_now_and_then_when_run_then_it_is_not_demoted():
+    tier, _, _, said = engine(*(WRONG[0], WRONG[1], None) * 4)
+    for _ in range(12):
+        tier.run(X)
+    assert (tier.facts.engine, tier.facts.engine_errors, said) == ("aoti", 8, [])
+
+
+def test_given_a_call_that_would_compile_when_run_then_it_is_counted_with_its_guards_and_answered_in_eager():
+    tier, _, model, said = engine(*[RECOMPILE] * 5)
+    for _ in range(5):
+        assert tier.run(X)[0]["y"].tolist() == [3.0]
+    facts = tier.facts
+    assert (facts.recompiles, facts.engine_errors, facts.eager_answers, model.runs) == (5, 0, 5, 5)
+    assert facts.engine == "aoti"
+    assert (
+        facts.guards == "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4; 0/1: tensor 'x' dtype mismatch"
+    )
+    assert said == []
+
+
+@torch.inference_mode()
+def test_given_a_real_compiled_model_when_a_new_size_comes_then_the_guard_is_named(fresh_compiler):
+    model = Counting().eval()
+    call = torch.compile(model, backend="eager", dynamic=False)
+    tier = Tier(TierFacts("full", "compile"), Runner(call), model, Device(torch.device("cpu"), 1), print)
+    tier.run((torch.ones(3),))
+    torch.compiler.set_stance("fail_on_recompile")
+    assert tier.run((torch.ones(4),))[0]["y"].tolist() == [3.0] * 4
+    assert tier.facts.recompiles == 1
+    assert "size mismatch" in tier.facts.guards or "runs" in tier.facts.guards
+
+
+def test_given_inputs_that_eager_does_not_take_either_when_run_then_the_engine_is_not_demoted_for_them():
+    class Refuses(torch.nn.Module):
+        def forward(self, x):
+            raise ValueError("eager as well")
+
+    tier, _, _, said = engine(*WRONG, model=Refuses())
+    for _ in range(3):
+        with pytest.raises(ValueError, match="eager as well"):
+            tier.run(X)
+    assert (tier.facts.engine, tier.facts.eager_answers, said) == ("aoti", 0, [])
+
+
+def test_given_no_eager_model_when_the_engine_raises_then_the_error_comes_out_and_it_stays():
+    tier, call, _, said = engine(*WRONG, eager=False)
+    for error in WRONG:
+        with pytest.raises(type(error)):
+            tier.run(X)
+    tier.run(X)
+    assert (call.runs, tier.facts.engine, said) == (4, "aoti", [])
+
+
+def test_given_an_engine_that_is_out_of_memory_when_run_then_eager_is_not_tried():
+    tier, _, model, _ = engine(torch.OutOfMemoryError("full"))
+    with pytest.raises(torch.OutOfMemoryError):
+        tier.run(X)
+    assert (model.runs, tier.facts.engine_errors) == (0, 0)
+
+
+def test_given_what_another_worker_measured_when_calibrated_then_it_only_warms_up():
+    tier, call, _, _ = engine()
+    assert tier.calibrate(X, known=Calibration(3.0, 4.0)) == Calibration(3.0, 4.0)
+    assert call.runs == 3
+
+
+@pytest.mark.parametrize("briefly", [True, False])
+def test_given_an_engine_when_calibrated_then_it_is_the_engine_that_is_measured_and_eager_beside_it(briefly):
+    tier, call, model, _ = engine()
+    tier.calibrate(X, briefly=briefly)
+    assert call.runs == 3 + (5 if briefly else 20)
+    assert model.runs == 3
+
+
+def test_given_a_package_that_runs_out_of_memory_again_and_again_when_run_then_it_says_so_and_stays_the_engine(
+    monkeypatch,
+):
+    tier, call, model, said = engine(*[RuntimeError("run_func_(...) API call failed")] * 4)
+    monkeypatch.setattr(tier._device, "_refused", lambda: call.runs)
+    for _ in range(4):
+        with pytest.raises(torch.OutOfMemoryError, match="API call failed"):
+            tier.run(X)
+    assert tier.run(X)[0]["y"].tolist() == [3.0]
+    assert (tier.report()["engine"], model.runs, said) == ("aoti", 0, [])
+
+
+def test_given_a_nest_when_searched_then_every_tensor_comes_in_order():
+    a, b, c, d = (torch.tensor(float(n)) for n in range(4))
+    nest = {"x": (a, [b, None, "text", 3]), "y": {"z": c}, "w": d}
+    assert [float(tensor) for tensor in tensors_in(nest)] == [0.0, 1.0, 2.0, 3.0]
+    assert list(tensors_in(None)) == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_given_one_value_that_is_no_number_when_checked_then_the_error_counts_it_and_names_the_output(bad, dtype):
+    check = OutputCheck((torch.zeros(2), torch.zeros(3, dtype=dtype)), fixed_sizes=True)
+    with pytest.raises(InvalidOutput, match="output 1 has 1 of 3 values that are NaN or Inf"):
+        check.check((torch.ones(2), torch.tensor([1.0, bad, 2.0], dtype=dtype)))
+
+
+def test_given_infinities_that_cancel_when_checked_then_they_are_found():
+    with pytest.raises(InvalidOutput, match="2 of 2"):
+        OutputCheck(torch.zeros(2), fixed_sizes=True).check(torch.tensor([math.inf, -math.inf]))
+
+
+def test_given_large_finite_values_when_their_sum_overflows_then_they_pass():
+    OutputCheck(torch.zeros(4), fixed_sizes=True).check(torch.full((4,), 3e38))
+    OutputCheck(torch.zeros(4, dtype=torch.float16), fixed_sizes=True).check(torch.full((4,), 6e4, dtype=torch.float16))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        torch.zeros(3),
+        torch.zeros(2, 1),
+        torch.zeros(2, dtype=torch.float64),
+        (torch.zeros(2), torch.zeros(2)),
+        (),
+        None,
+    ],
+    ids=["size", "rank", "type", "more", "fewer", "nothing"],
+)
+def test_given_another_signature_than_calibrated_when_checked_then_the_error_shows_both(outputs):
+    with pytest.raises(InvalidOutput, match=r"they had \[\(torch.float32, \(2,\)\)\]"):
+        OutputCheck(torch.zeros(2), fixed_sizes=True).check(outputs)
+
+
+def test_given_dynamic_dimensions_when_sizes_differ_then_only_rank_and_type_count():
+    check = OutputCheck(torch.zeros(2, 5), fixed_sizes=False)
+    check.check(torch.zeros(7, 5))
+    check.check(torch.zeros(0, 5))
+    for wrong in (torch.zeros(7), torch.zeros(7, 5, dtype=torch.int32)):
+        with pytest.raises(InvalidOutput):
+            check.check(wrong)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_given_any_values_when_checked_then_just_the_finite_ones_pass(values):
+    check = OutputCheck(torch.zeros(len(values)), fixed_sizes=True)
+    if all(math.isfinite(value) for value in values):
+        check.check(torch.tensor(values))
+    else:
+        with pytest.raises(InvalidOutput, match="NaN or Inf"):
+            check.check(torch.tensor(values))

@@ -1,0 +1,328 @@
+"""Which engine each tier gets, and what is said where it is not the one that was asked for."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map_only
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.config.shape_options import ShapeOptions
+from torchperf_ros.engines.package import load_package
+from torchperf_ros.engines.parity import ParityError, measure, random_inputs
+from torchperf_ros.frame.errors import AdapterError, BadInput, ConfigError
+from torchperf_ros.model.device import Device
+from torchperf_ros.model.tier import InvalidOutput
+from torchperf_ros.model.tier_loader import TierLoader
+from torchperf_ros.packages.package_cache import PackageCache
+from torchperf_ros.packages.package_manifest import manifest_path
+
+from .conftest import PATIENCE_S
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+CPU = torch.device("cpu")
+AOTI = BuildOptions("aoti")
+
+
+class Loaded:
+    """What a loader makes of one tier."""
+
+    def __init__(self, adapter, cache, options=AOTI, tier="full", package="", shapes=None, **more):
+        self.said = []
+        setup = {
+            "tiers": [tier], "build": [options.as_dict()], "packages": [str(package)], "cache_dir": str(cache),
+            "cache_mib": 4096, "package_dirs": [str(Path(package).parent)],
+            "shapes": (shapes or ShapeOptions()).as_dict(), **more,
+        }  # fmt: skip
+        self.loader = TierLoader(adapter, setup, Device(CPU, 1), self.said.append)
+        with torch.inference_mode():
+            self.tier = self.loader.load(0)
+        self.facts, self.missing = self.tier.facts, self.loader.missing
+
+    def run(self, batch):
+        """The engine's outputs for a batch, and how far they are from eager's."""
+        with torch.inference_mode():
+            example = (torch.zeros(1, 4), torch.tensor([[0, 1, 2]]))
+            inputs = random_inputs(example, 3, {0: {0: (batch, batch)}, 1: {0: (batch, batch)}})
+            return self.tier.run(inputs)[0], inputs
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def load(adapters, built, tmp_path):
+    """Load a tier with a copy of the packages that were built."""
+    cache = tmp_path / "cache"
+    shutil.copytree(built.cache.folder, cache)
+
+    def make(*, dynamic=False, seed=0, prepare=lambda package: None, **values):
+        package = cache / built.package(built.dynamic if dynamic else built.at_once[0]).name
+        prepare(package)
+        adapter = adapters.Compiled({"dynamic": dynamic, "seed": seed} if seed else {"dynamic": dynamic}, CPU)
+        loaded = Loaded(adapter, cache, **values)
+        loaded.package, loaded.adapter = package, adapter
+        return loaded
+
+    return make
+
+
+def eager_differs(loaded, batch):
+    outputs, inputs = loaded.run(batch)
+    with torch.inference_mode(mode=False):
+        model = loaded.adapter.build("full").eval()
+    with torch.inference_mode():
+        return measure(model(*inputs), outputs).relative_l2
+
+
+def test_given_a_package_in_the_cache_when_loaded_then_it_is_what_runs(load):
+    loaded = load()
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.said) == ("aoti", "", [], [])
+    assert (loaded.facts.package, loaded.facts.graphs) == (loaded.package.stem, 1)
+    assert eager_differs(loaded, 1) < 1e-3
+    assert loaded.tier.report()["hits"] == 1
+
+
+@pytest.mark.parametrize("values", [{"seed": 1}, {"tier": "fast"}, {"options": BuildOptions("aoti", precision="bf16")}])
+def test_given_no_package_for_the_model_or_options_when_loaded_then_eager_runs_and_it_is_missing(load, values):
+    loaded = load(**values)
+    assert (loaded.facts.engine, loaded.facts.why) == ("eager", "not compiled yet")
+    assert loaded.missing == [values.get("tier", "full")]
+    assert loaded.said == []
+    assert loaded.facts.package == ""
+    loaded.run(1)
+    assert loaded.package.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "is corrupt: its SHA-256"),
+        (lambda path: manifest_path(path).unlink(), "has no manifest"),
+        (lambda path: rewrite(path, torch="1.0"), "does not fit: torch 1.0, wanted 2"),
+        (lambda path: rewrite(path, weights="0" * 64), "does not fit: weights 000000000000..., wanted"),
+    ],
+)
+def test_given_a_package_that_is_not_as_it_should_be_when_loaded_then_that_is_said_and_it_is_removed_and_missing(
+    load, damage, why
+):
+    loaded = load(prepare=damage)
+    (said,) = loaded.said
+    assert why in said
+    assert said.endswith("; it is built anew")
+    assert not loaded.package.exists()
+    assert not manifest_path(loaded.package).exists()
+    assert (loaded.missing, loaded.facts.engine) == (["full"], "eager")
+
+
+def rewrite(package, **changes):
+    values = json.loads(manifest_path(package).read_text(encoding="utf-8"))
+    values["identity"].update(changes)
+    manifest_path(package).write_text(json.dumps(values), encoding="utf-8")
+
+
+def other_package(monkeypatch, call):
+    monkeypatch.setattr("torchperf_ros.engines.package.load_package", lambda path, device: call)
+
+
+def test_given_a_cache_that_is_somebody_elses_when_a_package_is_refused_then_the_tier_runs_in_eager_all_the_same(
+    load, monkeypatch
+):
+    def refuse(cache, package):
+        raise ConfigError("parameter cache_dir: cannot be written")
+
+    monkeypatch.setattr(PackageCache, "remove", refuse)
+    other_package(monkeypatch, lambda x, mask: {"scores": x})
+    loaded = load()
+    assert "parameter cache_dir: cannot be written" in loaded.said
+    assert (loaded.facts.engine, loaded.missing) == ("eager", ["full"])
+    loaded.run(1)
+
+
+def test_given_a_package_with_other_results_when_loaded_then_it_is_refused_with_the_figures_and_built_anew(
+    load, monkeypatch, adapters
+):
+    other_package(monkeypatch, adapters.Compiled({"seed": 1}, CPU).build("full").eval())
+    loaded = load()
+    (said,) = loaded.said
+    assert said.startswith("tier full runs in eager: aoti refused: outputs differ from eager's: relative L2 ")
+    assert "allowed for fp32: relative L2 0.001" in said
+    assert loaded.facts.why in said
+    assert (loaded.facts.engine, loaded.facts.package, loaded.missing) == ("eager", "", ["full"])
+    assert not loaded.package.exists()
+    assert eager_differs(loaded, 1) == 0.0
+
+
+def test_given_a_package_that_raises_when_checked_then_eager_runs_and_says_why(load, monkeypatch):
+    other_package(monkeypatch, lambda x, mask: 1 / 0)
+    loaded = load()
+    assert loaded.said == ["tier full runs in eager: aoti ZeroDivisionError: division by zero"]
+    assert loaded.facts.engine == "eager"
+
+
+@pytest.fixture
+def no_code(monkeypatch, fresh_compiler):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+
+
+def test_given_engine_compile_when_loaded_then_it_is_compiled_here_and_checked(load, no_code):
+    loaded = load(options=BuildOptions("compile"))
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.said) == ("compile", "", [], [])
+    assert loaded.facts.graphs >= 1
+    assert eager_differs(loaded, 1) == 0.0
+
+
+def test_given_engine_compile_that_may_not_compile_now_when_loaded_then_it_is_missing(load, no_code):
+    loaded = load(options=BuildOptions("compile"), compile=False)
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", "not compiled yet", ["full"])
+
+
+def test_given_a_model_that_cannot_be_compiled_when_loaded_then_eager_runs_and_the_reason_is_said(load, monkeypatch):
+    def refuse(*args, **options):
+        raise RuntimeError("no such operator\nmore\nlines")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    loaded = load(options=BuildOptions("compile"))
+    assert loaded.said == ["tier full runs in eager: compile RuntimeError: no such operator"]
+    assert (loaded.facts.engine, loaded.facts.why) == ("eager", "RuntimeError: no such operator")
+    assert loaded.missing == []
+    loaded.run(1)
+
+
+def test_given_an_option_that_cannot_be_used_when_loaded_then_the_worker_is_told(load):
+    with pytest.raises(ConfigError, match="cuda_graphs"):
+        load(options=BuildOptions("aoti", cuda_graphs=True))
+
+
+def test_given_an_adapter_that_builds_no_module_when_loaded_then_it_is_named(load, adapters, monkeypatch):
+    monkeypatch.setattr(adapters.Compiled, "build", lambda self, tier: "weights.pt")
+    with pytest.raises(AdapterError, match="tier full: Compiled.build gave a str, not a Module"):
+        load()
+
+
+COMMON = (((3, 4), (3, 3)),)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "asked"),
+    [
+        (ShapeOptions("bucket", 4, COMMON), "shapes bucket, common_shapes"),
+        (ShapeOptions("dynamic"), ""),
+        (ShapeOptions("exact", max_batch=1), ""),
+    ],
+)
+def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_and_it_never_runs_them(
+    load, monkeypatch, shapes, asked
+):
+    ran, real = set(), torch._C._aoti.AOTIModelPackageLoader
+
+    def watched(*args):
+        loader = real(*args)
+
+        class Watched:
+            get_call_spec = loader.get_call_spec
+
+            def boxed_run(self, inputs):
+                ran.add(tuple(inputs[0].shape))
+                return loader.boxed_run(inputs)
+
+        return Watched()
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", watched)
+    loaded = load(shapes=shapes)
+    text = f"tier full: {asked}: not used, as its package runs the example's shapes only"
+    assert loaded.said == ([text] if asked else [])
+    assert loaded.facts.engine == "aoti"
+    for batch in (1, 2, 3, 8):
+        assert eager_differs(loaded, batch) < 1e-3
+    assert ran == {(1, 4)}
+    report = loaded.tier.report()
+    assert report["shapes"] == "exact"
+    if not shapes.max_batch:  # the parts of a batch are of the example's shape
+        assert (report["hits"], report["misses"]) == (1, 3)
+
+
+def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
+    loaded = load(dynamic=True, shapes=ShapeOptions("dynamic"))
+    assert (loaded.facts.engine, loaded.said) == ("aoti", [])
+    for batch in range(1, 9):
+        assert eager_differs(loaded, batch) < 1e-3
+    loaded.run(9)
+    report = loaded.tier.report()
+    assert (report["shapes"], report["hits"], report["misses"], report["recompiles"]) == ("dynamic", 8, 1, 0)
+
+
+def test_given_a_users_package_of_the_adapters_model_when_loaded_then_it_runs_and_eager_answers_other_sizes(
+    load, built
+):
+    loaded = load(package=built.package(built.at_once[0]))
+    assert (loaded.facts.engine, loaded.said) == ("aoti", [])
+    assert eager_differs(loaded, 1) < 1e-3
+    assert eager_differs(loaded, 2) == 0.0
+
+
+def test_given_a_users_package_of_other_weights_when_loaded_then_it_runs_and_there_is_no_eager_for_other_sizes(
+    load, built
+):
+    loaded = load(package=built.package(built.at_once[0]), seed=1)
+    assert (loaded.facts.engine, loaded.said) == ("aoti", [])
+    assert eager_differs(loaded, 1) > 1e-2
+    with pytest.raises(BadInput, match="not prepared, and there is no eager model"):
+        loaded.run(2)
+
+
+def test_given_a_users_package_when_the_adapter_cannot_build_then_it_runs_and_that_is_said(load, built, monkeypatch):
+    def refuse(self, name):
+        raise FileNotFoundError("no weights on this vehicle")
+
+    monkeypatch.setattr(TierLoader, "_built", refuse)
+    loaded = load(package=built.package(built.at_once[0]))
+    assert loaded.facts.engine == "aoti"
+    assert loaded.facts.why == "nothing to compare with, and no eager: FileNotFoundError: no weights on this vehicle"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "seed", "why"),
+    [
+        (
+            lambda outputs: nested(outputs, lambda tensor: tensor * 2 if tensor.is_floating_point() else tensor),
+            0,
+            "differ",
+        ),
+        (lambda outputs: nested(outputs, lambda tensor: tensor[..., :1]), 1, "at calibration they had"),
+    ],
+)
+def test_given_a_users_package_with_wrong_results_when_loaded_then_eager_runs_and_when_swapped_in_it_is_refused(
+    load, built, monkeypatch, outputs, seed, why
+):
+    package = built.package(built.at_once[0])
+    real = load_package(package, CPU)
+    monkeypatch.setattr("torchperf_ros.engines.package.load_package", lambda *_: lambda *x: outputs(real(*x)))
+    loaded = load(package=package, seed=seed)
+    (said,) = loaded.said
+    assert said.startswith("tier full runs in eager: its package is refused: ")
+    assert why in said
+    assert eager_differs(loaded, 1) == 0.0
+    with pytest.raises((ParityError, InvalidOutput), match=why):
+        load(package=package, seed=seed, swapped=0)
+
+
+def nested(outputs, change):
+    """The same nest with every tensor changed."""
+    return tree_map_only(torch.Tensor, change, outputs)
+
+
+def test_given_a_cache_that_others_can_write_when_loaded_then_it_says_how_to_mend_it_and_nothing_is_taken(load):
+    def share(package):
+        package.parent.chmod(0o775)
+
+    with pytest.raises(ConfigError, match=r"parameter cache_dir: .*/cache .mode 0775.*`chmod 700 .*/cache`"):
+        load(prepare=share)
+    assert load(prepare=share, options=BuildOptions()).facts.engine == "eager"

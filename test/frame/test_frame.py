@@ -1,0 +1,109 @@
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rosbags.typesys import Stores, get_typestore
+
+from torchperf_ros.frame.frame import (
+    Answer,
+    Frame,
+    Origin,
+    StepTimes,
+    header_stamp_ns,
+    restamped,
+    stamp_age_ms,
+    usable_age_ms,
+)
+from torchperf_ros.frame.outcome import Outcome
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+MS = 1_000_000
+
+
+@given(sec=st.integers(-(2**31), 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
+def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_the_one_written(
+    sec, nanosec, little, name
+):
+    types = STORE.types
+    header = types["std_msgs/msg/Header"](stamp=types["builtin_interfaces/msg/Time"](sec, nanosec), frame_id=name)
+    data = bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
+    assert header_stamp_ns(data) == sec * 1_000_000_000 + nanosec
+
+
+@given(sec=st.integers(0, 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
+def test_given_any_time_when_restamped_then_only_the_stamp_changes(sec, nanosec, little, name):
+    types = STORE.types
+    header = types["std_msgs/msg/Header"](stamp=types["builtin_interfaces/msg/Time"](7, 8), frame_id=name)
+    data = bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
+    again = STORE.deserialize_cdr(restamped(data, sec * 1_000_000_000 + nanosec), "std_msgs/msg/Header")
+    assert (again.stamp.sec, again.stamp.nanosec, again.frame_id) == (sec, nanosec, name)
+
+
+def test_given_big_endian_bytes_when_read_then_the_stamp_is_not_turned_around():
+    assert header_stamp_ns(b"\x00\x00\x00\x00" + struct.pack(">iI", 3, 5)) == 3_000_000_005
+    assert header_stamp_ns(b"\x00\x01\x00\x00" + struct.pack("<iI", 3, 5)) == 3_000_000_005
+
+
+@given(st.binary(max_size=11))
+def test_given_bytes_too_short_for_a_stamp_when_read_then_it_is_zero(data):
+    assert header_stamp_ns(data) == 0
+
+
+@given(st.binary(max_size=64))
+def test_given_any_bytes_when_read_then_the_stamp_fits_a_signed_64_bit_word(data):
+    assert -(2**63) <= header_stamp_ns(data) < 2**63
+
+
+def test_given_a_stamp_when_its_age_is_asked_then_future_is_negative_and_zero_is_unknown():
+    assert stamp_age_ms(10 * MS, 35 * MS) == 25.0
+    assert math.isnan(stamp_age_ms(10 * MS, 0))  # before the first /clock
+    assert stamp_age_ms(35 * MS, 10 * MS) == -25.0
+    assert math.isnan(stamp_age_ms(0, 10 * MS))
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "usable_ms"),
+    [(0.0, 0.0), (25.0, 25.0), (10_000.0, 10_000.0), (10_000.1, 0.0), (-0.1, 0.0), (math.nan, 0.0), (math.inf, 0.0)],
+)
+def test_given_an_age_when_it_cannot_be_one_then_the_frame_counts_from_its_receipt(age_ms, usable_ms):
+    assert usable_age_ms(age_ms) == usable_ms
+
+
+@pytest.mark.parametrize(("age_ms", "latency_ms"), [(20.0, 50.0), (math.nan, 30.0), (-5.0, 30.0), (60_000.0, 30.0)])
+def test_given_an_origin_when_published_then_the_latency_counts_from_a_usable_stamp_or_else_from_receipt(
+    age_ms, latency_ms
+):
+    assert Origin(received_ns=100 * MS, age_ms=age_ms).latency_ms(130 * MS) == latency_ms
+
+
+def test_given_step_times_when_added_up_then_an_unknown_step_makes_the_total_unknown():
+    assert StepTimes(1.0, 2.0, 3.0, 4.0).total_ms == 10.0
+    assert math.isnan(StepTimes(1.0, 2.0).total_ms)
+
+
+def test_given_two_answers_when_one_gets_its_times_then_the_other_keeps_its_own():
+    frame = Frame(0, b"", 0, 0.0, 0, 0, Origin(0, 0.0))
+    first, second = (Answer(frame, Outcome.ON_TIME, None, "", 0, 0.0, 1.0, 1.0, 0.0, 0) for _ in range(2))
+    first.steps.decode_ms = 1.0
+    assert math.isnan(second.steps.decode_ms)
+    assert frame.refusal == ""
+
+
+def test_given_a_frame_when_ros_time_is_asked_for_then_stamp_and_age_say_it_also_for_a_log_of_years_ago():
+    old = Frame(0, b"", 35 * MS, 1.6e12, 100 * MS, 0, Origin(0, 1.6e12))
+    assert abs(old.ros_ns(130 * MS) - (1_600_000_000_000 * MS + 65 * MS)) < 1_000  # a float of so many ms
+    assert Frame(0, b"", 35 * MS, math.nan, 100 * MS, 0, Origin(0, math.nan)).ros_ns(130 * MS) is None
+
+
+@given(data=st.binary(max_size=11), stamp_ns=st.integers(-(2**63), 2**63))
+def test_given_bytes_too_short_for_a_stamp_when_restamped_then_they_are_the_same(data, stamp_ns):
+    assert restamped(data, stamp_ns) is data
+
+
+@pytest.mark.parametrize("seconds", [2**31, 2**40, -(2**31) - 1])
+def test_given_a_time_that_a_stamp_cannot_hold_when_restamped_then_the_message_is_the_same(seconds):
+    data = b"\x00\x01\x00\x00" + struct.pack("<iI", 3, 5)
+    assert restamped(data, seconds * 1_000_000_000) is data
+    assert header_stamp_ns(restamped(data, (2**31 - 1) * 1_000_000_000)) == (2**31 - 1) * 1_000_000_000

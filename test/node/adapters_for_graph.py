@@ -1,0 +1,103 @@
+"""Adapters for the tests of the node in a real ROS graph; loaded by its workers, with this folder on PYTHONPATH."""
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchperf_ros.config.message_types import message_class
+from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.model.adapter import Adapter, Received
+
+POINT = "geometry_msgs/msg/PointStamped"
+
+
+class Obedient(Adapter):
+    """Image in, point out: x is the image's width. Misbehaves once for every order that it finds.
+
+    Options:
+        trigger: topic of the images; default "image".
+        orders: folder in which a file's name is an order, for example `hang-40`: the first worker that preprocesses an
+            image of this width removes the file and hangs. `sleep` takes 10 s; the others are `raise`, `bad`, `nan`.
+            A file `doing` then says that it has begun, and which process it is.
+    """
+
+    output = POINT
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        self.inputs = {options.get("trigger", "image"): "sensor_msgs/msg/Image"}
+        self._orders = Path(options["orders"]) if "orders" in options else None
+
+    def build(self, tier: str) -> torch.nn.Module:
+        return torch.nn.Identity().eval()
+
+    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(1),)
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        (image,) = messages.values()
+        width = float(image.message.width)
+        for order in ("hang", "sleep", "raise", "bad", "nan"):
+            if self._orders is not None and self._takes(f"{order}-{image.message.width}"):
+                (self._orders / "doing").write_text(str(os.getpid()))
+                width = self._obey(order)
+        return (torch.tensor([width]),)
+
+    def _takes(self, order: str) -> bool:
+        try:
+            (self._orders / order).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _obey(self, order: str) -> float:
+        if order == "hang":
+            time.sleep(3600.0)
+        if order == "sleep":
+            time.sleep(10.0)
+        if order == "raise":
+            msg = "told to raise"
+            raise RuntimeError(msg)
+        if order == "bad":
+            msg = "told to find it bad"
+            raise BadInput(msg)
+        return math.nan
+
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
+        (image,) = messages.values()
+        return message_class(POINT)(
+            header=image.message.header, point=message_class("geometry_msgs/msg/Point")(x=outputs.item(), y=0.0, z=0.0)
+        )
+
+
+class Unbuildable(Obedient):
+    """Fails while its model is built, after it has said what it takes and gives."""
+
+    def build(self, tier: str) -> torch.nn.Module:
+        msg = f"no weights for {tier}"
+        raise RuntimeError(msg)
+
+
+class Silent(Obedient):
+    """Never comes to say what it takes and gives."""
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        time.sleep(3600.0)
+
+
+class FiveInputs(Obedient):
+    """Takes five images, of which four together with the first do not fit the ring."""
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        super().__init__(options, device)
+        self.inputs |= {f"image_{number}": "sensor_msgs/msg/Image" for number in range(1, 5)}
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        return (torch.tensor([float(len(messages))]),)
+
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
+        return super().postprocess(outputs, {"image": next(iter(messages.values()))})

@@ -1,0 +1,77 @@
+"""When what is found is recorded, without a graph: time is passed in."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.node import alert_publisher
+from torchperf_ros.node.alert_publisher import AlertPublisher
+
+
+class RecordingByHand:
+    """Notes which incidents were asked for."""
+
+    def __init__(self):
+        self.recorded, self.status = [], {}
+
+    def unable(self):
+        return ""
+
+    def incident(self, what, now_ns):
+        return f"{now_ns // NS_PER_S}_{what}"
+
+    def evidence_path(self, name):
+        return f"/evidence/{name}"
+
+    def record(self, name, why, t_ns, stacks):
+        self.recorded.append(name)
+
+    def step(self):
+        return []
+
+    def message(self, topic, t_ns, data):
+        pass
+
+    def tell(self, t_ns, **fields):
+        pass
+
+
+@pytest.fixture
+def announced(monkeypatch):
+    """An alert publisher; `at(second, name)` finds something in that second, and returns the paths of incidents."""
+    node = SimpleNamespace(
+        create_publisher=lambda *_: SimpleNamespace(publish=lambda data: None),
+        get_fully_qualified_name=lambda: "/perf",
+    )
+    made = AlertPublisher(node)
+    made.recording = RecordingByHand()
+    found = []
+    made.told = found.append
+
+    def at(second, *names):
+        now_ns = (1_000 + second) * NS_PER_S
+        monkeypatch.setattr(alert_publisher, "monotonic_ns", lambda: now_ns)
+        for name in names:
+            made.found(Alert(Level.ERROR, name, "why"))
+        found.clear()
+        made.step(now_ns, now_ns, [])
+        return {anomaly.name: anomaly.values["evidence"] for anomaly in found if anomaly.level is Level.ERROR}
+
+    return SimpleNamespace(at=at, recording=made.recording)
+
+
+def test_given_an_error_that_goes_on_when_reminded_of_then_it_is_recorded_once_and_each_reminder_names_it(announced):
+    told = [paths for second in range(3600) if (paths := announced.at(second, "camera: input stopped"))]
+    assert len(told) > 50
+    assert announced.recording.recorded == ["1000_camera: input stopped"]
+    assert {path for paths in told for path in paths.values()} == {"/evidence/1000_camera: input stopped"}
+
+
+def test_given_another_error_meanwhile_when_a_minute_has_passed_then_that_is_recorded_too(announced):
+    for second in range(200):
+        announced.at(second, "camera: input stopped", *(["plan: misses"] if second >= 100 else []))
+    assert announced.recording.recorded == ["1000_camera: input stopped", "1100_plan: misses"]

@@ -1,0 +1,261 @@
+"""Whatever is sent to the node: it says what is wrong, counts it, and goes on answering what is right."""
+
+import math
+import os
+import signal
+import socket
+import time
+import urllib.request
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from nav_msgs.msg import Odometry
+from sensor_msgs.msg import CompressedImage, Image
+from visualization_msgs.msg import MarkerArray
+
+from torchperf_ros.frame.outcome import Fallback, Outcome
+
+pytestmark = pytest.mark.ros
+
+PERCEPTION, PLANNING = 0, 1
+HOUR_NS = 3_600 * 1_000_000_000
+
+
+class Car:
+    """A node whose two stages do not know each other, so that each shows whether the other's trouble reaches it."""
+
+    def __init__(self, graph, start_node, fast):
+        stage = fast(max_frame_bytes=65_536, recover_frames=3)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.metrics_port = free.getsockname()[1]
+        stages = {"perception": {**stage, "output": "boxes"}, "planning": stage}
+        self.node = start_node({**stages, "metrics_port": self.metrics_port})
+        self.node.wait_until_ready("perception", "planning")
+        self.camera = self.node.publisher("image", Image)
+        self.detections = self.node.publisher("detections", MarkerArray)
+        self.odom = self.node.publisher("odom", Odometry)
+
+    def plans(self):
+        """Whether planning answers a frame from its own result, on time."""
+        return self.node.answer(self.detections, MarkerArray(), PLANNING)["outcome"] == Outcome.ON_TIME
+
+    def sees(self, message):
+        """Whether perception answers this image from its own result, on time."""
+        return self.node.answer(self.camera, message)["outcome"] == Outcome.ON_TIME
+
+    def reasons(self, name):
+        """What was told on ~/anomaly under this name."""
+        return [status.message for array in self.node.anomalies for status in array.status if status.name == name]
+
+
+@pytest.fixture(scope="module")
+def car(graph, start_node, fast, image):
+    car = Car(graph, start_node, fast)
+    assert car.sees(image())
+    return car
+
+
+BAD_IMAGES = {
+    "unknown encoding": {"encoding": "yuv422_yuy2"},
+    "zero-sized": {"width": 0, "height": 0},
+    "data shorter than its rows": {"size": 100},
+    "larger than max_frame_bytes": {"width": 200, "height": 200},
+}
+
+
+def test_given_a_bad_image_then_the_reason_is_told_as_an_anomaly(car, image):
+    car.node.answer(car.camera, image(encoding="bayer_rggb8"))
+    (why,) = car.node.wait_for(lambda: car.reasons("perception: bad input"), "the reason")
+    assert "image encoding 'bayer_rggb8' is a Bayer pattern, debayer it first; supported: rgb8" in why
+
+
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+def test_given_a_bad_image_then_it_is_refused_and_the_next_is_answered_as_is_the_other_stage(car, image, kind):
+    row = car.node.answer(car.camera, image(**BAD_IMAGES[kind]))
+    assert Outcome(int(row["outcome"])) is Outcome.BAD_INPUT
+    assert Fallback(int(row["fallback"])) in {Fallback.HOLD_LAST, Fallback.NONE}
+    assert row["total_ms"] < row["budget_ms"]
+    assert car.plans()
+    assert car.sees(image())
+
+
+def test_given_bytes_that_are_no_image_then_they_are_refused_and_the_next_image_is_answered(car, image):
+    for garbage in (b"\x00\x01\x00\x00" + b"\xff" * 300, b"\x00\x01\x00\x00", b"\xff" * 5):
+        before = len(car.node.rows_of(PERCEPTION))
+        car.camera.publish(garbage)
+        car.node.wait_for(lambda before=before: len(car.node.rows_of(PERCEPTION)) > before, "a row for garbage")
+        assert car.node.rows_of(PERCEPTION)[-1]["outcome"] == Outcome.BAD_INPUT, garbage
+        assert car.plans()
+        assert car.sees(image())
+
+
+def test_given_refused_images_then_diagnostics_count_them_and_the_other_stage_is_untouched(car, image):
+    assert int(car.node.counted("perception", bad_input=1)["bad_input"]) >= 1
+    bad = sum(row["outcome"] == Outcome.BAD_INPUT for row in car.node.rows_of(PERCEPTION))
+    values = car.node.counted("perception", bad_input=bad)
+    assert (int(values["bad_input"]), values["internal_errors"], values["restarts"]) == (bad, "0", "0")
+    values = car.node.values("planning")
+    assert (values["bad_input"], values["restarts"]) == ("0", "0")
+
+
+def test_given_nan_odometry_then_planning_refuses_it_until_a_good_one_comes(car, image):
+    bad = Odometry()
+    bad.pose.pose.orientation.w = 1.0
+    bad.twist.twist.linear.x = math.nan
+    car.odom.publish(bad)
+    car.node.wait_for(lambda: not car.plans(), "planning to refuse NaN")
+    assert car.node.rows_of(PLANNING)[-1]["outcome"] == Outcome.BAD_INPUT
+    assert car.sees(image())
+    (why,) = car.node.wait_for(lambda: car.reasons("planning: bad input"), "the reason")
+    assert "odom.twist.twist.linear.x is nan" in why
+
+    bad.twist.twist.linear.x = 1.0
+    car.odom.publish(bad)
+    car.node.wait_for(car.plans, "planning to go on")
+
+
+def test_given_odd_stamps_then_each_kind_is_counted_and_the_images_are_answered(car, image):
+    before = car.node.values("perception")
+    now_ns = time.time_ns()
+    odd = {"zero_stamps": 0, "future_stamps": now_ns + HOUR_NS, "backward_stamps": now_ns, "repeated_stamps": now_ns}
+    for stamp in odd.values():
+        assert car.sees(image(stamp))
+    values = car.node.counted("perception", frames=len(car.node.rows_of(PERCEPTION)))
+    assert {name: int(values[name]) - int(before[name]) for name in odd} == dict.fromkeys(odd, 1)
+    assert math.isnan(car.node.rows_of(PERCEPTION)[-4]["age_ms"])
+    assert car.node.rows_of(PERCEPTION)[-3]["age_ms"] == pytest.approx(-HOUR_NS / 1e6, abs=60_000.0)
+
+
+def test_given_input_that_stops_when_it_comes_back_then_the_stage_waits_and_recovers(car, image):
+    car.node.wait_for(lambda: "input stopped" in car.node.statuses["perf: perception"][1], "perception to wait")
+    assert car.node.values("perception")["health"] == "WAITING"
+    car.node.wait_for(
+        lambda: car.sees(image()) and car.node.values("perception")["health"] == "NOMINAL", "perception to recover"
+    )
+    level, _, _ = car.node.statuses["perf: perception"]
+    assert level == 0
+
+
+def test_given_a_publisher_of_another_type_then_diagnostics_name_topic_and_both_types(car, stranger, image):
+    topic = f"{car.node.namespace}/image"
+    wrong = stranger.create_publisher(CompressedImage, topic, 10)
+    text = f"{topic}: stranger publishes sensor_msgs/msg/CompressedImage, not sensor_msgs/msg/Image"
+    car.node.wait_for(lambda: car.node.statuses.get("perf: perception input") == (2, text, {}), "an error of the input")
+    assert car.sees(image())
+    stranger.destroy_publisher(wrong)
+    car.node.wait_for(lambda: "perf: perception input" not in car.node.statuses, "the status to go")
+
+
+def test_given_a_free_metrics_port_then_the_counters_can_be_scraped(car):
+    car.node.counted("perception", frames=len(car.node.rows_of(PERCEPTION)))
+    car.node.counted("planning", frames=len(car.node.rows_of(PLANNING)))
+    with urllib.request.urlopen(f"http://127.0.0.1:{car.metrics_port}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    assert f'torchperf_frames_total{{stage="perception"}} {len(car.node.rows_of(PERCEPTION))}.0' in text
+    on_time = sum(row["outcome"] == Outcome.ON_TIME for row in car.node.rows_of(PLANNING))
+    assert f'torchperf_answers_total{{outcome="on_time",stage="planning"}} {on_time}.0' in text
+    assert 'torchperf_health{stage="perception",state="' in text
+
+
+def test_given_the_node_then_after_all_that_nothing_was_lost_or_restarted(car):
+    car.node.next_report()
+    for stage in ("perception", "planning"):
+        values = car.node.values(stage)
+        assert (values["internal_errors"], values["restarts"]) == ("0", "0")
+        counted = sum(int(values[key]) for key in ("answered", "unanswered", "superseded", "stale"))
+        assert counted == int(values["frames"])
+    assert "Traceback" not in car.node.errors
+
+
+# -- adapters that cannot be used --------------------------------------------------------------------------------------
+
+
+UNUSABLE = {
+    "missing": "adapters_for_graph has no Adapter class 'Missing'; it has ['Obedient', ",
+    "unimportable": "importing adapter_not_importable failed: ImportError: the camera's driver is not installed",
+    "unbuildable": "RuntimeError: no weights for fast",
+}
+
+
+@pytest.fixture(scope="module")
+def pool(start_node, obedient):
+    """A good stage among three whose adapters fail in their own way; metrics on a port that is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        node = start_node(
+            {
+                "stages": ["good", "missing", "unimportable", "unbuildable"],
+                "metrics_port": taken.getsockname()[1],
+                "good": obedient(input_timeout_ms=600_000.0),
+                "missing": obedient(adapter="Missing", output="a"),
+                "unimportable": {**obedient(output="b"), "adapter": "adapter_not_importable:Camera"},
+                "unbuildable": obedient(adapter="Unbuildable", output="c", trigger="other"),
+            }
+        )
+        node.wait_until_ready("good")
+        yield node, taken.getsockname()[1]
+
+
+def test_given_adapters_that_cannot_be_used_then_each_says_why_on_diagnostics_and_in_the_log(pool):
+    node, _ = pool
+    for stage, why in UNUSABLE.items():
+        values = node.wait_for_health(stage, "SAFE_STOP")
+        level, text, _ = node.statuses[f"perf: {stage}"]
+        assert level == 2
+        assert text.startswith("SAFE_STOP: ")
+        assert why in text
+        assert why in values["last_error"]
+        node.wait_for(lambda why=why: why in node.errors, f"the log to say {why}")
+    assert "Traceback" in node.values("unbuildable")["last_error"]
+    assert "in build" in node.values("unbuildable")["last_error"]
+
+
+def test_given_stages_that_failed_then_the_good_one_is_answered_on_time(pool, image):
+    node, _ = pool
+    camera = node.publisher("image", Image)
+    rows = [node.answer(camera, image()) for _ in range(10)]
+    assert [row["outcome"] for row in rows] == [Outcome.ON_TIME] * 10
+    node.wait_for(lambda: node.values("node")["lifecycle"] == "active", "diagnostics to say active")
+
+
+def test_given_a_metrics_port_that_is_taken_then_the_node_warns_and_goes_on(pool):
+    node, port = pool
+    warning = node.wait_for(lambda: node.values("node").get("metrics_warning"), "the warning on diagnostics")
+    assert warning.startswith(f"metrics_port {port} cannot be used: ")
+    assert warning.endswith("set another, or 0 for none")
+    node.wait_for(lambda: warning in node.errors, "the warning in the log")
+
+
+# -- the graph around it -----------------------------------------------------------------------------------------------
+
+
+def test_given_two_nodes_with_one_name_then_both_warn_on_diagnostics_and_once_in_the_log(start_node):
+    name = f"/twins{os.getpid()}"
+    twins = [start_node({"autostart": False}, namespace=name) for _ in range(2)]
+    text = f"2 nodes are called {name}/perf; give each its own name or namespace"
+    for twin in twins:
+        twin.wait_for(lambda twin=twin: twin.errors.count(text) == 1, "a warning in the log")
+        twin.wait_for(lambda twin=twin: twin.values("node").get("name_warning") == text, "a warning on /diagnostics")
+        twin.next_report()
+        assert twin.errors.count(text) == 1
+    assert twins[0].end(signal.SIGINT) == 0
+    twins[1].wait_for(lambda: "name_warning" not in twins[1].values("node"), "the warning to go")
+
+
+def test_given_inputs_that_together_are_too_large_then_frames_are_refused_until_they_fit(start_node, obedient, image):
+    node = start_node({"stages": ["camera"], "camera": obedient(adapter="FiveInputs", max_frame_bytes=100_000)})
+    node.wait_until_ready("camera")
+    large = {"width": 184, "height": 180}  # alone it fits
+    camera = node.publisher("image", Image)
+    others = [node.publisher(f"image_{number}", Image) for number in range(1, 5)]
+    assert node.answer(camera, image(**large))["outcome"] == Outcome.ON_TIME
+    for other in others:
+        other.publish(image(**large))
+    node.wait_for(lambda: node.answer(camera, image(**large))["outcome"] == Outcome.BAD_INPUT, "a refusal")
+    for other in others:
+        other.publish(image())
+    node.wait_for(lambda: node.answer(camera, image(**large))["outcome"] == Outcome.ON_TIME, "an answer")

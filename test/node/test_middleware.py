@@ -1,0 +1,64 @@
+"""The transport that the package's processes and the launch file choose, and which processes hear each other then."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from torchperf_ros.node.middleware import image_transport
+
+pytestmark = pytest.mark.ros
+
+NEWER, OLDER = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
+SAY = """
+import sys, time, rclpy
+from std_msgs.msg import Float64
+rclpy.init(); node = rclpy.create_node("says"); publisher = node.create_publisher(Float64, "/small", 10)
+while True: publisher.publish(Float64(data=1.0)); time.sleep(0.05)
+"""
+HEAR = """
+import sys, time, rclpy
+from std_msgs.msg import Float64
+rclpy.init(); node = rclpy.create_node("hears"); heard = []
+node.create_subscription(Float64, "/small", heard.append, 10)
+until = time.monotonic() + 60
+while len(heard) < 10 and time.monotonic() < until: rclpy.spin_once(node, timeout_sec=0.1)
+print(len(heard))
+"""
+
+
+@pytest.mark.parametrize("chosen", ["FASTDDS_BUILTIN_TRANSPORTS", NEWER, OLDER])
+def test_given_a_transport_that_the_user_chose_when_asked_then_nothing_is_changed(chosen):
+    assert image_transport({chosen: "UDPv4"}) == {}
+
+
+@pytest.mark.parametrize(("rclpy", "variable"), [("9.1.2", NEWER), ("7.1.6", OLDER), ("3.3.13", OLDER)])
+def test_given_a_version_of_ros_when_no_transport_is_chosen_then_its_variable_names_the_profile(
+    monkeypatch, rclpy, variable
+):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: rclpy)
+    ((name, profile),) = image_transport({}).items()
+    assert name == variable
+    assert "<segment_size>67108864</segment_size>" in Path(profile).read_text()
+
+
+def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():
+    code = "import sys; from torchperf_ros.node.middleware import image_transport; print('rclpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_given_a_process_with_the_profile_when_it_speaks_then_a_plain_one_hears_it():
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("FASTDDS_", "FASTRTPS_"))}
+    plain["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
+    speaker = subprocess.Popen([sys.executable, "-c", SAY], env={**plain, **image_transport(plain)})
+    try:
+        done = subprocess.run([sys.executable, "-c", HEAR], env=plain, capture_output=True, text=True, check=True)
+    finally:
+        speaker.kill()
+        speaker.wait()
+    assert done.stdout == "10\n"

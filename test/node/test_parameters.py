@@ -1,0 +1,203 @@
+"""The node's parameters from outside: refused with one clear line at start and live, described, and all in the file."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from rcl_interfaces.msg import Parameter as ParameterMessage
+from rcl_interfaces.msg import ParameterType, ParameterValue
+from rcl_interfaces.srv import DescribeParameters, GetParameters, SetParameters
+from rclpy.parameter import Parameter as RosParameter
+from rclpy.parameter import parameter_value_to_python
+from ruamel.yaml import YAML
+from sensor_msgs.msg import Image
+
+from torchperf_ros.config.build_options import ENGINE_CHOICES
+from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
+from torchperf_ros.frame.outcome import Outcome
+
+pytestmark = pytest.mark.ros
+
+FILE = Path(__file__).resolve().parents[2] / "config" / "perception.yaml"
+DEFAULTS = {parameter.name: parameter for parameter in NODE_PARAMETERS} | {
+    f"{stage}.{parameter.name}": parameter for stage in STAGE_DEFAULTS for parameter in stage_parameters(stage)
+}
+REFUSED_AT_START = {  # name -> parameters, and what the line has to say: parameter, value, what is allowed
+    "wrong type": (
+        {"perception": {"budget_ms": "fast"}},
+        ("perception.budget_ms", "'fast'", "a float from 1.0 to 60000.0"),
+    ),
+    "below its range": (
+        {"perception": {"budget_ms": -5.0}},
+        ("perception.budget_ms", "-5.0", "a float from 1.0 to 60000.0"),
+    ),
+    "above its range": ({"metrics_port": 70_000}, ("metrics_port", "70000", "a int from 0 to 65535")),
+    "unknown engine": ({"planning": {"engine": "warp"}}, ("planning.engine", "'warp'", f"one of: {ENGINE_CHOICES[0]}")),
+    "unknown fallback": (
+        {"planning": {"fallback": ["stop", "pray"]}},
+        ("planning.fallback", "['stop', 'pray']", "a list of: backup, hold_last, stop, none"),
+    ),
+    "no JSON": ({"perception": {"options": "{compressed"}}, ("perception.options", "'{compressed'", "an object")),
+    "no JSON object": ({"perception": {"options": "[1]"}}, ("perception.options", "'[1]'", "JSON object")),
+    "duplicated stages": (
+        {"stages": ["perception", "perception"]},
+        ("stages", "['perception', 'perception']", "at least one name, each once"),
+    ),
+    "no stage name": ({"stages": ["Front Camera"]}, ("stages", "'Front Camera'", "lower-case letters")),
+    "a stage of one's own without adapter": ({"stages": ["lidar"]}, ("lidar.adapter", "empty", "module:Class")),
+    "hang before the deadline": (
+        {"planning": {"hang_ms": 20.0}},
+        ("planning.hang_ms", "20.0", "at least the budget"),
+    ),
+    "unknown name": (
+        {"perception": {"budgetms": 20.0}},
+        ("perception.budgetms", "unknown", "perception.budget_ms"),
+    ),
+    "unknown device": ({"device": "tpu"}, ("device", "'tpu'", "auto, cpu, cuda or cuda:N")),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(start_node):
+    """Nodes that are all refused, started side by side."""
+    return {name: start_node(parameters) for name, (parameters, _) in REFUSED_AT_START.items()}
+
+
+@pytest.mark.parametrize("kind", REFUSED_AT_START)
+def test_given_a_value_that_is_not_allowed_when_started_then_one_line_says_why_and_the_status_is_2(refused, kind):
+    node = refused[kind]
+    assert node.process.wait(60.0) == 2
+    lines = [line for line in node.errors.splitlines() if "RTPS" not in line]  # the middleware's, of killed processes
+    assert len(lines) == 1, lines
+    (line,) = lines
+    assert line.startswith("torchperf_node: parameter ")
+    for part in REFUSED_AT_START[kind][1]:
+        assert part in line
+
+
+# -- the file that holds every parameter ------------------------------------------------------------------------------
+
+
+def test_given_the_parameter_file_then_it_has_every_parameter_with_its_default_and_description():
+    text = FILE.read_text()
+    (settings,) = YAML(typ="safe").load(text).values()
+    found = {}
+    for name, value in settings["ros__parameters"].items():
+        found |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    assert found == {name: parameter.default for name, parameter in DEFAULTS.items()}
+    assert {name: type(value) for name, value in found.items()} == {
+        name: type(parameter.default) for name, parameter in DEFAULTS.items()
+    }
+    for parameter in DEFAULTS.values():
+        assert text.count(f"# {parameter.description}") == text.count(f" {parameter.name}: ")
+
+
+@pytest.fixture(scope="module")
+def idle(start_node):
+    """A node that was started from the parameter file and is not configured."""
+    return start_node(None, arguments=("--params-file", str(FILE), "-p", "autostart:=false"))
+
+
+def test_given_the_parameter_file_when_the_node_starts_from_it_then_it_has_those_values(idle):
+    names = list(DEFAULTS)
+    answer = idle.call(GetParameters, "get_parameters", GetParameters.Request(names=names))
+    values = [parameter_value_to_python(value) for value in answer.values]
+    found = {
+        name: list(value) if isinstance(DEFAULTS[name].default, list) else value
+        for name, value in zip(names, values, strict=True)
+    }
+    assert found == {name: parameter.default for name, parameter in DEFAULTS.items()} | {"autostart": False}
+
+
+def test_given_any_parameter_when_described_then_it_has_a_description_a_type_and_a_range(idle):
+    request = DescribeParameters.Request(names=list(DEFAULTS))
+    answer = idle.call(DescribeParameters, "describe_parameters", request)
+    for parameter, told in zip(DEFAULTS.values(), answer.descriptors, strict=True):
+        assert told.description == parameter.description
+        assert told.type == RosParameter.Type.from_parameter_value(parameter.default).value
+        assert parameter.allowed in told.additional_constraints
+        assert ("read-only while configured" in told.additional_constraints) != parameter.live
+        ranges = [*told.floating_point_range, *told.integer_range]
+        assert [(span.from_value, span.to_value) for span in ranges] == (
+            [] if parameter.minimum is None or isinstance(parameter.default, list)
+            else [(parameter.minimum, parameter.maximum)]
+        )  # fmt: skip
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def node(start_node, obedient):
+    """A node with one stage, active, whose tiers were changed before it was configured."""
+    node = start_node({"stages": ["camera"], "autostart": False, "camera": obedient()})
+    assert change(node, "camera.tiers", ["slow", "fast"]) == ""
+    assert change(node, "stages", ["camera", "lidar"]) == (
+        "parameter stages: is read from the parameter file at start; start the node anew"
+    )
+    assert node.change_state("configure")
+    assert node.change_state("activate")
+    node.wait_until_ready("camera")
+    return node
+
+
+def change(node, name, value):
+    """Why a change is refused; empty if it was made."""
+    message = RosParameter(name, value=value).to_parameter_msg()
+    return ask_for(node, message)
+
+
+def ask_for(node, message):
+    request = SetParameters.Request(parameters=[message])
+    answer = node.call(SetParameters, "set_parameters", request)
+    (result,) = answer.results
+    assert result.successful != bool(result.reason)
+    return result.reason
+
+
+def test_given_a_change_before_configure_then_the_stage_is_made_with_it(node):
+    assert node.values("camera")["tiers"] == "slow,fast"
+
+
+@pytest.mark.parametrize("budget_ms", [7000.0, 8000])
+def test_given_a_running_node_when_the_budget_is_changed_then_frames_have_the_new_one(node, image, budget_ms):
+    camera = node.publisher("image", Image)
+    assert node.answer(camera, image())["outcome"] == Outcome.ON_TIME
+    assert change(node, "camera.budget_ms", budget_ms) == ""
+    row = node.answer(camera, image())
+    assert (row["budget_ms"], row["outcome"]) == (budget_ms, Outcome.ON_TIME)
+    node.wait_for(lambda: float(node.values("camera")["budget_ms"]) == budget_ms, "diagnostics to say it")
+
+
+REFUSED_LIVE = {  # name -> value, and what the reason has to say
+    "camera.adapter": ("other:Adapter", "parameter camera.adapter: is read-only while the node is configured"),
+    "camera.tiers": (["fast"], "parameter camera.tiers: is read-only while the node is configured; clean up first"),
+    "device": ("cpu", "parameter device: is read-only while the node is configured; clean up first"),
+    "metrics_port": (9999, "parameter metrics_port: is read-only while the node is configured; clean up first"),
+    "camera.hang_ms": (100.0, "parameter camera.hang_ms: 100.0 is below camera.budget_ms"),
+    "camera.budget_ms": (
+        11_000.0,
+        "parameter camera.hang_ms: 10000.0 is below camera.budget_ms 11000.0; it has to be at",
+    ),
+    "camera.hold_last_ms": (-1.0, "Parameter camera.hold_last_ms out of range Min: 0.0, Max: 60000.0, value: -1.0"),
+    "camera.recover_frames": ("many", "parameter camera.recover_frames: 'many' is a str; it has to be a int from 1 to"),
+    "camera.stop_deceleration": (float("nan"), "nan"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_LIVE)
+def test_given_a_running_node_when_a_change_is_not_allowed_then_it_is_refused_and_nothing_changes(node, image, name):
+    value, reason = REFUSED_LIVE[name]
+    request = GetParameters.Request(names=[name])
+    before = node.call(GetParameters, "get_parameters", request)
+    assert reason in change(node, name, value)
+    assert node.call(GetParameters, "get_parameters", request) == before
+    assert node.answer(node.publisher("image", Image), image())["outcome"] == Outcome.ON_TIME
+
+
+def test_given_a_running_node_when_a_parameter_is_to_be_deleted_then_it_is_refused(node):
+    unset = ParameterValue(type=ParameterType.PARAMETER_NOT_SET)
+    reason = ask_for(node, ParameterMessage(name="camera.hold_last_ms", value=unset))
+    assert "parameter camera.hold_last_ms: None is a NoneType; it has to be a float from 0.0 to 60000.0" in reason

@@ -1,0 +1,177 @@
+"""A node with the log's time: what it makes of a log that is played to it, and of a clock that is not there."""
+
+import json
+import math
+import signal
+
+import numpy as np
+import pytest
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+pytest.importorskip("rclpy")
+
+from diagnostic_msgs.msg import DiagnosticArray
+from nav_msgs.msg import Path
+from sensor_msgs.msg import Image
+from visualization_msgs.msg import MarkerArray
+
+from torchperf_ros.frame.frame import USABLE_AGE_MS
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay_options import ReplayOptions
+
+pytestmark = pytest.mark.ros
+
+STORE = get_typestore(Stores.ROS2_JAZZY)
+IMAGE, ODOMETRY = "sensor_msgs/msg/Image", "nav_msgs/msg/Odometry"
+MS, S = 1_000_000, 1_000_000_000
+START_NS = 1_600_000_000 * S
+AGE_MS = 40
+
+
+def header(t_ns):
+    """Of a message that is received at this time, `AGE_MS` after its stamp."""
+    stamp = STORE.types["builtin_interfaces/msg/Time"](*divmod(t_ns - AGE_MS * MS, S))
+    return STORE.types["std_msgs/msg/Header"](stamp, "camera")
+
+
+def image(t_ns, number, width, height):
+    row = STORE.types[IMAGE](
+        header(t_ns), height, width, "rgb8", 0, 3 * width,
+        np.fromiter(((number * 40 + i) % 256 for i in range(3 * width)), np.uint8),
+    )  # fmt: skip
+    row.data = np.tile(row.data, height)
+    return bytes(STORE.serialize_cdr(row, IMAGE))
+
+
+def odometry(t_ns, speed_mps):
+    types = STORE.types
+    vector, point = types["geometry_msgs/msg/Vector3"], types["geometry_msgs/msg/Point"]
+    pose = types["geometry_msgs/msg/Pose"](
+        point(0.0, 0.0, 0.0), types["geometry_msgs/msg/Quaternion"](0.0, 0.0, 0.0, 1.0)
+    )
+    twist = types["geometry_msgs/msg/Twist"](vector(speed_mps, 0.0, 0.0), vector(0.0, 0.0, 0.0))
+    covered = types["geometry_msgs/msg/PoseWithCovariance"](pose, np.zeros(36))
+    message = types[ODOMETRY](
+        header(t_ns), "base_link", covered, types["geometry_msgs/msg/TwistWithCovariance"](twist, np.zeros(36))
+    )
+    return bytes(STORE.serialize_cdr(message, ODOMETRY))
+
+
+def write_drive(folder, frames, every_ms, width, height):
+    """Images, each with an odometry message half a period before and after it: a loop does not end with an image."""
+    with Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        camera = writer.add_connection("/camera", IMAGE, typestore=STORE)
+        wheels = writer.add_connection("/wheels", ODOMETRY, typestore=STORE)
+        for number in range(frames):
+            t_ns = START_NS + number * every_ms * MS
+            writer.write(wheels, t_ns, odometry(t_ns, 5.0 + number))
+            t_ns += every_ms * MS // 2
+            writer.write(camera, t_ns, image(t_ns, number, width, height))
+        end_ns = START_NS + frames * every_ms * MS
+        writer.write(wheels, end_ns, odometry(end_ns, 5.0 + frames))
+    return folder
+
+
+def inputs_of(node):
+    """Where the node takes the log's topics from, as options of the player."""
+    return ["--remap", f"/camera:={node.namespace}/image", "--remap", f"/wheels:={node.namespace}/odom"]
+
+
+def ended(graph, process, printed):
+    graph.wait_for(lambda: process.poll() is not None, lambda: f"the end of the player; it printed {printed()}")
+    assert process.returncode == 0, printed()
+
+
+@pytest.fixture(scope="module")
+def node(start_node, obedient, orders):
+    """With the log's time, which budgets count from; told to misbehave by orders."""
+    stage = obedient(orders, budget_ms=3000.0, budget_from="stamp", hang_ms=4000.0)
+    node = start_node({"stages": ["camera"], "camera": stage, "use_sim_time": True})
+    node.wait_until_ready("camera")
+    return node
+
+
+def test_given_no_clock_yet_when_a_worker_hangs_then_the_frame_is_answered_and_the_worker_replaced(
+    graph, node, orders, image
+):
+    camera = node.publisher("image", Image)
+    first = node.answer(camera, image(START_NS, width=16))
+    assert math.isnan(first["age_ms"])
+    (orders / "hang-24").touch()
+    late = node.answer(camera, image(START_NS + 1, width=24))
+    assert late["outcome"] == Outcome.LATE
+    node.counted("camera", restarts=1)
+    node.wait_until_ready("camera")
+    assert node.answer(camera, image(START_NS + 2, width=32))["outcome"] == Outcome.ON_TIME
+
+
+def test_given_a_log_of_years_ago_when_played_with_its_clock_then_ages_are_those_of_the_log(
+    graph, node, play, tmp_path
+):
+    log = write_drive(tmp_path / "log", 5, 500, 16, 4)
+    seen, reported = len(node.rows), graph.listen("/diagnostics", DiagnosticArray)
+    process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
+    ended(graph, process, printed)
+    rows = node.wait_for(lambda: len(node.rows) == seen + 5 and node.rows[seen:], "an answer to each image")
+    assert "is not ready" not in printed()
+    assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
+    assert all(0 < row["age_ms"] < USABLE_AGE_MS for row in rows)
+    node.next_report()  # although the clock stands still
+    assert START_NS // S <= reported[-1].header.stamp.sec < START_NS // S + 5
+
+
+def test_given_a_log_in_a_loop_when_its_time_goes_back_then_the_frames_of_each_round_are_answered_on_time(
+    graph, node, play, tmp_path
+):
+    log = write_drive(tmp_path / "log", 4, 500, 16, 4)
+    seen, before = len(node.rows), node.values("camera")
+    process, printed = play(log, *inputs_of(node), "--clock", "--loop", "--wait-for-node", node.name)
+    node.wait_for(lambda: len(node.rows) >= seen + 10, lambda: f"a third round; the player printed {printed()}")
+    process.send_signal(signal.SIGINT)
+    ended(graph, process, printed)
+    node.next_report()
+    rows, after = node.rows[seen:], node.values("camera")
+    assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
+    assert all(0 < row["age_ms"] < USABLE_AGE_MS for row in rows)
+    assert int(after["backward_stamps"]) >= int(before["backward_stamps"]) + 2  # it is seen that time goes back
+    assert (after["stale"], after["health_safe_stop_s"]) == (before["stale"], before["health_safe_stop_s"])
+
+
+def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_outputs_are_the_same(
+    graph, start_node, fast, play, tmp_path
+):
+    frames, stage = 4, fast(engine="eager")
+    log = write_drive(tmp_path / "log", frames, 1000, 320, 180)
+    parameters = {"stages": ["perception", "planning"], "perception": stage, "planning": stage}
+    node = start_node({**parameters, "use_sim_time": True})
+    live = {
+        name: listen_raw(graph, f"{node.namespace}/{name}", kind)
+        for name, kind in (("detections", MarkerArray), ("trajectory", Path))
+    }
+    node.wait_until_ready("perception", "planning")
+    node.acquaint()
+    process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
+    ended(graph, process, printed)
+    node.wait_for(lambda: len(live["trajectory"]) == frames, lambda: f"all outputs; the player printed {printed()}")
+
+    params = tmp_path / "params.yaml"
+    params.write_text(
+        json.dumps({"/**": {"ros__parameters": {"worker_threads": 1, "compile_missing": False, **parameters}}})
+    )
+    options = ReplayOptions(params, {"image": "/camera", "odom": "/wheels"}, "real", output=tmp_path / "out.mcap")
+    result = replay(log, options)
+    for stage, name in (("perception", "detections"), ("planning", "trajectory")):
+        replayed = [
+            output.data + bytes(-len(output.data) % 4) for output in result.stage(stage).messages
+        ]  # as DDS pads
+        assert live[name] == replayed
+    assert len(set(live["trajectory"])) == frames
+
+
+def listen_raw(graph, topic, kind):
+    """The bytes of what is published there, as they come."""
+    found = []
+    graph.node.create_subscription(kind, topic, lambda data: found.append(bytes(data)), 20, raw=True)
+    return found

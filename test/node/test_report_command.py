@@ -1,0 +1,92 @@
+"""`torchperf report` as a user calls it: logs, a node that is listened to, and what cannot be used."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from torchperf_ros.cli.main import app
+
+pytest.importorskip("plotly", reason="plotly is not installed")
+sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+import report_logs as logs
+
+RUNNER = CliRunner()
+DOMAIN_ID = 101 + os.getpid() % 100
+
+
+def report(*arguments):
+    return RUNNER.invoke(app, ["report", *map(str, arguments)])
+
+
+def test_given_a_log_when_reported_then_the_page_is_where_it_was_wanted(tmp_path):
+    result = report(logs.write_log(tmp_path / "drive"), "-o", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    assert f"wrote {tmp_path / 'page.html'}" in result.output
+    assert "perception: 100 frames" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name a log, or --live SECONDS"),
+        (["none.mcap"], "log none.mcap: does not exist"),
+        (["none.mcap", "-o", "no/folder.html"], "--output no/folder.html: has to be a file in a folder that exists"),
+        (["none.mcap", "--node", "my perf"], "my perf"),
+    ],
+)
+def test_given_what_cannot_be_used_when_reported_then_it_is_named_and_the_status_is_2(arguments, words):
+    result = report(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+@pytest.mark.ros
+def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its_frames(tmp_path, monkeypatch):
+    rclpy = pytest.importorskip("rclpy", reason="rclpy is not installed")
+    from diagnostic_msgs.msg import DiagnosticArray
+    from rclpy.context import Context
+    from rclpy.node import Node
+    from std_msgs.msg import Float64MultiArray
+
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
+    context, ending = Context(), threading.Event()
+    rclpy.init(context=context, args=[], domain_id=DOMAIN_ID)
+    node = Node("made_up", context=context, use_global_arguments=False)
+    types = {logs.ARRAY: Float64MultiArray, logs.DIAGNOSTICS: DiagnosticArray}
+    told = [message for message in logs.messages(images=False) if message[1] in types]
+    publishers = {topic: node.create_publisher(types[kind], topic, 200) for topic, kind, _, _ in told}
+
+    def speak():
+        while not ending.wait(0.1):
+            for topic, _, _, cdr in told[:40]:
+                publishers[topic].publish(cdr)
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    try:
+        for seconds in (3, 30):  # until the other one is discovered, which takes longer on a busy machine
+            result = report("--live", seconds, "-o", tmp_path / "page.html")
+            if result.exit_code == 0 and "100.00% on time" in (tmp_path / "page.html").read_text(encoding="utf-8"):
+                break
+    finally:
+        ending.set()
+        speaker.join()
+        node.destroy_node()
+        context.try_shutdown()
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "/perf, live" in page
+    assert "100.00% on time" in page
+
+
+@pytest.mark.ros
+def test_given_no_node_when_listened_to_then_the_status_is_2(tmp_path, monkeypatch):
+    pytest.importorskip("rclpy", reason="rclpy is not installed")
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
+    result = report("--live", "0.3", "--node", "/nobody", "-o", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "node /nobody: nothing heard in 0.3 s" in result.output

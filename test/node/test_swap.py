@@ -1,0 +1,119 @@
+"""A package that is built and swapped into a running node by the commands that people use."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from torchperf_ros.frame.outcome import Outcome
+
+ADAPTER = "torchperf_ros.models.camera:CameraAdapter"
+PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
+
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
+
+
+def torchperf(*words, domain_id=0):
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchperf_ros.cli", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"ROS_DOMAIN_ID": str(domain_id)},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packages")
+    process = torchperf("compile", "--adapter", ADAPTER, "--tier", "fast", "--engine", "aoti", "-o", str(folder))
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    assert "compiling fast (1 of 1)" in said
+    return folder / "fast.pt2"
+
+
+@pytest.fixture(scope="module")
+def node(start_node, fast, package):
+    values = {"stages": ["perception"], "package_dirs": [str(package.parent)], "perception": fast(engine="eager")}
+    node = start_node(values)
+    node.wait_until_ready("perception")
+    return node
+
+
+@pytest.fixture(scope="module")
+def camera(node):
+    from sensor_msgs.msg import Image
+
+    return node.publisher("image", Image)
+
+
+def swap(node, camera, image, *words):
+    """Run `torchperf swap` while frames come; returns exit status, what it said, and the frames' outcomes."""
+    first = len(node.rows)
+    domain_id = node.graph.context.get_domain_id()
+    process = torchperf("swap", "--node", node.name, *map(str, words), domain_id=domain_id)
+    while process.poll() is None:
+        node.answer(camera, image())
+    said, errors = process.communicate()
+    return process.returncode, said + errors, {Outcome(int(row["outcome"])) for row in node.rows[first:]}
+
+
+def test_given_a_package_when_swapped_in_then_every_frame_is_answered_on_time_and_the_tier_runs_it(
+    node, camera, image, package
+):
+    assert node.values("perception")["tier_fast_engine"] == "eager"
+    status, said, outcomes = swap(node, camera, image, "perception", "fast", package)
+    assert status == 0, said
+    assert f"perception fast runs {package}" in said
+    assert outcomes == {Outcome.ON_TIME}
+    node.next_report()
+    values = node.values("perception")
+    assert (values["tier_fast_engine"], values["engine"], values["restarts"]) == ("aoti", "aoti", "0")
+    assert values["tier_fast_package"]
+
+
+def test_given_a_damaged_package_when_swapped_in_then_the_reason_is_told_and_nothing_changes(
+    node, camera, image, package
+):
+    bad = package.with_name("bad.pt2")
+    for ending in (".pt2", ".json"):
+        shutil.copy(package.with_suffix(ending), bad.with_suffix(ending))
+    bad.write_bytes(bad.read_bytes()[:-1])
+    worker = node.values("perception")["worker_0_pid"]
+    status, said, outcomes = swap(node, camera, image, "perception", "fast", bad)
+    assert status == 1
+    assert "perception fast runs what it ran before" in said
+    assert f"package {bad} has" in said
+    assert "truncated" in said
+    assert outcomes == {Outcome.ON_TIME}
+    node.next_report()
+    assert node.values("perception")["worker_0_pid"] == worker
+
+
+def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is_named(
+    node, camera, image, package, tmp_path
+):
+    elsewhere = shutil.copy(package, tmp_path)
+    status, said, _ = swap(node, camera, image, "perception", "fast", elsewhere)
+    assert status == 1
+    assert f"package {elsewhere} is in none of the folders that packages are taken from" in said
+    assert f"{package.parent}); move it there, or name its folder in the parameter package_dirs" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("lidar", "fast"), "stage 'lidar' is not there; the node has perception"),
+        (("perception", "best"), "tier 'best' is not there; stage perception has fast"),
+    ],
+)
+def test_given_a_name_that_is_not_there_when_swapped_then_the_reason_names_what_is(
+    node, camera, image, package, words, why
+):
+    status, said, _ = swap(node, camera, image, *words, package)
+    assert (status, why in said) == (1, True), said
+
+
+def test_given_a_file_that_is_not_there_when_swapped_then_it_is_said_at_once(node, camera, image, tmp_path):
+    status, said, _ = swap(node, camera, image, "perception", "fast", tmp_path / "none.pt2")
+    assert (status, said) == (2, f"torchperf: package {tmp_path / 'none.pt2'} is not there\n")

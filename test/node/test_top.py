@@ -1,0 +1,71 @@
+"""`torchperf top` as a process, beside a node that is real to DDS."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("rclpy", reason="rclpy is not installed")
+
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
+
+pytestmark = pytest.mark.ros
+DOMAIN_ID = 101 + os.getpid() % 100
+
+
+def top(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchperf_ros.cli", "top", *arguments],
+        env=os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+def publish_until_it_ends(process):
+    """Report as a node of this name does, faster."""
+    import rclpy
+    from diagnostic_msgs.msg import DiagnosticArray
+    from rclpy.context import Context
+    from rclpy.node import Node
+
+    context = Context()
+    rclpy.init(context=context, args=[], domain_id=DOMAIN_ID)
+    node = Node("made_up", context=context, use_global_arguments=False)
+    publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+    stage = Alert(Level.OK, "perf: perception", "", {"health": "NOMINAL", "tiers": "full,fast", "tier": "full"})
+    own = Alert(Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active"})
+    try:
+        while process.poll() is None:
+            publisher.publish(diagnostic_bytes([stage, own], "/perf", 1))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+    finally:
+        node.destroy_node()
+        context.try_shutdown()
+
+
+def test_given_a_node_that_reports_when_looked_at_once_then_the_picture_shows_its_stage(tmp_path):
+    process = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
+    publish_until_it_ends(process)
+    output = process.stdout.read()
+    assert process.returncode == 0, output
+    assert "/perf ● NOMINAL active" in output
+    assert "perception ● NOMINAL tier full" in output
+    assert "perception" in (tmp_path / "top.svg").read_text(encoding="utf-8")
+
+
+def test_given_no_node_when_looked_for_then_it_says_what_it_waits_for_and_the_status_is_1():
+    process = top("--node", "robot9/perf", "--seconds", "0.5")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "waiting for /robot9/perf" in output
+
+
+def test_given_a_name_that_no_node_can_have_when_looked_for_then_it_is_refused():
+    process = top("--node", "my perf")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "my perf" in output

@@ -1,0 +1,95 @@
+"""A real node whose camera freezes and whose model becomes slow: both are told on /perf/anomaly, and are over."""
+
+import json
+import os
+import time
+
+import jsonschema
+import pytest
+
+pytest.importorskip("rclpy")
+
+from sensor_msgs.msg import Image
+
+from torchperf_ros.recorder.record_log import schema
+
+pytestmark = pytest.mark.ros
+EVERY_S = 0.1
+
+
+class Watched:
+    """A node with one stage and a recorder that watches it; frames come at 10 Hz while something is waited for."""
+
+    def __init__(self, graph, start_node, obedient, folder):
+        orders = folder / "orders"
+        orders.mkdir()
+        self.records = folder / "records"
+        own = {"recorder": True, "evidence_dir": str(folder / "evidence"), "record_dir": str(self.records)}
+        stage = obedient(orders, budget_ms=200.0, hang_ms=15_000.0, fallback=["stop"])
+        self.orders = orders
+        self.node = start_node({"stages": ["camera"], "camera": stage, **own})
+        self.camera = self.node.publisher("image", Image)
+        self.node.wait_until_ready("camera")
+        self.image = Image(width=64, height=48, encoding="rgb8", step=192)
+
+    def told(self, name, level):
+        """The first status of this name and level."""
+        statuses = (status for array in self.node.anomalies for status in array.status)
+        return next((s for s in statuses if s.name == name and ord(s.level) == level), None)
+
+    def drive(self, until, what, *, frozen=False):
+        """Send images until a condition holds; returns what it said."""
+        due_s = time.monotonic()
+
+        def step():
+            nonlocal due_s
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + EVERY_S
+                stamp = self.image.header.stamp
+                stamp.sec, stamp.nanosec = divmod(time.time_ns(), 1_000_000_000)
+                if not frozen:
+                    self.image.data = os.urandom(48 * 192)
+                self.camera.publish(self.image)
+            return until()
+
+        return self.node.wait_for(step, what)
+
+
+@pytest.fixture(scope="module")
+def watched(graph, start_node, obedient, tmp_path_factory):
+    return Watched(graph, start_node, obedient, tmp_path_factory.mktemp("watched"))
+
+
+def test_given_a_camera_that_freezes_when_it_goes_on_with_new_stamps_then_an_error_says_so_and_that_it_is_over(watched):
+    watched.drive(lambda: len(watched.node.rows) > 10, "frames")
+    name = "camera: input frozen"
+    assert watched.told(name, 2) is None
+    status = watched.drive(lambda: watched.told(name, 2), "the finding", frozen=True)
+    assert f"{watched.node.namespace}/image is frozen" in status.message
+    values = {pair.key: pair.value for pair in status.values}
+    assert values["topic"] == f"{watched.node.namespace}/image"
+    assert values["evidence"]
+    assert "over: found" in watched.drive(lambda: watched.told(name, 0), "its end").message
+
+
+def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_is_told_with_the_load_of_others(watched):
+    (watched.orders / "sleep-64").touch()
+    status = watched.drive(lambda: watched.told("camera: misses", 1) or watched.told("camera: misses", 2), "misses")
+    assert "late" in status.message
+    values = {pair.key: pair.value for pair in status.values}
+    assert 0 <= float(values["others_cpu_percent"]) <= 100
+    assert int(values["misses"]) >= 3
+
+
+def test_given_the_records_when_read_then_there_are_signals_for_each_second(watched):
+    def signals():
+        lines = [line for path in watched.records.glob("*.jsonl") for line in path.read_text().splitlines(True)]
+        told = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
+        found = [line for line in told if line["kind"] == "signals"]
+        return len(found) >= 3 and {"rate_hz", "latency_p50_ms"} <= set(found[-1]["stages"]["camera"]) and found
+
+    signals = watched.drive(signals, "three seconds' signals")
+    for line in signals:
+        jsonschema.Draft202012Validator(json.loads(schema())).validate(line)
+    assert "others_cpu_percent" in signals[-1]["machine"]
+    assert "recorder_gpu" in watched.node.values("node")

@@ -1,0 +1,40 @@
+import functools
+import linecache
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchperf_ros.optimize.inspect.inspected_model import load_model
+from torchperf_ros.optimize.inspect.inspection import Inspection
+
+SAMPLES = Path(__file__).with_name("graph_samples.py")
+
+
+@pytest.fixture(scope="session")
+def inspect_sample():
+    """Inspect a sample with 8x8 floats, or the sizes given: once for all tests, and briefly."""
+    cpu = torch.device("cpu")
+
+    @functools.cache
+    def inspect(name, *sizes):
+        first, *others = sizes or ("8x8",)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torchperf_ros.optimize.inspect.inspection._SECONDS", 0.0)
+            patch.setattr(sys, "path", list(sys.path))
+            model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], others, cpu)
+            inspection = Inspection(model, "eager", cpu)
+            # earlier tests of this process may have raised the limits, as engines do
+            with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
+                inspection.run(progress=lambda text: None)
+            return inspection
+
+    return inspect
+
+
+def breaking_line(name):
+    """The number of the line in the sample that is marked as breaking."""
+    lines = linecache.getlines(str(SAMPLES))
+    start = next(n for n, line in enumerate(lines) if line.startswith((f"def {name}(", f"class {name}(")))
+    return next(n for n, line in enumerate(lines[start:], start + 1) if "# breaks" in line)

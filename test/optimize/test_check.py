@@ -1,0 +1,153 @@
+"""Adapters with one mistake each, and what the check says of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchperf_ros.config.message_types import empty_message, message_class
+from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.optimize.check import AdapterCheck, contradiction
+from torchperf_ros.worker.adapter import BadInput
+
+IMAGE = "sensor_msgs/msg/Image"
+
+
+class Good(Adapter):
+    """Answers an image with the mean of each of its four quarters."""
+
+    inputs = {"image": IMAGE}
+    output = IMAGE
+
+    def __init__(self, options, device):
+        self.rows = options.get("rows", 2)
+
+    def build(self, tier):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1), torch.nn.AdaptiveAvgPool2d(2))
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1, 3, 480, 640),)
+
+    def preprocess(self, messages):
+        image = messages["image"].message
+        if image.encoding != "rgb8":
+            raise BadInput(f"the encoding is {image.encoding}")
+        return (torch.tensor(image.data.reshape(1, 480, 640, 3)).permute(0, 3, 1, 2).float(),)
+
+    def postprocess(self, outputs, messages):
+        pixels = np.zeros(4, np.uint8)
+        return message_class(IMAGE)(messages["image"].message.header, self.rows, 2, "mono8", 0, 2, pixels)
+
+
+class OtherWeights(Good):
+    def build(self, tier):
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1), torch.nn.AdaptiveAvgPool2d(2))
+
+
+class NotAModule(Good):
+    def build(self, tier):
+        return 7
+
+
+class Nan(Good):
+    def build(self, tier):
+        class Model(torch.nn.Module):
+            def forward(self, image):
+                return image.mean() / 0
+
+        return Model()
+
+
+class OtherInputs(Good):
+    def example_inputs(self, tier):
+        return (torch.zeros(1, 3, 480, 640 if tier == "full" else 320),)
+
+
+class Dict(Good):
+    def build(self, tier):
+        class Model(torch.nn.Module):
+            def forward(self, image):
+                return {"boxes": image.mean(), "scores": image.amax()}
+
+        return Model()
+
+    def postprocess(self, outputs, messages):
+        return outputs[0]
+
+
+class Nothing(Good):
+    def postprocess(self, outputs, messages):
+        return None
+
+
+class OtherStamp(Good):
+    def postprocess(self, outputs, messages):
+        return empty_message(IMAGE)
+
+
+class Refusing(Good):
+    def preprocess(self, messages):
+        raise BadInput("too dark")
+
+
+def check(kind, tmp_path, monkeypatch, tiers=("full",), log=None, **options):
+    found = []
+    monkeypatch.setattr("torchperf_ros.optimize.check.load_adapter", lambda path: kind)
+    checked = AdapterCheck(f"{__name__}:{kind.__name__}", options, tiers, "cpu", log, found.append)
+    return checked.run(), found, checked
+
+
+def test_given_a_good_adapter_when_checked_then_every_step_is_ok(tmp_path, monkeypatch):
+    good, found, _ = check(Good, tmp_path, monkeypatch, tiers=("full", "fast"))
+    assert good
+    assert {finding.ok for finding in found} == {True}
+    assert {"load", "tier full: build again", "tier fast: frame"} <= {finding.step for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "step", "text"),
+    [
+        (OtherWeights, {}, "tier full: weights", "0.bias, 0.weight differ from build to build"),
+        (NotAModule, {}, "tier full: build", "build('full') gave a int; it has to be a torch.nn.Module"),
+        (Nan, {}, "tier full: second run", "NaN or Inf"),
+        (OtherInputs, {}, "tiers", "tiers take different inputs"),
+        (Dict, {}, "tier full: frame", "KeyError: 0"),
+        (Nothing, {}, "tier full: frame", "postprocess gave None"),
+        (OtherStamp, {}, "tier full: frame", "header.stamp is 0 ns, the trigger's is 1000000000"),
+        (Good, {"rows": 3}, "tier full: frame", "data has 4 bytes; 3 rows of 2 bytes are 6"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_given_a_mistake_when_checked_then_the_step_says_so(tmp_path, monkeypatch, kind, options, step, text):
+    good, found, _ = check(kind, tmp_path, monkeypatch, tiers=("full", "fast"), **options)
+    assert not good
+    assert any(finding.step == step and finding.ok is False and text in finding.text for finding in found), found
+
+
+def test_given_outputs_that_postprocess_cannot_use_when_checked_then_it_is_said_what_the_model_returns(
+    tmp_path, monkeypatch
+):
+    _, found, _ = check(Dict, tmp_path, monkeypatch)
+    assert "build's model returns a dict with keys boxes, scores" in [finding.text for finding in found]
+
+
+def test_given_a_frame_that_is_refused_when_checked_then_nothing_failed_and_a_log_is_asked_for(tmp_path, monkeypatch):
+    good, found, checked = check(Refusing, tmp_path, monkeypatch)
+    assert good
+    assert checked.refused
+    assert found[-1].text == "refused: too dark; try a frame of a log: --log"
+
+
+def cloud(**changes):
+    message = empty_message("sensor_msgs/msg/PointCloud2")
+    values = {"height": 1, "width": 2, "point_step": 12, "row_step": 24, "data": np.zeros(24, np.uint8)} | changes
+    for name, value in values.items():
+        setattr(message, name, value)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"), [({}, False), ({"width": 3}, True), ({"data": np.zeros(23, np.uint8)}, True)]
+)
+def test_given_a_point_cloud_when_its_sizes_do_not_fit_then_it_contradicts_itself(changes, wrong):
+    assert bool(contradiction(cloud(**changes), "sensor_msgs/msg/PointCloud2")) == wrong

@@ -1,0 +1,368 @@
+"""Tuning with real processes: `tune_adapters.TinyAdapter` in them, crashing, hanging and lying as told."""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from torchperf_ros.cli import main as cli
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.config.params_file import read_params_file
+from torchperf_ros.frame.errors import AdapterError, ConfigError
+from torchperf_ros.optimize.tune.ranking import Limits, Ranking
+from torchperf_ros.optimize.tune.search import TuneSearch, TuneState, ask_facts, default_path
+from torchperf_ros.optimize.tune.space import Step
+from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file, tuned_parameters
+from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED, REFUSED, Candidate, Facts, Trial
+from torchperf_ros.optimize.tune.view import TuneView
+
+ADAPTER = "tune_adapters:TinyAdapter"
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = Facts("id", cuda=False, machine="here", threads=1, cores=1)
+PATIENCE_S = 240.0
+
+
+@pytest.fixture(autouse=True)
+def _trials_can_import_the_adapter(monkeypatch, tmp_path):
+    here = [str(Path(__file__).parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, here)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Space:
+    """Stands in for a walk: takes the trials."""
+
+    def __init__(self, hopeless_ratio=1e6):
+        self.trials, self.hopeless_ratio = [], lambda: hopeless_ratio
+
+    @property
+    def ranking(self):
+        return Ranking(self.trials, Limits(1e4))
+
+
+def target(*tiers, **options):
+    return target_of_adapter(ADAPTER, None, tiers, {"options": json.dumps(options)}, "cpu")
+
+
+def tried(tmp_path, *candidates, tiers=("big",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, **options):
+    """What becomes of these candidates in this order."""
+    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    search = TuneSearch(
+        target(*tiers, **options), FACTS, Limits(1e4), state, TuneView(Console(quiet=True)), seconds=0.02,
+        timeout_s=timeout_s, until_s=time.monotonic() + 10 * PATIENCE_S,
+    )  # fmt: skip
+    search.run(Space(hopeless_ratio), [Step("test", one) for one in candidates])
+    return search.trials
+
+
+def precision(name):
+    return Candidate(BuildOptions(precision=name))
+
+
+def test_given_a_good_candidate_when_tried_then_it_is_measured_next_to_eager(tmp_path):
+    (trial,) = tried(tmp_path, precision("bf16"))
+    assert trial.outcome == MEASURED, trial.reason
+    figures = trial.figures
+    assert 0 < figures.p50_ms <= figures.p95_ms <= figures.max_ms
+    assert figures.eager_p50_ms > 0
+    assert 0 < figures.least_share <= figures.most_share
+    assert figures.samples >= 30
+    assert 0 < figures.relative_l2 < 0.05
+    assert figures.memory_mb > 50
+    assert figures.compile_s == 0
+    assert 0 < figures.cold_start_s < trial.took_s
+
+
+def test_given_one_that_segfaults_when_tried_then_it_is_noted_and_the_next_one_is_tried(tmp_path):
+    crashed, next_one = tried(tmp_path, precision("bf16"), Candidate(), crash_in="bf16")
+    assert crashed.outcome == CRASHED
+    assert "SIGSEGV" in crashed.reason
+    assert next_one.outcome == MEASURED
+
+
+def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(tmp_path):
+    (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16", timeout_s=12.0)
+    assert trial.outcome == HUNG
+    assert "12 s" in trial.reason
+    assert "building" in trial.reason
+    assert not _processes_of("trial_main")
+
+
+def test_given_wrong_ones_when_tried_then_each_is_refused_with_the_reason(tmp_path):
+    graphs, batch = Candidate(BuildOptions(cuda_graphs=True)), Candidate(batch=64)
+    refused = tried(tmp_path, precision("bf16"), graphs, batch, wrong_in="bf16", sizes=True)
+    for trial, word in zip(refused, ("relative L2", "CUDA", "batch 64 is outside 2..32"), strict=True):
+        assert (trial.outcome, trial.figures) == (REFUSED, None)
+        assert word in trial.reason
+
+
+def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_not_in_tables(tmp_path):
+    (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)
+    assert trial.outcome == HOPELESS
+    assert "the limit is 1e-06" in trial.reason
+    (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=math.inf)  # as tables do
+    assert trial.outcome == MEASURED
+
+
+def test_given_another_batch_when_tried_then_eager_beside_it_runs_the_usual_one(tmp_path):
+    usual, large = tried(tmp_path, Candidate(), Candidate(batch=8192))
+    assert large.outcome == MEASURED, large.reason
+    assert large.figures.p50_ms > 3 * large.figures.eager_p50_ms
+    assert usual.figures.p50_ms < 3 * usual.figures.eager_p50_ms
+
+
+def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_nothing_is_left(tmp_path, monkeypatch):
+    pytest.importorskip("openvino")  # which takes seconds to build; the others 20 and more
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    bucketed = Candidate(BuildOptions("openvino"), threads=2, shapes="bucket", bucket_width=16)
+    (trial,) = tried(tmp_path, bucketed, sizes=True)
+    assert trial.outcome == MEASURED, trial.reason
+    assert 0 < trial.figures.compile_s < trial.figures.cold_start_s
+    assert list(folder.glob("torchperf_*")) == []
+
+
+def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_checked_and_nothing_run_twice(tmp_path):
+    touched = tmp_path / "built"
+    first = tried(tmp_path, precision("bf16"), tiers=("big", "small"), touch=str(touched))
+    assert [(one.tier, one.candidate.options.precision) for one in first] == [
+        ("big", "bf16"), ("small", "bf16"), ("small", "fp32"),
+    ]  # fmt: skip
+    built = len(touched.read_bytes())
+    assert tried(tmp_path, precision("bf16"), tiers=("big", "small"), touch=str(touched)) == first
+    assert len(touched.read_bytes()) == built
+
+
+def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_path):
+    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    state.add(Trial("big", Candidate(), HUNG, "no end", None, 5.0, 5.0))
+    again = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    assert again.find("big", Candidate(), 5.0).outcome == HUNG
+    assert again.find("big", Candidate(), 6.0) is None
+    assert again.find("small", Candidate(), 5.0) is None
+
+
+def test_given_a_state_of_something_else_or_cut_off_when_read_then_the_rest_is_found(tmp_path):
+    path = tmp_path / "state.jsonl"
+    TuneState(path, "other", resume=True).add(Trial("big", Candidate(), CRASHED, "x"))
+    TuneState(path, "key", resume=True).add(Trial("big", precision("bf16"), CRASHED, "x"))
+    with path.open("a") as file:
+        file.write('{"key": "key", "trial": {"ti')
+    state = TuneState(path, "key", resume=True)
+    assert list(state.of_tier("big")) == [precision("bf16")]
+    state.add(Trial("big", precision("fp16"), CRASHED, "x"))
+    assert set(TuneState(path, "key", resume=True).of_tier("big")) == {precision("bf16"), precision("fp16")}
+    assert not TuneState(path, "key", resume=False).of_tier("big")
+
+
+def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tmp_path):
+    folder = tmp_path / "tune"
+    folder.mkdir()
+    for number in range(70):
+        (folder / f"{number}.jsonl").touch()
+        os.utime(folder / f"{number}.jsonl", (number, number))
+    assert default_path(tmp_path, "new") == folder / "new.jsonl"
+    assert sorted(int(path.stem) for path in folder.iterdir()) == list(range(6, 70))
+
+
+def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
+    facts = ask_facts(target("big", "small", sizes=True))
+    assert (facts.ranges, facts.batch) == (((2, 32),), 4)
+    assert facts.left_out["channels_last"] == "no two-dimensional convolution"
+    assert facts.cuda is False
+    assert facts.identity != ask_facts(target("big", sizes=True)).identity
+
+
+def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named():
+    with pytest.raises(AdapterError, match="colour"):
+        ask_facts(target("big", colour=1))
+    with pytest.raises(AdapterError, match="'huge'"):
+        ask_facts(target("big", "huge"))
+
+
+def run(*arguments):
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--seconds", "0.05", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def _processes_of(word):
+    """Ids of this process's children's processes whose command line has the word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if word in path.read_text() and f"PPid:\t{os.getpid()}\n" in (path.parent / "status").read_text():
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("tables", [[], ["--tables", "--batch", "8"]])
+def test_given_one_that_crashes_when_tuned_then_the_table_says_so_and_the_node_takes_the_file(tables, tmp_path):
+    out, figures = tmp_path / "tuned.yaml", tmp_path / "figures.json"
+    done = run(
+        "--adapter", ADAPTER, "--tiers", "big,small", "--engine", "eager", "--budget-ms", 2000,
+        "--options", '{"crash_in": "bf16"}', "-o", out, "--json", figures, *tables,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (stage,) = read_params_file(out).stages
+    assert (stage.name, stage.adapter, stage.output) == ("tiny", ADAPTER, "tiny_output")
+    assert (stage.tiers, stage.engine, stage.budget_ms) == (("big", "small"), "eager", 2000.0)
+    assert stage.options == {"crash_in": "bf16"}
+    report = json.loads(figures.read_text())
+    assert report["complete"] is True
+    outcomes = {
+        one["candidate"]["options"]["precision"]: one["outcome"]
+        for one in report["tiers"]["big"]["ranking"]
+        if one["candidate"]["threads"] == report["reference_threads"]
+    }
+    assert outcomes["fp32"] == MEASURED
+    assert ("items/s" in done.stdout) == bool(tables)
+    if "bf16" not in report["left_out"]:
+        assert outcomes["bf16"] == CRASHED
+        assert "SIGSEGV" in done.stdout
+
+
+def test_given_a_run_that_was_killed_when_run_again_then_it_goes_on(tmp_path):
+    state = tmp_path / "state.jsonl"
+    arguments = ["--adapter", ADAPTER, "--tiers", "big", "--engine", "eager", "--state", str(state)]
+    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--seconds", "0.05", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not (state.exists() and state.read_text().endswith("\n")) and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    kept = state.read_text()
+    assert kept
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert state.read_text().startswith(kept)
+    assert "from an earlier run" in done.stdout
+
+
+def test_given_ctrl_c_when_tuning_then_what_was_measured_is_shown_and_kept(tmp_path):
+    state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
+    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--adapter", ADAPTER, "--tiers", "big",
+               "--engine", "eager", "--options", '{"hang_in": "bf16"}', "--state", str(state), "-o", str(out),
+               "--seconds", "0.05"]  # fmt: skip
+    left_out = ask_facts(target("big")).left_out
+    if "bf16" in left_out:
+        pytest.skip(left_out["bf16"])
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not state.exists() and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        time.sleep(1.0)  # until the next one has begun
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert "Ctrl-C" in said
+    assert "eager, " in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--adapter", "--params"]),
+        (["--adapter", "nonsense"], ["'nonsense'", "module:Class"]),
+        (["--adapter", ADAPTER, "--budget-ms", "-3"], ["--budget-ms", "-3", "above 0"]),
+        (["--adapter", ADAPTER, "--max-error", "nan"], ["--max-error", "nan"]),
+        (["--adapter", ADAPTER, "--engine", "jit"], ["'jit'", "eager, compile, aoti"]),
+        (["--adapter", ADAPTER, "--tables", "--batch", "1,0"], ["'1,0'", "from 1 to 1000"]),
+        (["--adapter", ADAPTER, "--batch", "2"], ["--tables"]),
+        (["--adapter", ADAPTER, "--options", "[]"], ["options", "[]"]),
+        (["--adapter", ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
+        (["--adapter", ADAPTER, "--tiers", "a,,b"], ["tiers"]),
+        (["--adapter", ADAPTER, "--tiers", "big", "--tier", "huge"], ["'huge'", "big"]),
+        (["--adapter", ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
+        (["--params", "/nowhere/params.yaml"], ["/nowhere/params.yaml", "cannot be read"]),
+        (["--params", "config/perception.yaml"], ["--stage", "perception, planning"]),
+        (["--params", "config/perception.yaml", "--stage", "map"], ["'map'", "perception, planning"]),
+    ],
+)
+def test_given_bad_input_when_tuned_then_one_line_says_what_would_be_right(arguments, words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(cli.app, ["tune", *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.output.startswith("torchperf: ")
+    assert len(result.output.strip().splitlines()) == 1
+    for word in words:
+        assert word in result.output
+
+
+FOUND = Candidate(BuildOptions("compile", "max-autotune", precision="bf16", channels_last=True), threads=4)
+
+
+def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_tuned_stage_changed(tmp_path):
+    base = tmp_path / "base.yaml"
+    base.write_text(
+        """
+/**/perf:
+  ros__parameters:
+    stages: [perception, lanes]
+    metrics_port: 0
+    cpu_affinity: [0, 1]
+    perception: {budget_ms: 33.0, fallback: [hold_last], tiers: [full, fast]}
+    lanes:
+      adapter: 'my_robot.lanes:Lanes'
+      options: '{"on": "it''s"}'
+      output: lanes
+      tiers: ['on', fast]
+      shapes: bucket
+      common_shapes: ['1x3x8x8']
+      packages: [/p/a.pt2, /p/b.pt2]
+""",
+        encoding="utf-8",
+    )
+    found = target_of_file(base, "perception", {"budget_ms": 1500.0}, None)
+    text = tuned_parameters(found, FOUND, {"full": "bf16"}, 3, ["a remark"])
+    out = tmp_path / "tuned.yaml"
+    out.write_text(text, encoding="utf-8")
+    before, after = read_params_file(base), read_params_file(out)
+    assert text.startswith("# a remark\n")
+    assert (after.metrics_port, after.cpu_affinity, after.worker_threads) == (0, (0, 1), 4)
+    assert after.stages[1] == before.stages[1]
+    tuned = after.stages[0]
+    assert (tuned.engine, tuned.compile_mode, tuned.channels_last) == ("compile", "max-autotune", True)
+    assert (tuned.tiers, tuned.precision) == (("full", "fast"), ("bf16", "fp32"))
+    assert (tuned.budget_ms, tuned.hang_ms, tuned.fallback) == (1500.0, 1500.0, before.stages[0].fallback)
+
+
+def test_given_ready_packages_when_tuned_then_they_are_refused(tmp_path):
+    base = tmp_path / "base.yaml"
+    base.write_text("perf: {ros__parameters: {perception: {packages: [/p/a.pt2]}}}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"/p/a\.pt2"):
+        target_of_file(base, "perception", {}, None)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "stage", "expected"),
+    [
+        ("torchperf_ros.models.camera:CameraAdapter", None, ("perception", "detections", 2)),
+        ("my_robot.lanes:LaneNetAdapter", None, ("lane_net", "lane_net_output", 1)),
+        ("my_robot.lanes:LaneNetAdapter", "lanes", ("lanes", "lanes_output", 1)),
+    ],
+)
+def test_given_an_adapter_when_written_then_the_tuned_stage_says_it_all(adapter, stage, expected, tmp_path):
+    chosen = target_of_adapter(adapter, stage, ["full", "fast"], {"output": None}, "auto")
+    out = tmp_path / "tuned.yaml"
+    text = tuned_parameters(chosen, FOUND, {}, 4, [])
+    out.write_text(text, encoding="utf-8")
+    node = read_params_file(out)
+    name, output, count = expected
+    (tuned,) = [one for one in node.stages if one.name == name]
+    assert (tuned.adapter, tuned.output, len(node.stages)) == (adapter, output, count)
+    assert node.worker_threads == 0
+    for name in ("adapter", "output", "tiers", "engine", "compile_mode", "precision", "channels_last", "shapes"):
+        assert f"\n      {name}: " in text

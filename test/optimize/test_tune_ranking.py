@@ -1,0 +1,135 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
+from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, MEASURED, Candidate, Figures, Trial
+from torchperf_ros.optimize.tune.view import gain_text
+
+
+def trial(name, p50_ms, p99_ms=None, *, eager_ms=10.0, outcome=MEASURED, reason="", **changes):
+    values = dict(
+        p50_ms=p50_ms, p95_ms=p50_ms, p99_ms=p50_ms if p99_ms is None else p99_ms, max_ms=99.0, eager_p50_ms=eager_ms,
+        eager_p99_ms=1.1 * eager_ms, least_share=p50_ms / eager_ms, most_share=p50_ms / eager_ms, samples=100,
+        cold_start_s=1.0, compile_s=0.0, memory_mb=300.0, relative_l2=0.0, cosine=1.0, max_error=0.0,
+    )  # fmt: skip
+    candidate = Candidate(BuildOptions(**({"precision": name} if name in {"bf16", "fp16"} else {"engine": name})))
+    return Trial("full", candidate, outcome, reason, Figures(**{**values, **changes}))
+
+
+def names(ranking):
+    return [standing.trial.candidate.options.label for standing in ranking.standings]
+
+
+def test_given_trials_when_ranked_then_the_smallest_p99_within_the_budget_is_first_and_the_refused_are_last():
+    crashed = Trial("full", Candidate(BuildOptions(precision="fp16")), CRASHED, "signal SIGSEGV")
+    trials = [crashed, trial("eager", 10.0), trial("aoti", 3.0), trial("bf16", 40.0), trial("compile", 5.0)]
+    ranking = Ranking(trials, Limits(budget_ms=20.0))
+    assert names(ranking) == ["aoti", "compile", "eager", "eager bf16", "eager fp16"]
+    assert [s.group for s in ranking.standings] == [Group.FITS] * 3 + [Group.OVER_BUDGET, Group.REFUSED]
+    assert "20 ms" in ranking.standings[3].why
+    assert ranking.standings[4].why == "crashed: signal SIGSEGV"
+
+
+def test_given_a_machine_that_slowed_down_when_ranked_then_times_count_relative_to_eager_beside_them():
+    quiet, loaded = trial("compile", 6.0, eager_ms=10.0), trial("aoti", 8.0, eager_ms=20.0)
+    ranking = Ranking([trial("eager", 10.0), quiet, loaded], Limits(100.0))
+    assert ranking.eager_ms == 10.0
+    assert names(ranking)[0] == "aoti"
+    assert ranking.standings[0].p99_ms == pytest.approx(4.0)
+
+
+def test_given_a_tie_by_p99_when_ranked_then_the_median_decides_and_then_who_changes_less():
+    limits = Limits(100.0)
+    by_median = Ranking([trial("eager", 10.0, 10.0), trial("aoti", 5.0, 10.5)], limits)
+    assert by_median.noise == pytest.approx(0.1)
+    assert names(by_median)[0] == "aoti"
+    simpler = Ranking([trial("aoti", 9.7, 9.9), trial("eager", 10.0, 10.0)], limits)
+    assert names(simpler)[0] == "eager"
+
+
+def test_given_the_same_reference_when_it_scatters_then_the_noise_says_by_how_much():
+    steady = [trial(name, 5.0) for name in ("eager", "aoti", "compile", "bf16", "fp16")]
+    assert Ranking(steady, Limits(100.0)).noise == pytest.approx(0.02)
+    loose = [trial("aoti", 5.0, eager_p99_ms=ms) for ms in (10.0, 12.0, 14.0, 16.0, 18.0)]
+    assert Ranking(loose, Limits(100.0)).noise == pytest.approx(6.0 / 14.0)
+
+
+def test_given_noise_that_others_have_shown_when_few_are_ranked_then_it_counts_for_them_too():
+    trials = [trial("eager", 10.0, 10.0), trial("aoti", 5.0, 12.0)]
+    assert names(Ranking(trials, Limits(100.0)))[0] == "eager"
+    assert names(Ranking(trials, Limits(100.0), least_noise=0.3))[0] == "aoti"
+
+
+@pytest.mark.parametrize(
+    ("limits", "word"),
+    [(Limits(100.0, max_memory_mb=299.0), "--max-memory-mb"), (Limits(100.0, max_error=1e-4), "--max-error")],
+)
+def test_given_a_limit_when_exceeded_then_it_is_refused_with_the_figure_and_the_limit(limits, word):
+    ranking = Ranking([trial("eager", 10.0, relative_l2=1e-3)], limits)
+    assert ranking.best is None
+    assert ranking.standings[0].group is Group.REFUSED
+    assert word in ranking.standings[0].why
+
+
+def test_given_only_what_is_over_the_budget_when_ranked_then_the_nearest_is_the_best():
+    ranking = Ranking([trial("eager", 10.0), trial("aoti", 5.0)], Limits(budget_ms=1.0))
+    assert ranking.best.trial.candidate.options.engine == "aoti"
+    assert ranking.best.group is Group.OVER_BUDGET
+
+
+def test_given_a_hopeless_one_when_ranked_then_it_is_no_best_even_if_its_figures_are():
+    ranking = Ranking([trial("eager", 10.0), trial("aoti", 1.0, outcome=HOPELESS, reason="slow")], Limits(100.0))
+    assert ranking.best.trial.candidate.options.engine == "eager"
+    assert ranking.standings[1].why == "hopeless: slow"
+
+
+def test_given_nothing_when_ranked_then_there_is_no_best():
+    assert Ranking([], Limits(1.0)).best is None
+
+
+@pytest.mark.parametrize(
+    ("p50_ms", "compile_s", "frames"),
+    [(5.0, 20.0, 4000.0), (10.0, 20.0, math.inf), (12.0, 1.0, math.inf), (5.0, 0.0, 0.0)],
+)
+def test_given_compile_seconds_when_asked_then_break_even_is_those_over_the_seconds_saved_per_frame(
+    p50_ms, compile_s, frames
+):
+    assert trial("aoti", p50_ms, compile_s=compile_s).figures.break_even_frames == pytest.approx(frames)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "faster", "text"),
+    [
+        (0.53, 0.55, True, "+46 % (45..47)"),
+        (0.97, 1.3, None, "~"),
+        (1.5, 1.7, False, "-60 % (-70..-50)"),
+        (3.0, 3.4, False, "takes 3.2x"),
+    ],
+)
+def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part_says_so(low, high, faster, text):
+    p50_ms = {True: 5.4, None: 9.9, False: 16.0 if low < 2 else 32.0}[faster]
+    found = trial("bf16", p50_ms, least_share=low, most_share=high).figures
+    assert found.is_faster is faster
+    assert gain_text(found) == text
+
+
+def test_given_another_batch_when_ranked_then_it_is_shown_after_the_others_and_never_the_best():
+    quick = replace(trial("aoti", 1.0), candidate=Candidate(BuildOptions("aoti"), batch=4))
+    ranking = Ranking([trial("eager", 10.0), quick], Limits(100.0))
+    assert [s.group for s in ranking.standings] == [Group.FITS, Group.BATCH]
+    assert ranking.best.trial.candidate.batch == 0
+
+
+def test_given_a_trial_when_written_and_read_then_it_is_the_same():
+    for one in (trial("aoti", 5.0), Trial("fast", Candidate(shapes="bucket", bucket_width=8), CRASHED, "x\ny")):
+        assert Trial.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+
+
+def test_given_a_candidate_when_named_then_only_what_is_not_the_default_is_said():
+    assert Candidate().label == "eager, 1 thread"
+    named = Candidate(BuildOptions("compile", precision="bf16"), threads=4, shapes="bucket", bucket_width=16)
+    assert named.label == "compile bf16 bucket 16, 4 threads"

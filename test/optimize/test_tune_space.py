@@ -1,0 +1,196 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.config.shape_options import MOST_SHAPES
+from torchperf_ros.optimize.tune.ranking import Limits
+from torchperf_ros.optimize.tune.space import TuneSpace, bucket_count, bucket_width, planned
+from torchperf_ros.optimize.tune.trial import (
+    CRASHED,
+    HOPELESS,
+    HUNG,
+    MEASURED,
+    REFUSED,
+    Candidate,
+    Facts,
+    Figures,
+    Trial,
+)
+
+CPU = Facts("id", cuda=False, machine="cpu", threads=3, cores=4, left_out={"tf32": "CUDA only"})
+CUDA = replace(CPU, cuda=True, left_out={})
+LIMITS = Limits(budget_ms=100.0)
+GOOD = {"eager": 10.0, "compile": 6.0, "aoti": 5.0}
+
+
+def figures(ms, **changes):
+    values = dict(
+        p50_ms=ms, p95_ms=ms, p99_ms=ms, max_ms=ms, eager_p50_ms=10.0, eager_p99_ms=11.0, least_share=ms / 10,
+        most_share=ms / 10, samples=100, cold_start_s=1.0, compile_s=0.0, memory_mb=300.0,
+        relative_l2=0.0, cosine=1.0, max_error=0.0,
+    )  # fmt: skip
+    return Figures(**{**values, **changes})
+
+
+def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=None):
+    """Walk with times (or outcomes, as words) out of a rule; gives the space and what was tried."""
+    space = TuneSpace(facts, limits, engines, now)
+    steps = []
+    for step in space.search():
+        found = ms(step.candidate)
+        steps.append(step)
+        if isinstance(found, str):
+            space.trials.append(Trial("full", step.candidate, found, "because"))
+        else:
+            space.trials.append(Trial("full", step.candidate, MEASURED, figures=figures(found)))
+    return space, steps
+
+
+def by_engine(candidate):
+    return GOOD[candidate.options.engine]
+
+
+def tried(steps):
+    return [step.candidate for step in steps]
+
+
+@pytest.mark.parametrize("facts", [CPU, CUDA, replace(CUDA, ranges=((1, 8), (64, 640)))])
+def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_and_each_of_10_to_30_once(facts):
+    _, steps = walk(facts, by_engine)
+    candidates = tried(steps)
+    assert (steps[0].part, candidates[0]) == ("reference", Candidate(BuildOptions(), threads=3))
+    assert 10 <= len(set(candidates)) == len(candidates) <= 30
+    before_engines = candidates[: [step.part for step in steps].index("engine")]
+    assert {one.options.engine for one in before_engines} == {"eager"}
+
+
+def test_given_the_cpu_when_walked_then_nothing_that_needs_cuda_is_tried():
+    candidates = tried(walk(CPU, lambda one: 1.0 if one.options.engine == "compile" else 10.0)[1])
+    assert not any(one.options.cuda_graphs or one.options.precision == "tf32" for one in candidates)
+    assert {one.options.mode for one in candidates} == {"default", "max-autotune-no-cudagraphs"}
+
+
+def test_given_cuda_when_walked_then_graphs_and_their_modes_are_tried_and_cpu_threads_are_not():
+    candidates = tried(walk(CUDA, by_engine)[1])
+    assert {one.options.engine for one in candidates if one.options.cuda_graphs} == {"aoti", "eager"}
+    assert "reduce-overhead" in {one.options.mode for one in candidates}
+    assert {one.threads for one in candidates} == {3}
+
+
+def test_given_what_the_facts_leave_out_when_walked_then_it_is_not_tried():
+    facts = replace(CPU, left_out={"channels_last": "none", "fold_batch_norm": "none", "bf16": "slow", "tf32": "no"})
+    candidates = tried(walk(facts, by_engine)[1])
+    assert not any(one.options.channels_last or one.options.fold_batch_norm for one in candidates)
+    assert {one.options.precision for one in candidates} == {"fp32", "fp16", "int8_weight", "int8_dynamic"}
+
+
+def test_given_the_engines_that_are_wanted_when_walked_then_there_are_no_others():
+    assert {one.options.engine for one in tried(walk(CPU, by_engine, engines=("aoti",))[1])} == {"eager", "aoti"}
+    assert {one.options.engine for one in tried(walk(CPU, by_engine, engines=("eager",))[1])} == {"eager"}
+
+
+def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
+    def ms(one):
+        gains = 2.0 * one.options.channels_last + 1.0 * one.options.fold_batch_norm + 3.0 * (one.threads == 2)
+        return GOOD[one.options.engine] * 2 - gains
+
+    space, steps = walk(CPU, ms)
+    engines = [step.candidate for step in steps if step.part == "engine"]
+    assert all(one.options.channels_last and one.options.fold_batch_norm and one.threads == 2 for one in engines)
+    best = space.ranking.best.trial.candidate
+    assert best == Candidate(BuildOptions("aoti", channels_last=True, fold_batch_norm=True), threads=2)
+
+
+@pytest.mark.parametrize("outcome", [REFUSED, HUNG])
+def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_compiled_for_it(outcome):
+    _, steps = walk(CPU, lambda one: outcome if one.options.precision == "bf16" else by_engine(one))
+    bf16 = [one for one in tried(steps) if one.options.precision == "bf16"]
+    assert [one.options.engine for one in bf16] == ["eager"]
+    assert "fp16" in {one.options.precision for one in tried(steps) if one.options.engine != "eager"}
+
+
+def test_given_engines_that_are_slow_when_walked_then_no_more_of_them_are_compiled():
+    _, steps = walk(CPU, lambda one: 10.0 if one.options.engine == "eager" else 20.0)
+    assert [one.options.engine for one in tried(steps) if one.options.engine != "eager"] == ["aoti", "compile"]
+
+
+def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_are_tried_in_fp32():
+    def ms(one):
+        if one.options.engine == "eager":
+            return 5.0 if one.options.precision == "bf16" else 10.0
+        return CRASHED if one.options.precision == "bf16" else 4.0
+
+    space, steps = walk(CPU, ms)
+    parts = [(one.candidate.options.engine, one.candidate.options.precision) for one in steps if one.part == "engine"]
+    assert parts == [("aoti", "bf16"), ("compile", "bf16"), ("aoti", "fp32"), ("compile", "fp32")]
+    assert space.ranking.best.trial.candidate.options.precision == "fp32"
+
+
+def test_given_a_reference_that_fails_when_walked_then_it_ends():
+    assert len(walk(CPU, lambda one: CRASHED)[1]) == 1
+
+
+def test_given_a_present_setting_when_walked_then_it_is_measured_too():
+    now = Candidate(BuildOptions("aoti", channels_last=True), threads=1)
+    _, steps = walk(CPU, by_engine, now=now)
+    assert now in [step.candidate for step in steps if step.part == "now"]
+    _, steps = walk(CPU, by_engine, now=now, engines=("compile",))
+    assert now not in tried(steps)
+
+
+def test_given_all_cores_when_walked_then_only_the_best_of_all_is_tried_on_them():
+    _, steps = walk(CPU, by_engine)
+    on_all = [step for step in steps if step.candidate.threads == 4]
+    assert [(step.part, step.candidate.options.engine) for step in on_all] == [("threads at last", "aoti")]
+
+
+def test_given_sizes_that_vary_when_walked_then_buckets_are_tried_and_graphs_are_not():
+    facts = replace(CUDA, ranges=((1, 8), (64, 640)))
+    candidates = tried(walk(facts, lambda one: 4.0 if one.options.engine == "compile" else 10.0)[1])
+    assert not any(one.options.cuda_graphs for one in candidates)
+    bucketed = [one for one in candidates if one.shapes == "bucket"]
+    assert {one.bucket_width for one in bucketed} == {bucket_width(facts.ranges, 4), bucket_width(facts.ranges, 8)}
+    assert any(one.options.dynamic == "never" for one in bucketed)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "most"), [(((1, 8),), 4), (((64, 640), (64, 640)), 8), (((1, 1_000_000),), 4), (((5, 5),), 4)]
+)
+def test_given_ranges_when_a_width_is_chosen_then_it_is_the_smallest_that_keeps_the_number(ranges, most):
+    width = bucket_width(ranges, most)
+    assert bucket_count(ranges, width) <= min(most, MOST_SHAPES) or width >= 1 << 16
+    assert width == 1 or bucket_count(ranges, width // 2) > most
+
+
+def test_given_a_best_when_asked_what_is_hopeless_then_it_is_twice_its_p99_over_eager():
+    space = TuneSpace(CPU, LIMITS, GOOD)
+    assert space.hopeless_ratio() == math.inf
+    space.trials.append(Trial("full", Candidate(threads=3), MEASURED, figures=figures(10.0)))
+    space.trials.append(Trial("full", Candidate(threads=1), MEASURED, figures=figures(5.0)))
+    assert space.hopeless_ratio() == pytest.approx(2 * 5.0 / 10.0)
+
+
+def test_given_hopeless_in_eager_when_walked_then_the_precision_is_still_compiled_as_kernels_may_be_fused():
+    space = TuneSpace(CPU, LIMITS, GOOD)
+    for step in space.search():
+        slow = step.candidate.options.precision == "int8_weight" and step.candidate.options.engine == "eager"
+        outcome, ms = (HOPELESS, 90.0) if slow else (MEASURED, by_engine(step.candidate))
+        space.trials.append(Trial("full", step.candidate, outcome, "slow" * slow, figures(ms)))
+    assert ("aoti", "int8_weight") in {
+        (t.candidate.options.engine, t.candidate.options.precision) for t in space.trials
+    }  # fmt: skip
+
+
+def test_given_tables_when_walked_then_each_option_is_tried_by_itself_and_each_engine_at_each_batch():
+    now = Candidate(BuildOptions("aoti", precision="bf16"), threads=2)
+    space = TuneSpace(replace(CPU, left_out={"tf32": "no", "fp16": "no"}), LIMITS, ("eager", "aoti"), now)
+    steps = planned(space, space.each_alone([2, 4]))
+    alone = [step.candidate for step in steps if step.part not in {"reference", "now", "batch", "layout"}]
+    assert all(one.changes + (one.threads != CPU.threads) == 1 for one in alone)
+    assert [step.candidate for step in steps[:2]] == [Candidate(threads=3), now]
+    assert {one.options.precision for one in alone} == {"fp32", "bf16", "int8_weight", "int8_dynamic"}
+    assert {one.threads for one in alone} == {1, 2, 3, 4}
+    batches = [(step.candidate.batch, step.candidate.options.engine) for step in steps if step.part == "batch"]
+    assert batches == [(2, "eager"), (2, "aoti"), (4, "eager"), (4, "aoti")]

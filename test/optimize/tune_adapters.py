@@ -1,0 +1,66 @@
+"""A small adapter for tuning; its `options` say what goes wrong in which precision. Imported by trial processes.
+
+Options: `crash_in`, `hang_in`, `wrong_in`: a precision; `sizes`: true: the batch varies; `touch`: a file that each
+built model appends a byte to.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.model.adapter import Adapter
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Net(torch.nn.Module):
+    """Two layers that misbehave once their weights have the type of a precision; not `Linear`, which int8 is for."""
+
+    def __init__(self, width, options):
+        super().__init__()
+        self.first, self.second = torch.nn.Conv1d(16, width, 1), torch.nn.Conv1d(width, 4, 1)
+        self._do = {_DTYPES[options[what]]: what for what in ("crash_in", "hang_in", "wrong_in") if what in options}
+
+    def forward(self, x):
+        do = self._do.get(self.first.weight.dtype)
+        if do == "crash_in":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if do == "hang_in":
+            time.sleep(3600)
+        y = self.second(torch.relu(self.first(x)))
+        return y + 1.0 if do == "wrong_in" else y
+
+
+class TinyAdapter(Adapter):
+    """A perceptron; tiers `big` and `small`."""
+
+    def __init__(self, options, device):
+        known = {"crash_in", "hang_in", "wrong_in", "sizes", "touch"}
+        if set(options) - known:
+            msg = f"option {sorted(set(options) - known)[0]!r} is not allowed; it has to be one of {sorted(known)}"
+            raise ConfigError(msg)
+        self.inputs, self.output = {"x": "std_msgs/msg/Float64"}, "std_msgs/msg/Float64"
+        self._options, self._device = options, device
+
+    def build(self, tier):
+        if "touch" in self._options:
+            with Path(self._options["touch"]).open("ab") as file:
+                file.write(b".")
+        torch.manual_seed(0)
+        return Net({"big": 64, "small": 32}[tier], self._options)
+
+    def example_inputs(self, tier):
+        return (torch.linspace(-1.0, 1.0, 64, device=self._device).reshape(4, 16, 1),)
+
+    def dynamic_dims(self):
+        return {0: {0: (2, 32)}} if self._options.get("sizes") else {}
+
+    def preprocess(self, messages):
+        raise NotImplementedError
+
+    def postprocess(self, outputs, messages):
+        raise NotImplementedError

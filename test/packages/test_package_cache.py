@@ -1,0 +1,240 @@
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.packages.package_cache import (
+    PackageCache,
+    default_folder,
+    find_package,
+    open_cache,
+    package_folders,
+)
+from torchperf_ros.packages.package_manifest import Identity, Manifest, PackageError, manifest_path
+
+IDENTITY = Identity("2.9", "cpu", "AVX2", {"engine": "aoti"}, ["float32 1"], [], "w", "c")
+
+
+def store(cache, size_bytes, age_s, name="0"):
+    """A package whose two files together have this size."""
+    cache.folder.mkdir(parents=True, exist_ok=True)
+    identity = replace(IDENTITY, weights=name)
+    path = cache.path(identity)
+    path.touch()
+    values = Manifest(identity, "m:C", "full", "", 0, "", {}, {"s": {}}, 0, 0.0, "")
+    manifest_path(path).write_text(values.to_json(), encoding="utf-8")
+    path.write_bytes(bytes(size_bytes - manifest_path(path).stat().st_size))
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def files(cache):
+    return sorted(path.name for path in cache.folder.iterdir())
+
+
+@given(
+    sizes=st.lists(st.integers(2_000, 20_000), max_size=6),
+    limit=st.integers(0, 60_000),
+    kept=st.integers(0, 5),
+    seed=st.randoms(use_true_random=False),
+)
+def test_given_any_packages_when_shrunk_then_the_oldest_go_until_the_rest_fits_and_no_more(sizes, limit, kept, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        cache = PackageCache(Path(folder), limit)
+        ages = seed.sample(range(1_000), len(sizes))
+        paths = [store(cache, size, age, str(n)) for n, (size, age) in enumerate(zip(sizes, ages, strict=True))]
+        keep = paths[kept] if kept < len(paths) else None
+        removed = cache.shrink(keep)
+        left = {entry.path: entry.size_bytes for entry in cache.entries()}
+        oldest_first = [path for _, path in sorted(zip(ages, paths, strict=True), reverse=True) if path != keep]
+        assert removed == oldest_first[: len(removed)]
+        assert set(left) == set(paths) - set(removed)
+        assert sum(left.values()) <= limit or set(left) <= {keep}
+        if removed:
+            assert sum(left.values()) + sizes[paths.index(removed[-1])] > limit
+
+
+def test_given_a_package_that_was_used_when_shrunk_then_it_stays(tmp_path):
+    cache = PackageCache(tmp_path, 5_000)
+    old, young = store(cache, 3_000, 100, "old"), store(cache, 3_000, 50, "young")
+    cache.used(old)
+    assert cache.shrink() == [young]
+    assert old.exists()
+
+
+def test_given_damaged_entries_when_listed_then_each_is_there_with_what_is_wrong(tmp_path):
+    cache = PackageCache(tmp_path, 0)
+    whole, without, damaged = (store(cache, 3_000, age, str(age)) for age in (1, 2, 3))
+    manifest_path(without).unlink()
+    manifest_path(damaged).write_text("{", encoding="utf-8")
+    entries = cache.entries()
+    assert [entry.path for entry in entries] == [whole, without, damaged]
+    assert [entry.manifest is None for entry in entries] == [False, True, True]
+    assert entries[0].size_bytes == 3_000
+    assert "has no manifest" in entries[1].problem
+    assert "cannot be read" in entries[2].problem
+
+
+def test_given_half_written_files_when_shrunk_then_only_those_of_a_day_ago_go(tmp_path):
+    cache = PackageCache(tmp_path, 1 << 20)
+    for name, age_s in (("a.1.part.pt2", 90_000), ("b.2.part.json", 90_000), ("c.3.part.pt2", 3_600)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    cache.shrink()
+    assert files(cache) == ["c.3.part.pt2"]
+
+
+def test_given_packages_when_cleared_then_none_is_left_and_their_size_is_said(tmp_path):
+    cache = PackageCache(tmp_path, 0)
+    for name in "abc":
+        store(cache, 3_000, 0, name)
+    assert cache.clear() == 9_000
+    assert cache.entries() == []
+
+
+@contextlib.contextmanager
+def read_only(cache):
+    """As somebody who may read the folder only, whoever runs the test."""
+    root = os.geteuid() == 0
+    cache.folder.chmod(0o555)
+    if root:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        cache.folder.chmod(0o755)
+
+
+def test_given_a_read_only_folder_when_written_then_the_parameter_is_named_and_reading_works():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own lies below one that only its user may enter
+        cache = PackageCache(Path(folder), 0)
+        path = store(cache, 3_000, 100)
+        match = f"parameter cache_dir: {folder} cannot be written: Permission denied; it has to be your own folder"
+        with read_only(cache):
+            assert [entry.path for entry in cache.entries()] == [path]
+            cache.used(path)
+            with pytest.raises(ConfigError, match=match):
+                cache.building(IDENTITY).__enter__()
+            with pytest.raises(ConfigError, match=match):
+                cache.remove(path)
+        assert path.exists()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[2]]
+from test_package_cache import IDENTITY, PackageCache
+with PackageCache(Path(sys.argv[1]), 0).building(IDENTITY):
+    print("in", flush=True)
+    sys.stdin.readline()
+    print("out", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def another_process(folder):
+    command = [sys.executable, "-c", CHILD, str(folder), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def enter(cache, entered, locked):
+    with cache.building(IDENTITY):
+        locked.append((cache.folder / f"{IDENTITY.key}.lock").exists())  # else the next one would not wait
+        entered.set()
+
+
+def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits_until_that_one_is_killed(tmp_path):
+    cache, entered = PackageCache(tmp_path / "cache", 0), threading.Event()
+    locked = []
+    with another_process(cache.folder) as process:
+        assert process.stdout.readline() == "in\n"
+        cache.remove(cache.path(IDENTITY))  # leaves the lock
+        waiting = threading.Thread(target=enter, args=(cache, entered, locked))
+        waiting.start()
+        assert not entered.wait(0.3)
+        with cache.building(replace(IDENTITY, weights="another")):
+            pass
+        for path in cache.folder.iterdir():
+            path.unlink()
+        cache.folder.rmdir()
+        process.kill()
+        assert entered.wait(20.0)
+        waiting.join()
+        assert locked == [True]
+
+
+@pytest.mark.parametrize(("xdg", "folder"), [("/x/cache", "/x/cache"), ("relative", "/home/me/.cache")])
+def test_given_an_environment_when_asked_then_the_folder_is_where_the_specification_says(xdg, folder):
+    assert default_folder({"XDG_CACHE_HOME": xdg, "HOME": "/home/me"}) == Path(folder) / "torchperf_ros"
+
+
+def test_given_the_parameters_when_opened_then_folder_and_bound_are_theirs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert open_cache("", 64).folder == tmp_path / "torchperf_ros"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cache = open_cache("~/mine", 1)
+    assert cache.folder == tmp_path / "mine"
+    old, young = store(cache, 600 << 10, 9, "a"), store(cache, 600 << 10, 1, "b")
+    assert cache.shrink() == [old]
+    assert young.exists()
+
+
+@pytest.fixture
+def package(tmp_path):
+    path = tmp_path / "packages" / "next" / "full.pt2"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    return path
+
+
+def test_given_parameters_when_asked_then_packages_are_taken_from_the_cache_and_the_folders_that_they_name(tmp_path):
+    found = package_folders(str(tmp_path), ["/opt/next", "~/more"], ["/opt/now/full.pt2", "", "/opt/now/fast.pt2"])
+    assert found == [str(tmp_path), "/opt/next", str(Path("~/more").expanduser()), "/opt/now"]
+
+
+def test_given_a_link_when_looked_for_then_the_file_that_it_leads_to_counts(tmp_path, package):
+    link = tmp_path / "link.pt2"
+    link.symlink_to(package)
+    assert find_package(link, [str(package.parent)]) == package
+    with pytest.raises(PackageError, match=f"package {package} is in none of the folders .*parameter package_dirs"):
+        find_package(link, [str(tmp_path / "pack")])
+
+
+def test_given_a_package_that_others_can_change_when_looked_for_then_it_is_refused_wherever_it_may_lie(package):
+    package.parent.chmod(0o770)
+    for folders in (None, ["/"]):
+        with pytest.raises(PackageError, match=f"native code: others can write {package.parent} .mode 0770"):
+            find_package(package, folders)
+
+
+def test_given_an_exported_program_when_looked_for_then_it_is_for_compiling_only(package):
+    with zipfile.ZipFile(package, "w") as archive:
+        archive.writestr("program/models/model.json", "{}")
+    assert find_package(package, None, program=True) == package
+    with pytest.raises(PackageError, match="is an exported program.*compile it first"):
+        find_package(package, None)
+
+
+def test_given_a_cache_that_others_can_write_when_a_package_is_to_be_built_there_then_it_is_refused(tmp_path):
+    tmp_path.chmod(0o775)
+    match = f"parameter cache_dir: packages are not taken from {tmp_path}: others can write {tmp_path} .mode 0775"
+    with pytest.raises(ConfigError, match=match):
+        PackageCache(tmp_path, 0).building(IDENTITY).__enter__()

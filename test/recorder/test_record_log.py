@@ -1,0 +1,128 @@
+import json
+import resource
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from torchperf_ros.frame.frame import StepTimes
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.recorder.record_log import RecordLog, schema
+from torchperf_ros.telemetry.record_stream import FrameRecord
+
+START = {
+    "node": "/perf",
+    "versions": {"torch": "2.13"},
+    "stages": [{"name": "camera", "tiers": ["full", "fast"], "budget_ms": 50.0}],
+}
+FRAME = FrameRecord(
+    t_ns=5, stage=0, seq=3, stamp_ns=4, received_ns=1, outcome=Outcome.ON_TIME, fallback=None, tier=1, reason="",
+    age_ms=float("nan"), wait_ms=0.1, steps=StepTimes(0.1, 0.2, 3.12345, 0.4), total_ms=4.0, budget_ms=50.0,
+    lateness_ms=-46.0, answer_ms=float("nan"),
+)  # fmt: skip
+LIMIT = 1 << 16
+
+
+@pytest.fixture
+def log(tmp_path):
+    return RecordLog(tmp_path / "records", LIMIT, START)
+
+
+def lines(folder, name="records.jsonl"):
+    return [json.loads(line) for line in (folder / "records" / name).read_text().splitlines()]
+
+
+def test_given_frames_and_events_when_ticked_then_they_are_lines_that_fit_the_schema(log, tmp_path):
+    log.frame(FRAME)
+    log.frame(replace(FRAME, outcome=Outcome.LATE, fallback=Fallback.HOLD_LAST, tier=-1, reason="é\nline"))
+    log.event(6, {"kind": "memory", "values": {"node_rss_mib": 80.5, "cuda_free_mib": float("nan")}})
+    log.event(7, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"})
+    assert not (tmp_path / "records").exists()
+    log.tick(8, 0)
+    start, on_time, late, memory, health = found = lines(tmp_path)
+    validator = jsonschema.Draft202012Validator(json.loads(schema()))
+    for line in found:
+        validator.validate(line)
+    assert start == {"v": 1, "kind": "start", "t_ns": 8, **START}
+    assert (on_time["age_ms"], on_time["inference_ms"], on_time["tier"], on_time["fallback"]) == (
+        None, 3.123, "fast", None,
+    )  # fmt: skip
+    assert (late["outcome"], late["fallback"], late["tier"], late["reason"]) == ("late", "hold_last", None, "é\nline")
+    assert memory["values"] == {"node_rss_mib": 80.5, "cuda_free_mib": None}
+    assert health["from"] == "NOMINAL"
+
+
+def test_given_a_schema_when_a_record_lacks_or_breaks_a_field_then_it_does_not_fit():
+    validator = jsonschema.Draft202012Validator(json.loads(schema()))
+    for wrong in (
+        {"v": 1, "kind": "frame", "t_ns": 1},
+        {"v": 2, "kind": "log", "t_ns": 1, "severity": "info", "text": ""},
+        {"v": 1, "kind": "log", "t_ns": 1, "severity": "loud", "text": ""},
+        {"v": 1, "kind": "health", "t_ns": 1, "stage": "a", "from": "NOMINAL", "to": "WELL"},
+    ):
+        assert not validator.is_valid(wrong)
+    assert validator.is_valid({"v": 1, "kind": "something new", "t_ns": 1, "more": []})
+
+
+def test_given_more_than_fits_when_written_then_files_are_rotated_and_the_oldest_goes(log, tmp_path):
+    for second in range(200):
+        for _ in range(10):
+            log.frame(replace(FRAME, seq=second))
+        log.tick(second, 0)
+    names = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert names == ["records.1.jsonl", "records.2.jsonl", "records.3.jsonl", "records.jsonl"]
+    assert sum(path.stat().st_size for path in (tmp_path / "records").iterdir()) < LIMIT * 1.25
+    oldest_first = [line for name in [*reversed(names[:3]), names[3]] for line in lines(tmp_path, name)]
+    seqs = [line["seq"] for line in oldest_first if line["kind"] == "frame"]
+    assert seqs == sorted(seqs)
+    assert seqs[-1] == 199
+    assert all(lines(tmp_path, name)[0]["kind"] == "start" for name in names)
+
+
+def test_given_a_storm_of_one_kind_when_written_then_it_is_cut_and_counted_and_other_kinds_are_not(log, tmp_path):
+    for number in range(60):
+        log.event(number, {"kind": "log", "severity": "warn", "text": "x"})
+    log.event(61, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"})
+    log.tick(62, lost=3)
+    found = lines(tmp_path)
+    assert [line["kind"] for line in found].count("log") == 50
+    assert [line["kind"] for line in found].count("health") == 1
+    assert found[-1] == {"v": 1, "kind": "drops", "t_ns": 62, "records": 13, "by": {"log": 10, "lost": 3}}
+    log.event(70, {"kind": "log", "severity": "warn", "text": "y"})
+    log.tick(71, 0)
+    assert lines(tmp_path)[-1]["text"] == "y"
+
+
+def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counted_and_goes_on_later(log, tmp_path):
+    log.frame(FRAME)
+    log.tick(1, 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        log.frame(FRAME)
+        log.tick(2, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "records.jsonl: " in log.problem
+    log.frame(replace(FRAME, seq=9))
+    log.tick(3, 0)
+    assert log.problem == ""
+    assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame", "drops"]
+    assert lines(tmp_path)[-1]["by"] == {"disk": 1}
+
+
+def test_given_a_node_that_starts_again_when_recorded_then_it_goes_on_in_the_same_file(log, tmp_path):
+    log.frame(FRAME)
+    log.tick(1, 0)
+    again = RecordLog(tmp_path / "records", LIMIT, START)
+    again.frame(FRAME)
+    again.tick(2, 0)
+    assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame"]
+
+
+def test_given_an_incident_when_asked_for_records_since_then_they_are_a_file_of_their_own(log):
+    for second in range(5):
+        log.frame(replace(FRAME, t_ns=second, seq=second))
+    start, *frames = [json.loads(line) for line in log.since(3).splitlines()]
+    assert (start["kind"], start["stages"]) == ("start", START["stages"])
+    assert [frame["seq"] for frame in frames] == [3, 4]

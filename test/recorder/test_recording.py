@@ -1,0 +1,162 @@
+"""The node's side of the recorder, with real recorders: what is too large, what is not understood, who is stopped."""
+
+import json
+import os
+import select
+import signal
+import time
+
+import psutil
+import pytest
+
+from torchperf_ros.config.config import node_config
+from torchperf_ros.recorder.recording import RecorderProcess, Recording
+from torchperf_ros.telemetry.record_stream import MAX_PACKET_BYTES
+from torchperf_ros.workers.frame_ring import FrameRing
+
+WITHIN_S = 60.0
+SETUP = {
+    "node": "/perf", "pid": os.getpid(), "ros_offset_ns": 0, "versions": {}, "parameters": {}, "topics": [],
+    "stages": [{"name": "camera", "tiers": ["full"], "budget_ms": 50.0, "output": ["/boxes", ""], "inputs": [None]}],
+}  # fmt: skip
+
+
+class Node:
+    """What a node does of a recording, whose steps are called as often as a test likes."""
+
+    def __init__(self, folder, **setup):
+        self.folder = folder
+        own = {"evidence_dir": str(folder / "evidence"), "record_dir": str(folder / "records"), "watch": False}
+        config = node_config(
+            {"stages": ["camera"], "black_box_mib": 1, "record_mib": 1, **own},
+            {"camera": {"adapter": "a:A", "output": "/boxes"}},
+        )
+        self.ring = FrameRing(4096)
+        self.recording = Recording(config, {**SETUP, **setup}, [self.ring])
+        self.slowest_s = 0.0
+
+    @property
+    def recorder(self):
+        return self.recording._process
+
+    def wait_for(self, condition):
+        until = time.monotonic() + WITHIN_S
+        while not condition():
+            assert time.monotonic() < until, self.recording.problem
+            began = time.monotonic()
+            self.recording.step()
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+            time.sleep(0.02)
+
+    def records(self):
+        file = self.folder / "records" / "records.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def texts(self):
+        return [record["text"] for record in self.records() if record["kind"] == "log"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    nodes = []
+
+    def start(**setup):
+        nodes.append(Node(tmp_path, **setup))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.recording.close(0)
+        node.ring.close()
+
+
+def test_given_events_of_any_size_when_told_then_their_texts_are_cut_and_counted_and_the_recorder_goes_on(start):
+    node = start()
+    node.recording.tell(1, kind="log", severity="error", text="x" * 3 * MAX_PACKET_BYTES)
+    node.recording.tell(2, kind="memory", values={f"label_{number}": number for number in range(100_000)})
+    node.recording.record("20260101T000000.000Z_large", "why", 3, "é" * MAX_PACKET_BYTES)
+    node.recording.tell(4, kind="log", severity="info", text="after it")
+    pid = node.recorder.pid
+    node.wait_for(lambda: "after it" in node.texts())
+    cut, replaced, _ = node.texts()
+    assert cut.startswith("x" * 16_384 + "... (")
+    assert cut.endswith(f"{3 * MAX_PACKET_BYTES - 16_384:,} more characters were cut)")
+    assert replaced.startswith("an event 'memory' of ")
+    assert (node.recording.cut, node.recording.restarts, node.recorder.pid) == (3, 0, pid)
+
+
+def test_given_parameters_of_any_size_when_started_then_the_recorder_has_them(start):
+    node = start(parameters={"camera.options": "x" * 3 * MAX_PACKET_BYTES})
+    node.wait_for(lambda: node.recording.status)
+    assert (node.recording.problem, node.recording.restarts) == ("", 0)
+
+
+def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the_recorder_goes_on(start):
+    node = start()
+    node.recording._writer._send(b"no packet")
+    node.recording.tell(1, kind="record")  # without its name
+    node.recording.tell(2, kind="log", severity="info", text="after it")
+    node.wait_for(lambda: "after it" in node.texts() and node.recording.problem)
+    assert node.recording.problem.startswith("2 records were not understood, the last one:\nTraceback")
+    assert node.recording.restarts == 0
+
+
+def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced_and_nobody_waited(start):
+    node = start()
+    node.wait_for(lambda: node.recording.status)
+    stopped = node.recorder.pid
+    assert node.recording.unable() == ""
+    os.kill(stopped, signal.SIGSTOP)
+    node.wait_for(node.recording.unable)  # once it has had the processor to stop
+    assert node.recording.unable() == "the recorder is stopped"
+    node.wait_for(lambda: "made no progress for 5 s (stopped)" in node.recording.problem)
+    assert "made no progress" in node.recording.unable()
+    node.wait_for(lambda: node.recording.restarts == 1 and node.recording.problem == "")
+    assert node.recording.unable() == ""
+    assert not psutil.pid_exists(stopped)
+    assert node.slowest_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("state", "silent_s", "warned", "killed"),
+    [
+        ("sleeping", 4.0, False, False), ("disk-sleep", 6.0, True, False), ("disk-sleep", 21.0, True, True),
+        ("running", 30.0, False, False), ("running", 61.0, True, True),
+    ],
+)  # fmt: skip
+def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_it_waits_for(
+    start, monkeypatch, state, silent_s, warned, killed
+):
+    node = start()
+    node.wait_for(lambda: node.recording.status)
+    monkeypatch.setattr(RecorderProcess, "state", state)
+    monkeypatch.setattr(RecorderProcess, "heard", lambda self: iter(()))
+    node.recording._heard_at = time.monotonic() - silent_s
+    node.recording.step()
+    assert ("no progress" in node.recording.problem) == ("no progress" in node.recording.unable()) == warned
+    assert (node.recorder is None) == killed
+
+
+def test_given_a_killed_recorder_that_does_not_end_when_stepped_then_no_second_one_waits_for_the_same_disk(
+    start, monkeypatch
+):
+    node = start()
+    node.wait_for(lambda: node.recording.status)
+    node.recording._tried_at = 0.0
+    monkeypatch.setattr(RecorderProcess, "has_ended", lambda self: False)
+    os.kill(node.recorder.pid, signal.SIGKILL)
+    node.wait_for(lambda: "has not ended" in node.recording.problem)
+    assert (node.recorder, node.recording.restarts) == (None, 0)
+    assert "disk" in node.recording.unable()
+    monkeypatch.undo()
+    node.wait_for(lambda: node.recording.restarts == 1)
+
+
+def test_given_a_node_that_dies_with_a_status_unread_when_gone_then_its_last_seconds_are_written(start, tmp_path):
+    node = start()
+    assert select.select([node.recorder._own], [], [], WITHIN_S)[0]  # a status, which nobody reads any more
+    process = psutil.Process(node.recorder.pid)
+    node.recorder._own.close()
+    process.wait(WITHIN_S)
+    (incident,) = tmp_path.glob("evidence/2*_node-died")
+    assert "gone without a word" in (incident / "incident.json").read_text()

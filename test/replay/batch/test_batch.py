@@ -1,0 +1,280 @@
+"""Many logs on a real cluster of this machine: good ones, broken ones, and ones that take their worker with them."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.client import HTTPException
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+from rich.console import Console
+
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster
+from torchperf_ros.replay.batch.batch_logs import BatchError
+from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.runs.run_file import read_run
+
+from ..conftest import one_stage, write_drive
+
+for _name in ("dask", "distributed", "pyarrow"):
+    pytest.importorskip(_name, reason=f"{_name} is not installed")
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = """
+import json
+import sys
+from pathlib import Path
+from rich.console import Console
+from torchperf_ros.replay.batch.batch import replay_batch
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+from torchperf_ros.replay.replay_options import ReplayOptions
+if __name__ == "__main__":
+    logs, out = map(Path, sys.argv[1:3])
+    options = ReplayOptions(overrides=json.loads(sys.argv[3]))
+    print(replay_batch([logs], options, BatchOptions(out, parallel=2), Console(stderr=True), Console()).status)
+"""
+
+
+class Drives:
+    """A folder of logs, its results, and what was said."""
+
+    def __init__(self, folder):
+        self.folder, self.logs, self.out, self.notes = folder, folder / "logs", folder / "out", folder / "notes"
+        for made in (self.logs, self.notes):
+            made.mkdir()
+        self.values = one_stage(
+            adapter="replay_adapters:Obedient", options=json.dumps({"folder": str(self.notes)}), tiers=["full"]
+        )
+        self.options = ReplayOptions(overrides=self.values)
+
+    def replay(self, *paths, **many):
+        self.said = io.StringIO()
+        console = Console(file=self.said, width=200)
+        return replay_batch(
+            paths or [self.logs], self.options, BatchOptions(self.out, **{"parallel": 2, **many}), console, console
+        )
+
+    def plan(self, **many):
+        return list(plan_batch([self.logs], self.options, BatchOptions(self.out, **many)))
+
+    def summary(self):
+        return json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
+
+
+def workers_alive(folder):
+    """Processes of workers that noted themselves and have not ended."""
+    pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_until(condition, what, process=None, timeout_s=60.0):
+    """Look every 20 ms, for events that nobody notifies of; only while the process lives that brings it about."""
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert process is None or process.poll() is None, f"{what}, and its output: {process.communicate()}"
+        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """Two good logs, one that is none, one whose worker is lost the first time, and one that loses every worker."""
+    drives = Drives(tmp_path_factory.mktemp("many"))
+    write_drive(drives.logs / "monday")
+    write_drive(drives.logs / "tuesday.mcap", frames=20)
+    write_drive(drives.logs / "wednesday", "lose once")
+    write_drive(drives.logs / "thursday", "lose")
+    (drives.logs / "friday.mcap").write_bytes(b"no log")
+    drives.result = drives.replay(keep_output=True)
+    drives.report = drives.said.getvalue()
+    return drives
+
+
+def test_given_good_bad_and_lost_logs_when_replayed_then_every_good_one_has_its_result(replayed):
+    assert set(replayed.result.replayed) == {"monday", "tuesday", "wednesday"}
+    assert (replayed.result.kept, replayed.result.interrupted, replayed.result.status) == ((), False, 1)
+    run = read_run(replayed.out / "tuesday" / "run.parquet")
+    assert run.frames["first"]["seq"].tolist() == list(range(20))
+    summary = json.loads((replayed.out / "monday" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["attempt"], summary["stages"][0]["answered"]) == (0, 10)
+    assert (replayed.out / "monday" / "output.mcap").stat().st_size == summary["files"]["output.mcap"]
+
+
+def test_given_a_bad_log_when_replayed_then_it_is_told_with_its_reason_and_not_tried_again(replayed):
+    assert set(replayed.result.failed) == {"friday", "thursday"}
+    assert str(replayed.logs / "friday.mcap") in replayed.result.failed["friday"]
+    assert "friday: again" not in replayed.report
+    assert "friday: failed: " in replayed.report
+
+
+def test_given_a_lost_worker_when_replayed_then_its_log_is_tried_again_and_then_given_up(replayed):
+    assert "thursday: again, as its worker was lost" in replayed.report
+    assert "its worker was lost" in replayed.result.failed["thursday"]
+    wednesday = json.loads((replayed.out / "wednesday" / "summary.json").read_text(encoding="utf-8"))
+    assert wednesday["attempt"] == 1
+
+
+def test_given_lost_workers_when_replayed_then_no_process_and_no_half_result_is_left(replayed):
+    wait_until(lambda: not workers_alive(replayed.notes), "no worker of a stage is left")
+    assert sorted(path.name for path in replayed.out.iterdir()) == [
+        ".lock", "monday", "report.html", "summary.json", "summary.parquet", "tuesday", "wednesday",
+    ]  # fmt: skip
+
+
+def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each(replayed):
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(replayed.out / "summary.parquet").to_pylist()
+    frames = {row["name"]: (row["stage"], row["frames"]) for row in table if not row["reason"]}
+    assert frames == {"monday": ("first", 10), "tuesday": ("first", 20), "wednesday": ("first", 10)}
+    assert {row["name"] for row in table if row["reason"]} == {"friday", "thursday"}
+    assert {row["name"] for row in replayed.summary()["failed"]} == {"friday", "thursday"}
+    assert "3 of 5 logs have results" in replayed.report
+    page = (replayed.out / "report.html").read_text(encoding="utf-8")
+    assert 'id="run2"' in page
+    assert "<b>friday</b>" in page
+
+
+def test_given_results_when_replayed_again_then_only_what_is_incomplete_or_changed_is(replayed):
+    names = ("monday", "tuesday.mcap", "wednesday")
+    paths = [replayed.logs / name for name in names]
+    assert replayed.replay(*paths, keep_output=True).kept == ("monday", "tuesday", "wednesday")
+
+    run_file = replayed.out / "monday" / "run.parquet"
+    run_file.write_bytes(run_file.read_bytes()[:-1])
+    (replayed.logs / "tuesday.mcap").touch()
+    result = replayed.replay(*paths, keep_output=True)
+
+    assert (set(result.replayed), result.kept, result.status) == ({"monday", "tuesday"}, ("wednesday",), 0)
+    assert read_run(run_file).frames["first"]["seq"].tolist() == list(range(10))
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory):
+    """Address of a cluster that was there before, and stays."""
+    import dask
+    from distributed import LocalCluster
+
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster,
+    ):
+        yield cluster.scheduler_address
+
+
+def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_the_next_one_replayed(
+    tmp_path, scheduler
+):
+    drives = Drives(tmp_path)
+    endless = write_drive(drives.logs / "endless", "slow", frames=5000)
+    result = drives.replay(endless, timeout_s=3.0, retries=0, scheduler=scheduler)
+    assert result.failed == {"endless": "took longer than --timeout 3 s"}
+    assert result.status == 1
+    wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")
+
+    good = write_drive(drives.logs / "good")
+    assert drives.replay(good, scheduler=scheduler).replayed == ("good",)
+
+
+def test_given_no_cluster_when_asked_for_then_the_error_names_the_address(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchperf_ros.replay.batch.batch_cluster._CONNECT_S", 0.2)
+    drives = Drives(tmp_path)
+    log = write_drive(drives.logs / "good")
+    with pytest.raises(BatchError, match="--scheduler tcp://127.0.0.1:1: nobody answers there"):
+        drives.replay(log, scheduler="tcp://127.0.0.1:1")
+
+
+def test_given_a_dashboard_where_none_can_be_when_asked_for_then_one_line_says_so(tmp_path):
+    drives = Drives(tmp_path)
+    log = write_drive(drives.logs / "good")
+    with pytest.raises(BatchError, match=r"^--dashboard nowhere\.invalid:8787: [^\n]+$"):
+        drives.replay(log, dashboard="nowhere.invalid:8787")
+
+
+def listening_now():
+    """Addresses on which this process and those that it has started listen."""
+    own, found = psutil.Process(), set()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # another test's, which has ended just now
+            found |= {one.laddr for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+    return found
+
+
+def test_given_no_dashboard_when_a_cluster_is_open_then_no_page_of_it_is_served_and_no_port_of_others_taken(tmp_path):
+    before = listening_now()
+    with open_cluster(BatchOptions(tmp_path, parallel=1), "fast", 1):
+        listening = listening_now() - before
+        assert {address.ip for address in listening} == {"127.0.0.1"}
+        assert 8787 not in {address.port for address in listening}
+        for address in listening:
+            for page in ("health", "metrics", "info/main/workers.html"):
+                with pytest.raises((OSError, HTTPException)):  # of it are HTTP's 404, and a hang-up where TLS is spoken
+                    urlopen(f"http://127.0.0.1:{address.port}/{page}", timeout=10)
+
+
+def test_given_a_folder_that_another_replay_writes_to_when_replayed_then_it_is_refused(tmp_path):
+    drives = Drives(tmp_path)
+    write_drive(drives.logs / "good")
+    drives.out.mkdir()
+    with open(drives.out / ".lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BatchError, match="another replay writes there now"):
+            drives.replay()
+
+
+def test_given_a_bad_parameter_when_replayed_then_it_is_told_once_before_anything_is_started(tmp_path):
+    drives = Drives(tmp_path)
+    write_drive(drives.logs / "good")
+    drives.options = ReplayOptions(overrides={**drives.values, "first.budget_ms": -1.0})
+    with pytest.raises(ConfigError, match="budget_ms"):
+        drives.replay()
+    assert not drives.out.exists()
+
+
+def test_given_logs_when_planned_then_each_is_told_with_its_size_and_length(replayed):
+    *lines, total = replayed.plan(keep_output=True)
+    assert [(line.split()[0], line.split()[-2]) for line in lines] == [
+        ("replay", "friday"), ("done", "monday"), ("replay", "thursday"), ("done", "tuesday"), ("done", "wednesday"),
+    ]  # fmt: skip
+    assert " 0.2 s " in lines[1]
+    assert total == "2 of 5 logs to replay, 0.0 MiB in all"
+    assert replayed.plan()[-1].startswith("5 of 5 ")  # as these would have no output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
+def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, number):
+    drives = Drives(tmp_path)
+    for name in ("first", "second"):
+        write_drive(drives.logs / name, "slow", frames=5000)
+    command = [sys.executable, "-c", COMMAND, drives.logs, drives.out, json.dumps(drives.values)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed command leaves its temporary folder behind
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        env=environment,
+    )  # fmt: skip
+    try:
+        wait_until((drives.notes / "slow").exists, "a frame is replayed, by a process that lives", process)
+        if number == signal.SIGINT:  # from a terminal it reaches the whole group
+            os.killpg(process.pid, number)
+        else:
+            process.kill()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")
+    assert "Traceback" not in err
+    assert not [path for path in drives.out.iterdir() if not path.name.startswith(".") and path.is_dir()]
+    if number == signal.SIGINT:
+        assert (process.returncode, out.splitlines()[-1:]) == (0, ["1"])
+        assert "interrupted: " in err
+        assert [path.name for path in drives.out.glob(".run-*")] == []

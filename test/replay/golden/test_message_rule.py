@@ -1,0 +1,190 @@
+"""Messages are compared as their types mean it: order, signs, wraps and tolerances."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.config.message_types import message_class
+from torchperf_ros.frame.errors import UnknownMessageType
+from torchperf_ros.replay.golden.message_rule import (
+    BUILT_IN,
+    Matched,
+    MessageRule,
+    RuleError,
+    Tolerance,
+    check_rules,
+    compare_messages,
+)
+
+from .golden_messages import ARRAY, MARKERS, PATH, POSE_2D, array, image, marker, markers, path, point, pose
+
+
+def found(message, golden, rules=BUILT_IN):
+    return list(compare_messages(message, golden, rules))
+
+
+def paths(message, golden, rules=BUILT_IN):
+    return [difference.path for difference in found(message, golden, rules)]
+
+
+def test_given_a_nested_field_off_by_more_than_allowed_when_compared_then_path_values_and_tolerance_are_told():
+    (difference,) = found(path(pose(1.0), pose(2.5)), path(pose(1.0), pose(2.0)))
+    assert difference.path == "poses[1].pose.position.x"
+    assert difference.field == "poses[].pose.position.x"
+    assert (difference.value, difference.golden) == (2.5, 2.0)
+    assert difference.error == pytest.approx(0.5)
+    assert difference.allowed == pytest.approx(1e-3 + 2e-3)
+
+
+@pytest.mark.parametrize(("off", "differs"), [(0.9e-3, False), (1.1e-3, True), (math.nan, True), (-math.inf, True)])
+def test_given_the_usual_tolerance_when_a_number_at_zero_is_off_then_a_thousandth_is_the_border(off, differs):
+    assert bool(found(array(off), array(0.0))) is differs
+
+
+@pytest.mark.parametrize(
+    ("value", "golden", "differs"),
+    [
+        (math.nan, math.nan, False), (math.inf, math.inf, False), (0.0, -0.0, False),
+        (math.inf, -math.inf, True), (1.0, math.nan, True), (1e300, math.inf, True),
+    ],
+)  # fmt: skip
+def test_given_numbers_that_are_none_when_compared_then_only_the_same_kind_is_equal(value, golden, differs):
+    assert bool(found(array(value), array(golden))) is differs
+    assert bool(found(point(value), point(golden))) is differs
+
+
+def test_given_whole_numbers_texts_and_lengths_when_they_differ_then_no_tolerance_helps():
+    usual = {ARRAY: MessageRule(tolerances={"": Tolerance(absolute=10.0)})}
+    assert paths(image(1, 2, 4), image(1, 2, 3)) == ["data[2]"]
+    assert paths(array(1.0, label="b"), array(1.0), usual) == ["layout.dim[0].label"]
+    assert paths(array(1.0, 2.0), array(1.0), usual) == ["layout.dim[0].size", "layout.dim[0].stride", "data"]
+    assert paths(path(pose()), path(pose(), pose())) == ["poses"]
+
+
+def test_given_whole_numbers_beyond_the_precision_of_a_float_when_they_differ_by_one_then_it_is_seen():
+    kind = message_class("std_msgs/msg/Int64MultiArray")
+    layout = array().layout
+    one, other = (kind(layout, np.array([2**60 + more], np.int64)) for more in (0, 1))
+    assert paths(one, other) == ["data[0]"]
+
+
+@pytest.mark.parametrize(
+    ("tolerances", "expected"),
+    [
+        ({"": Tolerance(absolute=1.0)}, []),
+        ({"poses": Tolerance(absolute=1.0)}, []),
+        ({"poses.pose": Tolerance(absolute=1.0), "poses.pose.position.x": Tolerance(absolute=0.1)}, ["x"]),
+        ({"poses.pose.position.x": Tolerance(absolute=1.0)}, ["y"]),
+        ({"poses.pose.pos": Tolerance(absolute=1.0)}, ["x", "y"]),
+        ({"poses.pose.position": Tolerance(relative=0.3)}, []),
+    ],
+)
+def test_given_tolerances_by_path_when_compared_then_the_longest_path_that_fits_counts(tolerances, expected):
+    rules = {PATH: MessageRule(tolerances=tolerances)}
+    differing = paths(path(pose(2.5, 2.5)), path(pose(2.0, 2.0)), rules)
+    assert [name.rpartition(".")[2] for name in differing] == expected
+
+
+def test_given_a_rule_for_an_inner_and_an_outer_type_when_compared_then_the_outer_one_decides():
+    rules = {"geometry_msgs/msg/Point": MessageRule(tolerances={"": Tolerance(absolute=1.0)})}
+    one, other = path(pose(2.5)), path(pose(2.0))
+    assert found(one, other, rules) == []
+    assert found(one, other, {**rules, PATH: MessageRule(tolerances={"poses": Tolerance()})})
+
+
+def test_given_stamps_on_both_sides_of_a_second_when_they_differ_then_it_is_one_difference_in_seconds():
+    difference, _ = found(path(pose(), stamp_ns=1_990_000_000), path(pose(), stamp_ns=2_010_000_000))
+    assert (difference.path, difference.value, difference.golden) == ("header.stamp", "1.990000000", "2.010000000")
+    assert (difference.error, difference.allowed) == (pytest.approx(0.02), 0.0)
+
+
+def test_given_ignored_fields_when_they_differ_then_nothing_is_told():
+    one, other = path(pose(), stamp_ns=5), path(pose(), stamp_ns=7)
+    assert paths(one, other) == ["header.stamp", "poses[0].header.stamp"]
+    assert found(one, other, {PATH: MessageRule(ignore=("header.stamp", "poses.header"))}) == []
+    assert found(one, other, {"std_msgs/msg/Header": MessageRule(ignore=("stamp",))}) == []
+
+
+@given(st.floats(-math.pi, math.pi), st.integers(-3, 3), st.floats(-0.9e-3, 0.9e-3))
+def test_given_an_angle_when_it_is_turned_by_whole_turns_then_it_is_the_same(theta, turns, off):
+    kind = message_class(POSE_2D)
+    one, other = kind(0.0, 0.0, theta + turns * 2.0 * math.pi + off), kind(0.0, 0.0, theta)
+    assert found(one, other) == []
+    one.theta += 0.01
+    assert paths(one, other) == ["theta"]
+    assert found(one, other)[0].error == pytest.approx(0.01 + off, abs=1e-6)
+    assert found(kind(one.theta, 0.0, 0.0), kind(other.theta, 0.0, 0.0), {}) or turns == 0  # no rule: a plain number
+
+
+def test_given_a_quaternion_and_its_negative_when_compared_then_they_are_the_same_rotation():
+    turn = (0.1, -0.2, 0.3, -0.9)
+    one, other = pose(turn=turn), pose(turn=tuple(-axis for axis in turn))
+    assert found(one, other) == []
+    other.orientation.w = 0.8
+    assert paths(one, other) == ["orientation.w"]
+
+
+@given(st.permutations(range(5)))
+def test_given_markers_in_another_order_when_compared_then_they_are_the_same(order):
+    items = [marker(float(index), number=index) for index in range(5)]
+    moved = [marker(float(index) + 0.0005, number=place, lifetime_s=9) for place, index in enumerate(order)]
+    assert found(markers(*moved), markers(*items)) == []
+
+
+def test_given_two_ways_to_match_when_compared_then_the_one_with_more_pairs_is_taken():
+    # 0.4 is nearest to 0.5, but then 0.1 would have no partner
+    rules = {
+        MARKERS: MessageRule(
+            matched={"markers": Matched("pose.position", 0.5)}, tolerances={"": Tolerance(absolute=0.5)}
+        )
+    }
+    assert found(markers(marker(0.4), marker(0.9)), markers(marker(0.5), marker(0.1)), rules) == []
+
+
+def test_given_a_marker_without_a_partner_when_compared_then_it_is_told_on_either_side():
+    golden = markers(marker(1.0), marker(5.0, 2.0))
+    (missing,) = found(markers(marker(1.0)), golden)
+    assert (missing.path, missing.value, missing.golden) == ("markers[1]", "none", "one at (5, 2, 0)")
+    (extra,) = found(golden, markers(marker(1.0)))
+    assert (extra.path, extra.value, extra.golden) == ("markers[1]", "one at (5, 2, 0)", "none")
+    assert len(found(markers(marker(5.0, 2.6)), markers(marker(5.0, 2.0)))) == 2
+    assert found(markers(), markers()) == []
+    assert len(found(markers(), golden)) == 2
+
+
+def test_given_a_delete_all_at_the_place_of_a_box_when_compared_then_only_the_same_action_belongs_together():
+    clear = marker(action=3)
+    assert found(markers(marker(), clear), markers(clear, marker())) == []
+    assert len(found(markers(marker(), marker()), markers(clear, marker()))) == 2
+
+
+def rule_of(field):
+    return {MARKERS: MessageRule(ignore=("markers.id", field))}
+
+
+def matched_by(position, same=()):
+    return {MARKERS: MessageRule(matched={"markers": Matched(position, 1.0, same)})}
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (rule_of("marker.id"), "'marker.id' is no field, as there is no 'marker'; .*MarkerArray has: markers"),
+        (rule_of("markers.id.x"), "as there is no 'x'; what is before it is a plain value"),
+        ({POSE_2D: MessageRule(angles=("yaw",))}, "Pose2D has: x, y, theta"),
+        (matched_by("pose.place"), "'pose.place' is no field.*Pose has"),
+    ],
+)
+def test_given_a_rule_that_names_a_field_that_is_not_there_when_checked_then_the_error_says_what_there_is(rules, words):
+    with pytest.raises(RuleError, match=words):
+        check_rules(rules)
+
+
+def test_given_the_built_in_rules_when_checked_then_every_field_is_there():
+    known = {name: rule for name, rule in BUILT_IN.items() if not name.startswith("vision_msgs")}
+    check_rules(known | {MARKERS: MessageRule(tolerances={"": Tolerance(), "markers.pose.position.x": Tolerance()})})
+    with pytest.raises(UnknownMessageType, match="my_msgs"):
+        check_rules({"my_msgs/msg/Heading": MessageRule(angles=("yaw",))})

@@ -1,0 +1,72 @@
+import pytest
+
+from torchperf_ros.logs.log_reader import LogError, LogTopic
+from torchperf_ros.replay.log_feed import Wanted, match_topics, parse_maps
+
+IMAGE, COMPRESSED, ODOM = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage", "nav_msgs/msg/Odometry"
+CAMERA = Wanted("perception", "image", IMAGE, needed=True)
+SPEED = Wanted("planning", "odom", ODOM, needed=False)
+
+
+def topics(**types):
+    return {f"/{name}": LogTopic(f"/{name}", type_name, 5) for name, type_name in types.items()}
+
+
+def match(log, *wanted, remap=None):
+    said = []
+    return match_topics(wanted or [CAMERA], log, remap or {}, "drive.mcap", said.append), said
+
+
+def test_given_a_topic_of_the_same_name_when_matched_then_it_is_taken_without_a_word():
+    assert match(topics(image=IMAGE, other=IMAGE)) == ({"image": "/image"}, [])
+
+
+def test_given_the_only_topic_of_the_type_when_matched_then_it_is_taken_and_said():
+    found, said = match(topics(front=IMAGE, odom=ODOM))
+    assert found == {"image": "/front"}
+    assert said == ["perception takes image (sensor_msgs/msg/Image) from /front, the only topic of this type"]
+
+
+def test_given_several_topics_of_the_type_when_matched_then_the_error_lists_them_and_names_the_option():
+    with pytest.raises(LogError, match=r"drive\.mcap.*/left .*/right .*choose one: --map /left:=image"):
+        match(topics(left=IMAGE, right=IMAGE))
+
+
+def test_given_no_trigger_when_matched_then_the_error_says_what_there_is():
+    with pytest.raises(
+        LogError, match=r"perception takes image .*no such topic; it has: /odom \(nav_msgs/msg/Odometry\)"
+    ):
+        match(topics(odom=ODOM))
+
+
+def test_given_only_compressed_images_when_matched_then_the_error_names_the_option_that_takes_them():
+    with pytest.raises(LogError, match=r'--set \'perception.options=\{"compressed": true\}\''):
+        match(topics(front=COMPRESSED))
+
+
+@pytest.mark.parametrize(("log", "words"), [({}, "does not have"), ({"left": ODOM, "right": ODOM}, "several")])
+def test_given_an_input_that_can_be_done_without_when_it_is_not_clear_then_it_is_said(log, words):
+    found, said = match(topics(image=IMAGE, **log), CAMERA, SPEED)
+    assert found == {"image": "/image"}
+    assert len(said) == 1
+    assert words in said[0]
+
+
+def test_given_a_map_to_a_topic_of_another_type_when_matched_then_both_types_are_named():
+    with pytest.raises(LogError, match=r"/odom is nav_msgs/msg/Odometry; perception takes sensor_msgs/msg/Image"):
+        match(topics(odom=ODOM), remap={"image": "/odom"})
+
+
+@pytest.mark.parametrize(
+    ("remap", "words"),
+    [({"image": "/absent"}, "no topic /absent, which --map names"), ({"lidar": "/image"}, "no stage takes /lidar")],
+)
+def test_given_a_map_that_names_what_is_not_there_when_matched_then_it_is_refused(remap, words):
+    with pytest.raises(LogError, match=words):
+        match(topics(image=IMAGE), remap=remap)
+
+
+@pytest.mark.parametrize("texts", [["/camera"], [":=image"], ["/camera:="], ["/a:=image", "/b:=/image"]])
+def test_given_a_map_option_of_another_form_when_parsed_then_it_is_refused(texts):
+    with pytest.raises(LogError, match="--map"):
+        parse_maps(texts)

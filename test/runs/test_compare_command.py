@@ -1,0 +1,301 @@
+"""`torchperf compare` as people use it."""
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("arch", reason="arch is not installed")
+
+from torchperf_ros.cli.main import app
+from torchperf_ros.runs.run_file import write_run
+
+sys.path.insert(0, str(Path(__file__).parent))
+import compare_runs as made
+import report_logs as logs
+
+
+def compare(*arguments):
+    return CliRunner().invoke(app, ["compare", *map(str, arguments), "--resamples", "300"])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs: `base`, `same` of the same kind, and `slower`."""
+    folder = tmp_path_factory.mktemp("runs")
+    values = [made.latencies(2500, seed) for seed in (1, 2, 3)]
+    write_run(made.run(values[0]), folder / "base.json")
+    write_run(made.run(values[1]), folder / "same.parquet")
+    write_run(made.run(values[2] * 1.2), folder / "slower.json")
+    return folder
+
+
+def test_given_a_run_of_the_same_kind_when_compared_then_the_status_is_0(runs):
+    done = compare(runs / "base.json", runs / "same.parquet", "--min-effect", "p99=20%", "--min-effect", "jitter=30%")
+
+    assert done.exit_code == 0, done.output
+    assert re.search(r"p99 latency \[ms\] .* equivalent", done.stdout)
+    assert done.stdout.splitlines()[-1].startswith("Nothing is worse; ")
+
+
+def test_given_a_slower_run_when_compared_then_the_status_is_1_and_every_file_says_the_same(runs, tmp_path):
+    outputs = [tmp_path / name for name in ("v.md", "v.html", "v.json")]
+    done = compare(runs / "base.json", runs / "slower.json", "--markdown", outputs[0], "--html", outputs[1], "--json",
+                   outputs[2])  # fmt: skip
+    headline = done.stdout.splitlines()[-1]
+    told = json.loads(outputs[2].read_text(encoding="utf-8"))
+
+    assert done.exit_code == 1, done.output
+    assert re.match(r"\d metrics are worse: perception p50 latency \+\d\.\d+ ms \(\+\d+\.\d%\)", headline)
+    assert outputs[0].read_text(encoding="utf-8").startswith(f"**{headline}**\n")
+    assert headline in outputs[1].read_text(encoding="utf-8")
+    assert (told["status"], told["verdict"]) == (1, headline)
+    assert told["base"]["commit"] == "0123456789abcdef"
+    found = {one["metric"]: one for one in told["findings"]}
+    assert found["p50"]["verdict"] == "worse"
+    assert found["p50"]["low"] < found["p50"]["new"] - found["p50"]["base"] < found["p50"]["high"]
+    assert found["max"]["low"] is None
+
+
+def burst(count=3000, seed=4):
+    """60 % of the frames miss their deadline, all in a row."""
+    values = made.latencies(count, seed)
+    values[count // 5 : count * 4 // 5] = made.BUDGET_MS + 1
+    return made.run(values)
+
+
+def test_given_one_burst_of_misses_when_compared_then_it_is_worse_and_a_limit_says_by_how_much(runs, tmp_path):
+    write_run(burst(), tmp_path / "burst.json")
+    outputs = [tmp_path / name for name in ("v.md", "v.html", "v.json")]
+    pair = runs / "base.json", tmp_path / "burst.json"
+    done = compare(*pair, "--skip", "fallback", "--limit", "miss=1%", "--markdown",
+                   outputs[0], "--html", outputs[1], "--json", outputs[2])  # fmt: skip
+    broken = "Limit broken: perception miss ratio 60.00 % (limit 1 %); "
+    assert (done.exit_code, done.stdout.splitlines()[-1][: len(broken)]) == (1, broken)
+    assert re.search(r"miss ratio \[%\] .* worse, BREAKS the limit of 1 %", done.stdout)
+    markdown, page = (path.read_text(encoding="utf-8") for path in outputs[:2])
+    assert markdown.startswith(f"**{broken}")
+    assert "BREAKS the limit of 1 %" in markdown.split("<details>")[0]
+    assert f'<b class="bad">{broken}' in page
+    assert re.search(r'<b class="bad">[^<]* BREAKS the limit of 1 %</b>', page)
+    told = json.loads(outputs[2].read_text(encoding="utf-8"))
+    found = {one["metric"]: (one["limit"], one["breaks_limit"]) for one in told["findings"]}
+    assert (told["status"], found["miss"], found["dropped"]) == (1, (1.0, True), (None, False))
+
+
+def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(runs):
+    done = compare(runs / "base.json", runs / "same.parquet", "--limit", "compile=60s")
+
+    assert (done.exit_code, done.stdout.splitlines()[-1][:53]) == (
+        1, "Limit broken: compile time not measured (limit 60 s);"
+    )  # fmt: skip
+    assert "- compile time: neither run says" in done.stdout
+
+
+def test_given_few_frames_when_compared_then_only_strict_fails_and_says_how_many_would_do(runs, tmp_path):
+    write_run(made.run(made.latencies(100, 4)), tmp_path / "short.json")
+
+    done = compare(runs / "base.json", tmp_path / "short.json")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"p99 latency \[ms\].* not enough data: about [\d,]+ frames would be", done.stdout)
+    assert compare(runs / "base.json", tmp_path / "short.json", "--strict").exit_code == 1
+
+
+def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_runs(tmp_path):
+    drive = logs.write_log(tmp_path / "drive")
+    done = compare(drive, drive)
+
+    assert done.exit_code == 0, done.output
+    assert "planning p99 latency" in done.stdout
+    assert "perception: every latency is the same in both runs" in done.stdout
+    assert "unknown machine: not every run names its own" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--min-effect", "p98=3%"], "--min-effect 'p98=3%': no metric 'p98'; there are: p50"),
+        (["--skip", "p98"], "--skip 'p98': no such metric"),
+        (["--correction", "bonferroni"], "--correction 'bonferroni': has to be one of holm, bh, none"),
+        (["--json", "none/there.json"], "--json none/there.json: needs a file name in an existing folder"),
+        (["--limit", "p99=3%"], "--limit p99=3%: has to be like 2ms"),
+        (["--limit", "p99=3ms", "--skip", "p99"], "--limit p99: cannot be kept with --skip p99"),
+        (["--limit", "lanes.miss=1%"], "--limit lanes.miss: no stage 'lanes'; there are: perception"),
+        (["--limits", "none.yaml"], "--limits none.yaml: cannot be read (No such file or directory)"),
+        (["--min-effects", "none.yaml"], "--min-effects none.yaml: cannot be read (No such file or directory)"),
+    ],
+)
+def test_given_an_option_that_is_not_allowed_when_run_then_one_line_says_so(runs, arguments, words):
+    done = compare(runs / "base.json", runs / "same.parquet", *arguments)
+
+    assert done.exit_code == 2
+    assert done.output.startswith(f"torchperf: {words}")
+    assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.json", None, "none.json: does not exist"),
+        ("text.json", "hello", "text.json: is no run that `torchperf replay"),
+        ("text.parquet", "hello", "text.parquet: is no Parquet file"),
+        ("text.txt", "hello", "text.txt: is no rosbag2 folder"),
+        ("text.jsonl", "hello", "text.jsonl: none of its 1 lines is a record"),
+    ],
+)
+def test_given_a_file_that_is_no_run_when_compared_then_one_line_names_it(runs, tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    done = compare(runs / "base.json", tmp_path / name)
+
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("flag", ["--markdown", "--html", "--json"])
+def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_the_file(runs, flag):
+    done = compare(runs / "base.json", runs / "same.parquet", flag, "/dev/full")
+
+    assert done.exit_code == 2
+    assert done.stderr == f"torchperf: {flag} /dev/full: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("--markdown", "run.parquet"), ("--html", "link.json"), ("--json", "hard.json"),
+        ("--json", "folder/run.parquet"), ("--html", "effects.yaml"), ("--markdown", "limits.yaml"),
+    ],
+)  # fmt: skip
+def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_the_input_is_kept(
+    runs, tmp_path, flag, name
+):
+    shutil.copy(runs / "same.parquet", tmp_path / "run.parquet")
+    (tmp_path / "folder").mkdir()
+    shutil.copy(runs / "same.parquet", tmp_path / "folder" / "run.parquet")
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.parquet")
+    (tmp_path / "hard.json").hardlink_to(tmp_path / "run.parquet")
+    (tmp_path / "effects.yaml").write_text("p99: 3%\n", encoding="utf-8")
+    (tmp_path / "limits.yaml").write_text("p99: 90ms\n", encoding="utf-8")
+    before = (tmp_path / name).read_bytes()
+    new = tmp_path / "folder" if "/" in name else tmp_path / "run.parquet"
+    done = compare(runs / "base.json", new, "--min-effects", tmp_path / "effects.yaml", "--limits",
+                   tmp_path / "limits.yaml", flag, tmp_path / name)  # fmt: skip
+
+    assert (done.exit_code, (tmp_path / name).read_bytes()) == (2, before)
+    assert f"{flag} {tmp_path / name}: would replace the input" in done.stderr
+
+
+def test_given_one_file_for_two_outputs_when_compared_then_it_is_refused(runs, tmp_path):
+    done = compare(runs / "base.json", runs / "same.parquet", "--html", tmp_path / "v", "--json",
+                   tmp_path / "." / "v")  # fmt: skip
+
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "is the file of --html, too" in done.stderr
+
+
+def test_given_several_runs_a_side_when_compared_then_files_after_one_option_are_all_of_its_side(tmp_path):
+    for at in range(3):
+        for name, factor, start_up_s in (("base", 1.0, 2.0), ("new", 1.2, 9.0)):
+            values = made.latencies(400, 10 * at + len(name)) * factor
+            write_run(made.run(values, start_up_s=start_up_s + at / 10), tmp_path / f"{name}{at}.json")
+    sides = [["--" + name, *sorted(tmp_path.glob(f"{name}*.json"))] for name in ("base", "new")]
+    done = compare(*sides[0], *sides[1], "--markdown", tmp_path / "v.md")
+
+    assert done.exit_code == 1, done.output
+    assert re.search(r"start-up time \[s\] .* worse", done.stdout)
+    assert "perception: 1,200 and 1,200 frames of 3 and 3 runs" in done.stdout
+    assert "`new0.json and 2 more` against `base0.json and 2 more`" in (tmp_path / "v.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name two runs, one to be compared with its baseline, or several"),
+        (["a.json", "b.json", "c.json"], "name two runs"),
+        (["--new", "a.json", "b.json"], "name both sides"),
+        (["a.json", "--new", "b.json", "--baseline", "main"], "name the runs that are compared with the baseline"),
+        (["--save", "main"], "--save: name a run"),
+    ],
+)
+def test_given_sides_that_are_not_clear_when_compared_then_one_line_says_how_to_name_them(arguments, words):
+    done = compare(*arguments)
+
+    assert done.exit_code == 2
+    assert done.output.startswith(f"torchperf: {words}")
+    assert len(done.output.splitlines()) == 1
+
+
+def test_given_a_library_that_is_missing_when_compared_then_the_message_says_what_to_install(runs, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "arch" else find(name))
+    done = compare(runs / "base.json", runs / "same.parquet")
+
+    assert (done.exit_code, done.output) == (
+        2, "torchperf: arch is not installed: `pip install 'torchperf_ros[analysis]'`\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("old", ["regress", "baseline"])
+def test_given_an_old_name_when_run_then_it_names_the_new_one(old):
+    done = CliRunner().invoke(app, [old, "list", "--dir", "x"])
+
+    assert done.exit_code == 2
+    assert done.output.startswith(f"torchperf: {old} is now: torchperf compare ")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a run of 1,200 frames and return its path."""
+
+    def write_one(name, seed=1, factor=1.0, **changes):
+        write_run(made.run(made.latencies(1200, seed) * factor, **changes), tmp_path / name)
+        return tmp_path / name
+
+    return write_one
+
+
+def test_given_baselines_when_used_in_turn_then_a_slower_run_is_found(write, tmp_path):
+    folder = ["--dir", tmp_path / "kept"]
+    place = tmp_path / "kept" / "main"
+    assert compare("--list", *folder).stdout.strip() == f"no baselines in {tmp_path / 'kept'}"
+
+    saved = compare(write("main.parquet"), "--save", "main", "--commit", "abc123", *folder)
+    assert (saved.exit_code, saved.stdout) == (0, f"saved main in {place}\n"), saved.output
+    listed = compare("--list", *folder).stdout
+    assert all(word in listed for word in ("main", "abc123", "drive.mcap", "Cortex-X9", "perception 1,200"))
+
+    for named in ((), ("--baseline", "auto"), ("--baseline", "main")):
+        found = compare(write("slower.json", 2, 1.3), *named, "--json", tmp_path / "v.json", *folder)
+        assert found.exit_code == 1, found.output
+        assert "baseline: main, saved " in found.stderr
+        assert json.loads((tmp_path / "v.json").read_text(encoding="utf-8"))["base"]["name"] == "baseline main"
+    again = [write("again.json", seed=3), "--baseline", "main", *folder]
+    assert compare(*again).exit_code == 0
+    assert compare(*again, "--limit", "p50=19ms").exit_code == 1
+
+    done = compare("--delete", "main", *folder)
+    assert (done.exit_code, done.stdout, place.exists()) == (0, f"deleted main in {place}\n", False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--delete", "none"], "no baseline 'none' in"),
+        (["none.json", "--save", "main"], "run none.json: has to be"),
+        (["none.json"], "log none.json: does not exist"),
+        (["none.json", "--baseline", "main"], "no baseline 'main' in"),
+    ],
+)
+def test_given_a_baseline_that_is_not_there_when_asked_for_then_one_line_says_so(tmp_path, arguments, words):
+    done = compare(*arguments, "--dir", tmp_path)
+
+    assert done.exit_code == 2
+    assert done.output.startswith(f"torchperf: {words}")
+    assert len(done.output.splitlines()) == 1

@@ -1,0 +1,74 @@
+import json
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.runs.machine_fingerprint import ProcessorShare, cpu_model, installed_mib, machine_facts, machine_now
+
+
+def proc(folder, cpu="Cortex-X9", kib=16_000_000):
+    folder.mkdir()
+    (folder / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: {cpu}\n", encoding="utf-8")
+    (folder / "meminfo").write_text(f"MemTotal:       {kib} kB\nMemFree: 1 kB\n", encoding="utf-8")
+    return folder
+
+
+def test_given_this_machine_when_asked_twice_then_the_facts_are_json_and_the_same():
+    facts = machine_facts()
+
+    assert facts == machine_facts() == json.loads(json.dumps(facts))
+    assert re.fullmatch("[0-9a-f]{16}", facts["fingerprint"])
+    assert facts["cpu"]
+    assert facts["cores"] >= 1
+    assert facts["memory_mib"] > 0
+
+
+def test_given_another_kernel_when_fingerprinted_then_it_is_the_same_machine(tmp_path):
+    old, new = proc(tmp_path / "old", kib=16_300_000), proc(tmp_path / "new", kib=15_700_000)
+
+    assert machine_facts(proc=old) == machine_facts(proc=new)
+    assert machine_facts(proc=old)["memory_mib"] == 16 * 1024
+
+
+@pytest.mark.parametrize("change", [{"cpu": "Cortex-X1"}, {"kib": 30_000_000}])
+def test_given_other_hardware_when_fingerprinted_then_it_is_another_machine(tmp_path, change):
+    here, there = proc(tmp_path / "here"), proc(tmp_path / "there", **change)
+
+    assert machine_facts(proc=here)["fingerprint"] != machine_facts(proc=there)["fingerprint"]
+    assert machine_facts("cpu", here)["fingerprint"] != machine_facts("NVIDIA H100", here)["fingerprint"]
+
+
+def test_given_an_arm_board_when_its_processor_is_asked_for_then_the_boards_name_is_told(tmp_path):
+    (tmp_path / "device-tree").mkdir()
+    (tmp_path / "device-tree" / "model").write_bytes(b"NVIDIA Jetson AGX Orin\0")
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nCPU part\t: 0xd42\n", encoding="utf-8")
+
+    assert cpu_model(tmp_path) == "NVIDIA Jetson AGX Orin"
+
+
+@given(st.floats(min_value=2.0, max_value=1e8))
+def test_given_any_memory_when_rounded_then_it_is_a_size_up_and_less_than_half_as_much_again(seen_mib):
+    size = installed_mib(seen_mib)
+
+    assert seen_mib <= size < seen_mib * 1.5 + 1
+    assert installed_mib(size) == size
+
+
+def test_given_own_work_when_asked_for_the_share_of_others_then_it_does_not_count_and_stays_a_share():
+    share = ProcessorShare()
+    busy_until_s = time.process_time() + 0.05
+    while time.process_time() < busy_until_s:
+        pass
+
+    assert 0.0 <= share.of_others() <= 1.0
+    assert 0.0 <= share.stolen() <= 1.0
+
+
+def test_given_a_machine_when_described_for_a_report_then_its_facts_are_among_it_and_it_is_json():
+    now = machine_now("cpu")
+
+    assert machine_facts("cpu").items() <= now.items()
+    assert json.loads(json.dumps(now)) == now

@@ -1,0 +1,91 @@
+"""Pictures of what frames were computed from: encodings, neighbours, and recorded logs of real sensors."""
+
+import base64
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rosbags.highlevel import AnyReader
+from rosbags.typesys import Stores, get_typestore
+
+from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.runs.report.report_inputs import input_pictures
+
+sys.path.insert(0, str(Path(__file__).parent))
+import report_logs as logs
+
+FIELD_LOGS = Path(__file__).parents[3] / "shared" / "fieldlogs"
+STAMP_NS = logs.START_NS
+
+
+def image_log(folder, encoding, channels, pixel, bigendian=0):
+    """A log of one picture of 16 by 16 equal pixels, given as the bytes of one."""
+    stamp = message_class("builtin_interfaces/msg/Time")(sec=STAMP_NS // 10**9, nanosec=0)
+    header = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
+    data = np.tile(np.array(pixel, dtype=np.uint8), 256)
+    message = message_class(logs.IMAGE)(header, 16, 16, encoding, bigendian, 16 * channels, data)
+    return logs.write_log(folder / "log", [("/image", logs.IMAGE, STAMP_NS, bytes(encode(message, logs.IMAGE)))])
+
+
+def shown(picture):
+    """The picture's pixel in the middle."""
+    data = base64.b64decode(picture.uri.removeprefix("data:image/jpeg;base64,"))
+    decoded = Image.open(io.BytesIO(data))
+    return decoded.getpixel((decoded.width // 2, decoded.height // 2))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pixel", "colour"),
+    [
+        ("rgb8", [200, 100, 50], (200, 100, 50)),
+        ("bgr8", [50, 100, 200], (200, 100, 50)),
+        ("mono8", [90], (90, 90, 90)),
+        ("bayer_rggb8", [90], (90, 90, 90)),
+        ("16UC1", [0, 8], (255, 255, 255)),
+    ],
+)
+def test_given_an_image_of_any_usual_encoding_when_shown_then_its_colours_are_right(tmp_path, encoding, pixel, colour):
+    log = image_log(tmp_path, encoding, len(pixel), pixel)
+    pictures, why = input_pictures([log], [(STAMP_NS, STAMP_NS)], 100)
+    assert why == ""
+    assert shown(pictures[STAMP_NS]) == pytest.approx(colour, abs=4)
+
+
+def test_given_an_encoding_that_is_not_drawn_when_shown_then_it_is_named(tmp_path):
+    pictures, why = input_pictures([image_log(tmp_path, "yuv422_yuy2", 2, [1, 2])], [(STAMP_NS, STAMP_NS)], 100)
+    assert pictures == {}
+    assert why.startswith("1 frames without a picture: image encoding 'yuv422_yuy2' is not supported")
+
+
+@pytest.mark.parametrize(("off_ms", "found"), [(0, True), (40, True), (200, False)])
+def test_given_a_frame_whose_own_image_is_not_there_when_shown_then_a_near_one_says_how_far_off_it_is(
+    tmp_path, off_ms, found
+):
+    wanted_ns = STAMP_NS - off_ms * 1_000_000
+    pictures, why = input_pictures([image_log(tmp_path, "mono8", 1, [9])], [(wanted_ns, STAMP_NS)], 100)
+    assert (wanted_ns in pictures) is found
+    assert ("within 100 ms" in why) is not found
+    if found:
+        assert pictures[wanted_ns].off_ms == off_ms
+
+
+@pytest.mark.parametrize("name", ["highway_960x540_25hz", "tum_fr1_rpy_head60_sqlite3", "lidar/embag_test_luminar.bag"])
+def test_given_a_log_of_a_real_sensor_when_shown_then_there_is_something_to_see(name):
+    path = FIELD_LOGS / name
+    if not path.exists():
+        pytest.skip(f"no field log {path}")
+    with AnyReader([path], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as reader:
+        wanted = [c for c in reader.connections if c.msgtype.rpartition("/")[2] in {"CompressedImage", "PointCloud2"}]
+        connection, t_ns, raw = next(reader.messages(wanted))
+        stamp = reader.deserialize(raw, connection.msgtype).header.stamp
+    stamp_ns = stamp.sec * 10**9 + stamp.nanosec
+    pictures, why = input_pictures([path], [(stamp_ns, t_ns)], 300)
+    assert why == ""
+    assert pictures[stamp_ns].off_ms == 0
+    data = base64.b64decode(pictures[stamp_ns].uri.partition(",")[2])
+    pixels = np.asarray(Image.open(io.BytesIO(data)))
+    assert max(pixels.shape) <= 300
+    assert pixels.std() > 20

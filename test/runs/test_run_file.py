@@ -1,0 +1,122 @@
+"""Runs that a replay writes down: what they hold comes back, also for the report; what is no run is named."""
+
+import math
+import os
+
+import numpy as np
+import pytest
+
+from torchperf_ros.frame.frame_table import FRAME
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.runs.run_file import RUN_FILE, Run, read_run, write_run
+from torchperf_ros.runs.run_log import RunLogError
+from torchperf_ros.runs.run_log_source import read_runs
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+START_NS = 1_700_000_000_000_000_000
+
+
+def read(path):
+    return read_runs(path, lambda done, total: None)
+
+
+def rows(count=5):
+    """Frames of which the second last was late; the last two were answered in the other order."""
+    found = np.zeros(count, dtype=FRAME)
+    found["seq"] = np.arange(count)
+    found["t_ns"] = START_NS + np.arange(count) * 50_000_000
+    found["fallback"] = -1
+    found["total_ms"], found["budget_ms"], found["inference_ms"] = 10.0, 50.0, 8.0
+    late = count - 2
+    found["outcome"][late], found["fallback"][late] = Outcome.LATE, Fallback.HOLD_LAST
+    found["inference_ms"][late] = math.nan
+    found[[-2, -1]] = found[[-1, -2]]
+    return found
+
+
+def run():
+    anomaly = {"t_ns": START_NS + 7, "level": "WARN", "name": "perception: late", "message": "late", "values": {"a": 1}}
+    perception = {
+        "name": "perception",
+        "tiers": ["full", "fast"],
+        "superseded": 2,
+        "stale": 1,
+        "reasons": {"3": "slow"},
+    }
+    stages = [perception, {"name": "planning"}]
+    memory = {"t_ns": [0, 10**9], "rss_mib": [800.0, 810.0], "own_rss_mib": [60.0, 61.0]}
+    summary = {"stages": stages, "anomalies": [anomaly], "memory": memory, "torchperf_ros": "1.2"}
+    return Run(summary, {"perception": rows(), "planning": rows(2)[:0]})
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_given_a_run_file_when_read_then_every_frame_is_there_in_the_order_of_time(tmp_path, suffix):
+    write_run(run(), tmp_path / f"drive{suffix}")
+    (found,) = read(tmp_path / f"drive{suffix}")
+
+    perception, planning = found.stages
+    assert (perception.name, perception.tiers, perception.dropped) == ("perception", ("full", "fast"), 3)
+    assert (planning.name, planning.tiers, planning.dropped, len(planning)) == ("planning", (), None, 0)
+    assert perception.frames.dtype == FRAME
+    assert perception.frames["seq"].tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(~perception.on_time).tolist() == [3]
+    assert np.isnan(perception.frames["inference_ms"]).tolist() == [False, False, False, True, False]
+    assert perception.reasons == {START_NS + 3 * 50_000_000: "slow"}
+    assert found.memory_t_ns.tolist() == [START_NS, START_NS + 10**9]
+    assert found.memory["workers_rss_mib"].tolist() == [800.0, 810.0]
+    assert (found.versions, found.missing) == ({"torchperf_ros": "1.2"}, ())
+    assert [(a.t_ns, a.level, a.values) for a in found.anomalies] == [(START_NS + 7, "WARN", {"a": "1"})]
+
+
+def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_was_recorded_beside_it(tmp_path):
+    for name in ("tuesday", "monday"):
+        (tmp_path / name).mkdir()
+        write_run(run(), tmp_path / name / RUN_FILE)
+    (tmp_path / "monday" / "output.mcap").touch()
+
+    monday, tuesday = read(tmp_path)
+    assert (monday.name, tuesday.name) == ("monday", "tuesday")
+    assert monday.recordings == (tmp_path / "monday" / "output.mcap",)
+    assert tuesday.recordings == ()
+    assert [run.name for run in read(tmp_path / "tuesday")] == ["tuesday"]
+
+
+def test_given_a_run_whose_log_is_still_there_when_read_then_the_log_shows_its_inputs(tmp_path):
+    (tmp_path / "drive.mcap").touch()
+    written = run()
+    for path, recordings in ((tmp_path / "drive.mcap", (tmp_path / "drive.mcap",)), (tmp_path / "gone.mcap", ())):
+        write_run(Run({**written.summary, "log": {"path": str(path)}}, written.frames), tmp_path / "run.json")
+        assert read(tmp_path / "run.json")[0].recordings == recordings
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.json", b"{}"), ("a.json", b"\xff"), ("a.parquet", b"PAR1")])
+def test_given_a_file_that_is_no_run_when_read_then_the_error_names_it(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunLogError, match=rf"run {tmp_path / name}: is no "):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_given_a_path_that_is_not_utf_8_when_a_run_names_it_then_it_is_written_and_comes_back(tmp_path, suffix):
+    path = os.fsdecode(b"/logs/caf\xe9 \xff") + "/\N{GREEK SMALL LETTER MU}"
+    run = Run({"stages": [{"name": "perception"}], "log": {"path": path}}, {"perception": np.zeros(2, FRAME)})
+    write_run(run, tmp_path / f"run{suffix}")
+    assert read_run(tmp_path / f"run{suffix}").summary["log"]["path"] == path
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        '["x"]',
+        '"x"',
+        "[{}]",
+        '[{"name": "a", "frames": null}]',
+        '[{"name": "a", "frames": {"seq": [1%s]}}]' % ("0" * 30),
+    ],
+    ids=["text", "letters", "nothing", "no frames", "beyond int64"],
+)
+def test_given_stages_that_are_none_when_read_then_the_error_names_the_file(tmp_path, stages):
+    path = tmp_path / "run.json"
+    path.write_text(f'{{"v": 1, "kind": "run", "stages": {stages}}}', encoding="utf-8")
+    with pytest.raises(RunLogError, match=rf"run {path}: is no run that"):
+        read_run(path)

@@ -1,0 +1,191 @@
+"""Margins, limits, and the verdict on an estimate."""
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("statsmodels", reason="statsmodels is not installed")
+
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.runs.compare.verdict import (
+    COMPILE,
+    MAX,
+    MEMORY_SLOPE,
+    METRICS,
+    MISS,
+    OUTPUTS,
+    P50,
+    P99,
+    START_UP,
+    Estimate,
+    Interval,
+    Margin,
+    Rules,
+    Verdict,
+    judge,
+    read_limits,
+    read_margins,
+)  # fmt: skip
+
+RULES = Rules(read_margins(["p99=1ms", "start_up=1s"]))
+
+
+def rules(*margins, limits=(), **changes):
+    return Rules(read_margins(margins), read_limits(limits), **changes)
+
+
+def test_given_no_settings_when_asked_then_every_metric_has_its_default_margin_and_no_limit():
+    assert Rules().margin("perception", P99).of(100.0) == pytest.approx(3.0)
+    assert Rules().margin("perception", P99).of(1.0) == 0.2
+    assert Rules().margin("", MEMORY_SLOPE).of(math.nan) == 60.0
+    assert all(Rules().margin("", metric).of(1.0) >= 0 for metric in METRICS.values())
+    assert math.isnan(Rules().limit("perception", P99))
+
+
+def test_given_margins_when_asked_then_the_larger_of_share_and_absolute_counts_and_a_stages_own_wins():
+    found = rules("p50=2%,0.2ms", "p99=0.5ms", "planning.p99=10%", "miss=1pp", "miss = 2 pp")
+
+    assert found.margin("planning", P50).of(5.0) == 0.2
+    assert found.margin("planning", P50).of(50.0) == pytest.approx(1.0)
+    assert found.margin("perception", P99).of(50.0) == 0.5
+    assert found.margin("planning", P99).of(50.0) == pytest.approx(5.0)
+    assert found.margin("planning", MISS).of(50.0) == 2.0
+
+
+def test_given_limits_when_asked_then_they_are_in_the_metrics_unit_and_a_stages_own_wins():
+    found = rules(limits=["perception.p99=40 ms", "p99=50ms", "miss=.5%", "compile=60s"])
+
+    assert [found.limit(stage, P99) for stage in ("perception", "planning")] == [40.0, 50.0]
+    assert found.limit("planning", MISS) == 0.5
+    assert found.limited(["lanes"]) == {("perception", P99), ("lanes", P99), ("lanes", MISS), ("", COMPILE)}
+
+
+def test_given_a_yaml_file_when_read_then_its_settings_are_as_from_options_which_win(tmp_path):
+    path = tmp_path / "effects.yaml"
+    path.write_text("p99: 4%\nperception: {miss: 1pp, p50: '2%,0.2ms'}\n", encoding="utf-8")
+
+    assert read_margins(["perception.p50=1ms"], path) == {
+        "p99": Margin(0.04, 0.0), "perception.miss": Margin(0.0, 1.0), "perception.p50": Margin(0.0, 1.0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["- p99", "{p99: ", "p99: 2024-13-45", "p99: !!int abc", None])
+def test_given_a_file_that_is_none_when_read_then_the_message_names_it(tmp_path, text):
+    path = tmp_path / "effects.yaml"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--min-effects .*effects\.yaml.*'p99: 3%'"):
+        read_margins([], path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("p98=3%", ("'p98'", "p95, p99")), ("p99", ("p99=", "3%,2ms")), ("p99=-3%", ("-3%",)), ("p99=3s", ("3s",)),
+        ("miss=3%", ("miss=3%", "0.5pp")), ("memory_slope=1MiB", ("2MiB/h",)), ("=3%", ("''",)),
+        ("perception.compile=2s", ("compile is of the whole run", "has to be compile=2s")),
+    ],
+)  # fmt: skip
+def test_given_a_margin_that_is_none_when_read_then_the_message_says_what_would_do(setting, words):
+    with pytest.raises(ConfigError) as error:
+        read_margins([setting])
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("setting", ["miss=1pp", "miss=1", "p99=3%", "p99=-1ms", "p99=1ms,2ms", "p99"])
+def test_given_a_limit_that_is_none_when_read_then_the_message_says_what_would_do(setting):
+    name, unit = setting.partition("=")[0], "%" if setting.startswith("miss") else "ms"
+    with pytest.raises(ConfigError, match=f"^--limit {name}=.*: has to be like 2{unit}$"):
+        read_limits([setting])
+
+
+def p99(new, low, high, p, **changes):
+    return Estimate("perception", P99, 20.0, new, Interval(low, high, p), **{"samples": 1000, **changes})
+
+
+def certain(new):
+    return Estimate("perception", OUTPUTS, 0.0, new, Interval(new, new, math.nan))
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (p99(22.0, 1.0, 3.0, 0.001), Verdict.WORSE),
+        (p99(18.0, -3.0, -1.0, 0.001), Verdict.BETTER),
+        (p99(20.1, -0.5, 0.7, 0.5), Verdict.EQUIVALENT),
+        (p99(20.5, 0.1, 0.9, 0.01), Verdict.EQUIVALENT),  # there is a change, and it does not matter
+        (p99(20.5, 0.1, 1.4, 0.01), Verdict.NOT_ENOUGH),  # whether it matters is not known
+        (p99(22.0, -1.0, 5.0, 0.2), Verdict.NOT_ENOUGH),
+        (p99(22.0, 1.0, 3.0, 0.001, enough=2000.0, why="too few"), Verdict.NOT_ENOUGH),
+        (p99(22.0, 1.0, 3.0, 0.001, decides=False), Verdict.INFORMATIVE),
+        (Estimate("perception", P99, math.nan, 20.0), Verdict.NOT_ENOUGH),
+        (Estimate("perception", MAX, 20.0, 90.0, decides=False), Verdict.INFORMATIVE),
+        (certain(0.0), Verdict.EQUIVALENT),
+        (certain(0.01), Verdict.WORSE),
+    ],
+)
+def test_given_an_estimate_when_judged_then_the_verdict_is(one, expected):
+    assert judge([one], RULES)[0].verdict is expected
+
+
+def test_given_many_comparisons_when_judged_then_what_chance_explains_is_no_alarm_unless_asked_for():
+    one = p99(22.0, 0.2, 3.8, 0.03)
+    others = [p99(20.0, -0.5, 0.5, 0.9) for _ in range(5)]
+    silent = [p99(20.0, -9.0, 9.0, 0.9, decides=False), p99(20.0, -9.0, 9.0, 0.9, enough=5000.0), certain(0.0)]
+
+    found = judge([one, *others], RULES)[0]
+    assert (found.verdict, found.p) == (Verdict.NOT_ENOUGH, pytest.approx(0.18))
+    assert found.needed > 1000
+    assert judge([one, *others], Rules(RULES.margins, correction="none"))[0].verdict is Verdict.WORSE
+    assert judge([one, *silent], RULES)[0].verdict is Verdict.WORSE  # these are no comparisons
+    assert judge([one, p99(20.0, -0.5, 0.5, 0.9)], Rules(RULES.margins, correction="bh"))[0].p == pytest.approx(0.06)
+
+
+def test_given_a_wide_interval_when_judged_then_four_times_the_frames_would_do_for_half_of_it():
+    assert judge([p99(20.0, -2.0, 2.0, 1.0)], RULES)[0].needed == 4000
+    assert judge([p99(20.0, -1.1, 1.1, 1.0, enough=4321.0)], RULES)[0].needed == 4400
+    assert judge([Estimate("perception", P99, math.nan, math.nan, enough=500.0)], RULES)[0].needed == 500
+
+
+@settings(max_examples=30)  # each takes 80 ms
+@given(st.floats(-5, 5), st.floats(0.01, 10), st.floats(0, 1))
+@example(1.0, 1.0, 0.9999999999999999)
+def test_given_any_interval_when_judged_then_only_what_moved_by_the_margin_is_worse_or_better(moved, reach, p):
+    found = judge([p99(20.0 + moved, moved - reach, moved + reach, p)], RULES)[0]
+
+    if found.verdict in {Verdict.WORSE, Verdict.BETTER}:
+        assert abs(moved) >= 1.0 - 1e-9
+        assert (found.verdict is Verdict.WORSE) == (moved > 0)
+    if found.verdict is Verdict.NOT_ENOUGH:
+        assert found.needed >= 1000
+
+
+@pytest.mark.parametrize(("new", "breaks"), [(1.0, False), (1.01, True), (math.nan, True)])
+def test_given_a_limit_when_judged_then_it_is_on_what_was_measured_whatever_the_verdict(new, breaks):
+    missed = [Estimate(stage, MISS, 0.0, new) for stage in ("perception", "planning")]
+    limited = rules(limits=["miss=50%", "perception.miss=1%"])
+    found = judge([*missed, Estimate("perception", P99, 20.0, 1e9)], limited)
+
+    assert [one.limit for one in found[:2]] == [1.0, 50.0]
+    assert found[0].breaks_limit is breaks
+    assert found[1].breaks_limit is math.isnan(new)
+    assert not found[2].breaks_limit
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (p99(30.0, -1.0, 21.0, 0.2), True),  # ten margins more, and chance may explain it
+        (p99(29.9, -1.0, 21.0, 0.2), False),
+        (p99(10.0, -21.0, 1.0, 0.2), False),  # less is no harm
+        (p99(30.0, 9.0, 11.0, 0.001), False),  # it has a verdict
+        (Estimate("perception", P99, 20.0, math.nan), True),
+        (Estimate("perception", P99, math.nan, 20.0), False),
+        (Estimate("", START_UP, 2.0, 13.0, decides=False), True),  # one run a side: shown, not judged
+        (Estimate("perception", MAX, 2.0, 90.0, decides=False), False),
+    ],
+)
+def test_given_no_verdict_when_far_more_than_the_margin_or_gone_then_it_is_conspicuous(one, expected):
+    assert judge([one], RULES)[0].conspicuous is expected

@@ -1,0 +1,276 @@
+"""Adapters for workers under test: what a frame's `header.frame_id` says (JSON) is what they do with it.
+
+Imported by worker processes, which find this folder on PYTHONPATH. A frame's orders:
+    do: what to do, see `misbehave`
+    where: preprocess (default) or observe
+    once: only the first worker that comes to it does it (default), else every one
+    only: the process that does it, default any
+    ms, bytes: how long, how much
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from torchperf_ros.config.message_types import message_class
+from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.frame.errors import BadInput, ConfigError
+from torchperf_ros.model.adapter import Adapter
+
+TRIGGER = "geometry_msgs/msg/PointStamped"
+OUTPUT = "nav_msgs/msg/Path"
+POSES = 11
+TIER_OFFSET = 1000.0
+
+
+class Offset(torch.nn.Module):
+    """Adds the tier's number times 1000, so that an output shows which tier made it; a flag makes it misbehave."""
+
+    def __init__(self, tier_number):
+        super().__init__()
+        self.offset = TIER_OFFSET * tier_number
+
+    def forward(self, x, flag):
+        y = x + self.offset
+        if flag[0] == 1:
+            return y * torch.nan
+        if flag[0] == 2:
+            return torch.cat([y, y])
+        return y
+
+
+class Controlled(Adapter):
+    """Does what each frame says. Its folder gets the stamps that each worker observed and preprocessed."""
+
+    inputs = {"point": TRIGGER}
+    output = OUTPUT
+
+    def __init__(self, options, device):
+        self._folder = Path(options["folder"])
+        self._tiers = options.get("tiers", ["full", "fast"])
+        self._slow_tier_ms = options.get("slow_tier_ms", {})
+        self._large_bytes = 0
+        at_start(options, "init")
+
+    def build(self, tier):
+        return Offset(self._tiers.index(tier))
+
+    def example_inputs(self, tier):
+        return torch.zeros(1), torch.zeros(1)
+
+    def observe(self, messages):
+        received = messages["point"]
+        self._note("observed", received.stamp_ns)
+        self._obey(received, "observe")
+
+    def missed(self, frames):
+        self._note("missed", frames)
+
+    def preprocess(self, messages):
+        received = messages["point"]
+        self._note("preprocessed", received.stamp_ns)
+        done = self._obey(received, "preprocess")
+        flag = {"nan": 1.0, "wrong_shape": 2.0}.get(done, 0.0)
+        self._large_bytes = self._orders(received).get("bytes", 0) if done == "large" else 0
+        return torch.tensor([float(received.message.point.x)]), torch.tensor([flag])
+
+    def postprocess(self, outputs, messages):
+        header = messages["point"].message.header
+        x = float(outputs[0])
+        poses = [self._pose(header, number, x) for number in range(POSES)]
+        frame_id = f"{os.getpid()}" + "x" * self._large_bytes
+        return message_class(OUTPUT)(
+            header=message_class("std_msgs/msg/Header")(stamp=header.stamp, frame_id=frame_id), poses=poses
+        )
+
+    def _pose(self, header, number, x):
+        at_ns = header.stamp.sec * 1_000_000_000 + header.stamp.nanosec + number * 500_000_000
+        stamp = message_class("builtin_interfaces/msg/Time")(sec=at_ns // 1_000_000_000, nanosec=at_ns % 1_000_000_000)
+        point = message_class("geometry_msgs/msg/Point")(x=x + number, y=0.0, z=0.0)
+        in_flight = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0)
+        return message_class("geometry_msgs/msg/PoseStamped")(
+            header=message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="map"),
+            pose=message_class("geometry_msgs/msg/Pose")(position=point, orientation=in_flight),
+        )
+
+    def _note(self, what, stamp_ns):
+        with (self._folder / f"{what}-{os.getpid()}").open("a", encoding="utf-8") as notes:
+            notes.write(f"{stamp_ns}\n")
+
+    @staticmethod
+    def _orders(received):
+        text = received.message.header.frame_id
+        return json.loads(text) if text else {}
+
+    def _obey(self, received, where):
+        orders = self._orders(received)
+        if not orders or orders.get("where", "preprocess") != where:
+            return ""
+        if orders.get("only", os.getpid()) != os.getpid():
+            return ""
+        if orders.get("once", True) and not self._claim(received.stamp_ns):
+            return ""
+        misbehave(orders)
+        return orders["do"]
+
+    def _claim(self, stamp_ns):
+        try:
+            (self._folder / f"claimed-{stamp_ns}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+class Branchless(torch.nn.Module):
+    """What `Offset` does, without branches, so that it can be compiled; it takes a size that varies."""
+
+    def __init__(self, offset):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.offset = offset
+
+    def forward(self, x, flag):
+        return torch.tanh(x * 1e-6 * self.weight) * 1e6 + self.offset + 0.0 * flag[0]
+
+
+class Compilable(Controlled):
+    """Its model can be compiled; a frame's order `rows` says how long its first input is."""
+
+    def build(self, tier):
+        return Branchless(TIER_OFFSET * self._tiers.index(tier))
+
+    def example_inputs(self, tier):
+        return torch.ones(4), torch.zeros(1)
+
+    def dynamic_dims(self):
+        return {0: {0: (2, 64)}}
+
+    def preprocess(self, messages):
+        (x, flag), rows = super().preprocess(messages), self._orders(messages["point"]).get("rows", 4)
+        return x.expand(rows).contiguous(), flag
+
+
+class HalfCompilable(Compilable):
+    """Only its last tier can be compiled."""
+
+    def build(self, tier):
+        return super().build(tier) if tier == self._tiers[-1] else Offset(0)
+
+
+class Plain(Controlled):
+    """Keeps no history: `observe` is the adapter's own, which does nothing."""
+
+    observe = Adapter.observe
+
+
+class ManyInputs(Plain):
+    """Takes three more inputs than its trigger."""
+
+    inputs = {"point": TRIGGER, **{f"other{number}": "std_msgs/msg/String" for number in range(3)}}
+
+
+class UnknownOutput(Plain):
+    """Gives a message type that nobody has installed."""
+
+    output = "nowhere_msgs/msg/Nothing"
+
+
+def at_start(options, where):
+    """Misbehave while a worker starts, if the options say so."""
+    what = options.get("at_start", {}).get(where)
+    if what == "config_error":
+        msg = "option speed: -1 is not allowed"
+        raise ConfigError(msg)
+    if what:
+        misbehave({"do": what})
+
+
+class Speechless(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def close_descriptors(which):
+    """Close the sockets to the node: both, or only the one that frames come by, and never return."""
+    sockets = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and is_socket(fd)]
+    for descriptor in sorted(sockets)[: None if which == "close_sockets" else 1]:
+        os.close(descriptor)
+    if which == "close_frames":
+        time.sleep(600)
+
+
+def is_socket(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+    except OSError:
+        return False
+
+
+def recurse():
+    return recurse()
+
+
+def misbehave(orders):
+    """Do what a bad model does."""
+    {
+        "sleep": lambda: time.sleep(orders["ms"] / 1000),
+        "hold_gil": lambda: ctypes.PyDLL(None).usleep(int(orders["ms"] * 1000)),
+        "spin": spin,
+        "raise": lambda: throw(RuntimeError("the model has had enough")),
+        "raise_unprintable": lambda: throw(FileNotFoundError("no such file: \udcff")),
+        "raise_speechless": lambda: throw(Speechless()),
+        "bad_input": lambda: throw(BadInput("this point is useless")),
+        "keyboard_interrupt": lambda: throw(KeyboardInterrupt()),
+        "recursion": recurse,
+        "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "sigsegv": segfault,
+        "exit": lambda: sys.exit(3),
+        "os_exit": lambda: os._exit(3),
+        "close_sockets": lambda: close_descriptors("close_sockets"),
+        "close_frames": lambda: close_descriptors("close_frames"),
+        "print": lambda: (print("said on stdout", flush=True), print("said on stderr", file=sys.stderr, flush=True)),
+        "flood": lambda: sys.stdout.write("many words\n" * (orders["bytes"] // 11)),
+        "fork": fork,
+        "allocate": lambda: np.ones(orders["bytes"] // 8).sum(),
+    }.get(orders["do"], bool)()
+
+
+def throw(error):
+    raise error
+
+
+def spin():
+    while True:
+        pass
+
+
+def segfault():
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+def fork():
+    if os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
+
+
+class Uncapturable(Controlled):
+    """Fails as a capture does, once; on a CPU a worker that still wants graphs would not load at all."""
+
+    def build(self, tier):
+        tried = self._folder / "tried"
+        if not tried.exists():
+            tried.touch()
+            raise CaptureFailed("it cannot be captured")
+        return super().build(tier)

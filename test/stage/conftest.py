@@ -1,0 +1,191 @@
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rosbags.typesys import Stores, get_typestore
+
+from torchperf_ros.config.config import node_config, stage_config
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_ports import StagePorts
+from torchperf_ros.workers.worker_pool import RestartPolicy
+from torchperf_ros.workers.worker_setup import worker_setup
+
+PATIENCE_S = 250.0
+"""How long a test waits for what has to happen sooner or later, on a machine that others use as well."""
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+TRIGGER = "geometry_msgs/msg/PointStamped"
+S = 1_000_000_000
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _adapters_can_be_imported_by_workers():
+    with pytest.MonkeyPatch.context() as patch:
+        here = str(Path(__file__).parent)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+        yield
+
+
+def wait_until(condition, what, timeout_s=PATIENCE_S):
+    """Look every 10 ms, for events that nobody notifies of."""
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, f"not within {timeout_s} s: {what()}"
+        time.sleep(0.01)
+
+
+def trigger(stamp_ns, orders=None, x=0.0):
+    """CDR bytes of a `PointStamped` whose `frame_id` carries the orders."""
+    types = STORE.types
+    stamp = types["builtin_interfaces/msg/Time"](sec=stamp_ns // S, nanosec=stamp_ns % S)
+    header = types["std_msgs/msg/Header"](stamp=stamp, frame_id=json.dumps(orders) if orders else "")
+    point = types["geometry_msgs/msg/Point"](x=x, y=0.0, z=0.0)
+    return bytes(STORE.serialize_cdr(types[TRIGGER](header=header, point=point), TRIGGER))
+
+
+class StageUnderTest:
+    """A stage with real workers; what leaves it is kept, and can be waited for."""
+
+    def __init__(
+        self,
+        folder,
+        *,
+        adapter="Controlled",
+        options=None,
+        forgiving=True,
+        start_timeout_s=PATIENCE_S,
+        node=None,
+        **parameters,
+    ):
+        self.folder = folder
+        self.news = threading.Condition()
+        self.published, self.handed_on, self.answers, self.anomalies, self.logs = [], [], [], [], []
+        values = {
+            "adapter": adapter if ":" in adapter else f"adapters_under_test:{adapter}", "output": "path",
+            "tiers": ["full", "fast"], "budget_ms": 5000.0, "hang_ms": 20_000.0, "hold_last_ms": 60_000.0,
+            "max_frame_bytes": 65_536, "engine": "eager", **parameters,
+        }  # fmt: skip
+        self.options = {"folder": str(folder), **(options or {})}
+        config = stage_config("tested", values)
+        node = node_config({"device": "cpu", "worker_threads": 1, **(node or {})}, {})
+        setup = {**worker_setup(config, node), "options": self.options, "start_timeout_s": start_timeout_s}
+        ports = StagePorts(
+            publish=lambda payload: self._keep(self.published, payload),
+            hand_on=lambda payload, frame: self._keep(self.handed_on, (payload, frame)),
+            answered=lambda answer: self._keep(self.answers, answer),
+            anomaly=lambda anomaly: self._keep(self.anomalies, anomaly),
+            log=lambda severity, text: self._keep(self.logs, (severity, text)),
+        )
+        self.values = values
+        self.actor = StageActor(config, setup, ports, time.time_ns)
+        if forgiving:  # as if every worker had served for long: replaced at once however often it dies
+            self.actor.pool.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in range(config.workers)]
+
+    def _keep(self, where, what):
+        with self.news:
+            where.append(what)
+            self.news.notify_all()
+
+    def start(self, *, wait=True):
+        self.actor.start()
+        self.actor.activate()
+        if wait:
+            self.wait_for_workers()
+        return self
+
+    def reconfigure(self, **parameters):
+        self.actor.reconfigure(stage_config("tested", {**self.values, **parameters}))
+
+    @property
+    def counters(self):
+        return self.actor.statistics.counters
+
+    @property
+    def health(self):
+        return self.actor.statistics.health.state(time.monotonic_ns())
+
+    @property
+    def pids(self):
+        return [worker.pid for worker in self.actor.pool.workers if worker is not None]
+
+    def wait_for_workers(self):
+        """Wait until every worker of the pool is usable and idle; fail at once if nobody looks after them."""
+        pool = self.actor.pool
+
+        def settled():
+            assert pool._thread.is_alive(), "the pool's thread is gone"
+            with self.actor._lock:
+                return self.actor._in_flight is None and all(
+                    worker is not None and worker.idle for worker in pool.workers
+                )
+
+        wait_until(settled, lambda: f"every worker idle: {pool.progress}; {pool.last_error}")
+
+    def wait_for(self, condition, what, timeout_s=PATIENCE_S):
+        """Wait until something that leaves the stage makes the condition true."""
+        with self.news:
+            assert self.news.wait_for(condition, timeout_s), f"not within {timeout_s} s: {what}"
+
+    def offer(self, orders=None, *, x=0.0, data=None, stamp_ns=None, **values):
+        """Offer one frame; returns its number and stamp."""
+        seq = self.counters.frames
+        stamp_ns = time.time_ns() if stamp_ns is None else stamp_ns
+        data = trigger(stamp_ns, orders, x) if data is None else data
+        self.actor.offer(data, stamp_ns, stamped=True, **values)
+        return seq, stamp_ns
+
+    def answer(self, seq):
+        """The one answer to a frame, waited for."""
+        self.wait_for(lambda: any(a.frame.seq == seq for a in self.answers), f"frame {seq} is answered")
+        (found,) = [answer for answer in self.answers if answer.frame.seq == seq]
+        return found
+
+    def ask(self, orders=None, **values):
+        """Offer one frame and wait for its answer."""
+        return self.answer(self.offer(orders, **values)[0])
+
+    def payload(self, answer):
+        """What was published for a frame, decoded; None for nothing."""
+        (data,) = [data for data, frame in self.handed_on if frame.seq == answer.frame.seq]
+        return None if data is None else STORE.deserialize_cdr(data, "nav_msgs/msg/Path")
+
+    def in_flight(self):
+        with self.actor._lock:
+            return (self.actor._in_flight is not None) + (self.actor.mailbox.waiting is not None)
+
+    def accounts(self):
+        """(frames, what they became): equal, by the law of conservation."""
+        statistics, mailbox = self.counters, self.actor.mailbox
+        return statistics.frames, statistics.ended + mailbox.superseded + mailbox.stale + self.in_flight()
+
+    def notes(self, what, pid):
+        """Stamps that a worker noted, in order."""
+        path = self.folder / f"{what}-{pid}"
+        return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def start_stage(tmp_path_factory):
+    """Start stages; all of them are stopped when the module is done."""
+    yield from _starter(tmp_path_factory)
+
+
+@pytest.fixture
+def start_own_stage(tmp_path_factory):
+    """Start stages; all of them are stopped when the test is done."""
+    yield from _starter(tmp_path_factory)
+
+
+def _starter(tmp_path_factory):
+    stages = []
+
+    def start(*, wait=True, **values):
+        stage = StageUnderTest(tmp_path_factory.mktemp("stage"), **values)
+        stages.append(stage)
+        return stage.start(wait=wait)
+
+    yield start
+    for stage in stages:
+        stage.actor.stop()

@@ -1,0 +1,245 @@
+"""The process from the outside, with small programs in the compiler's place."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.packages.compile_process import CompileProcess
+from torchperf_ros.workers.process_setup import set_nice
+
+from .conftest import PATIENCE_S
+
+START = """
+import json, os, sys, time
+news = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+os.set_inheritable(news.fileno(), False)
+job = json.load(sys.stdin)
+def say(**fields):
+    news.write(json.dumps(fields) + "\\n")
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Run a program as the process; it finds `job` and `say`."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")])))
+    processes = []
+
+    def make(program, job=None, *, background=False, prefix=START):
+        (tmp_path / "pretend_main.py").write_text(prefix + program, encoding="utf-8")
+        processes.append(CompileProcess(job or {}, background=background, module="pretend_main"))
+        return processes[-1]
+
+    yield make
+    for process in processes:
+        with contextlib.suppress(OSError):  # a test that closes it itself
+            process.close()
+
+
+def hear(process, until=lambda messages: False):
+    """What it says until it has ended, or the condition is true."""
+    messages, stop_at = [], time.monotonic() + PATIENCE_S
+    while not until(messages):
+        assert time.monotonic() < stop_at, messages
+        said = process.listen()
+        if said is None:
+            return messages
+        messages += said
+        select.select([process.news], [], [], 0.05)
+    return messages
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_given_a_job_when_started_then_it_gets_it_and_what_it_says_comes_in_order(start, background):
+    process = start("say(kind='a', job=job)\nsay(kind='b')\n", {"tiers": ["ü"]}, background=background)
+    assert hear(process) == [{"kind": "a", "job": {"tiers": ["ü"], "background": background}}, {"kind": "b"}]
+    assert process.death_reason() == ""
+
+
+def test_given_a_job_larger_than_a_pipe_when_started_then_it_arrives(start):
+    process = start("say(size=len(job['x']))\n", {"x": "y" * 1_000_000})
+    assert hear(process) == [{"size": 1_000_000}]
+
+
+def test_given_words_larger_than_a_pipe_when_heard_then_they_come_whole(start):
+    process = start("say(x='y' * 3_000_000)\nsay(last=True)\n")
+    first, last = hear(process)
+    assert len(first["x"]) == 3_000_000
+    assert last == {"last": True}
+
+
+def test_given_nothing_new_when_heard_then_it_is_empty_and_does_not_wait(start):
+    process = start("say(x=1)\ntime.sleep(60)\n")
+    hear(process, until=bool)
+    assert process.listen() == []
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("sys.exit(3)", "the pretend process ended by exit status 3\nlast words"),
+        ("os.kill(os.getpid(), 9)", "the pretend process ended by signal SIGKILL\nlast words"),
+        ("os.abort()", "the pretend process ended by signal SIGABRT\nlast words"),
+    ],
+)
+def test_given_a_bad_end_when_asked_then_it_is_named_with_the_last_that_was_printed(start, end, reason):
+    process = start(f"print('x' * 9000)\nprint('last words', end='', flush=True)\n{end}\n")
+    assert hear(process) == []
+    text = process.death_reason()
+    assert text.startswith(reason.partition("\n")[0] + "\nx")
+    assert text.endswith("last words")
+    assert len(text) < 4_100
+
+
+def test_given_words_printed_after_the_last_look_when_it_has_died_then_they_are_in_the_reason(start):
+    process = start(
+        "say(x=1)\nsys.stdin = open('/dev/null')\ntime.sleep(0.3)\nprint('Fatal', flush=True)\nsys.exit(1)\n"
+    )
+    hear(process, until=bool)
+    assert "Fatal" in process.death_reason()
+
+
+def test_given_output_without_end_when_heard_then_it_is_not_held_up(start):
+    process = start("for _ in range(100): print('y' * 65_536)\nsay(done=True)\n")
+    assert hear(process) == [{"done": True}]
+
+
+@pytest.mark.parametrize("line", ["no json", "3", "[1]"])
+def test_given_words_that_are_no_json_object_when_heard_then_that_is_an_error(start, line):
+    process = start(f"say(x=1)\nnews.write({line + chr(10)!r})\ntime.sleep(60)\n")
+    with pytest.raises(ProtocolError, match="the pretend process said"):
+        hear(process)
+
+
+def test_given_a_process_that_falls_silent_but_lives_on_when_asked_then_it_is_not_waited_for_without_end(
+    start, monkeypatch
+):
+    monkeypatch.setattr("torchperf_ros.packages.compile_process._END_S", 0.2)
+    process = start("news.close()\ntime.sleep(60)\n")
+    hear(process)
+    assert process.death_reason() == "the pretend process has nothing more to say, but does not end"
+    process.close()
+    assert not alive(process.pid)
+
+
+def test_given_children_when_closed_then_they_are_gone_with_it(start):
+    child = "import subprocess; child = subprocess.Popen(['sleep', '60'])\nsay(pid=child.pid)\ntime.sleep(60)\n"
+    process = start(child)
+    (message,) = hear(process, until=bool)
+    assert alive(message["pid"])
+    process.close()
+    stop_at = time.monotonic() + PATIENCE_S
+    while alive(message["pid"]):
+        assert time.monotonic() < stop_at
+    assert not alive(process.pid)
+
+
+def open_descriptors():
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_given_processes_when_closed_then_no_descriptor_is_left(start):
+    start("pass").close()
+    before = open_descriptors()
+    for _ in range(3):
+        process = start("say(x=1)")
+        hear(process)
+        process.close()
+    assert len(open_descriptors()) == len(before)
+
+
+def test_given_no_process_when_it_cannot_be_started_then_no_descriptor_is_left(monkeypatch):
+    def refuse(*args, **options):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = open_descriptors()
+    with pytest.raises(OSError, match="no more processes"):
+        CompileProcess({}, background=True)
+    assert open_descriptors() == before
+
+
+def test_given_a_job_that_is_no_json_when_started_then_nothing_is_spawned(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: pytest.fail("spawned"))
+    with pytest.raises(TypeError):
+        CompileProcess({"x": object()}, background=True)
+
+
+def test_given_a_process_that_does_not_read_its_job_when_started_then_its_end_says_why(start):
+    process = start("", prefix="raise SystemExit('no such thing')")
+    assert hear(process) == []
+    assert process.death_reason() == "the pretend process ended by exit status 1\nno such thing"
+
+
+@pytest.mark.parametrize(("background", "nice"), [(True, 19), (False, 0)])
+def test_given_the_compiler_itself_when_its_adapter_is_not_there_then_it_says_so_at_its_priority(background, nice):
+    job = {"adapter": "no.such:Adapter", "options": {}, "device": "cpu", "threads": 1, "tiers": ["a", "b"], "build": [],
+           "cache_dir": "", "cache_mib": 64}  # fmt: skip
+    process = CompileProcess(job, background=background)
+    try:
+        seen = set()
+        stop_at = time.monotonic() + PATIENCE_S
+        messages = []
+        while (said := process.listen()) is not None:
+            assert time.monotonic() < stop_at
+            messages += said
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                seen.add(os.getpriority(os.PRIO_PROCESS, process.pid))
+                if background and nice in seen:  # on a busy machine it would take minutes there
+                    set_nice(process.pid, 0)
+            select.select([process.news], [], [], 0.05)
+        (failed,) = messages
+        assert (failed["kind"], failed["tier"], failed["unusable"]) == ("failed", "a, b", True)
+        assert "importing no.such failed" in failed["text"]
+        assert nice in seen
+        assert background or seen == {0}
+        assert process.death_reason().startswith("the compile process ended by exit status 1")
+    finally:
+        process.close()
+
+
+def test_given_a_parent_that_is_killed_when_it_compiles_then_the_process_dies_with_it(tmp_path):
+    program = f"""
+import sys
+from torchperf_ros.packages.compile_process import CompileProcess
+process = CompileProcess(dict(adapter='slow_adapter:A', options={{}}, device='cpu', threads=1, tiers=['a'],
+    build=[{{}}], cache_dir={str(tmp_path)!r}, cache_mib=64), background=False)
+while not process.listen():
+    pass
+print(process.pid, flush=True)
+sys.stdin.read()
+"""
+    (tmp_path / "slow_adapter.py").write_text(
+        "import time\nfrom torchperf_ros.model.adapter import Adapter\n"
+        "class A(Adapter):\n"
+        "    def __init__(self, *args): pass\n"
+        "    def build(self, tier): time.sleep(60)\n"
+        "    example_inputs = preprocess = postprocess = build\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        try:
+            pid = int(parent.stdout.readline())
+            assert alive(pid)
+        finally:
+            parent.kill()
+    stop_at = time.monotonic() + PATIENCE_S
+    while alive(pid):
+        assert time.monotonic() < stop_at

@@ -1,0 +1,250 @@
+"""Stages whose tiers are compiled while they serve: started in eager, completed beside, taken over worker by worker."""
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.outcome import Outcome
+
+pytestmark = pytest.mark.timeout(600)  # a compiler's, on a machine that does other things as well
+
+
+def engines(stage):
+    """Engine of each tier, worker by worker."""
+    return [[tier["engine"] for tier in worker.tiers] for worker in stage.actor.pool.workers if worker is not None]
+
+
+def ask_until(stage, condition, what):
+    """Frame after frame until the condition is true; every one of them has to be answered on time."""
+
+    def good():
+        answer = stage.ask()
+        assert answer.outcome is Outcome.ON_TIME, (answer.outcome, answer.reason)
+        return condition()
+
+    for _ in range(100_000):
+        if good():
+            return
+        stage.news.acquire()
+        stage.news.wait(0.02)
+        stage.news.release()
+    pytest.fail(what)
+
+
+def everywhere(stage, *names):
+    return lambda: (
+        engines(stage) == [list(names)] * stage.actor.config.workers and stage.actor.pool.rolling_update.renewal.outcome
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def compiled(start_stage, cache, tmp_path_factory):
+    """A stage that started without packages, and has been completed while frames came."""
+    node = {"cache_dir": str(cache), "package_dirs": [str(tmp_path_factory.getbasetemp())]}
+    stage = start_stage(adapter="Compilable", engine="aoti", shapes="dynamic", node=node)
+    stage.started_with = engines(stage)
+    stage.first_pids = stage.pids
+    ask_until(stage, everywhere(stage, "aoti", "aoti"), "every tier compiled")
+    return stage
+
+
+def test_given_no_packages_when_started_then_it_serves_in_eager_and_takes_packages_over_without_a_miss(compiled):
+    assert compiled.started_with[0] == ["eager", "eager"]
+    assert not set(compiled.first_pids) & set(compiled.pids)
+    assert compiled.actor.pool.restarts == 0
+    assert compiled.counters.outcomes[Outcome.ON_TIME] == compiled.counters.answered
+    assert compiled.accounts()[0] == compiled.accounts()[1]
+    assert compiled.anomalies == []
+
+
+def test_given_a_compiled_tier_when_a_frame_comes_then_its_result_is_that_of_the_model(compiled):
+    answer = compiled.ask(x=7.0)
+    assert compiled.payload(answer).poses[0].pose.position.x == pytest.approx(7.0, rel=1e-4)
+
+
+def test_given_a_dynamic_package_when_sizes_vary_then_those_declared_are_hits_and_others_are_answered_in_eager(
+    compiled,
+):
+    def counted():
+        (full, _) = compiled.actor.pool.tally.rows(compiled.actor.pool.everyone)
+        return full["hits"], full["misses"], full["recompiles"]
+
+    for rows in (2, 3, 17, 64, 65, 1):
+        assert compiled.ask({"do": "print", "rows": rows}).outcome is Outcome.ON_TIME
+    said = []
+    ask_until(compiled, lambda: said.append(counted()) or counted()[1] >= 2, "its counters are told")
+    assert counted()[1:] == (2, 0)
+    assert counted()[0] >= 4
+
+
+def test_given_packages_that_fit_when_another_node_starts_then_it_has_them_at_once(compiled, start_own_stage, cache):
+    stage = start_own_stage(adapter="Compilable", engine="aoti", node={"cache_dir": str(cache)})
+    assert engines(stage) == [["aoti", "aoti"]] * 2
+    assert stage.actor.pool.rolling_update.compiling == ""
+    keys = {tier["package"] for worker in stage.actor.pool.workers for tier in worker.tiers}
+    assert keys == {path.stem for path in cache.glob("*.pt2")}
+
+
+def test_given_a_truncated_package_when_a_node_starts_then_it_is_named_and_not_loaded(
+    compiled, start_own_stage, cache, tmp_path
+):
+    copy = Path(shutil.copytree(cache, tmp_path / "cache"))
+    for package in copy.glob("*.pt2"):
+        package.write_bytes(package.read_bytes()[:1000])
+    stage = start_own_stage(
+        adapter="Compilable", engine="aoti", node={"cache_dir": str(copy), "compile_missing": False}
+    )
+    assert engines(stage) == [["eager", "eager"]] * 2
+    stage.wait_for(lambda: any("truncated" in anomaly.message for anomaly in stage.anomalies), "it is told")
+    assert all(anomaly.name == "tested: model" for anomaly in stage.anomalies)
+
+
+def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eager_and_says_why(start_own_stage, cache):
+    stage = start_own_stage(adapter="HalfCompilable", engine="aoti", backup="none", node={"cache_dir": str(cache)})
+    ask_until(stage, lambda: any("stays in eager" in anomaly.message for anomaly in stage.anomalies), "it is told")
+    (told,) = [anomaly for anomaly in stage.anomalies if "stays in eager" in anomaly.message]
+    assert "tier full stays in eager" in told.message
+    ask_until(stage, everywhere(stage, "eager", "aoti"), "the other tier is compiled")
+
+
+def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_is_made_and_the_next_start_has_it(
+    compiled, start_own_stage, cache
+):
+    stage = start_own_stage(adapter="Compilable", engine="auto", backup="none", node={"cache_dir": str(cache)})
+    assert engines(stage) == [["eager", "eager"]]
+
+    def chosen():
+        workers = [worker for worker in stage.actor.pool.workers if worker is not None]
+        return all(tier["choice"] for worker in workers for tier in worker.tiers)
+
+    ask_until(stage, chosen, "a worker that has what was chosen is there")
+    again = start_own_stage(adapter="Compilable", engine="auto", backup="none", node={"cache_dir": str(cache)})
+    assert [tier["choice"] for tier in again.actor.pool.workers[0].tiers] == [
+        tier["choice"] for tier in stage.actor.pool.workers[0].tiers
+    ]
+    assert again.actor.pool.rolling_update.compiling == ""
+
+
+def test_given_engine_compile_when_started_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(
+    start_own_stage, cache
+):
+    stage = start_own_stage(adapter="Compilable", engine="compile", backup="none", node={"cache_dir": str(cache)})
+    assert engines(stage) == [["eager", "eager"]]
+    ask_until(stage, everywhere(stage, "compile", "compile"), "a worker that has compiled is there")
+    for rows in (5, 9, 33, 64):
+        assert stage.ask({"do": "print", "rows": rows}).outcome is Outcome.ON_TIME
+    (full, fast) = stage.actor.pool.tally.rows(stage.actor.pool.everyone)
+    assert (full["recompiles"], full["graphs"] > 0, full["breaks"]) == (0, True, 0)
+
+
+def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_stands_still_until_it_is_back(
+    start_own_stage, tmp_path
+):
+    stage = start_own_stage(adapter="Compilable", engine="aoti", node={"cache_dir": str(tmp_path)})
+    builder = stage.actor.pool.rolling_update._builder
+    ask_until(stage, lambda: builder._process, "packages are compiled")
+    compiler, seen = psutil.Process(builder._process.pid), []
+    os.kill(stage.pids[1], signal.SIGKILL)
+
+    def stands_still():
+        seen.append(compiler.status())
+        return psutil.STATUS_STOPPED in seen
+
+    ask_until(stage, stands_still, "the compile process stands still")
+    stage.wait_for_workers()
+    ask_until(stage, lambda: compiler.status() != psutil.STATUS_STOPPED, "it goes on")
+
+
+# -- swapping a package in --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def package(compiled, cache, tmp_path_factory):
+    """The fast tier's package under another name, with its manifest."""
+    key = compiled.actor.pool.workers[0].tiers[1]["package"]
+    folder = tmp_path_factory.mktemp("packages")
+    for ending in ("pt2", "json"):
+        shutil.copy(cache / f"{key}.{ending}", folder / f"new.{ending}")
+    return folder / "new.pt2"
+
+
+def test_given_a_good_package_when_swapped_in_then_frames_go_on_and_it_runs(compiled, package):
+    before, answered = compiled.pids, len(compiled.answers)
+    compiled.actor.pool.rolling_update.swap("full", str(package))
+    assert compiled.actor.pool.rolling_update.swap_state[1].startswith("swapping")
+    ask_until(compiled, lambda: compiled.actor.pool.rolling_update.swap_state[0], "it is swapped in")
+    assert not set(before) & set(compiled.pids)
+    assert {a.outcome for a in compiled.answers[answered:]} == {Outcome.ON_TIME}
+    answer = compiled.ask(x=7.0)
+    assert answer.tier == 0
+    assert compiled.payload(answer).poses[0].pose.position.x == pytest.approx(1007.0, rel=1e-4)  # the fast tier's model
+
+
+@pytest.mark.parametrize(
+    ("mode", "folders", "why"),
+    [(0o664, None, "others can write .*bad.pt2"), (0o644, ["/opt"], "in none of the folders .*/opt.*package_dirs")],
+)
+def test_given_a_package_that_may_not_be_the_users_when_swapped_in_then_it_is_refused_at_once(
+    compiled, package, tmp_path, monkeypatch, mode, folders, why
+):
+    rolling_update = compiled.actor.pool.rolling_update
+    copy = Path(shutil.copy(package, tmp_path / "bad.pt2"))
+    copy.chmod(mode)
+    if folders is not None:
+        monkeypatch.setitem(rolling_update.renewal.proven.setup, "package_dirs", folders)
+    with pytest.raises(ConfigError, match=why):
+        rolling_update.swap("full", str(copy))
+    assert not rolling_update.swap_state[1].startswith("swapping")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "gone", "other"])
+def test_given_a_bad_package_when_swapped_in_then_nothing_changes_and_the_reason_is_told(
+    compiled, package, tmp_path, damage
+):
+    copy = tmp_path / "bad.pt2"
+    for ending in ("pt2", "json"):
+        shutil.copy(package.with_suffix(f".{ending}"), copy.with_suffix(f".{ending}"))
+    if damage == "gone":
+        copy.unlink()
+    elif damage == "truncated":
+        copy.write_bytes(copy.read_bytes()[:-100])
+    else:
+        manifest = copy.with_suffix(".json")
+        manifest.write_text(manifest.read_text().replace('"torch": "', '"torch": "0.'))
+    before = compiled.pids
+    if damage == "gone":
+        with pytest.raises(ConfigError, match="bad.pt2 is not there"):
+            compiled.actor.pool.rolling_update.swap("full", str(copy))
+        return
+    compiled.actor.pool.rolling_update.swap("full", str(copy))
+    ask_until(
+        compiled, lambda: not compiled.actor.pool.rolling_update.swap_state[1].startswith("swapping"), "it has failed"
+    )
+    done, why = compiled.actor.pool.rolling_update.swap_state
+    assert not done
+    assert str(copy) in why
+    assert compiled.pids == before
+
+
+def test_given_a_package_that_is_slower_than_the_budget_when_swapped_in_then_it_is_refused(compiled, package):
+    pool = compiled.actor.pool
+    before = compiled.pids
+    pool.config = replace(pool.config, budget_ms=1e-6)
+    try:
+        pool.rolling_update.swap("full", str(package))
+        ask_until(compiled, lambda: not pool.rolling_update.swap_state[1].startswith("swapping"), "it is refused")
+    finally:
+        pool.config = compiled.actor.config
+    assert "tier full takes" in pool.rolling_update.swap_state[1]
+    assert compiled.pids == before

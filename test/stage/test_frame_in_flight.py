@@ -1,0 +1,89 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from torchperf_ros.frame.frame import Frame, Origin
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.stage.frame_in_flight import FrameInFlight
+
+MS = 1_000_000
+LEAVE_NS = 50 * MS
+
+
+@pytest.fixture
+def in_flight():
+    return FrameInFlight(Frame(0, b"", 0, math.nan, 0, LEAVE_NS, Origin(0, math.nan)), 0.0, LEAVE_NS)
+
+
+@pytest.fixture
+def runner():
+    return SimpleNamespace(number=0)
+
+
+def test_given_a_turn_when_asked_then_it_knows_the_time_that_is_left(in_flight):
+    assert in_flight.left_ms(20 * MS) == 30.0
+    assert in_flight.left_ms(60 * MS) == -10.0
+
+
+def test_given_a_turn_that_nobody_runs_when_time_passes_then_no_backup_is_wanted(in_flight):
+    assert not in_flight.wants_backup(49 * MS, hedges=True)
+
+
+def test_given_a_runner_when_it_is_overdue_and_the_backup_could_still_answer_then_it_is_wanted(in_flight, runner):
+    in_flight.started(runner, tier=0, now_ns=0, expected_ms=20.0, backup_ms=10.0)
+    assert in_flight.hedge_ns == (50 - 10 - 1) * MS
+    assert not in_flight.wants_backup(in_flight.hedge_ns - 1, hedges=True)
+    assert in_flight.wants_backup(in_flight.hedge_ns, hedges=True)
+    assert not in_flight.wants_backup(in_flight.hedge_ns, hedges=False)
+
+
+def test_given_a_runner_that_is_not_yet_due_when_the_last_moment_comes_then_the_backup_waits_for_it(in_flight, runner):
+    in_flight.started(runner, tier=0, now_ns=5 * MS, expected_ms=40.0, backup_ms=30.0)
+    assert in_flight.hedge_ns == 45 * MS
+
+
+def test_given_a_runner_that_failed_when_asked_then_the_backup_is_wanted_once(in_flight, runner):
+    in_flight.started(runner, 0, 0, 20.0, 10.0)
+    in_flight.lost(runner, Outcome.ERROR, "it raised")
+    assert (in_flight.failure, in_flight.reason) == (Outcome.ERROR, "it raised")
+    assert in_flight.wants_backup(1, hedges=False)
+    in_flight.backup = SimpleNamespace(number=1)
+    assert not in_flight.wants_backup(1, hedges=True)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.HUNG])
+def test_given_a_frame_that_ended_its_runner_when_asked_then_nobody_else_is_to_run_it(in_flight, runner, outcome):
+    in_flight.started(runner, 0, 0, 20.0, 10.0)
+    in_flight.lost(runner, outcome, "it ended")
+    assert in_flight.suspect
+    assert not in_flight.wants_backup(in_flight.hedge_ns, hedges=True)
+
+
+def test_given_a_backup_that_fails_when_the_runner_still_runs_then_the_frame_has_not_failed(in_flight, runner):
+    in_flight.started(runner, 0, 0, 20.0, 10.0)
+    in_flight.backup = SimpleNamespace(number=1)
+    in_flight.lost(in_flight.backup, Outcome.ERROR, "it raised")
+    assert in_flight.failure is None
+    assert in_flight.backup_failed
+
+
+def test_given_a_worker_that_has_nothing_to_do_with_the_frame_when_it_is_lost_then_nothing_changes(in_flight, runner):
+    in_flight.started(runner, 0, 0, 20.0, 10.0)
+    in_flight.lost(SimpleNamespace(number=2), Outcome.CRASHED, "it died")
+    assert (in_flight.failure, in_flight.backup_failed) == (None, False)
+
+
+def test_given_a_turn_when_asked_for_its_next_event_then_they_come_in_order_and_none_is_past(in_flight, runner):
+    in_flight.started(runner, 0, 0, 20.0, 10.0)
+    events, now_ns = [], 0
+    while now_ns < LEAVE_NS:
+        now_ns = in_flight.next_event_ns(now_ns)
+        events.append(now_ns)
+    assert events == [39 * MS, 46 * MS, LEAVE_NS]
+
+
+def test_given_a_hedge_after_the_turn_when_asked_for_its_next_event_then_leaving_comes_first(in_flight, runner):
+    in_flight.started(runner, 0, 0, expected_ms=80.0, backup_ms=10.0)
+    assert in_flight.hedge_ns == 80 * MS
+    assert in_flight.next_event_ns(47 * MS) == LEAVE_NS

@@ -1,0 +1,494 @@
+"""A stage with a standby, real workers and everything that a model can do to it."""
+
+import math
+import os
+import signal
+import time
+
+import pytest
+
+from torchperf_ros.frame.frame import Frame, Origin
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.frame.waiting import HedgeRule
+from torchperf_ros.stage import dispatcher
+
+from .conftest import wait_until
+
+TIER_OFFSET = 1000.0
+
+
+def path_stamp_ns(message):
+    return message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
+
+
+@pytest.fixture(scope="module")
+def running(start_stage):
+    return start_stage(backup="standby")
+
+
+@pytest.fixture
+def stage(running):
+    """The module's stage with both workers idle, its limits as at the start, and a good output to hold."""
+    running.reconfigure()
+    running.wait_for_workers()
+    assert running.ask().outcome is Outcome.ON_TIME
+    running.wait_for_workers()  # a rehearsal may have followed
+    yield running
+    frames, became = running.accounts()
+    assert frames == became
+    seqs = [answer.frame.seq for answer in running.answers]
+    assert seqs == sorted(set(seqs))
+
+
+def test_given_a_good_frame_when_offered_then_its_own_result_is_published_and_recorded(stage):
+    seq, stamp_ns = stage.offer(x=7.5)
+    answer = stage.answer(seq)
+    assert (answer.outcome, answer.fallback, answer.reason) == (Outcome.ON_TIME, None, "")
+    message = stage.payload(answer)
+    assert path_stamp_ns(message) == stamp_ns
+    assert message.poses[0].pose.position.x == 7.5 + TIER_OFFSET * answer.tier
+    assert message.header.frame_id in map(str, stage.pids)
+    assert answer.frame.stamp_ns == stamp_ns
+    assert all(not math.isnan(step) for step in (answer.steps.decode_ms, answer.steps.total_ms))
+    assert answer.lateness_ms < 0 < answer.total_ms
+    assert answer.budget_ms == 5000.0
+    assert stage.published[-1] == stage.handed_on[-1][0]
+
+
+def test_given_nan_in_every_worker_when_offered_then_it_is_invalid_and_the_last_good_output_is_held(stage):
+    good = stage.ask(x=1.0)
+    answer = stage.ask({"do": "nan", "once": False})
+    assert (answer.outcome, answer.fallback) == (Outcome.INVALID, Fallback.HOLD_LAST)
+    assert "1 of 1 values that are NaN or Inf" in answer.reason
+    assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
+
+
+def test_given_nan_in_one_worker_when_offered_then_the_backups_result_is_published(stage):
+    seq, stamp_ns = stage.offer({"do": "nan"}, x=3.0)
+    answer = stage.answer(seq)
+    assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.INVALID, Fallback.BACKUP, 1)
+    message = stage.payload(answer)
+    assert path_stamp_ns(message) == stamp_ns
+    assert message.poses[0].pose.position.x == 3.0 + TIER_OFFSET
+
+
+def test_given_another_shape_than_calibrated_when_offered_then_it_is_invalid_and_says_both(stage):
+    answer = stage.ask({"do": "wrong_shape", "once": False})
+    assert answer.outcome is Outcome.INVALID
+    assert "(2,)" in answer.reason
+    assert "(1,)" in answer.reason
+
+
+def test_given_a_model_that_raises_when_offered_then_the_reason_has_the_traceback(stage):
+    answer = stage.ask({"do": "raise", "once": False})
+    assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.HOLD_LAST)
+    assert "RuntimeError: the model has had enough" in answer.reason
+    assert "adapters_under_test.py" in answer.reason
+
+
+@pytest.mark.parametrize("kind", ["exit", "keyboard_interrupt", "recursion", "raise_speechless"])
+def test_given_whatever_a_model_raises_when_offered_then_it_is_an_error_and_no_death(stage, kind):
+    pids = stage.pids
+    assert stage.ask({"do": kind, "once": False}).outcome is Outcome.ERROR
+    assert stage.pids == pids
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_model_that_raises_what_cannot_be_encoded_when_offered_then_it_is_an_error_and_no_death(stage):
+    pids = stage.pids
+    answer = stage.ask({"do": "raise_unprintable", "once": False})
+    assert answer.outcome is Outcome.ERROR
+    assert "FileNotFoundError" in answer.reason
+    assert stage.pids == pids
+
+
+def test_given_bad_input_when_offered_then_the_backup_is_not_asked(stage):
+    backups = stage.counters.backups
+    seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
+    answer = stage.answer(seq)
+    assert (answer.outcome, answer.reason) == (Outcome.BAD_INPUT, "this point is useless")
+    assert stage.counters.backups == backups
+    assert sum(stamp_ns in stage.notes("preprocessed", pid) for pid in stage.pids) == 1
+
+
+def test_given_bytes_that_are_no_message_when_offered_then_it_is_bad_input_and_the_workers_live(stage):
+    pids = stage.pids
+    answer = stage.ask(data=b"\x00\x01\x00\x00garbage")
+    assert answer.outcome is Outcome.BAD_INPUT
+    assert "not a geometry_msgs/msg/PointStamped" in answer.reason
+    assert stage.pids == pids
+
+
+def test_given_a_message_that_is_too_large_when_offered_then_it_is_refused_with_both_sizes(stage):
+    answer = stage.ask(data=bytes(65_537))
+    assert answer.outcome is Outcome.BAD_INPUT
+    assert answer.reason == "message of 65537 bytes; max_frame_bytes is 65536"
+    assert answer.tier == -1
+    assert stage.ask(data=bytes(65_536)).reason.startswith("not a geometry_msgs")
+
+
+def test_given_nothing_from_the_stage_before_when_offered_then_it_is_bad_input_with_its_reason(stage):
+    upstream = Frame(5, b"", 0, math.nan, time.monotonic_ns(), time.monotonic_ns(), Origin(7, 3.0))
+    seq = stage.counters.frames
+    stage.actor.offer(None, 0, stamped=False, upstream=upstream, refusal="nothing to hand over")
+    answer = stage.answer(seq)
+    assert (answer.outcome, answer.reason) == (Outcome.BAD_INPUT, "nothing to hand over")
+    assert answer.frame.origin is upstream.origin
+
+
+def test_given_an_output_of_the_stage_before_when_offered_then_the_budget_counts_from_when_it_was_due(stage):
+    due_ns = time.monotonic_ns() - 500_000_000
+    upstream = Frame(5, b"", 0, 0.0, due_ns - 1, due_ns, Origin(7, 3.0))
+    answer = stage.answer(stage.offer(upstream=upstream)[0])
+    assert answer.frame.deadline_ns == due_ns + 5_000_000_000
+
+
+def test_given_an_output_larger_than_its_area_when_offered_then_it_is_an_error_with_both_sizes(stage):
+    pids = stage.pids
+    answer = stage.ask({"do": "large", "bytes": 70_000, "once": False})
+    assert answer.outcome is Outcome.ERROR
+    assert "max_frame_bytes, 65536, fit" in answer.reason
+    assert stage.pids == pids
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_model_that_prints_when_offered_then_it_is_logged_with_stage_and_pid_and_the_frame_is_good(stage):
+    answer = stage.ask({"do": "print"})
+    assert answer.outcome is Outcome.ON_TIME
+    for text in ("said on stdout", "said on stderr"):
+        stage.wait_for(lambda text=text: any(text in logged for _, logged in stage.logs), f"{text!r} is logged")
+        (logged,) = [logged for _, logged in stage.logs if text in logged]
+        assert any(f"tested worker {number} (pid {pid})" in logged for number, pid in enumerate(stage.pids))
+
+
+def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_late_result_is_only_held(stage):
+    good = stage.ask()
+    stage.reconfigure(budget_ms=300.0)
+    late = stage.counters.late_results
+    seq, stamp_ns = stage.offer({"do": "sleep", "ms": 1500, "once": False})
+    answer = stage.answer(seq)
+    assert stage.counters.late_results == late
+    assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
+    assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
+    assert answer.reason.startswith("own result too slow, the last one was published on time: tier ")
+    assert "was not done after" in answer.reason
+    published = len(stage.published)
+    stage.wait_for_workers()
+    assert stage.counters.late_results > late
+    assert len(stage.published) == published
+    stage.reconfigure()
+    held = stage.ask({"do": "raise", "once": False})
+    assert held.fallback is Fallback.HOLD_LAST
+    assert path_stamp_ns(stage.payload(held)) == stamp_ns
+
+
+def test_given_a_late_model_when_hedges_are_allowed_then_the_answer_is_the_backups_on_the_last_tier(stage, monkeypatch):
+    monkeypatch.setattr(stage.actor._dispatcher.hedge_rule, "allowed", True)
+    monkeypatch.setattr("torchperf_ros.stage.frame_in_flight._HEDGE_MARGIN_NS", 300_000_000)  # on a busy machine, too
+    for _ in range(150):  # the ladder forgets the stalls of earlier tests
+        stage.ask()
+    stage.wait_for_workers()
+    stage.reconfigure(budget_ms=1000.0)
+    seq, stamp_ns = stage.offer({"do": "sleep", "ms": 2000})
+    answer = stage.answer(seq)
+    assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.LATE, Fallback.BACKUP, 1)
+    assert answer.reason.startswith("own result too slow, the standby's was published on time: ")
+    assert path_stamp_ns(stage.payload(answer)) == stamp_ns
+
+
+def test_given_a_late_model_when_hedges_are_not_proven_then_the_standby_takes_the_next_frame(stage):
+    backups = stage.counters.backups
+    assert not stage.actor._dispatcher.hedge_rule.allowed
+    stage.reconfigure(budget_ms=600.0)
+    late = stage.ask({"do": "sleep", "ms": 3000, "once": False})
+    following = stage.ask()
+    assert (late.outcome, late.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
+    assert (following.outcome, following.fallback) == (Outcome.ON_TIME, None)
+    assert stage.counters.backups == backups
+
+
+def test_given_a_late_frame_that_is_quick_when_run_again_then_that_is_a_proof_for_hedges(stage, monkeypatch):
+    rule = HedgeRule()  # what earlier tests have proven is not this one's
+    monkeypatch.setattr(stage.actor._dispatcher, "hedge_rule", rule)
+    stage.reconfigure(budget_ms=600.0)
+    assert stage.ask({"do": "sleep", "ms": 900}).outcome is Outcome.LATE  # once: for one worker only
+    stage.reconfigure()
+
+    def retried():
+        stage.ask()
+        return rule.retrials > 0
+
+    wait_until(retried, lambda: rule.words)
+    assert rule.slow_retrials == 0
+
+
+def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_the_answer_is_its_result(stage):
+    """The other one is still busy with an earlier frame that came too late."""
+    stage.reconfigure(budget_ms=300.0)
+    assert stage.ask({"do": "sleep", "ms": 1200}).outcome is Outcome.LATE
+    stage.reconfigure()
+    answer = stage.ask({"do": "raise"})
+    assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.BACKUP)
+
+
+def test_given_a_frame_that_failed_when_the_spare_worker_rehearses_then_it_is_not_on_that(stage, monkeypatch):
+    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 0)
+    seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
+    assert stage.answer(seq).outcome is Outcome.BAD_INPUT
+    stage.wait_for_workers()
+    assert sum(stage.notes("preprocessed", pid).count(stamp_ns) for pid in stage.pids) == 1
+    rehearsals = stage.counters.rehearsals
+    stage.ask()
+    stage.wait_for_workers()
+    assert stage.counters.rehearsals == rehearsals + 1
+
+
+def test_given_a_calibration_that_was_disturbed_when_frames_go_on_then_probes_take_the_ladder_up(start_own_stage):
+    stage = start_own_stage(backup="standby")
+    ladder = stage.actor.ladder
+    ladder.calibrate([Calibration(6000.0, 9000.0), Calibration(0.0, 0.0)])
+    stage.ask()
+    assert ladder.level == 1
+
+    def is_up():
+        stage.ask()
+        return ladder.level == 0
+
+    wait_until(is_up, lambda: ladder.explain(["full", "fast"], time.monotonic_ns()), 20.0)
+    assert stage.counters.probes == 3
+
+
+def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_left_alone_for_a_while(stage):
+    ladder = stage.actor.ladder
+    ladder.left_out = 1
+    stage.ask()
+    dispatcher = stage.actor._dispatcher
+    with stage.actor._lock:
+        worker = dispatcher._idle_worker()
+        dispatcher._running[worker], dispatcher._probe = None, 0
+        dispatcher.lost(worker)
+    ladder.left_out = 0
+    assert "next probe in 0." in ladder.explain(["full", "fast"], time.monotonic_ns())
+
+
+def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_not_learn_from_it(stage):
+    learned = []
+    learn, stage.actor.ladder.learn = stage.actor.ladder.learn, lambda *lesson: learned.append(lesson)
+    try:
+        stage.actor._dispatcher._has_run.clear()
+        stage.ask()
+        stage.wait_for_workers()
+        assert learned == []
+        stage.ask()
+        stage.wait_for_workers()
+        assert len(learned) == 1
+    finally:
+        stage.actor.ladder.learn = learn
+
+
+def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_answers_all_the_same(stage):
+    stage.reconfigure(budget_ms=300.0)
+    answer = stage.ask({"do": "hold_gil", "ms": 1200, "once": False})
+    assert answer.outcome is Outcome.LATE
+    assert answer.fallback is Fallback.HOLD_LAST
+
+
+def test_given_a_busy_stage_when_frames_arrive_then_only_the_newest_waits_and_the_others_are_superseded(stage):
+    superseded = stage.actor.mailbox.superseded
+    first, _ = stage.offer({"do": "sleep", "ms": 1000, "once": False})
+    waiting = [stage.offer()[0] for _ in range(4)]
+    assert stage.answer(first).outcome is Outcome.ON_TIME
+    assert stage.answer(waiting[-1]).outcome is Outcome.ON_TIME
+    assert stage.actor.mailbox.superseded == superseded + 3
+    assert {answer.frame.seq for answer in stage.answers} & set(waiting[:-1]) == set()
+    assert stage.answer(waiting[-1]).wait_ms > 0
+
+
+def test_given_a_frame_that_is_out_of_time_when_offered_then_it_is_stale_and_the_next_stage_still_hears(stage):
+    stale = stage.actor.mailbox.stale
+    stage.reconfigure(budget_from="stamp", budget_ms=100.0)
+    seq, _ = stage.offer(stamp_ns=time.time_ns() - 200_000_000)
+    stage.wait_for(lambda: stage.handed_on[-1][1].seq == seq, "the stale frame is handed on")
+    assert stage.handed_on[-1][0] is None
+    assert stage.actor.mailbox.stale == stale + 1
+    stage.reconfigure()
+    assert stage.ask().outcome is Outcome.ON_TIME
+    assert all(answer.frame.seq != seq for answer in stage.answers)
+
+
+def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twice_and_a_late_one_leaves_a_gap(stage):
+    """The worker that is late sees them all; the other one does not wait for it, and is told of the gap."""
+    stage.reconfigure(budget_ms=400.0)
+    since_ns = time.time_ns()
+    gaps = {pid: len(stage.notes("missed", pid)) for pid in stage.pids}
+    started = []
+    for orders in (None, {"do": "sleep", "ms": 900}, None, None, {"do": "nan", "once": False}, {"do": "raise"}, None):
+        seq, stamp_ns = stage.offer(orders)
+        stage.answer(seq)
+        started.append(stamp_ns)
+    stage.wait_for_workers()
+
+    def saw(pid):
+        return [stamp_ns for stamp_ns in stage.notes("observed", pid) if stamp_ns >= since_ns]
+
+    without_the_late_one = [started[0], *started[2:]]
+    wait_until(
+        lambda: sorted(saw(pid) for pid in stage.pids) == sorted([started, without_the_late_one]),
+        lambda: (started, [saw(pid) for pid in stage.pids]),
+    )
+    assert sorted(stage.notes("missed", pid)[gaps[pid] :] for pid in stage.pids) == [[], [1]]
+
+
+def test_given_an_observe_that_raises_on_the_standby_when_offered_then_it_is_logged_and_the_frame_is_good(stage):
+    runner = stage.actor._dispatcher._preferred
+    (standby,) = set(stage.pids) - {runner.pid}
+    seq, _ = stage.offer({"do": "raise", "where": "observe", "only": standby})
+    assert stage.answer(seq).outcome is Outcome.ON_TIME
+    said = f"1 frames not observed, the last one frame {seq}: RuntimeError"
+
+    def told():  # once a second, after a frame
+        assert stage.ask().outcome is Outcome.ON_TIME
+        return any(said in text for _, text in stage.logs)
+
+    wait_until(told, lambda: stage.logs)
+
+
+def test_given_an_inactive_stage_when_offered_then_the_message_is_ignored_and_counted(stage):
+    stage.actor.deactivate()
+    frames, ignored = stage.counters.frames, stage.counters.ignored
+    stage.offer()
+    stage.actor.activate()
+    assert (stage.counters.frames, stage.counters.ignored) == (frames, ignored + 1)
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_deactivation_when_a_frame_runs_and_one_waits_then_only_the_first_is_answered(stage):
+    superseded = stage.actor.mailbox.superseded
+    running, _ = stage.offer({"do": "sleep", "ms": 1000})
+    waiting, _ = stage.offer()
+    stage.actor.deactivate()
+    assert stage.answer(running).outcome in {Outcome.ON_TIME, Outcome.LATE}
+    assert stage.actor.mailbox.superseded == superseded + 1
+    stage.actor.activate()
+    stage.ask()
+    assert all(answer.frame.seq != waiting for answer in stage.answers)
+
+
+def test_given_fallbacks_without_backup_when_the_runner_fails_then_no_backup_is_published(stage):
+    stage.reconfigure(fallback=["hold_last", "stop"])
+    answer = stage.ask({"do": "nan"})
+    assert (answer.outcome, answer.fallback) == (Outcome.INVALID, Fallback.HOLD_LAST)
+
+
+def test_given_no_hold_when_every_worker_fails_then_a_braking_path_is_published_once_per_failure(stage):
+    good = stage.ask()
+    stage.reconfigure(hold_last_ms=0.0)
+    first = stage.ask({"do": "raise", "once": False})
+    second = stage.ask({"do": "raise", "once": False})
+    assert first.fallback is second.fallback is Fallback.STOP
+    paths = [stage.payload(answer) for answer in (first, second)]
+    assert [path_stamp_ns(path) for path in paths] == [good.frame.stamp_ns] * 2
+    assert paths[0] == paths[1]
+    x = [pose.pose.position.x for pose in paths[0].poses]
+    assert x == sorted(x)
+    assert x[-1] == pytest.approx(x[-2], abs=1e-6)
+
+
+def test_given_a_good_output_when_activated_again_then_nothing_is_held_and_no_stop_is_made_of_it(stage):
+    stage.ask()
+    stage.reconfigure(fallback=["hold_last", "stop"])
+    assert stage.ask({"do": "raise", "once": False}).fallback is Fallback.HOLD_LAST
+    stage.actor.deactivate()
+    stage.actor.activate()
+    answer = stage.ask({"do": "raise", "once": False})
+    assert (answer.fallback, stage.payload(answer)) == (Fallback.NONE, None)
+
+
+def test_given_a_late_frame_when_its_stop_is_made_then_that_is_before_the_deadline_and_frames_can_be_received(
+    stage, monkeypatch
+):
+    stage.ask()
+    stage.reconfigure(fallback=["stop"], budget_ms=300.0)
+    made = []
+
+    def stop(*given):
+        made.append((time.monotonic_ns(), stage.actor._lock.locked()))
+        return made_by_path(*given)
+
+    made_by_path = TimedPath.stop
+    monkeypatch.setattr(TimedPath, "stop", stop)
+    answer = stage.ask({"do": "sleep", "ms": 400})
+    assert answer.fallback is Fallback.STOP
+    [(at_ns, locked)] = made
+    assert at_ns < answer.frame.deadline_ns
+    assert not locked
+
+
+def test_given_nothing_to_fall_back_on_when_every_worker_fails_then_only_the_next_stage_hears(stage):
+    stage.reconfigure(fallback=["none"])
+    published = len(stage.published)
+    answer = stage.ask({"do": "raise", "once": False})
+    assert (answer.fallback, stage.payload(answer)) == (Fallback.NONE, None)
+    assert len(stage.published) == published
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("sigkill", "signal SIGKILL"), ("sigsegv", "signal SIGSEGV"), ("os_exit", "exit status 3"),
+        ("close_sockets", "exit"), ("close_frames", "it closed its socket and did not exit"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["preprocess", "observe"])
+def test_given_a_frame_that_ends_whoever_runs_it_when_offered_then_it_costs_one_worker_and_the_next_frame_is_fresh(
+    stage, kind, how, where
+):
+    restarts, before = stage.actor.pool.restarts, stage.pids
+    seq, stamp_ns = stage.offer({"do": kind, "where": where, "once": False})
+    answer = stage.answer(seq)
+    assert (answer.outcome, answer.fallback) == (Outcome.CRASHED, Fallback.HOLD_LAST)
+    following = stage.ask()
+    assert (following.outcome, following.fallback) == (Outcome.ON_TIME, None)
+    stage.wait_for(lambda: any("ended by" in text and how in text for _, text in stage.logs), f"{how} is logged")
+    stage.wait_for_workers()
+    assert stage.actor.pool.restarts == restarts + 1
+    assert len(set(stage.pids) - set(before)) == 1
+    assert sum(stage.notes(f"{where}d" if where == "observe" else "preprocessed", pid).count(stamp_ns)
+               for pid in {*before, *stage.pids}) == 1  # fmt: skip
+    assert any(anomaly.name == "tested: worker died" for anomaly in stage.anomalies)
+
+
+def test_given_a_killed_standby_when_frames_come_then_none_is_lost_and_it_is_replaced(stage):
+    standby = next(worker for worker in stage.actor.pool.workers if worker is not stage.actor._dispatcher._preferred)
+    os.kill(standby.pid, signal.SIGKILL)
+    for _ in range(5):
+        assert stage.ask().outcome is Outcome.ON_TIME
+    death = f"(pid {standby.pid}) ended by"
+    stage.wait_for(lambda: any(death in text for _, text in stage.logs), "its death is logged")
+    stage.wait_for_workers()
+    assert standby.pid not in stage.pids
+
+
+def test_given_a_model_that_never_returns_when_it_is_past_hang_ms_then_it_is_killed_and_replaced(stage):
+    stage.reconfigure(budget_ms=300.0, hang_ms=2000.0)
+    before = stage.pids
+    answer = stage.ask({"do": "spin"})
+    assert answer.outcome is Outcome.LATE
+    said = f"ms on frame {answer.frame.seq}, hang_ms is 2000"
+    stage.wait_for(lambda: any("hung: " in text and said in text for _, text in stage.logs), "the hang is logged")
+    stage.reconfigure()
+    assert stage.ask().outcome is Outcome.ON_TIME
+    stage.wait_for_workers()
+    assert len(set(stage.pids) - set(before)) == 1
+
+
+def test_given_a_stage_after_all_this_when_frames_are_on_time_then_it_is_nominal_again(stage):
+    stage.reconfigure(recover_frames=3)
+    for _ in range(200):
+        stage.ask()
+        if stage.health is Health.NOMINAL:
+            break
+    assert stage.health is Health.NOMINAL
+    assert stage.counters.internal_errors == 0

@@ -1,0 +1,139 @@
+"""The picture of a running node, drawn without a terminal."""
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy", reason="rclpy is not installed")
+
+from rich.console import Console
+from rich.text import Text
+
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.telemetry.node_state import NodeState, SeenFrame, StageState
+from torchperf_ros.top.top import save_svg
+from torchperf_ros.top.view import event_line, node_line, node_picture, node_title
+
+VALUES = {
+    "health": "DEGRADED", "tier": "full", "engine": "aoti", "p50_ms": "12.04", "p95_ms": "20", "p99_ms": "24.9",
+    "max_ms": "49", "budget_ms": "50.0", "answered": "1234", "on_time": "1200", "late": "34", "superseded": "2",
+    "stale": "1", "fallback_backup": "30", "restarts": "5", "worker_0_pid": "4242", "worker_0_state": "idle",
+}  # fmt: skip
+
+
+def watched(stages: int = 2) -> NodeState:
+    """A node that has reported a lot."""
+    node = NodeState("/perf")
+    node.heard_s = node.elapsed_s = 10.0
+    node.node = {"health": "DEGRADED", "lifecycle": "active", "pid": "77"}
+    for number in range(stages):
+        node.stages[f"stage{number}"] = StageState(f"stage{number}", dict(VALUES))
+        for _ in range(300):
+            node.stages[f"stage{number}"].add(SeenFrame(0, Outcome.LATE, None, 25.0, 50.0))
+    for second in range(90):
+        node.memory.append((float(second), 800.0 + second))
+        node.event("warn", "stage0", "deadline missed: " + "again " * 40)
+    node.memory_parts = {"node_rss_mib": 60.0, "cuda_allocated_mib": math.nan}
+    node.end_to_end_ms.extend([20.0, 30.0, math.nan])
+    return node
+
+
+def drawn(node: NodeState, width: int = 80, height: int = 24, *, coloured: bool = False) -> list[str]:
+    colours = "truecolor" if coloured else None
+    console = Console(
+        width=width, height=height, file=io.StringIO(), color_system=colours, force_terminal=coloured or None
+    )
+    waits = [f"waiting for {node.name}", "in ROS_DOMAIN_ID 7"]
+    with console.capture() as capture:
+        console.print(node_picture(node, width, height, node_title(node, width), waits, Text(" q quits ")))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height", "stages"), [(80, 24, 2), (100, 30, 0), (220, 60, 5), (60, 24, 1)])
+def test_given_any_terminal_and_any_number_of_stages_when_drawn_then_the_picture_fits_it(
+    width: int, height: int, stages: int
+) -> None:
+    rows = drawn(watched(stages), width, height)
+    assert height - 3 <= len(rows) <= height
+    assert max(len(row) for row in rows) <= width
+    assert "q quits" in rows[-1]
+
+
+def test_given_eighty_columns_when_drawn_then_what_matters_is_not_cut_off() -> None:
+    text = "\n".join(drawn(watched()))
+    for words in (
+        "/perf ● DEGRADED active", "pid 77", "workers 889 MiB", "+60.0 MiB/min", "p95  20.0", "max  49.0",
+        "on time 97.2%", "L late 34", "backup 30", "dropped 3", "restarts 5", "worker 0 idle", "deadline missed",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_given_a_stage_that_reported_little_or_nonsense_when_drawn_then_it_shows_dashes() -> None:
+    node = watched(1)
+    node.stages["new"] = StageState("new")
+    node.stages["stage0"].values |= {"p50_ms": "soon", "budget_ms": "0", "answered": "0"}
+    node.stages["stage0"].add(SeenFrame(0, Outcome.ON_TIME, None, math.nan, 50.0))
+    text = "\n".join(drawn(node, 100, 30))
+    assert "new ● NO WORD YET" in text
+    assert "answered -  on time -" in text
+
+
+def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_budget_its_letter_and_colour() -> None:
+    node = watched(1)
+    stage = node.stages["stage0"]
+    stage.add(SeenFrame(0, Outcome.ON_TIME, None, 25.0, 50.0))
+    stage.add(SeenFrame(0, Outcome.LATE, Fallback.HOLD_LAST, 50.0, 50.0))
+    stage.add(SeenFrame(0, Outcome.INVALID, Fallback.STOP, 12.5, 50.0))
+    upper, lower, letters = (row.rstrip("│ ") for row in drawn(node)[4:7])
+    assert upper.endswith("█")
+    assert lower.endswith("██▄")
+    assert letters.endswith("LN")
+    lower = drawn(node, coloured=True)[5]
+    assert "38;5;220m█" in lower  # the held output
+    assert "38;5;196m▄" in lower  # the stop
+
+
+def test_given_a_stage_on_a_lower_tier_when_drawn_then_what_keeps_it_there_stands_beside_its_health() -> None:
+    node, why = watched(1), "full predicted 41.0 ms > 29.0 left; next probe in 2.0 s"
+    node.stages["stage0"].values |= {"tier": "fast", "ladder": why, "unanswered": "3"}
+    text = "\n".join(drawn(node, 120))
+    assert f"DEGRADED tier fast {why}" in text
+    assert "answered 1,234  unanswered 3  on time 97.0%" in text
+    assert f"DEGRADED ({why}) fast p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time" in node_line(node)
+
+
+def test_given_too_many_stages_when_drawn_then_those_without_room_are_named() -> None:
+    assert "no room for" in "\n".join(drawn(watched(12)))
+
+
+def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_was_heard_instead() -> None:
+    node = NodeState("/perf")
+    node.others.add("/robot2/perf")
+    text = "\n".join(drawn(node))
+    assert "/perf ● WAITING" in text
+    assert "in ROS_DOMAIN_ID 7" in text
+    assert "heard instead: /robot2/perf" in node_line(node)
+
+
+def test_given_a_node_that_fell_silent_when_shown_then_picture_and_line_say_so_first() -> None:
+    node = watched()
+    node.at(22.4)
+    assert "SILENT for 12 s" in drawn(node)[0]
+    assert "SILENT for 12 s" in node_line(node)
+
+
+def test_given_an_event_when_shown_in_a_line_then_it_has_its_time_and_one_line() -> None:
+    node = NodeState("/perf")
+    node.at(10.0)
+    node.event("error", "planning", "worker\n died")
+    assert event_line(node.events[-1]).plain == "  10.0 s ■ planning   worker died"
+
+
+def test_given_a_file_when_saved_then_it_is_a_picture_that_loads_nothing_from_the_network(tmp_path: Path) -> None:
+    save_svg(node_picture(watched(), 100, 30, Text("title"), []), tmp_path / "view.svg", "torchperf")
+    text = (tmp_path / "view.svg").read_text()
+    assert text.startswith("<svg")
+    assert "stage0" in text
+    assert "@font-face" not in text

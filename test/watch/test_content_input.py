@@ -1,0 +1,203 @@
+"""What inputs hold, from real messages as CDR bytes, on a virtual clock."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+
+from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.frame.alert_rules import Level
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.watch.content_input import InputContent, blindness, raw_points
+from torchperf_ros.workers.frame_ring import InputBytes
+
+IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
+CLOUD, ODOMETRY = "sensor_msgs/msg/PointCloud2", "nav_msgs/msg/Odometry"
+START_NS = 1_000 * NS_PER_S
+RNG = np.random.default_rng(0)
+
+
+def header(stamp_ns):
+    seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
+    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+    return message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
+
+
+def picture(pixels, encoding="rgb8", big=0):
+    """An image message of an array of rows, columns and channels."""
+
+    def make(stamp_ns):
+        height, width = pixels.shape[:2]
+        data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1)
+        message = message_class(IMAGE)(header=header(stamp_ns), height=height, width=width, encoding=encoding,
+                                       is_bigendian=big, step=len(data) // height, data=data)  # fmt: skip
+        return bytes(encode(message, IMAGE))
+
+    return make
+
+
+def scene(kind=np.uint8, channels=3, high=255):
+    return RNG.integers(0, high, (120, 160, channels)).astype(kind)
+
+
+def changing(_):
+    """Another picture each time."""
+    return picture(scene())
+
+
+def jpeg(pixels):
+    file = io.BytesIO()
+    Picture.fromarray(pixels).save(file, "JPEG")
+    data = np.frombuffer(file.getvalue(), np.uint8)
+    return lambda stamp_ns: bytes(
+        encode(message_class(COMPRESSED)(header=header(stamp_ns), format="jpeg", data=data), COMPRESSED)
+    )
+
+
+def cloud(points):
+    """A cloud of an array of points of x, y, z."""
+    fields = [message_class("sensor_msgs/msg/PointField")(name=name, offset=4 * number, datatype=7, count=1)
+              for number, name in enumerate("xyz")]  # fmt: skip
+    data = np.asarray(points, np.float32).reshape(-1, 3).copy().view(np.uint8).reshape(-1)
+    count = len(data) // 12
+
+    def make(stamp_ns):
+        message = message_class(CLOUD)(header=header(stamp_ns), height=1, width=count, fields=fields,
+                                       is_bigendian=False, point_step=12, row_step=12 * count, data=data,
+                                       is_dense=False)  # fmt: skip
+        return bytes(encode(message, CLOUD))
+
+    return make
+
+
+def watch(type_name, at, seconds=5.0, rate_hz=10.0, trigger=True, stamp=lambda now_ns: now_ns):
+    """What is found, by second; `at(t)` makes the message of that time."""
+    content = InputContent("camera", "/in", type_name, trigger=trigger)
+    found = {}
+    for number in range(round(seconds * rate_hz)):
+        now_ns = START_NS + round(number * NS_PER_S / rate_hz)
+        stamp_ns = stamp(now_ns)
+        content.take(InputBytes(0, stamp_ns, 0.0, at(number / rate_hz)(stamp_ns)), now_ns)
+        if number % round(rate_hz) == round(rate_hz) - 1:
+            for finding in content.alerts(now_ns):
+                found.setdefault(finding.name, []).append((number // round(rate_hz), finding))
+    return found
+
+
+def test_given_images_that_change_when_watched_then_nothing_is_told():
+    assert watch(IMAGE, changing, seconds=20) == {}
+
+
+def test_given_images_that_differ_in_one_byte_when_watched_then_they_are_not_frozen():
+    pixels = scene()
+
+    def at(t):
+        pixels[70, 31, 1] = round(10 * t) % 256
+        return picture(pixels)
+
+    assert watch(IMAGE, at) == {}
+
+
+def test_given_equal_images_with_new_stamps_when_a_second_has_passed_then_they_are_frozen_until_another_comes():
+    still = picture(scene())
+    found = watch(IMAGE, lambda t: still if 3 <= t < 6 else changing(t), seconds=10)
+    told = found.pop("camera: input frozen")
+    assert found == {}
+    assert [second for second, _ in told] == [4, 5]
+    assert told[0][1].level is Level.ERROR
+    assert "/in is frozen" in told[0][1].message
+
+
+def test_given_equal_images_less_than_a_second_when_watched_then_nothing_is_told():
+    still = picture(scene())
+    assert watch(IMAGE, lambda t: still if 3 <= t < 3.9 else changing(t), seconds=6) == {}
+
+
+def test_given_equal_compressed_images_when_they_go_on_then_they_are_frozen():
+    still = jpeg(scene())
+    assert set(watch(COMPRESSED, lambda _: still)) == {"camera: input frozen"}
+
+
+@pytest.mark.parametrize(
+    ("type_name", "at", "name", "level"),
+    [
+        (IMAGE, lambda _: picture((scene(high=4)).astype(np.uint8)), "camera: input black", Level.ERROR),
+        (IMAGE, lambda _: picture(scene(high=4) + 252), "camera: input white", Level.ERROR),
+        (IMAGE, lambda _: picture(np.where(scene(channels=1) < 230, 255, scene(channels=1)), "mono8"),
+         "camera: input saturated", Level.WARN),
+        (IMAGE, lambda _: picture(scene(high=3) + 120), "camera: input featureless", Level.ERROR),
+        (COMPRESSED, lambda _: jpeg(scene(high=4)), "camera: input black", Level.ERROR),
+        (CLOUD, lambda t: cloud([]), "camera: input empty", Level.ERROR),
+        (CLOUD, lambda t: cloud([[np.nan] * 3] * 50), "camera: input empty", Level.ERROR),
+    ],
+)  # fmt: skip
+def test_given_an_input_that_shows_nothing_when_a_second_has_passed_then_it_is_told(type_name, at, name, level):
+    told = watch(type_name, at)[name]
+    assert told[0][0] <= 1
+    assert told[0][1].level is level
+
+
+def test_given_clouds_of_points_when_some_are_numbers_then_nothing_is_told():
+    def at(_):
+        return cloud([[np.nan] * 3] * 30 + RNG.random((3, 3)).tolist())
+
+    assert watch(CLOUD, at) == {}
+
+
+def test_given_a_dark_picture_with_a_light_when_watched_then_it_is_not_black():
+    def at(_):
+        pixels = scene(high=4)
+        pixels[40:60, 50:80] = 90
+        return picture(pixels)
+
+    assert watch(IMAGE, at) == {}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pixels"),
+    [
+        ("mono8", scene(channels=1)), ("bgra8", scene(channels=4)), ("bayer_rggb8", scene(channels=1)),
+        ("mono16", scene(np.uint16, 1, 60_000)), ("16UC1", scene(np.uint16, 1, 9_000)), ("8UC3", scene()),
+        ("32FC1", scene(np.float32, 1, 90)), ("yuv422", scene(channels=2)), ("yuv422_yuy2", scene(channels=2)),
+    ],
+)  # fmt: skip
+def test_given_a_common_encoding_when_looked_at_then_noise_is_seen_and_black_is_black(encoding, pixels):
+    def points(array):
+        return raw_points(message_class(IMAGE)(header=header(1), height=120, width=160, encoding=encoding,
+                                               is_bigendian=0, step=array.nbytes // 120,
+                                               data=array.view(np.uint8).reshape(-1)))  # fmt: skip
+
+    assert blindness(points(pixels)) == ""
+    assert 0.0 <= points(pixels).min() <= points(pixels).max() <= 1.0
+    assert points(pixels).size <= 70_000
+    black = np.zeros_like(pixels)
+    if encoding.startswith("yuv"):
+        black[..., 0 if encoding == "yuv422" else 1] = 128  # grey in colour, black in brightness
+    assert blindness(points(black)) == "black"
+
+
+def test_given_an_image_that_is_too_short_or_unknown_when_looked_at_then_nothing_is_said():
+    message = message_class(IMAGE)(header=header(1), height=4, width=4, encoding="rgb8", is_bigendian=0, step=12,
+                                   data=np.zeros(40, np.uint8))  # fmt: skip
+    assert raw_points(message) is None
+    assert watch(COMPRESSED, lambda t: lambda stamp_ns: jpeg(scene())(stamp_ns)[:200] + bytes([round(10 * t)])) == {}
+
+
+def test_given_another_input_whose_stamp_stands_still_when_a_second_has_passed_then_it_is_told_with_its_topic():
+    def stamp(now_ns):
+        return min(now_ns, START_NS + 3 * NS_PER_S)
+
+    found = watch(ODOMETRY, lambda _: lambda stamp_ns: b"", stamp=stamp, trigger=False, seconds=8)
+    told = found.pop("camera: input stands still (/in)")
+    assert found == {}
+    assert told[0][0] == 4
+    assert "usually there is a new one every 100 ms" in told[0][1].message
+
+
+def test_given_odometry_of_a_vehicle_that_stands_when_its_stamps_advance_then_nothing_is_told():
+    assert watch(ODOMETRY, lambda _: lambda stamp_ns: b"the same pose", trigger=False) == {}
+
+
+def test_given_a_map_that_is_sent_once_when_it_is_seen_again_and_again_then_nothing_is_told():
+    assert watch(ODOMETRY, lambda _: lambda stamp_ns: b"", stamp=lambda _: START_NS, trigger=False, seconds=30) == {}

@@ -1,0 +1,104 @@
+"""One signal, second by second, on a virtual clock."""
+
+import math
+import random
+
+import pytest
+
+from torchperf_ros.frame.alert_rules import Level
+from torchperf_ros.watch.signals import Signal, SignalRule, number
+
+LATENCY = SignalRule("latency p50", "latency", "ms", "up", 2.5, 0.15)
+RATE = SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)
+
+
+def noise(seed=0):
+    """A latency around 18 ms with noise, and now and then a second that is slower."""
+    rng = random.Random(seed)
+    while True:
+        yield 18.0 + rng.gauss(0, 0.4) + (6.0 if rng.random() < 0.004 else 0.0)
+
+
+def run(rule, values):
+    """The alerts by second."""
+    signal = Signal(rule)
+    return {
+        second: signal.alert("camera", "; most of it in inference")
+        for second, value in enumerate(values)
+        if signal.update(1000.0 + second, value)
+    }
+
+
+def test_given_hours_of_noise_when_watched_then_nothing_is_told():
+    source = noise()
+    assert run(LATENCY, [next(source) for _ in range(3 * 3600)]) == {}
+
+
+@pytest.mark.parametrize("learnt_s", [90, 300, 1000])
+def test_given_a_latency_half_again_as_long_when_it_lasts_then_it_is_told_within_seconds_and_until_it_is_over(learnt_s):
+    source = noise()
+    values = [next(source) + (9.0 if learnt_s <= second < learnt_s + 40 else 0.0) for second in range(learnt_s + 100)]
+    told = run(LATENCY, values)
+    assert learnt_s + 2 <= min(told) <= learnt_s + 6
+    assert learnt_s + 39 <= max(told) <= learnt_s + 44
+    assert len(told) == max(told) - min(told) + 1
+    assert {round(float(alert.values["baseline"])) for alert in told.values()} == {18}
+
+
+def test_given_the_same_fault_again_when_it_lasts_then_it_is_told_again_until_it_is_how_things_are():
+    source = noise()
+    values = [next(source) + (9.0 if second >= 300 and second % 100 < 20 else 0.0) for second in range(2000)]
+    told = run(LATENCY, values)
+    assert {second // 100 for second in told} >= {3, 4, 5, 6}
+    assert max(told) < 1500
+
+
+def test_given_a_new_level_when_it_stays_then_it_is_the_usual_after_five_minutes():
+    source = noise()
+    told = run(LATENCY, [next(source) + (9.0 if second >= 300 else 0.0) for second in range(1500)])
+    assert 595 <= max(told) <= 605
+
+
+def test_given_two_slow_seconds_when_they_pass_then_nothing_is_told():
+    source = noise()
+    assert run(LATENCY, [next(source) + (9.0 if second in {300, 301} else 0.0) for second in range(400)]) == {}
+
+
+def test_given_departures_below_the_floor_when_they_last_then_nothing_is_told():
+    values = [18.0 + 0.01 * (second % 3) + (1.5 if second >= 300 else 0.0) for second in range(400)]
+    assert run(LATENCY, values) == {}
+    assert run(SignalRule("latency p50", "latency", "ms", "up", 0.5), values)
+
+
+def test_given_a_value_that_falls_when_only_rises_count_then_nothing_is_told_and_otherwise_it_is():
+    values = [30.0 + 0.01 * (second % 3) - (20.0 if second >= 300 else 0.0) for second in range(400)]
+    assert run(LATENCY, values) == {}
+    assert min(run(RATE, values)) <= 304
+
+
+def test_given_a_start_unlike_what_follows_when_it_is_not_a_minute_old_then_nothing_is_told():
+    assert run(LATENCY, [18.0 + 0.01 * (second % 3) + (9.0 if second >= 50 else 0.0) for second in range(58)]) == {}
+
+
+def test_given_seconds_without_a_value_when_they_pass_then_nothing_changes():
+    source = noise()
+    values = [math.nan if second % 3 == 0 else next(source) for second in range(600)]
+    assert run(LATENCY, values) == {}
+    assert run(LATENCY, values + [27.0] * 20)
+
+
+def test_given_a_departure_when_said_then_the_sentence_has_value_baseline_and_time():
+    told = run(LATENCY, [18.0 + 0.01 * (second % 3) for second in range(200)] + [27.0] * 13)
+    finding = told[max(told)]
+    assert finding.name == "camera: latency"
+    assert finding.level is Level.WARN
+    assert finding.message == "latency p50 27.0 ms, usually 18.0 ms, since 12 s; most of it in inference"
+    assert {"value": "27.0", "baseline": "18.0", "unit": "ms", "since": "12"}.items() <= finding.values.items()
+    assert 0.3 <= float(finding.values["score"]) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.1234, "0.12"), (18.44, "18.4"), (1234.5, "1234"), (-12.0, "-12.0"), (math.nan, "unknown")]
+)
+def test_given_a_number_when_said_then_it_has_the_digits_that_matter(value, text):
+    assert number(value) == text

@@ -1,0 +1,95 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.workers.protocol import (
+    MAX_CONTROL_BYTES,
+    VERSION,
+    Kind,
+    Request,
+    Response,
+    pack_control,
+    unpack_control,
+    unpack_request,
+    unpack_response,
+)
+
+u64 = st.integers(0, 2**64 - 1)
+kinds = st.sampled_from([Kind.OBSERVE, Kind.RUN, Kind.RUN | Kind.OBSERVE])
+requests = st.builds(Request, kinds, st.integers(0, 2**32 - 1), u64, u64, u64)
+i64 = st.integers(-(2**63), 2**63 - 1)
+responses = st.builds(Response, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), u64, u64, i64, i64, i64, i64)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=10,
+)  # fmt: skip
+
+
+@given(requests)
+def test_given_any_request_when_packed_then_it_is_unpacked_as_it_was(request):
+    assert unpack_request(request.pack()) == request
+
+
+@given(responses)
+def test_given_any_response_when_packed_then_it_is_unpacked_as_it_was(response):
+    assert unpack_response(response.pack()) == response
+
+
+@given(st.binary(max_size=100))
+def test_given_any_bytes_when_unpacked_then_they_are_a_message_or_a_protocol_error(data):
+    for unpack in (unpack_request, unpack_response, unpack_control):
+        try:
+            unpack(data)
+        except ProtocolError:
+            continue
+
+
+@given(response=responses, request=requests)
+def test_given_another_length_or_version_when_unpacked_then_the_error_says_which(request, response):
+    for message, unpack in ((request, unpack_request), (response, unpack_response)):
+        data = message.pack()
+        for wrong in (b"", data[:-1], data + b"\0"):
+            with pytest.raises(ProtocolError, match=f"{len(wrong)} bytes; version {VERSION} has {len(data)}"):
+                unpack(wrong)
+        with pytest.raises(ProtocolError, match=f"of version {VERSION + 1}; this side speaks version {VERSION}"):
+            unpack((VERSION + 1).to_bytes(2, "little") + data[2:])
+
+
+@given(st.dictionaries(st.text("abcdefgh", min_size=1), json_values, max_size=4))
+def test_given_any_fields_when_a_control_message_is_packed_then_they_arrive(fields):
+    assert unpack_control(pack_control("hello", **fields)) == {"version": VERSION, "kind": "hello", **fields}
+
+
+def test_given_a_long_text_when_packed_then_its_end_arrives_where_a_traceback_says_what_happened():
+    text = "x" * 100_000 + "ValueError: the end"
+    found = unpack_control(pack_control("error", text=text))["text"]
+    assert found.endswith("ValueError: the end")
+    assert text.endswith(found)
+    assert len(found) == 8000
+
+
+def test_given_a_long_text_of_the_widest_characters_when_packed_then_it_still_fits():
+    text = "\N{GRINNING FACE}" * 100_000
+    assert len(pack_control("error", text=text)) <= MAX_CONTROL_BYTES
+
+
+def test_given_fields_beyond_the_bound_when_packed_then_it_is_refused():
+    with pytest.raises(ProtocolError, match=f"'setup' of .* at most {MAX_CONTROL_BYTES}"):
+        pack_control("setup", options={"x": "y" * MAX_CONTROL_BYTES})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"not json", b"\xff\xfe", b"[]", b"1", b"null", b"{}", json.dumps({"kind": "x"}).encode(),
+        json.dumps({"version": VERSION}).encode(), json.dumps({"version": VERSION + 1, "kind": "x"}).encode(),
+        b"[" * 60_000,
+    ],
+    ids=lambda data: repr(data[:20]),
+)  # fmt: skip
+def test_given_bytes_that_are_no_control_message_when_unpacked_then_it_is_a_protocol_error(data):
+    with pytest.raises(ProtocolError, match="control message"):
+        unpack_control(data)

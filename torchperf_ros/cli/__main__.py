@@ -1,0 +1,5 @@
+"""`python -m torchperf_ros.cli` is `torchperf`."""
+
+from torchperf_ros.cli.main import app
+
+app()

@@ -1,0 +1,328 @@
+"""`torchperf replay`: the command line, and how a replay is shown in a terminal."""
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+    from torchperf_ros.replay.replay import Progress
+    from torchperf_ros.replay.replay_options import ReplayOptions
+    from torchperf_ros.replay.replay_result import ReplayResult, StageResult
+
+_PARTIAL = 1
+_BAD_INPUT = 2
+_PLAIN_WIDTH = 120
+_EVERY_S = 0.25
+_LINE_EVERY_S = 10.0
+_WORST = 5
+_NS_PER_S = 1e9
+
+
+def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    logs: Annotated[
+        list[Path], typer.Argument(help="A rosbag2 folder, .mcap, .db3 or ROS 1 .bag; or several, or folders of such.")
+    ],
+    params: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML."),
+    ] = None,
+    maps: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's, as /camera/front:=image."),
+    ] = None,
+    pace: Annotated[
+        str, typer.Option(help="fast: no deadlines; real: as it was; virtual: deadlines on a virtual clock.")
+    ] = "fast",
+    times: Annotated[
+        str,
+        typer.Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file."),
+    ] = "log",
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    start: Annotated[float, typer.Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
+    duration: Annotated[
+        float | None, typer.Option(min=0.001, metavar="S", help="Seconds of the log to replay; default: all.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="MCAP of outputs and /perf/* to write; for several logs a folder."),
+    ] = None,
+    inputs: Annotated[
+        str, typer.Option(metavar="all|none|TOPICS", help="Topics of the log to copy into the MCAP, with commas.")
+    ] = "none",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Summary and a row for each frame, as JSON.")
+    ] = None,
+    parquet_file: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="The same as Parquet, for long logs.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be replayed, and stop.")] = False,
+    parallel: Annotated[int, typer.Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
+    scheduler: Annotated[
+        str, typer.Option(metavar="tcp://HOST:PORT", help="Several logs: a Dask cluster instead of this machine.")
+    ] = "",
+    retries: Annotated[int, typer.Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=0.0, metavar="S", help="Several logs: how long one may take; 0: as it needs.")
+    ] = 0.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Several logs: also those that are done already.")] = False,
+    keep_output: Annotated[
+        bool, typer.Option("--keep-output", help="Several logs: an MCAP beside each one's results, too.")
+    ] = False,
+    dashboard: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, for example :8787.")
+    ] = "",
+) -> None:
+    """A log through the node's stages: the same workers as live, fed with its bytes.
+
+    What comes out: each stage's outcomes and latencies here; outputs and /perf/*
+    on the log's time line with -o; a row for each frame with --json or --parquet,
+    for `torchperf compare` and `torchperf report`.
+
+    A stage's input is the log's topic of the same name, else the only one of its
+    type; --map says otherwise. Damage in a log is shown and passed over.
+
+    Several logs, or a folder of them, are replayed side by side, each with its
+    results in a folder of -o (default: replays); what is done is kept, and the
+    same command goes on where it stopped. A cluster's workers have to see logs
+    and results under the same paths. Trust its scheduler: Dask sends pickles.
+
+    Examples:
+        torchperf replay drive.mcap -o out.mcap
+        torchperf replay drive/ --pace real --params perception.yaml --json run.json
+        torchperf replay incident/ --pace virtual --set perception.budget_ms=40
+        torchperf replay logs/ --parallel 2 -o results
+
+    Exit status: 0, or 1 if it was interrupted or some of several logs failed
+    (what was done is written), or 2 for input that cannot be used.
+    """
+    if len(logs) == 1 and logs[0].is_file():
+        from torchperf_ros.workers.fork_server import start_base
+
+        start_base()  # it imports torch while this process imports the rest
+    from torchperf_ros.frame.errors import ConfigError, TorchperfError
+    from torchperf_ros.replay.batch.batch_logs import is_batch
+    from torchperf_ros.replay.log_feed import parse_maps
+    from torchperf_ros.replay.replay_options import ReplayOptions
+
+    try:
+        options = ReplayOptions(
+            params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output, _parameters(sets or [])
+        )
+        files = [file for file in (json_file, parquet_file) if file]
+        if is_batch(logs):
+            from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+
+            folder = output or Path("replays")
+            batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
+            status = _many(logs, options, batch, files, dry_run=dry_run)
+        else:
+            of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
+            if unused := [name for name, given in of_several.items() if given]:
+                msg = f"--{unused[0]}: is for several logs, or a folder of them; this is one log"
+                raise ConfigError(msg)
+            status = 0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL
+    except (TorchperfError, OSError) as error:
+        sys.stderr.write(f"torchperf: {error}\n")
+        raise typer.Exit(_BAD_INPUT) from error
+    raise typer.Exit(status)
+
+
+def _many(
+    logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], *, dry_run: bool
+) -> int:
+    """Replay several logs; the exit status.
+
+    Raises:
+        ConfigError: files were asked for, which several logs have one each of.
+    """
+    from rich.console import Console
+
+    from torchperf_ros.frame.errors import ConfigError
+    from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
+
+    if files:
+        msg = f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"
+        raise ConfigError(msg)
+    shown = Console()
+    if dry_run:
+        for line in plan_batch(logs, options, batch):
+            _print(shown, line)
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
+    return replay_batch(logs, options, batch, Console(stderr=True), shown).status
+
+
+def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
+    """Replay one log, show and write what it came to; whether that was all of it.
+
+    Raises:
+        ConfigError: an option would do nothing, or two files are one.
+    """
+    from rich.console import Console
+
+    from torchperf_ros.frame.errors import ConfigError
+    from torchperf_ros.replay.replay import plan, replay
+    from torchperf_ros.replay.replay_options import prefer_this_process, read_config
+    from torchperf_ros.runs.run_file import check_run_path, write_run
+
+    told, shown = Console(stderr=True), Console()
+    if not shown.is_terminal:
+        shown = Console(width=_PLAIN_WIDTH)
+    if options.inputs != "none" and options.output is None:
+        msg = f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap"
+        raise ConfigError(msg)
+    for file in files:
+        check_run_path(file)
+    if len({file.resolve() for file in files}) < len(files):
+        msg = f"{files[0]}: is to be written twice; choose two files"
+        raise ConfigError(msg)
+    if dry_run:
+        for line in plan(log, options):
+            _print(shown, line)
+        return True
+    if options.pace == "real":
+        scheduling = prefer_this_process(read_config(options, log))
+        if ":" in scheduling:
+            sys.stderr.write(f"scheduling is {scheduling}\n")
+    with _progress_bar(log.name, told) as progress:
+        result = replay(log, options, progress, lambda text: _print(told, text))
+    for file in files:
+        write_run(result.run, file)
+    shown.print(_stage_table(result))
+    for line in _lines(result):
+        _print(shown, line)
+    if written := [str(file) for file in (options.output, *files) if file]:
+        _print(shown, f"wrote {', '.join(written)}")
+    return result.complete
+
+
+def _parameters(texts: list[str]) -> dict[str, object]:
+    """`--set` options by name; values as a parameter file would have them.
+
+    Raises:
+        ConfigError: one has no `=`, or its value is not YAML.
+    """
+    from torchperf_ros.config.params_file import parse_value
+    from torchperf_ros.frame.errors import ConfigError
+
+    found: dict[str, object] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            msg = f"--set {text!r}: has to be NAME=VALUE, for example perception.budget_ms=40.0"
+            raise ConfigError(msg)
+        found[name] = parse_value(name, value)
+    return found
+
+
+def _print(console: "Console", text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress_bar(name: str, console: "Console") -> "Iterator[Progress]":
+    """A bar over the log's time, with what is left to wait; a line now and then where there is no terminal."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[at]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    plain = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2, disable=plain) as bar:
+        task = bar.add_task(name, total=None, at="starting")
+        next_s = 0.0
+
+        def tell(done_ns: int, total_ns: int) -> None:
+            nonlocal next_s
+            if monotonic() < next_s:
+                return
+            next_s = monotonic() + (_LINE_EVERY_S if plain else _EVERY_S)
+            of = f" of {total_ns / _NS_PER_S:.1f}" if total_ns else ""
+            at = f"{done_ns / _NS_PER_S:.1f}{of} s"
+            if plain:
+                _print(console, f"{name}: at {at}")
+            else:
+                bar.update(task, completed=done_ns, total=total_ns or None, at=at)
+
+        yield tell
+
+
+def _stage_table(result: "ReplayResult") -> "Table":
+    """A row for each stage."""
+    from rich import box
+    from rich.table import Table
+
+    from torchperf_ros.frame.percent import percent
+
+    timed = result.summary["pace"] != "fast"
+    table = Table(title=f"{result.log}, times in ms", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("stage", no_wrap=True)
+    for name in ("frames", "on time", "p50", "p99", "max", *(["budget"] if timed else []), "dropped"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("tiers")
+    table.add_column("not on time")
+    for stage in result.stages.values():
+        table.add_row(
+            stage.name, f"{len(stage.frames):,}", percent(1.0 - stage.miss_ratio) if len(stage.frames) else "-",
+            *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
+            *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}",
+            _tiers(stage), _otherwise(stage),
+        )  # fmt: skip
+    return table
+
+
+def _tiers(stage: "StageResult") -> str:
+    """Which tiers gave results, and how often, the most used first."""
+    from torchperf_ros.frame.percent import percent
+
+    used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0).most_common()
+    return ", ".join(f"{stage.tiers[tier]} {percent(n / len(stage.frames), 0)}" for tier, n in used) or "-"
+
+
+def _otherwise(stage: "StageResult") -> str:
+    missed = [f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time"]
+    instead = [f"{count:,} {word}" for word, count in stage.fallbacks.most_common()]
+    return "; ".join(filter(None, [", ".join(missed), ", ".join(instead)])) or "-"
+
+
+def _lines(result: "ReplayResult") -> Iterator[str]:
+    """What there is to say below the table."""
+    summary = result.summary
+    log_s, took_s = summary["log"]["duration_s"], summary["took_s"]
+    speed = f", {log_s / took_s:.1f} times as fast as it was" if took_s and summary["pace"] != "real" else ""
+    yield f"{log_s:.1f} s of log in {took_s:.1f} s{speed}; workers were ready after {summary['start_up_s']:.1f} s"
+    if summary["pace"] == "fast":
+        yield "every frame had all the time that it needed; with --pace real or virtual deadlines count"
+    if summary.get("late_messages"):
+        yield f"{summary['late_messages']:,} messages were given late, up to {summary['worst_late_ms']:.1f} ms"
+    for stage in result.stages.values():
+        for seq, reason in list(stage.reasons.items())[:_WORST]:
+            yield f"{stage.name} frame {seq}: {reason.splitlines()[0] if reason else 'no reason was given'}"
+        if len(stage.reasons) > _WORST:
+            yield f"{stage.name}: {len(stage.reasons) - _WORST:,} more, see --json"
+    if result.anomalies:
+        count = len(result.anomalies)
+        yield f"{count:,} {'anomaly' if count == 1 else 'anomalies'}, the first: {result.anomalies[0][1].name}"

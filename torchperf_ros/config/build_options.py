@@ -1,0 +1,85 @@
+"""How a tier is made ready to run: the engine, and what is done to the model before."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+PACKAGE_SUFFIXES = {"aoti": ".pt2", "onnxruntime": ".onnx", "openvino": ".blob", "tensorrt": ".pt2"}
+"""Engines whose models are built ahead of time into a file, a package, and how its name ends."""
+
+DISTRIBUTIONS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "openvino": ("openvino",),
+    "tensorrt": ("torch-tensorrt",),
+}
+"""Engines that need a library besides torch, and the names under which pip may know it."""
+
+ENGINES = ("eager", "compile", *PACKAGE_SUFFIXES)
+AUTO = "auto"
+"""In place of an engine: the fastest of those that are installed, measured."""
+
+ENGINE_CHOICES = (AUTO, *ENGINES)
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8_weight", "int8_dynamic")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+DYNAMIC = ("auto", "always", "never")
+_WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
+
+def installed(distributions: Iterable[str]) -> str:
+    """The first of these that is installed, with its version, for example `openvino 2026.4.1`; "" where none is."""
+    import importlib.metadata  # which the node, that reads options too, has no use for
+
+    for name in distributions:
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def installed_engines() -> list[str]:
+    """The engines whose library is installed."""
+    return [name for name in ENGINES if name not in DISTRIBUTIONS or installed(DISTRIBUTIONS[name])]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """One way to run a model; what a package is keyed by and what tuning searches.
+
+    Attributes:
+        engine: eager, compile (torch.compile), one that runs packages, or auto.
+        mode: torch.compile's mode, for engine compile.
+        dynamic: whether sizes may vary, for the compiled engines; auto: where the adapter declares dynamic dimensions.
+        precision: fp32; tf32 (CUDA matrix products); bf16, fp16 (weights and inputs); int8_weight, int8_dynamic
+            (torchao: linear layers' weights, or weights and activations).
+        channels_last: memory layout of four-dimensional weights and inputs.
+        fold_batch_norm: batch normalisation folded into the convolution before it.
+        cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
+    """
+
+    engine: str = "eager"
+    mode: str = "default"
+    dynamic: str = "auto"
+    precision: str = "fp32"
+    channels_last: bool = False
+    fold_batch_norm: bool = False
+    cuda_graphs: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: manifests, the worker's setup."""
+        return asdict(self)
+
+    def without_graphs(self) -> "BuildOptions":
+        """The same without CUDA graphs, which some modes of torch.compile capture as well."""
+        mode = _WITHOUT_GRAPHS.get(self.mode, self.mode) if self.engine == "compile" else self.mode
+        return replace(self, mode=mode, cuda_graphs=False)
+
+    @property
+    def label(self) -> str:
+        """A short name for tables: only what is not the default."""
+        words = [self.engine]
+        words += [self.mode] if self.engine == "compile" and self.mode != "default" else []
+        words += [{"always": "dynamic", "never": "static"}[self.dynamic]] if self.dynamic != "auto" else []
+        words += [self.precision] if self.precision != "fp32" else []
+        words += [name for name in ("channels_last", "fold_batch_norm", "cuda_graphs") if getattr(self, name)]
+        return " ".join(words)

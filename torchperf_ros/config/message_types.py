@@ -1,0 +1,325 @@
+"""Message types by name: CDR bytes to objects and back, without rclpy.
+
+The `rosbags` type store knows the common packages; other types are read from the `.msg` files of
+installed packages (a sourced ROS 2, or message wheels under `sys.prefix`).
+"""
+
+import contextlib
+import functools
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rosbags.interfaces.typing import Typesdict
+from rosbags.serde.utils import SIZEMAP
+from rosbags.typesys import Stores, TypesysError, get_types_from_msg, get_typestore
+from rosbags.typesys.store import Typestore
+
+from torchperf_ros.frame.errors import BadInput, UnknownMessageType
+
+_PARTS = 3  # package/msg/Name
+_TEXTS: Final = ("string", "wstring")
+_BYTES: Final = {"octet": "uint8", "byte": "uint8", "char": "uint8"}
+_NS_PER_S: Final = 1_000_000_000
+_MOST_LISTED = 70_000  # objects in the lists of a message that is decoded, 1 to 2 us each: those of 10,000 poses
+
+
+@functools.cache
+def _store() -> Typestore:
+    return get_typestore(Stores.ROS2_JAZZY)
+
+
+def _share_folders() -> Iterator[Path]:
+    for prefix in [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]:
+        if prefix:
+            yield Path(prefix) / "share"
+
+
+def full_name(name: str) -> str:
+    """`sensor_msgs/Image` and `sensor_msgs/msg/Image` both as the latter.
+
+    Raises:
+        UnknownMessageType: the name does not have the form `package/msg/Name`.
+    """
+    parts = name.split("/")
+    if len(parts) == _PARTS - 1:
+        parts.insert(1, "msg")
+    if len(parts) != _PARTS or parts[1] != "msg" or not all(parts):
+        msg = f"message type {name!r} does not have the form package/msg/Name, for example sensor_msgs/msg/Image"
+        raise UnknownMessageType(msg)
+    return "/".join(parts)
+
+
+def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+    """The dataclass of a message type, to build messages with.
+
+    Args:
+        name: for example `nav_msgs/msg/Path`.
+
+    Raises:
+        UnknownMessageType: the type store does not know it and no installed package has it.
+    """
+    name = full_name(name)
+    _ensure(name)
+    return _store().types[name]
+
+
+def header(stamp_ns: int, frame_id: str) -> Any:  # noqa: ANN401
+    """A `std_msgs/msg/Header`.
+
+    Args:
+        stamp_ns: ROS time in ns, 0 for none.
+        frame_id: coordinate frame.
+    """
+    header_class, time_class = _header_classes()
+    sec, nanosec = divmod(stamp_ns, _NS_PER_S)
+    return header_class(stamp=time_class(sec=sec, nanosec=nanosec), frame_id=frame_id)
+
+
+@functools.cache
+def _header_classes() -> tuple[Any, Any]:
+    return message_class("std_msgs/msg/Header"), message_class("builtin_interfaces/msg/Time")
+
+
+def stamp_ns_of(message_header: Any) -> int:  # noqa: ANN401
+    """The stamp of a `std_msgs/msg/Header` in ns."""
+    return int(message_header.stamp.sec) * _NS_PER_S + int(message_header.stamp.nanosec)
+
+
+def _ensure(name: str) -> None:
+    """Make sure that the store has the type and every type that it contains."""
+    store = _store()
+    if name in store.fielddefs:
+        return
+    package, _, short = name.split("/")
+    for share in _share_folders():
+        path = share / package / "msg" / f"{short}.msg"
+        if path.is_file():
+            types = {key: value for key, value in _parse(path, name).items() if key not in store.fielddefs}
+            for _, fields in types.values():
+                for needed in referenced(fields):
+                    if needed not in types:
+                        _ensure(needed)
+            store.register(types)
+            return
+    msg = f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install {package}"
+    raise UnknownMessageType(msg)
+
+
+def _parse(path: Path, name: str) -> Typesdict:
+    try:
+        return get_types_from_msg(path.read_text(encoding="utf-8"), name)
+    except (TypesysError, OSError, UnicodeDecodeError) as error:
+        msg = f"message type {name!r} cannot be read from {path}: {error}"
+        raise UnknownMessageType(msg) from error
+
+
+def referenced(fields: Iterable[Any]) -> Iterator[str]:
+    """Names of the message types among a type's fields."""
+    for _, field in fields:
+        entry = field[1][0] if field[0].name in {"ARRAY", "SEQUENCE"} else field
+        if entry[0].name == "NAME":
+            yield str(entry[1])
+
+
+def empty_message(name: str, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+    """A message with numbers 0, texts and lists empty; rotations turn nothing, as in ROS.
+
+    Args:
+        name: for example `nav_msgs/msg/Odometry`.
+        own: values of fields that are not empty.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    name = full_name(name)
+    _ensure(name)
+    fields: Any = _store().fielddefs[name][1]
+    values = {field: _empty(kind, of) for field, (kind, of) in fields if field not in own}
+    if name == "geometry_msgs/msg/Quaternion":
+        values["w"] = 1.0
+    return message_class(name)(**values | own)
+
+
+def _empty(kind: Any, of: Any) -> object:  # noqa: ANN401 - a field's type as rosbags describes it
+    import numpy as np  # not at the top: the command line's help needs none of it
+
+    if kind.name == "NAME":
+        return empty_message(of)
+    if kind.name == "BASE":
+        return "" if of[0] in _TEXTS else np.zeros(1, _BYTES.get(of[0], of[0])).item()
+    (entry, entry_of), length = of
+    count = length if kind.name == "ARRAY" else 0
+    if entry.name == "BASE" and entry_of[0] not in _TEXTS:
+        return np.zeros(count, _BYTES.get(entry_of[0], entry_of[0]))
+    return [_empty(entry, entry_of) for _ in range(count)]
+
+
+def field_types(name: str) -> dict[str, str]:
+    """The fields of a message type: of each its message type, of a list that of its elements; "" for plain values.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    name = full_name(name)
+    _ensure(name)
+    fields = _store().fielddefs[name][1]
+    return {field[0]: next(referenced([field]), "") for field in fields}
+
+
+def typestore(names: Iterable[str]) -> Typestore:
+    """A type store that knows these types, for reading and writing logs.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    for name in names:
+        _ensure(full_name(name))
+    return _store()
+
+
+def register(types: Typesdict) -> None:
+    """Make types known that only a log defines; those that are known stay as they are.
+
+    Args:
+        types: definitions as `rosbags` parses them.
+    """
+    store = _store()
+    store.register({name: definition for name, definition in types.items() if name not in store.fielddefs})
+
+
+def warm_up(name: str) -> None:
+    """Generate the code that reads and writes a type and all that it contains, which otherwise the first message pays.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    name = full_name(name)
+    _ensure(name)
+    _store().get_msgdef(name)
+    _layout(name)
+    for needed in referenced(_store().fielddefs[name][1]):
+        warm_up(needed)
+
+
+@functools.cache
+def has_header(name: str) -> bool:
+    """Whether the type's first field is a `std_msgs/msg/Header`, so that its stamp can be read from the bytes."""
+    name = full_name(name)
+    _ensure(name)
+    fields = _store().fielddefs[name][1]
+    return bool(fields) and fields[0][1][1] == "std_msgs/msg/Header"
+
+
+def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
+    """Decode CDR bytes; arrays are numpy views on `data`, which must outlive the message.
+
+    Raises:
+        BadInput: the bytes are not a message of this type; or its lists hold more than 70,000 messages and texts, where
+            a stamped pose counts as seven, with those that are its fields: decoding them would take too long.
+        UnknownMessageType: see `message_class`.
+    """
+    _ensure(name)
+    if len(data) * _layout(name).density > _MOST_LISTED:
+        _ObjectCount(data, name).check()
+    try:
+        return _store().deserialize_cdr(data, name)
+    except Exception as error:
+        # rosbags' generated readers raise whatever garbage leads them to: struct.error, IndexError, UnicodeError, ...
+        msg = f"not a {name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
+        raise BadInput(msg) from error
+
+
+def encode(message: object, name: str) -> memoryview:
+    """Encode a message object as little-endian CDR bytes."""
+    _ensure(name)
+    return _store().serialize_cdr(message, name)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a message lies in CDR bytes, with the messages that are its fields taken apart.
+
+    Attributes:
+        parts: of each the size of its values, how many there are, -1: a number before them says that, and the layout of
+            what it lists if that takes objects; a text is a list of bytes.
+        objects: that decoding takes, those of lists left out.
+        least_bytes: that it has at the least, those of lists left out.
+    """
+
+    parts: tuple[tuple[int, int, "_Layout | None"], ...]
+    objects: int
+    least_bytes: int
+
+    @functools.cached_property
+    def last_list(self) -> int:
+        """Index of the last part that lists what takes objects; -1: there is none."""
+        return max((number for number, (_, _, listed) in enumerate(self.parts) if listed is not None), default=-1)
+
+    @functools.cached_property
+    def density(self) -> float:
+        """Objects that lists can have for each byte of the message, at the most."""
+        lists = [listed for _, _, listed in self.parts if listed is not None]
+        return max((max(listed.objects / listed.least_bytes, listed.density) for listed in lists), default=0.0)
+
+
+_TEXT = _Layout(((1, -1, None),), 1, 4)
+
+
+@functools.cache
+def _layout(name: str) -> _Layout:
+    parts: list[tuple[int, int, _Layout | None]] = []
+    objects, least_bytes = 1, 0
+    fields: Any = _store().fielddefs[name][1]
+    for _, (kind, of) in fields:
+        (entry, of_entry), count = of if kind.name in {"ARRAY", "SEQUENCE"} else ((kind, of), 1)
+        one = _layout(of_entry) if entry.name == "NAME" else _TEXT if of_entry[0] == "string" else None
+        if kind.name == "SEQUENCE":
+            parts.append((0 if one is not None else SIZEMAP[of_entry[0]], -1, one))
+            least_bytes += 4
+        elif one is None:
+            parts.append((SIZEMAP[of_entry[0]], count, None))
+            least_bytes += SIZEMAP[of_entry[0]] * count
+        else:
+            parts += one.parts * count
+            objects, least_bytes = objects + one.objects * count, least_bytes + one.least_bytes * count
+    return _Layout(tuple(parts), objects, max(least_bytes, 1))
+
+
+class _ObjectCount:
+    """Counts the objects that the lists of a message take, without decoding it, as far as its last list begins."""
+
+    def __init__(self, data: bytes | memoryview, name: str) -> None:
+        self._data, self._name = memoryview(data)[4:], name  # numbers are aligned from the end of the encapsulation
+        self._length = struct.Struct("<I" if data[1] & 1 else ">I")
+        self._at = self._count = 0
+
+    def check(self) -> None:
+        """Raise BadInput if there are too many; bytes that end too early are left to the decoder."""
+        with contextlib.suppress(struct.error):
+            self._walk(_layout(self._name), more=False)
+
+    def _walk(self, layout: _Layout, *, more: bool) -> None:
+        """Pass a message; its end only matters if there is more to count after it."""
+        for number, (size, count, listed) in enumerate(layout.parts):
+            if number > layout.last_list and not more:
+                return
+            if count < 0:
+                self._at += -self._at % 4
+                (count,) = self._length.unpack_from(self._data, self._at)  # noqa: PLW2901 - it stands there
+                self._at += 4
+            if listed is None:
+                self._at += -self._at % size + size * count if count else 0
+                continue
+            self._count += count * listed.objects
+            if self._count > _MOST_LISTED:
+                msg = f"the lists of this {self._name} hold {self._count} messages and texts, or more; at most"
+                raise BadInput(f"{msg} {_MOST_LISTED} are decoded (a stamped pose counts as 7: with all that it holds)")
+            after = more or number < layout.last_list
+            if after or listed.last_list >= 0:
+                for left in range(count - 1, -1, -1):
+                    self._walk(listed, more=after or left > 0)

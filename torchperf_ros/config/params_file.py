@@ -1,0 +1,113 @@
+"""The node's parameters out of a ROS 2 parameter file, for tools that run without a node."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.config.config import NodeConfig, node_config
+from torchperf_ros.config.parameter_tables import NODE_PARAMETERS
+from torchperf_ros.frame.errors import ConfigError
+
+_NODE = "perf"
+_VALUES = "ros__parameters"
+_EXAMPLE = f"/**/{_NODE}: {{{_VALUES}: {{stages: [perception]}}}}"
+
+
+def read_params_file(path: Path) -> NodeConfig:
+    """Read what concerns the node `perf` in any namespace; what the file leaves out has its default.
+
+    Raises:
+        ConfigError: the file cannot be read, is no parameter file, or a value is not allowed.
+    """
+    return config_of(params_of_file(path))
+
+
+def params_of_file(path: Path) -> dict[str, Any]:
+    """The parameters of the node `perf` in any namespace, by dotted name, unchecked.
+
+    Later entries win, as in ROS; parameters of stages may be nested or dotted.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no parameter file.
+    """
+    content = read_yaml(path, "parameter file")
+    values: dict[str, Any] = {}
+    found = False
+    for own in _of_node(content, _NODE, ""):
+        values.update(_flat(own, ""))
+        found = True
+    if not found:
+        msg = f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}"
+        raise ConfigError(msg)
+    return values
+
+
+def read_yaml(path: Path, what: str) -> object:
+    """What a YAML file holds; messages begin with `what`, for example `parameter file`.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    try:
+        return _yaml(path.read_text(encoding="utf-8"), f"{what} {path}")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        msg = f"{what} {path}: cannot be read ({why}); it has to be a YAML file"
+        raise ConfigError(msg) from error
+
+
+def parse_value(name: str, text: str) -> object:
+    """One parameter's value as a parameter file would have it; a mapping stays text, as `options` is text.
+
+    Raises:
+        ConfigError: it is not YAML.
+    """
+    value = _yaml(text, f"parameter {name}: {text!r}")
+    return text if isinstance(value, Mapping) or value is None else value
+
+
+def _yaml(text: str, what: str) -> object:
+    from ruamel.yaml import YAML  # only this needs it
+    from ruamel.yaml.error import YAMLError
+
+    reader = YAML(typ="safe", pure=True)
+    reader.version = (1, 1)  # what ROS reads: `yes` and `on` are true
+    try:
+        return reader.load(text)
+    except (YAMLError, ValueError, AttributeError) as error:  # a tag or a date that its text does not fit
+        msg = f"{what}: is not YAML: {' '.join(str(error).split())}"
+        raise ConfigError(msg) from error
+
+
+def config_of(values: Mapping[str, Any]) -> NodeConfig:
+    """The configuration that parameters by dotted name make; what they leave out has its default.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    node = {p.name: values[p.name] for p in NODE_PARAMETERS if p.name in values}
+    names = node.get("stages", NODE_PARAMETERS[0].default)
+    stages = {
+        str(name): {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{name}.")}
+        for name in (names if isinstance(names, list) else [])
+    }
+    return node_config(node, stages)
+
+
+def _of_node(content: object, node: str, path: str) -> Iterator[Mapping[str, Any]]:
+    """The values under every name that stands for the node: `perf`, `/perf`, `/**`, `/**/perf`, `/robot/perf`."""
+    if not isinstance(content, Mapping):
+        return
+    for key, value in content.items():
+        if key == _VALUES and isinstance(value, Mapping) and path.rpartition("/")[2] in (node, "**"):
+            yield value
+        elif key != _VALUES:
+            yield from _of_node(value, node, f"{path}/{key}")
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,86 @@
+"""Where a user's own files lie (XDG base directory specification), and that nobody else can change them."""
+
+import os
+import pwd
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def user_folder(variable: str, below_home: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """`torchperf_ros` in the folder that the environment names, else below the user's home.
+
+    Never where others may write: packages that lie there are run, and evidence shows what a camera saw.
+
+    Args:
+        variable: for example `XDG_CACHE_HOME`; one that is not absolute counts as unset.
+        below_home: for example `.cache`.
+        environment: the process's, or a test's.
+    """
+    base = environment.get(variable, "")
+    folder = Path(base) if base.startswith("/") else Path(environment.get("HOME") or _home()) / below_home
+    return folder / "torchperf_ros"
+
+
+def _home() -> str:
+    """From the list of users; "/" for a user that is not in it, as in containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and what is missing on the way to it, that only the user may enter, whatever the umask.
+
+    One that is there already stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileNotFoundError:
+        make_private(folder.parent)
+        make_private(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def exposed(path: Path) -> str:
+    """Who else than the user and root can change a file or folder, and what to do about it; "" if nobody can.
+
+    Every folder on the way counts: who may write there can put other ones in the place of those below. In a sticky one
+    such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the file itself.
+
+    Args:
+        path: with symbolic links already followed; what does not exist yet is left out.
+    """
+    holds_file = path if path.is_dir() else path.parent
+    for part in (path, *path.parents):
+        try:
+            status = part.stat()
+        except OSError:  # not there, or not to be seen: the folder that hides it comes next
+            continue
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid not in {0, os.geteuid()}:
+            owner, user = _user_name(status.st_uid), _user_name(os.geteuid())
+            return f"{part} belongs to {owner}; it has to belong to {user} or root"
+        if mode & stat.S_ISVTX and part not in {path, holds_file}:
+            continue
+        if mode & stat.S_ISVTX and mode & _OTHERS_WRITE:
+            return f"everybody can write {part} (mode {mode:04o}); choose a folder of your own"
+        if mode & _OTHERS_WRITE:
+            change = "700" if part == path and stat.S_ISDIR(status.st_mode) else "go-w"
+            return f"others can write {part} (mode {mode:04o}); if its content is yours: `chmod {change} {part}`"
+    return ""
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

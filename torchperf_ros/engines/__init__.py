@@ -1,0 +1,1 @@
+"""The ways to run a model: eager, compile, packages; shapes, parity. Imports torch."""

@@ -1,0 +1,263 @@
+"""The engines: ways to run a model. Each takes the adapter's model and gives a callable with the same inputs."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.config.shape_options import MOST_SHAPES
+from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
+from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.package import Aoti
+from torchperf_ros.engines.package_engine import PackageEngine, from_front
+from torchperf_ros.engines.parity import DynamicDims, random_inputs
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
+from torchperf_ros.packages.engine_choice import EngineChoice
+from torchperf_ros.packages.package_manifest import Identity
+
+Call = Callable[..., Any]
+Inputs = tuple[torch.Tensor, ...]
+
+ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
+"""Every engine that runs packages; `compile` and `eager` run the model itself."""
+
+_MOST_GRAPHS = 8 * MOST_SHAPES
+_PACE_S = 1 / 30  # a camera's: between two frames caches go cold, and threads that wait for work go to sleep
+_ROUNDS = 40
+_CAPTURE_WARM_UP_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model that is ready to run.
+
+    Attributes:
+        graphs, breaks: graphs that were compiled and the breaks between them; 0 and 0 for eager.
+        cache_hits: graphs that came out of the compiler's own cache on disk.
+        package: key of the package, "" where there is none.
+        model: hashes of weights and code that a user's package was built from, where that is known.
+        static: whether it takes the example's shapes only, and does not notice others: it would give wrong results.
+        engine: of a user's package; "" where the options name it.
+    """
+
+    call: Call
+    graphs: int = 0
+    breaks: int = 0
+    cache_hits: int = 0
+    compile_s: float = 0.0
+    package: str = ""
+    model: tuple[str, str] | None = None
+    static: bool = False
+    engine: str = ""
+
+
+def varying_dims(options: BuildOptions, declared: DynamicDims) -> DynamicDims:
+    """The dimensions that an engine with these options has to let vary; a range of one size does not."""
+    if options.dynamic == "never":
+        return {}
+    varying = {i: {dim: span for dim, span in spans.items() if span[0] != span[1]} for i, spans in declared.items()}
+    return {index: spans for index, spans in varying.items() if spans}
+
+
+def make_runner(
+    model: torch.nn.Module, options: BuildOptions, example: Inputs, dynamic_dims: DynamicDims, device: torch.device
+) -> Runner:
+    """Make a model ready to run, which stays as it is; compiled engines take 10 s and more.
+
+    Model and example are on the device, the model in eval mode; `dynamic_dims` are the adapter's. Engine compile has
+    to be made and called under the same mode (`torch.inference_mode`), with inputs made under it: it is a guard.
+
+    Raises:
+        ConfigError: an option that cannot be used here.
+        EngineUnavailable: the engine cannot run this here.
+        Exception: whatever torch or the library raises where it cannot compile the model.
+    """
+    dims = varying_dims(options, dynamic_dims)
+    if options.engine in PACKAGE_SUFFIXES:
+        return finished(_package(model, options, example, dims, device), options, example, device)
+    with torch.inference_mode(mode=False):
+        prepared = transform(model, options, device)
+    with matrix_precision(options.precision, device):
+        runner = _compile(prepared, options, example, dims) if options.engine == "compile" else Runner(prepared)
+    return finished(runner, options, example, device)
+
+
+def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
+    """The same with what concerns CUDA only: run with the precision of the options, or captured as one graph.
+
+    Raises:
+        ConfigError: a graph is wanted, and the device is not CUDA.
+    """
+    if options.cuda_graphs and options.engine != "compile":  # which captures its own
+        if device.type != "cuda":
+            msg = f"parameter cuda_graphs: true is for CUDA; the device here is {device}"
+            raise ConfigError(msg)
+        with matrix_precision(options.precision, device):
+            return replace(runner, call=GraphReplay(runner.call, example))
+    if options.precision != "tf32" or device.type != "cuda":
+        return runner
+
+    def call(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+        with matrix_precision(options.precision, device):
+            return runner.call(*inputs)
+
+    return replace(runner, call=call)
+
+
+def _package(
+    model: torch.nn.Module, options: BuildOptions, example: Inputs, dims: DynamicDims, device: torch.device
+) -> Runner:
+    """A package that is kept in memory only."""
+    started, engine = time.perf_counter(), ENGINES[options.engine]
+    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+        path = Path(folder) / f"model{PACKAGE_SUFFIXES[engine.name]}"
+        with torch.inference_mode(mode=False):
+            built = engine.build(model, options, tuple(tensor.clone() for tensor in example), dims, device, path)
+        call = engine.load(path, built.outputs, options, device)
+    return Runner(call, graphs=1, compile_s=time.perf_counter() - started, static=not dims)
+
+
+def _compile(model: torch.nn.Module, options: BuildOptions, example: Inputs, dims: DynamicDims) -> Runner:
+    """torch.compile, and a first call of every kind of size, so that nothing is left to compile.
+
+    Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then on, and only
+    its log would say so.
+    """
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):
+        setattr(torch._dynamo.config, limit, max(_MOST_GRAPHS, getattr(torch._dynamo.config, limit)))
+    started, before = time.perf_counter(), _counters()
+    mode = None if options.mode == "default" else options.mode
+    if options.cuda_graphs and mode is None:
+        mode = "reduce-overhead"
+    dynamic = bool(dims) or options.dynamic == "always"
+    if dynamic:  # a graph would be captured at the first frame of every new size, while that frame waits
+        from torch._inductor import config
+
+        config.triton.cudagraph_skip_dynamic_graphs = True
+    compiled = torch.compile(model, mode=mode, dynamic=None if dims else dynamic)
+    for usual in warm_up_inputs(example, dims):
+        inputs = tuple(tensor.clone() for tensor in usual)  # marks stay on a tensor, and the example is the adapter's
+        for index, spans in from_front(dims, example).items():
+            for dim, (low, high) in spans.items():
+                if inputs[index].shape[dim] > 1:  # sizes 0 and 1 have a graph of their own
+                    torch._dynamo.mark_dynamic(inputs[index], dim, min=max(low, 2), max=high)
+        compiled(*inputs)
+    after = _counters()
+    made = {key: after[key] - before[key] for key in after}
+    return Runner(compiled, made["graphs"], made["breaks"], made["cache_hits"], time.perf_counter() - started)
+
+
+def warm_up_inputs(example: Inputs, dims: DynamicDims) -> list[Inputs]:
+    """The example, and where sizes vary, inputs of the middle, smallest and largest sizes."""
+    if not dims:
+        return [example]
+    found = []
+    for part in (0.5, 0.0, 1.0):
+        sizes = {
+            index: {dim: (round(low + part * (high - low)),) * 2 for dim, (low, high) in spans.items()}
+            for index, spans in dims.items()
+        }
+        found.append(random_inputs(example, 0, sizes))
+    return [*found, example]
+
+
+def _counters() -> dict[str, int]:
+    from torch._dynamo.utils import counters  # imports the compiler, which an eager worker does not need
+
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "cache_hits": counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"],
+    }
+
+
+def usable_engines(options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> list[PackageEngine]:
+    """Those that are installed and can do what the options ask for, with these sizes, on this device."""
+    return [engine for engine in ENGINES.values() if not engine.why_not(options, dynamic_dims, device)]
+
+
+def library_of(engines: list[PackageEngine]) -> str:
+    """The `library` of an identity that stands for the choice between engines: another one, another choice."""
+    return ", ".join(engine.version or engine.name for engine in engines)
+
+
+def identity_of(identity: Identity, engine: PackageEngine) -> Identity:
+    """The identity of an engine's package, from that of the choice: the model is hashed once."""
+    return replace(identity, options={**identity.options, "engine": engine.name}, library=engine.version)
+
+
+def compare(
+    calls: Mapping[str, Call], example: Inputs, device: torch.device, left_out: Mapping[str, str]
+) -> EngineChoice:
+    """Time engines in turns on the example inputs, at a camera's pace, and choose; call it under inference mode.
+
+    `calls` are those that are right, eager among them; `left_out` has the reason for every other engine.
+    """
+    bound = {name: (lambda call=call: call(*example)) for name, call in calls.items()}
+    found = time_interleaved(bound, device, seconds=0.0, rounds=(_ROUNDS, _ROUNDS), inner=1, pause_s=_PACE_S)
+    return EngineChoice.of({name: timing.calibration for name, timing in found.items()}, left_out)
+
+
+class CaptureFailed(TorchperfError):
+    """A model cannot be captured as a CUDA graph; this process has to end, and the next one to do without graphs.
+
+    torch leaves the capture's stream as the current one, and its allocator counts a capture that never ends: later
+    calls, such as `torch.cuda.empty_cache`, raise (pytorch/pytorch pull requests 180395 and 190308).
+    """
+
+
+class GraphReplay:
+    """Replays a model on inputs of the shapes that it was captured with; on others it calls the model itself.
+
+    The outputs are the graph's own memory: the next call writes to them (CUDA graphs, PyTorch notes on CUDA
+    semantics). A model that waits for the device, or changes what it does with the values of its inputs, cannot be
+    captured.
+    """
+
+    def __init__(self, call: Call, example: Inputs) -> None:
+        """Warm up and capture a model on the device, with the shapes of the example.
+
+        Raises:
+            CaptureFailed: the model cannot be captured.
+            Exception: whatever the model raises on these inputs.
+        """
+        self._call = call  # kept, as the graph holds only addresses of its weights and kernels
+        self._inputs = tuple(tensor.clone() for tensor in example)
+        self._replay, self._outputs = _capture(call, self._inputs)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+        """Outputs for inputs, which are copied into the graph's own."""
+        pairs = list(zip(self._inputs, inputs, strict=True))
+        if any(kept.shape != given.shape or kept.dtype != given.dtype for kept, given in pairs):
+            return self._call(*inputs)
+        for kept, given in pairs:
+            kept.copy_(given, non_blocking=True)
+        self._replay()
+        return self._outputs
+
+
+def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
+    """What replays the call, and the outputs that this writes to."""
+    device = inputs[0].device
+    caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(caller)
+    with torch.cuda.stream(side):
+        for _ in range(_CAPTURE_WARM_UP_RUNS):
+            call(*inputs)
+    caller.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # what the collector frees may call the driver, which ends a capture; so may other threads, hence the mode
+        with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            outputs = call(*inputs)
+    except Exception as error:
+        torch.cuda.set_stream(caller)
+        msg = f"it cannot be captured as a CUDA graph: {type(error).__name__}: {error}".splitlines()[0]
+        raise CaptureFailed(msg) from error
+    return graph.replay, outputs

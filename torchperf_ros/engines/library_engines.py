@@ -1,0 +1,285 @@
+"""Engines of other libraries: ONNX Runtime, OpenVINO and TensorRT; each is imported where it is used, nowhere else."""
+
+import ctypes.util
+import io
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.model_transforms import quiet_log
+from torchperf_ros.engines.package import load_package
+from torchperf_ros.engines.package_engine import Built, Call, FlatCall, PackageEngine, check_count, exported
+from torchperf_ros.engines.parity import DynamicDims
+
+_HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+_FOR_CUDA = "onnxruntime-gpu"
+_CUDA_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+_ERRORS_ONLY = 3  # of ONNX Runtime's log: a warning of its own about each optimised file says what the cache's key does
+_INT8 = "int8_dynamic"
+_TYPES: dict[str, tuple[torch.dtype, type]] = {
+    "tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16),
+    "tensor(double)": (torch.float64, np.float64), "tensor(bool)": (torch.bool, np.bool_),
+    "tensor(int64)": (torch.int64, np.int64), "tensor(int32)": (torch.int32, np.int32),
+    "tensor(int16)": (torch.int16, np.int16), "tensor(int8)": (torch.int8, np.int8),
+    "tensor(uint8)": (torch.uint8, np.uint8),
+}  # fmt: skip
+
+
+class OnnxRuntime(PackageEngine):
+    """ONNX Runtime on the CPU, and on CUDA where its build has that provider, with TensorRT below where that is there.
+
+    On the CPU int8_dynamic is its own dynamic quantisation of matrix products; it has no kernels for half precision
+    there. Denormals are computed as they are, as torch does.
+    """
+
+    name = "onnxruntime"
+    precisions = {"cpu": ("fp32", "int8_dynamic"), "cuda": _CUDA_PRECISIONS}
+    build_distributions = ("onnx", "onnxscript")
+
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        """Likewise; only one of the two builds has CUDA."""
+        why = super().why_not(options, dynamic_dims, device)
+        if not why and device.type == "cuda" and not self.version.startswith(_FOR_CUDA):
+            return f"engine {self.name} needs the package {_FOR_CUDA} on CUDA: pip install {_FOR_CUDA}"
+        return why
+
+    def for_model(self, options: BuildOptions) -> BuildOptions:
+        """Half precision; it quantises, lays out and folds by itself."""
+        return BuildOptions(precision="fp32" if options.precision == _INT8 else options.precision)
+
+    def convert(
+        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
+        dynamic_dims: DynamicDims, device: torch.device, path: Path,
+    ) -> Built:  # fmt: skip
+        """Export to ONNX, optimise, and save the optimised graph, so that loading it costs no optimisation."""
+        program, built = exported(model, example, dynamic_dims)
+        with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+            plain = Path(folder) / "plain.onnx"
+            with warnings.catch_warnings(), quiet_log("torch.onnx"):
+                warnings.simplefilter("ignore")
+                graph = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False)
+            assert graph is not None
+            graph.save(str(plain), external_data=False)  # one file: what the manifest's hash covers is all there is
+            if options.precision == _INT8:
+                plain = _quantised(plain)
+            settings = _onnx_settings()
+            if "TensorrtExecutionProvider" in _providers(options, device):
+                settings.add_session_config_entry("ep.context_enable", "1")  # the built engine inside of the file
+                settings.add_session_config_entry("ep.context_embed_mode", "1")
+                settings.add_session_config_entry("ep.context_file_path", str(path))
+            else:
+                settings.optimized_model_filepath = str(path)
+            session = _onnx_session(plain, settings, options, device)
+            check_count(len(session.get_outputs()), built)
+        return built
+
+    def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
+        """Load the optimised graph."""
+        import onnxruntime
+
+        settings = _onnx_settings()
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = _onnx_session(path, settings, options, device)
+        if device.type == "cuda":
+            return _CudaCall(session, device)
+        names = [each.name for each in session.get_inputs()]
+        outputs = [each.name for each in session.get_outputs()]
+
+        def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            """Inputs are read where they are; outputs are new memory at every call."""
+            arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+            return [torch.from_numpy(array) for array in session.run(outputs, arrays)]
+
+        return call
+
+
+class _CudaCall:
+    """Calls with inputs and outputs in torch's own device memory; outputs of sizes that vary come by way of the host.
+
+    ONNX Runtime waits for its stream before it returns. Where that is not the one that made the inputs, these are
+    waited for first.
+    """
+
+    def __init__(self, session: Any, device: torch.device) -> None:  # noqa: ANN401 - the library has no types
+        self._session, self._device, self._index = session, device, device.index or 0
+        self._stream = torch.cuda.current_stream(device).cuda_stream  # 0, the default one, is not handed over
+        self._inputs = [(each.name, *_TYPES[each.type]) for each in session.get_inputs()]
+        self._outputs = [(each.name, *_TYPES[each.type], each.shape) for each in session.get_outputs()]
+        self._fixed = all(isinstance(size, int) for *_, shape in self._outputs for size in shape)
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        stream = torch.cuda.current_stream(self._device)
+        if not self._stream or stream.cuda_stream != self._stream:
+            stream.synchronize()
+        binding, kept = self._session.io_binding(), [tensor.contiguous() for tensor in inputs]
+        for (name, _, kind), tensor in zip(self._inputs, kept, strict=True):
+            binding.bind_input(name, "cuda", self._index, kind, tuple(tensor.shape), tensor.data_ptr())
+        results = []
+        for name, dtype, kind, shape in self._outputs:
+            if self._fixed:
+                results.append(torch.empty(shape, dtype=dtype, device=self._device))
+                binding.bind_output(name, "cuda", self._index, kind, shape, results[-1].data_ptr())
+            else:
+                binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        if self._fixed:
+            return results
+        return [torch.from_numpy(array).to(self._device) for array in binding.copy_outputs_to_cpu()]
+
+
+def _onnx_settings() -> Any:  # noqa: ANN401 - the library has no types
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = torch.get_num_threads()
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = _ERRORS_ONLY
+    # its threads spin while a model runs, and not until the next frame, when others need the processor
+    settings.add_session_config_entry("session.force_spinning_stop", "1")
+    return settings
+
+
+def _onnx_session(path: Path, settings: Any, options: BuildOptions, device: torch.device) -> Any:  # noqa: ANN401
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(str(path), settings, providers=list(_providers(options, device).items()))
+
+
+def _providers(options: BuildOptions, device: torch.device) -> dict[str, dict[str, str]]:
+    """Execution providers with their settings, the preferred one first; the CPU's takes what the others have not."""
+    if device.type == "cpu":
+        return {"CPUExecutionProvider": {}}
+    import onnxruntime
+
+    stream = str(torch.cuda.current_stream(device).cuda_stream)
+    place = {"device_id": str(device.index or 0), "user_compute_stream": stream}
+    tf32 = {"use_tf32": str(int(options.precision == "tf32"))}  # on by its own default; fp32 means fp32
+    providers = {"CUDAExecutionProvider": place | tf32, "CPUExecutionProvider": {}}
+    # the provider is listed in builds on machines without TensorRT, too; it has no setting against tf32
+    tensorrt = ctypes.util.find_library("nvinfer") and options.precision != "fp32"
+    if tensorrt and "TensorrtExecutionProvider" in onnxruntime.get_available_providers():
+        half = {"trt_fp16_enable": str(int(options.precision == "fp16"))}
+        return {"TensorrtExecutionProvider": place | half, **providers}
+    return providers
+
+
+def _quantised(plain: Path) -> Path:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model, path = onnx.load(str(plain)), plain.with_name("quantised.onnx")
+    del model.graph.value_info[:]  # shapes of weights, some of which it transposes and then compares with these
+    quantize_dynamic(model, str(path), weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
+    return path
+
+
+class OpenVino(PackageEngine):
+    """OpenVINO on the CPU.
+
+    Half precision is a hint to it: weights stay in fp32, and it computes in what the processor has. Denormals are
+    computed as they are, as torch does.
+    """
+
+    name = "openvino"
+    precisions = {"cpu": tuple(_HINTS)}  # int8 would need a library of its own, and calibration data
+
+    def for_model(self, options: BuildOptions) -> BuildOptions:
+        """Nothing: it converts, lays out and folds by itself."""
+        return BuildOptions()
+
+    def convert(
+        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
+        dynamic_dims: DynamicDims, device: torch.device, path: Path,
+    ) -> Built:  # fmt: skip
+        """Export, convert, compile for this processor, and save what it has compiled."""
+        openvino = _openvino()
+        program, built = exported(model, example, dynamic_dims)
+        with warnings.catch_warnings():  # of torch, about how it is used
+            warnings.simplefilter("ignore")
+            converted = openvino.convert_model(program)
+        for index, tensor in enumerate(example):
+            spans = {dim % tensor.dim(): span for dim, span in dynamic_dims.get(index, {}).items()}
+            sizes = [openvino.Dimension(*spans.get(dim, (size, size))) for dim, size in enumerate(tensor.shape)]
+            converted.inputs[index].get_node().set_partial_shape(openvino.PartialShape(sizes))
+        converted.validate_nodes_and_infer_types()
+        check_count(len(converted.outputs), built)
+        compiled = openvino.Core().compile_model(converted, "CPU", _openvino_settings(options))
+        path.write_bytes(compiled.export_model().getvalue())
+        return built
+
+    def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
+        """Load what was compiled."""
+        openvino = _openvino()
+        compiled = openvino.Core().import_model(io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options))
+        request, numbers = compiled.create_infer_request(), range(len(compiled.outputs))
+
+        def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            """Inputs are read where they are; outputs are views on memory that the next call writes to."""
+            arrays = [tensor.contiguous().numpy() for tensor in inputs]
+            for number, array in enumerate(arrays):
+                request.set_input_tensor(number, openvino.Tensor(array, shared_memory=True))
+            request.infer()
+            return [torch.from_numpy(request.get_output_tensor(number).data) for number in numbers]
+
+        return call
+
+
+def _openvino() -> ModuleType:
+    """The library, without the part that reports its use to a server: a vehicle says nothing to anybody."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing it fails, as it may
+    import openvino
+
+    module: ModuleType = openvino
+    return module
+
+
+def _openvino_settings(options: BuildOptions) -> dict[str, Any]:
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        # by its own default bf16 where the processor has it: fp32 means fp32
+        "INFERENCE_PRECISION_HINT": _HINTS[options.precision],
+        # by its own default it binds its threads to the first processors: those of every worker to the same ones
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+class TensorRt(PackageEngine):
+    """Torch-TensorRT on CUDA: operators that TensorRT has run there, the others as Inductor compiles them.
+
+    Precision is what the weights have been cast to: TensorRT takes the types of the graph as they are. Sizes are fixed:
+    the package is exported again around the engines, and what that keeps of ranges has not been tried.
+    """
+
+    name = "tensorrt"
+    precisions = {"cuda": _CUDA_PRECISIONS}  # int8 would need calibration data
+    dynamic = False
+
+    def convert(
+        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
+        dynamic_dims: DynamicDims, device: torch.device, path: Path,
+    ) -> Built:  # fmt: skip
+        """Export, have TensorRT build its parts, and package the whole."""
+        import torch_tensorrt
+
+        program, built = exported(model, example, dynamic_dims)
+        graph = torch_tensorrt.dynamo.compile(
+            program, arg_inputs=list(example), device=device, use_explicit_typing=True,
+            disable_tf32=options.precision != "tf32",
+        )  # fmt: skip
+        torch_tensorrt.save(graph, str(path), output_format="aot_inductor", arg_inputs=list(example), retrace=True)
+        return Built(built.graph)  # the file says how outputs are nested
+
+    def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
+        """Load the package, once TensorRT's runtime has registered what it calls."""
+        import torch_tensorrt  # noqa: F401
+
+        return load_package(path, device)

@@ -1,0 +1,294 @@
+"""What is done to a tier's model before an engine runs it: precision, memory layout, folded batch normalisation.
+
+Whether the result is still good is measured, see `parity`.
+"""
+
+import copy
+import importlib.util
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils import _pytree as pytree
+
+from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
+from torchperf_ros.frame.errors import ConfigError
+
+INT8_PRECISIONS = ("int8_weight", "int8_dynamic")
+_TRANSPOSED: Final = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+_HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CPU_INSTRUCTIONS: Final = {
+    # x86 and Arm, as Linux names them
+    "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+}
+_TF32_CAPABILITY: Final = (8, 0)  # Ampere, the first with tf32 (CUDA programming guide, compute capabilities)
+_IMAGE_RANK: Final = 4
+
+
+def transform(model: nn.Module, options: BuildOptions, device: torch.device) -> nn.Module:
+    """The model as the options want it, for the same inputs and with outputs of the same types.
+
+    The model itself stays as it is, as the reference; only what is changed is a copy, and if nothing is, the very same
+    object comes back. The result has the model's own signature (inputs are cast and laid out by a hook before
+    `forward`, outputs cast back by one after it), so it is exported and compiled like the model. Of the options
+    precision, channels_last and fold_batch_norm are read; tf32 is a matter of the process, see `matrix_precision`.
+
+    Raises:
+        ConfigError: an unknown precision, or one that needs torchao where that is not installed.
+    """
+    if options.precision not in PRECISIONS:
+        msg = f"parameter precision: {options.precision!r} is not allowed; it has to be {', '.join(PRECISIONS)}"
+        raise ConfigError(msg)
+    fold = options.fold_batch_norm and bool(foldable_pairs(model))
+    int8 = options.precision in INT8_PRECISIONS and _has_linear(model)
+    half = _HALF.get(options.precision)
+    half = half if half not in _float_types(model) and _float_types(model) else None
+    images = options.channels_last and not _why_not_channels_last(model)
+    if not (fold or int8 or half or images):
+        return model.to(device)
+    changed = copy.deepcopy(model)
+    if fold:
+        _fold(changed)
+    if int8:
+        _quantize(changed, options.precision)
+    if half or images:
+        _convert(changed, half, images=images)
+    return changed.to(device)
+
+
+def applies(model: nn.Module, options: BuildOptions, device: torch.device) -> str:
+    """The first reason why the options change nothing here, or nothing for the better; empty: they apply."""
+    reasons = [_why_not_precision(model, options.precision, device)]
+    if options.channels_last:
+        reasons.append(_why_not_channels_last(model))
+    if options.fold_batch_norm and not foldable_pairs(model):
+        reasons.append("no convolution followed by batch normalisation")
+    if options.cuda_graphs and device.type != "cuda":
+        reasons.append("CUDA only")
+    return next(filter(None, reasons), "")
+
+
+@contextmanager
+def matrix_precision(precision: str, device: torch.device) -> Iterator[None]:
+    """Matrix products and convolutions of fp32 tensors on CUDA: in tf32 for tf32, otherwise in fp32 proper.
+
+    A setting of the process, and by torch's own default different for the two (products fp32, convolutions tf32),
+    so the reference and each tier run and compile inside of this. On the CPU it does nothing.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """A hook before `forward`, for floating inputs to the model's type and images to its layout, and one after it.
+
+    The latter is for outputs of the reduced type back to the original, and, as adapters may `view` them, to the layout
+    that they had.
+    """
+
+    reduced: torch.dtype | None
+    original: torch.dtype
+    images: bool
+
+    def before(self, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(pytree.tree_map_only(torch.Tensor, self._cast_input, value) for value in inputs)
+
+    def after(self, model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:  # noqa: ANN401
+        return pytree.tree_map_only(torch.Tensor, self._cast_output, outputs)
+
+    def _cast_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.reduced is not None and tensor.is_floating_point():
+            tensor = tensor.to(self.reduced)
+        if self.images and tensor.dim() == _IMAGE_RANK:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def _cast_output(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.reduced is not None and tensor.dtype is self.reduced:
+            tensor = tensor.to(self.original)
+        return tensor.contiguous() if self.images and tensor.dim() == _IMAGE_RANK else tensor
+
+
+def _convert(model: nn.Module, half: torch.dtype | None, *, images: bool) -> None:
+    original = next(iter(_float_types(model)), torch.float32)
+    if half:
+        model.to(half)
+    if images:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
+    cast = _Cast(half, original, images)
+    model.register_forward_pre_hook(cast.before)
+    model.register_forward_hook(cast.after)
+
+
+def _float_types(model: nn.Module) -> dict[torch.dtype, None]:
+    """Floating types of the weights, in order of appearance."""
+    return {parameter.dtype: None for parameter in model.parameters() if parameter.is_floating_point()}
+
+
+def _has_linear(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Linear) for module in model.modules())
+
+
+def _why_not_channels_last(model: nn.Module) -> str:
+    convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
+    if not convolutions:
+        return "no two-dimensional convolution"
+    weights = [m.weight for m in convolutions if not m.weight.is_contiguous()]  # those of 1x1 are as good as both
+    if weights and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
+        return "the model does so itself"
+    return ""
+
+
+def _why_not_precision(model: nn.Module, precision: str, device: torch.device) -> str:
+    if precision == "tf32":
+        if device.type != "cuda":
+            return "CUDA only"
+        return "" if torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY else "this GPU has no tf32"
+    if precision in INT8_PRECISIONS:
+        return why_no_int8() if _has_linear(model) else "no nn.Linear layer"
+    return _why_not_half(model, precision, device) if precision in _HALF else ""
+
+
+def _why_not_half(model: nn.Module, precision: str, device: torch.device) -> str:
+    if not _float_types(model):
+        return "no floating-point weights"
+    if _HALF[precision] in _float_types(model):
+        return f"the model is {precision} already"
+    if device.type == "cuda":
+        slow = precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        return "this GPU has no bf16 instructions; it would run, but slowly" if slow else ""
+    known = _CPU_INSTRUCTIONS[precision]
+    if cpu_flags().isdisjoint(known):
+        return f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly"
+    return ""
+
+
+def cpu_flags() -> frozenset[str]:
+    """What `/proc/cpuinfo` lists for the first processor: `flags` on x86, `Features` on Arm."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
+    return frozenset(next(found, "").split())
+
+
+def foldable_pairs(model: nn.Module) -> list[tuple[str, str]]:
+    """Names of (convolution, batch normalisation) that may become one convolution.
+
+    The proof is a symbolic trace (`torch.fx`): the normalisation reads the convolution's output, nothing else does,
+    each of the two is called once, and neither is shared, hooked, parametrised, subclassed or in training mode. Where
+    a model cannot be traced, as with control flow that depends on data, its children are tried, each for itself.
+    """
+    names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    pairs = [(conv, norm) for conv, norm in _neighbours(model, "") if _may_fold(model, conv, norm, names)]
+    called = Counter(name for pair in pairs for name in pair)
+    return [pair for pair in pairs if all(called[name] == 1 for name in pair)]
+
+
+def _fold(model: nn.Module) -> None:
+    """Fold every pair of `foldable_pairs`, in place.
+
+    With s = gamma / sqrt(variance + eps), weights become w s and biases (b - mean) s + beta (Jacob et al.,
+    "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2).
+    """
+    for conv_name, norm_name in foldable_pairs(model):
+        conv, norm = model.get_submodule(conv_name), model.get_submodule(norm_name)
+        assert isinstance(conv, _CONVOLUTIONS)
+        assert isinstance(norm, _NORMS)
+        with torch.no_grad():
+            fused = fuse_conv_bn_eval(conv, norm, transpose=isinstance(conv, _TRANSPOSED))
+        _replace(model, conv_name, fused)
+        _replace(model, norm_name, nn.Identity())
+
+
+def _neighbours(module: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
+    """Pairs by qualified name, in the largest parts of the model that can be traced."""
+    try:
+        graph = fx.Tracer().trace(module)
+    except Exception:
+        # The model's own code runs here, with stand-ins for tensors: whatever it raises, it cannot be traced.
+        for name, child in module.named_children():
+            yield from _neighbours(child, f"{prefix}{name}.")
+        return
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    for node in graph.nodes:
+        before = node.args[0] if node.op == "call_module" and len(node.args) == 1 else None
+        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
+            continue
+        if calls[before.target] == calls[node.target] == 1:
+            yield f"{prefix}{before.target}", f"{prefix}{node.target}"
+
+
+def _may_fold(model: nn.Module, conv_name: str, norm_name: str, names: Counter[int]) -> bool:
+    conv, norm = model.get_submodule(conv_name), model.get_submodule(norm_name)
+    if type(conv) not in _CONVOLUTIONS or type(norm) not in _NORMS or conv.training or norm.training:
+        return False
+    if not isinstance(norm.running_mean, torch.Tensor) or not isinstance(norm.running_var, torch.Tensor):
+        return False  # it normalises by each batch's own statistics
+    if isinstance(conv, _TRANSPOSED) and conv.groups != 1:
+        return False  # fuse_conv_bn_eval scales the wrong axis of a grouped transposed weight
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (conv, norm))
+    parametrised = any(torch.nn.utils.parametrize.is_parametrized(module) for module in (conv, norm))
+    return not hooked and not parametrised and names[id(conv)] == names[id(norm)] == 1
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
+
+
+def why_no_int8() -> str:
+    """Why int8 cannot be used here, and what to do; empty where torchao is installed."""
+    if importlib.util.find_spec("torchao") is None:
+        return "torchao is not installed: `pip install torchao`, or `pip install 'torchperf_ros[quantization]'`"
+    return ""
+
+
+def _quantize(model: nn.Module, precision: str) -> None:
+    """Make the weights of its `nn.Linear` layers int8, one scale per output, in place.
+
+    int8_weight multiplies in the input's type; int8_dynamic rounds inputs to int8, too, with a scale per row.
+    """
+    if reason := why_no_int8():
+        msg = f"parameter precision: {precision!r} cannot be used: {reason}"
+        raise ConfigError(msg)
+    with quiet_log("torchao", "torch.utils._pytree"):  # it warns of kernels for other machines
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+    config = {"int8_weight": Int8WeightOnlyConfig, "int8_dynamic": Int8DynamicActivationInt8WeightConfig}[precision]
+    quantize_(model, config(set_inductor_config=False))  # it would change the compiler for every other model, too
+
+
+@contextmanager
+def quiet_log(*names: str) -> Iterator[None]:
+    """Keep loggers to errors."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

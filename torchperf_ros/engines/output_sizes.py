@@ -1,0 +1,192 @@
+"""How the shapes of a model's outputs follow from those of its inputs, learned by running it."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchperf_ros.config.shape_options import Shapes
+from torchperf_ros.engines.parity import random_inputs, tensors_in
+from torchperf_ros.engines.shape_buckets import Axis, with_sizes
+from torchperf_ros.frame.errors import TorchperfError
+
+Model: TypeAlias = Callable[..., Any]
+"""Takes input tensors, returns a nest of tensors."""
+
+Crop: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+"""Per output tensor: (dimension, size to keep) of what follows an axis."""
+
+_RULE_CHECKS = 5
+_JOINT_CHECKS = 3
+
+
+class ShapesRefused(TorchperfError):
+    """A shape policy does not go with the model or engine; or output sizes do not follow from input sizes."""
+
+
+@dataclass(frozen=True)
+class SizeRule:
+    """`size -> base + multiple * ((size - first) // stride)`, for sizes within the range that it was learned on.
+
+    Covers what layers do: the same size (pointwise), a constant (pooled), `(size + offset) // stride`
+    (convolutions, pooling), and multiples (flattening, upsampling).
+
+    Attributes:
+        base: output size at `first`.
+        multiple: by how much the output grows at once; 0 where it is constant.
+        first: a size at which the output grows, or the lowest.
+        stride: how far the next such size is.
+    """
+
+    base: int
+    multiple: int
+    first: int
+    stride: int
+
+    def __call__(self, size: int) -> int:
+        """The output's size for an input's."""
+        return self.base + self.multiple * ((size - self.first) // self.stride)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the output does not follow the input."""
+        return self.multiple == 0
+
+    @classmethod
+    def learn(cls, size_of: Callable[[int], int], low: int, high: int) -> "SizeRule | None":
+        """Find the rule from a few sizes between `low` and `high`.
+
+        Args:
+            size_of: the output's size for an input's; asked about twice log2(stride) times, and a few times to check.
+            low: smallest input size.
+            high: largest input size.
+
+        Returns:
+            None where no rule fits what was asked; sizes in between that were not asked are taken to follow.
+        """
+        smallest, largest = size_of(low), size_of(high)
+        first = _next_growth(size_of, low, high)
+        if first is None:
+            rule = cls(smallest, 0, low, 1)
+        else:
+            base = size_of(first)
+            second = _next_growth(size_of, first, high)
+            stride = high - low + 1 if second is None else second - first
+            if base < smallest or first - low > stride:
+                return None
+            rule = cls(base, base - smallest, first, stride)
+        # spread by the golden ratio, so that no period of the sizes is hit only
+        sizes = {low + round((high - low) * (0.618034 * n % 1.0)) for n in range(1, _RULE_CHECKS + 1)}
+        fits = rule(low) == smallest and rule(high) == largest and all(rule(size) == size_of(size) for size in sizes)
+        return rule if fits else None
+
+
+def _next_growth(size_of: Callable[[int], int], start: int, high: int) -> int | None:
+    """The first size above `start` with another output size; None: there is none up to `high`."""
+    at_start, below, step = size_of(start), start, 1
+    while size_of(above := min(start + step, high)) == at_start:
+        if above == high:
+            return None
+        below, step = above, 2 * step
+    while above - below > 1:
+        middle = (above + below) // 2
+        below, above = (middle, above) if size_of(middle) == at_start else (below, middle)
+    return above
+
+
+@dataclass(frozen=True)
+class OutputSizes:
+    """What the output sizes follow from.
+
+    Attributes:
+        follows: per output tensor, {dimension: (axis, rule)}; a dimension that is missing is constant.
+    """
+
+    follows: tuple[dict[int, tuple[Axis, SizeRule]], ...] = ()
+
+    @classmethod
+    def learn(cls, model: Model, example: tuple[torch.Tensor, ...], axes: Sequence[Axis]) -> "OutputSizes":
+        """Run the model on sizes of each axis alone, then of all together.
+
+        Raises:
+            ShapesRefused: an output's size follows from several axes, or by no rule; the message says which.
+        """
+        base = shapes_of(example)
+        usual = tuple(axis.size_in(base) for axis in axes)
+        asked: dict[tuple[int, ...], Shapes] = {}
+
+        def ask(sizes: tuple[int, ...]) -> Shapes:
+            if sizes not in asked:
+                # another seed each time: sizes that follow from the content fit no rule
+                inputs = draw(example, with_sizes(base, axes, sizes), seed=len(asked))
+                asked[sizes] = shapes_of(tensors_in(model(*inputs)))
+                if [len(shape) for shape in asked[sizes]] != [len(shape) for shape in asked[usual]]:
+                    msg = f"outputs of sizes {sizes} have the shapes {asked[sizes]}, others {asked[usual]}"
+                    raise ShapesRefused(msg)
+            return asked[sizes]
+
+        def follow(output: int, dim: int) -> Iterator[tuple[Axis, SizeRule]]:
+            for number, axis in enumerate(axes):
+                before, after = usual[:number], usual[number + 1 :]
+                rule = SizeRule.learn(lambda n: ask((*before, n, *after))[output][dim], axis.low, axis.high)  # noqa: B023
+                if rule is None:
+                    msg = f"the size of dimension {dim} of output {output} follows by no known rule from {axis}"
+                    raise ShapesRefused(msg)
+                if not rule.constant:
+                    yield axis, rule
+
+        learned: list[dict[int, tuple[Axis, SizeRule]]] = []
+        for output, shape in enumerate(ask(usual)):
+            learned.append({})
+            for dim in range(len(shape)):
+                found = list(follow(output, dim))
+                if len(found) > 1:
+                    names = " and ".join(str(axis) for axis, _ in found)
+                    msg = f"the size of dimension {dim} of output {output} follows from both {names}"
+                    raise ShapesRefused(msg)
+                if found:
+                    learned[output][dim] = found[0]
+        sizes = cls(tuple(learned))
+        drawn = random.Random(0)
+        for _ in range(_JOINT_CHECKS):
+            together = tuple(drawn.randint(axis.low, axis.high) for axis in axes)
+            followed = [list(shape) for shape in ask(usual)]
+            for shape_of_one, kept in zip(followed, sizes.crop(with_sizes(base, axes, together)), strict=True):
+                for dim, size in kept:
+                    shape_of_one[dim] = size
+            if followed != [list(shape) for shape in ask(together)]:
+                msg = f"outputs of sizes {together} have the shapes {ask(together)}; each size alone gives {followed}"
+                raise ShapesRefused(msg)
+        return sizes
+
+    def crop(self, shapes: Shapes) -> Crop:
+        """What of each output belongs to inputs of these shapes."""
+        return tuple(
+            tuple((dim, rule(axis.size_in(shapes))) for dim, (axis, rule) in dims.items()) for dims in self.follows
+        )
+
+
+def cropped(outputs: Any, crop: Crop) -> Any:  # noqa: ANN401 - whatever a model returns
+    """The outputs as views on what is kept."""
+    kept = iter(crop)
+
+    def view(tensor: torch.Tensor) -> torch.Tensor:
+        for dim, size in next(kept):
+            tensor = tensor.narrow(dim, 0, size)
+        return tensor
+
+    return pytree.tree_map_only(torch.Tensor, view, outputs)
+
+
+def shapes_of(tensors: Any) -> Shapes:  # noqa: ANN401 - any iterable of tensors
+    """Their shapes as plain tuples."""
+    return tuple(tuple(tensor.shape) for tensor in tensors)
+
+
+def draw(example: tuple[torch.Tensor, ...], shapes: Shapes, seed: int) -> tuple[torch.Tensor, ...]:
+    """Random inputs like the example in these shapes."""
+    sizes = {index: {dim: (size, size) for dim, size in enumerate(shape)} for index, shape in enumerate(shapes)}
+    return random_inputs(example, seed, sizes)

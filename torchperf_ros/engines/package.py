@@ -1,0 +1,168 @@
+"""Engine aoti: a model exported, compiled ahead of time by AOTInductor into a `.pt2` file, loaded in milliseconds."""
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.model_transforms import transform
+from torchperf_ros.engines.package_engine import Built, Call, PackageEngine, export, writes_to_buffers
+from torchperf_ros.engines.parity import DynamicDims
+from torchperf_ros.model.stopwatch import time_interleaved
+from torchperf_ros.packages.package_manifest import PackageError
+
+_MADV_DONTNEED: Final = 4  # sys/mman.h
+_READ_ONLY: Final = re.compile(
+    r"^(\w+)-(\w+) r--p [^\n]*/aotinductor/[^\n]*\n(?:[A-Z][^\n]*\n)*?Anonymous: +0 kB", re.MULTILINE
+)  # of the files that a package unpacks to
+_CUDA_HEADER = "cuda_runtime_api.h"
+_VARIANT_SECONDS = 0.5
+
+
+class Aoti(PackageEngine):
+    """AOTInductor, which is part of torch."""
+
+    name = "aoti"
+
+    def convert(
+        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
+        dynamic_dims: DynamicDims, device: torch.device, path: Path,
+    ) -> Built:  # fmt: skip
+        """Export and compile."""
+        return build_package(model, example, dynamic_dims, path)
+
+    def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
+        """Load it; the file knows how outputs are nested."""
+        return load_package(path, device)
+
+
+def build_package(
+    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims, path: Path
+) -> Built:
+    """Export a model, compile it in each of its variants, and keep the fastest as the file `path`.
+
+    Raises:
+        PackageError: what compiles for CUDA is not installed.
+        Exception: whatever torch raises where it cannot export or compile the model.
+    """
+    if any(tensor.is_cuda for tensor in example):
+        check_toolkit()
+    device = next((tensor.device for tensor in example), torch.device("cpu"))
+    calls: dict[str, Callable[[], Any]] = {}
+    files: dict[str, Path] = {}
+    first_error: Exception | None = None
+    program = export(model, example, dynamic_dims)
+    graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
+    try:
+        for name, (variant, frozen) in _variants(model, program, device).items():
+            file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
+            try:
+                exported = program if variant is model else export(variant, example, dynamic_dims)
+                with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing and does not say so
+                    torch._inductor.aoti_compile_and_package(
+                        exported, package_path=str(file), inductor_configs={"freezing": frozen}
+                    )
+                calls[name] = partial(load_package(file, device), *example)
+            except Exception as error:  # the compiler's boundary: another variant may do
+                first_error = first_error or error
+        if first_error is not None and not calls:
+            raise first_error
+        with torch.inference_mode():
+            found = time_interleaved(calls, device, seconds=_VARIANT_SECONDS)
+        times_ms = {name: timing.median_ms for name, timing in found.items()}
+        ranked = sorted(times_ms, key=lambda name: times_ms[name])
+        files[ranked[0]].rename(path)
+    finally:
+        for file in files.values():
+            file.unlink(missing_ok=True)
+    return Built(graph, variants_ms={name: times_ms[name] for name in ranked})
+
+
+def _variants(
+    model: torch.nn.Module, program: torch.export.ExportedProgram, device: torch.device
+) -> dict[str, tuple[torch.nn.Module, bool]]:
+    """The ways to compile a model out of which the fastest is kept: name -> model, frozen.
+
+    `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as the
+    machine's kernels want them. With convolutions that pays, so that it is the memory format that is open; without,
+    packed weights may be slower for the few rows that a vehicle has, and `plain` is the other one. A model without
+    weights has nothing to freeze; of one that writes to its buffers, Inductor would freeze what changes.
+    """
+    if not program.state_dict or writes_to_buffers(program):
+        return {"plain": (model, False)}
+    images = transform(model, BuildOptions(channels_last=True), device)
+    if images is model:
+        return {"frozen": (model, True), "plain": (model, False)}
+    return {"frozen": (model, True), "frozen channels_last": (images, True)}
+
+
+def check_toolkit() -> None:
+    """Before the export, which takes its time: a package's host code is compiled against CUDA's headers.
+
+    Raises:
+        PackageError: says what is missing.
+    """
+    from torch.utils import cpp_extension
+
+    try:
+        folders = [*cpp_extension.include_paths("cuda"), "/usr/include"]  # Debian's, which the compiler knows itself
+    except OSError:  # no toolkit at all
+        folders = []
+    if not any(Path(folder, _CUDA_HEADER).is_file() for folder in folders):
+        where = ", ".join(folders) or "no toolkit was found"
+        msg = (
+            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA toolkit "
+            "or set CUDA_HOME, or build them on a machine with the same card and torch"
+        )
+        raise PackageError(msg)
+
+
+def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
+    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes.
+
+    The loader is called without its Python wrapper, whose import alone takes longer than a worker has to start. It
+    runs for one thread: for several it would ask the device whether earlier runs are over, which no capture as a CUDA
+    graph permits.
+
+    Raises:
+        PackageError: torch cannot load the file.
+    """
+    index = -1 if device.type == "cpu" else device.index or 0
+    try:
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
+        specification = loader.get_call_spec()[1]
+    except (RuntimeError, IndexError) as error:
+        msg = f"package {path} cannot be loaded by torch {torch.__version__}: {str(error).splitlines()[0]}"
+        raise PackageError(msg) from error
+    _give_back_constants()
+    return _caller(loader.boxed_run, specification)
+
+
+def _give_back_constants() -> None:
+    """Give back the pages of packages' constants: the loader has copied them, and nobody reads the file's again.
+
+    That was as much memory again as all weights take, in each worker. Only mappings are meant that nobody can write to
+    and nobody has written to (`Anonymous`, see proc(5)): whoever reads one all the same has its pages from the file.
+    """
+    try:
+        mappings = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for start, end in _READ_ONLY.findall(mappings):
+        first, behind = int(start, 16), int(end, 16)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(behind - first), _MADV_DONTNEED)
+
+
+def _caller(boxed_run: Callable[[list[torch.Tensor]], list[torch.Tensor]], specification: str) -> Callable[..., Any]:
+    from torch.utils._pytree import tree_unflatten, treespec_loads
+
+    tree = treespec_loads(specification)
+    if tree.is_leaf():
+        return lambda *inputs: boxed_run(list(inputs))[0]
+    return lambda *inputs: tree_unflatten(boxed_run(list(inputs)), tree)

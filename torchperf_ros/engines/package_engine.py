@@ -1,0 +1,231 @@
+"""Engines that run a package: a model that was built ahead of time into one file, and is loaded in milliseconds."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchperf_ros.config.build_options import DISTRIBUTIONS, PRECISIONS, BuildOptions, installed
+from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.parity import DynamicDims, random_inputs
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.packages.package_manifest import PackageError
+
+Call = Callable[..., Any]
+FlatCall = Callable[..., Sequence[torch.Tensor]]
+
+_FEWEST = 2  # torch.export takes sizes of 0 and 1 for constants
+
+
+class EngineUnavailable(TorchperfError):
+    """An engine cannot run this here: its library is absent, or it lacks the device, precision or sizes."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build tells besides its file.
+
+    Attributes:
+        graph: hash of the exported graph.
+        outputs: how the outputs are nested, as JSON; "" where the file itself holds that.
+        variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there is one way.
+    """
+
+    graph: str
+    outputs: str = ""
+    variants_ms: dict[str, float] = field(default_factory=dict)
+
+
+class PackageEngine(ABC):
+    """One way to build and run packages; it imports its library in `convert` and `open`, nowhere else.
+
+    Attributes:
+        name: as the parameter `engine` has it.
+        build_distributions: what only a build needs, all of them.
+        precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
+        dynamic: whether sizes may vary.
+    """
+
+    name: ClassVar[str]
+    build_distributions: ClassVar[tuple[str, ...]] = ()
+    precisions: ClassVar[Mapping[str, Sequence[str]]] = {"cpu": PRECISIONS, "cuda": PRECISIONS}
+    dynamic: ClassVar[bool] = True
+
+    @property
+    def version(self) -> str:
+        """The library with its version, for example `openvino 2026.4.1`; "" where torch is all, or it is absent."""
+        return installed(self.distributions)
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Names under which pip may know its library; none where torch is all."""
+        return DISTRIBUTIONS.get(self.name, ())
+
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        """Why it cannot run what these options describe here; empty: it can. Nothing is imported for that."""
+        if self.distributions and not self.version:
+            return self._needs(self.distributions[0])
+        able = self.precisions.get(device.type)
+        if not able:
+            return f"engine {self.name} runs on {' and '.join(self.precisions)}; the device here is {device}"
+        if options.precision not in able:
+            return f"engine {self.name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
+        if options.cuda_graphs and self.distributions:
+            return f"engine {self.name} cannot be captured: cuda_graphs has to be false"
+        if dynamic_dims and not self.dynamic:
+            return f"engine {self.name} runs fixed sizes only; dynamic has to be never"
+        return ""
+
+    def _needs(self, distribution: str) -> str:
+        return f"engine {self.name} needs the package {distribution}: pip install 'torchperf-ros[{self.name}]'"
+
+    def check(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> None:
+        """Raise `EngineUnavailable` with what `why_not` gives."""
+        if why := self.why_not(options, dynamic_dims, device):
+            raise EngineUnavailable(why)
+
+    def build(
+        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
+        dynamic_dims: DynamicDims, device: torch.device, path: Path,
+    ) -> Built:  # fmt: skip
+        """Export a model, which stays as it is, and build the file `path`; call it outside of inference mode.
+
+        Raises:
+            EngineUnavailable: it cannot run this here.
+            Exception: whatever torch or the library raises where it cannot export or compile the model.
+        """
+        self.check(options, dynamic_dims, device)
+        for distribution in self.build_distributions:
+            if not installed([distribution]):
+                raise EngineUnavailable(self._needs(distribution))
+        prepared = transform(model, self.for_model(options), device)
+        with matrix_precision(options.precision, device):
+            return self.convert(prepared, options, example, dynamic_dims, device, path)
+
+    def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
+        """Load a package that was checked, as it may be native code; `outputs` is what its build gave of them.
+
+        Raises:
+            PackageError: the library cannot load the file.
+        """
+        try:
+            call = self.open(path, options, device)
+        except PackageError:
+            raise
+        except Exception as error:  # the library's boundary
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            msg = f"package {path} cannot be loaded by {self.version or 'torch ' + torch.__version__}: {text}"
+            raise PackageError(msg) from error
+        return nested(call, outputs)
+
+    def for_model(self, options: BuildOptions) -> BuildOptions:
+        """What of the options is done to the model before the library has it; the rest is the library's to do."""
+        return options
+
+    @abstractmethod
+    def convert(
+        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
+        dynamic_dims: DynamicDims, device: torch.device, path: Path,
+    ) -> Built:  # fmt: skip
+        """Build the file from a model that is prepared."""
+
+    @abstractmethod
+    def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
+        """Load the file: a call that gives the flat outputs."""
+
+
+def export(
+    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims
+) -> torch.export.ExportedProgram:
+    """The model as one graph; dimensions with the same range and place in several inputs are one dimension."""
+    dynamic_dims = from_front(dynamic_dims, example)
+    shapes: list[dict[int, Any] | None] = [None] * len(example)
+    for index, spans in dynamic_dims.items():
+        shapes[index] = {
+            dim: torch.export.Dim(f"size_{dim}_{low}_{high}", min=low, max=high) for dim, (low, high) in spans.items()
+        }
+    larger = {
+        index: {dim: (min(max(example[index].shape[dim], _FEWEST), high),) * 2 for dim, (_, high) in spans.items()}
+        for index, spans in dynamic_dims.items()
+    }
+    inputs = random_inputs(example, 0, larger) if dynamic_dims else example
+    with torch.no_grad():
+        return torch.export.export(model, inputs, dynamic_shapes=tuple(shapes) if dynamic_dims else None)
+
+
+def from_front(dynamic_dims: DynamicDims, example: tuple[torch.Tensor, ...]) -> DynamicDims:
+    """The same with every dimension counted from the first, as compilers want them."""
+    return {
+        index: {dim % example[index].dim(): span for dim, span in spans.items()}
+        for index, spans in dynamic_dims.items()
+    }
+
+
+def writes_to_buffers(program: torch.export.ExportedProgram) -> bool:
+    """Whether the model changes its own buffers while it runs."""
+    if not any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes):
+        return False
+    return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)  # before, views hide what is written
+
+
+def exported(
+    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims
+) -> tuple[torch.export.ExportedProgram, Built]:
+    """The model as one graph, and what there is to say about it, for engines that convert such a graph.
+
+    Raises:
+        EngineUnavailable: it writes to its buffers, or returns what is neither a tensor nor a plain value.
+    """
+    program = export(model, example, dynamic_dims)
+    signature, spec = program.graph_signature, program.call_spec.out_spec
+    if writes_to_buffers(program):
+        msg = "the model writes to its buffers, which only the engines eager, compile and aoti can"
+        raise EngineUnavailable(msg)
+    constants = {}
+    for index, output in enumerate(signature.output_specs):
+        if isinstance(output.arg, torch.export.graph_signature.ConstantArgument):
+            constants[index] = output.arg.value
+        elif not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
+            msg = f"output {index} is {type(output.arg).__name__}, no tensor"
+            raise EngineUnavailable(msg)
+    assert spec is not None
+    outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "constants": constants})
+    return program, Built(hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs)
+
+
+def nested(call: FlatCall, outputs: str) -> Call:
+    """The call with its flat outputs nested as the model has them; the same call where nothing is said of them."""
+    if not outputs:
+        return call
+    nest = json.loads(outputs)
+    tree = pytree.treespec_loads(nest["tree"])
+    constants = [(int(index), value) for index, value in nest["constants"].items()]
+    if tree.is_leaf() and not constants:
+        return lambda *inputs: call(*inputs)[0]
+
+    def run(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+        leaves: list[Any] = list(call(*inputs))
+        for index, value in constants:
+            leaves.insert(index, value)
+        return pytree.tree_unflatten(leaves, tree)
+
+    return run
+
+
+def check_count(found: int, built: Built) -> None:
+    """Whether a library has as many outputs as the model has tensors.
+
+    Raises:
+        EngineUnavailable: it has dropped or added some.
+    """
+    nest = json.loads(built.outputs)
+    wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["constants"])
+    if found != wanted:
+        msg = f"the converted model has {found} outputs; the model has {wanted}"
+        raise EngineUnavailable(msg)

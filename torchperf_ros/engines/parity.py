@@ -1,0 +1,215 @@
+"""Whether two ways to run a model give the same answer: relative L2, cosine and largest error against thresholds."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from torchperf_ros.frame.errors import TorchperfError
+
+DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
+
+
+class ParityError(TorchperfError):
+    """An engine's outputs are not those of the eager model; the message holds the figures."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far outputs are from the reference, over all output tensors.
+
+    Attributes:
+        relative_l2: ||found - expected|| / ||expected||.
+        cosine: of the angle between the two, 1 where they agree.
+        max_error: largest absolute difference over the largest absolute expected value of that tensor.
+    """
+
+    relative_l2: float
+    cosine: float
+    max_error: float
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """In one line, as messages and tables show it."""
+        return f"relative L2 {self.relative_l2:.2g}, cosine {self.cosine:.6f}, max error {self.max_error:.2g}"
+
+
+LIMITS = {
+    "fp32": Parity(1e-3, 0.9999, 1e-2),
+    "tf32": Parity(1e-2, 0.999, 5e-2),
+    "fp16": Parity(2e-2, 0.999, 1e-1),
+    "bf16": Parity(5e-2, 0.995, 2e-1),
+    "int8_weight": Parity(5e-2, 0.995, 2e-1),
+    "int8_dynamic": Parity(1e-1, 0.99, 3e-1),
+}
+"""By precision: the most that relative L2 and max error, and the least that cosine, may be."""
+
+
+def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a model returns
+    """Compare two nests of tensors, in float64 on the CPU.
+
+    Integer and boolean outputs count like numbers; NaN and Inf count as wrong unless both have the same one there.
+
+    Raises:
+        ParityError: another nesting, number of tensors, type, shape, or value that is no tensor.
+    """
+    layouts = [_layout(outputs) for outputs in (found, expected)]
+    if layouts[0] != layouts[1]:
+        msg = f"outputs are {layouts[0]}; eager gives {layouts[1]}"
+        raise ParityError(msg)
+    pairs = zip(_flat(expected), _flat(found), strict=True)
+    square_error = square_expected = square_found = dot = worst = 0.0
+    for reference, other in pairs:
+        if not reference.numel():
+            continue
+        wild = ~torch.isfinite(reference)
+        if not torch.equal(wild, ~torch.isfinite(other)) or _as_text(reference[wild]) != _as_text(other[wild]):
+            return Parity(math.inf, 0.0, math.inf)
+        a, b = (torch.nan_to_num(t, posinf=0.0, neginf=0.0) for t in (reference, other))
+        error = (a - b).abs()
+        square_error += float((error * error).sum())
+        square_expected += float((a * a).sum())
+        square_found += float((b * b).sum())
+        dot += float((a * b).sum())
+        worst = max(worst, float(error.max()) / (float(a.abs().max()) or 1.0))
+    if square_error == 0.0:
+        return Parity(0.0, 1.0, 0.0)
+    norms = math.sqrt(square_expected) * math.sqrt(square_found)
+    cosine = dot / norms if norms else float(not square_expected)  # zeros have no angle; the errors decide
+    return Parity(math.sqrt(square_error / (square_expected or 1.0)), cosine, worst)
+
+
+def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
+    """Measure, and compare with the limits of a precision.
+
+    Raises:
+        ParityError: beyond a limit; the message has the figures.
+    """
+    parity, limit = measure(expected, found), LIMITS[precision]
+    near = parity.relative_l2 <= limit.relative_l2 and parity.max_error <= limit.max_error
+    if not near or parity.cosine < limit.cosine:
+        msg = f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}"
+        raise ParityError(msg)
+    return parity
+
+
+def check_engine(
+    reference: Callable[..., Any],
+    candidate: Callable[..., Any],
+    example: tuple[torch.Tensor, ...],
+    dynamic_dims: DynamicDims,
+    precision: str,
+    seeds: int = 3,
+) -> Parity:
+    """Compare a way to run a model with eager on random inputs; returns the worst figures.
+
+    Args:
+        reference: the eager model.
+        candidate: takes the same inputs.
+        example: what the random inputs look like; on CUDA, on the device.
+        dynamic_dims: sizes are drawn from these ranges.
+        precision: decides the limits.
+        seeds: how many inputs; at least 2, as another input has to give another output, where eager's does.
+
+    Raises:
+        ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
+    """
+    found, worst = [], Parity(0.0, 1.0, 0.0)
+    for seed in range(1, max(seeds, 2) + 1):
+        inputs = random_inputs(example, seed, dynamic_dims)
+        pair = reference(*(t.clone() for t in inputs)), candidate(*inputs)  # a model may write to its inputs
+        if not any(True for _ in tensors_in(pair[0])):
+            msg = f"outputs cannot be compared: eager gives {_layout(pair[0])}, no tensors in tuples, lists and dicts"
+            raise ParityError(msg)
+        parity = check(*pair, precision)
+        worst = Parity(
+            max(worst.relative_l2, parity.relative_l2),
+            min(worst.cosine, parity.cosine),
+            max(worst.max_error, parity.max_error),
+        )
+        found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
+    (first, first_found), (second, second_found) = found[:2]
+    if _same(first_found, second_found) and not _same(first, second):
+        msg = "outputs do not depend on the inputs; eager's do"
+        raise ParityError(msg)
+    return worst
+
+
+def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatever a model returns
+    """Every tensor in a nest of tuples, lists and dicts, in order."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, (dict, tuple, list)):
+        for value in outputs.values() if isinstance(outputs, dict) else outputs:
+            yield from tensors_in(value)
+
+
+def random_inputs(
+    example: tuple[torch.Tensor, ...], seed: int, dynamic_dims: DynamicDims | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Inputs like the example: floats normal around its mean, integers within its values, all values for blank uint8.
+
+    The sizes of `dynamic_dims` are drawn, too, within their ranges.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sizes: dict[tuple[int, int, int], int] = {}
+    drawn = []
+    for index, tensor in enumerate(example):
+        shape = list(tensor.shape)
+        for dim, (low, high) in (dynamic_dims or {}).get(index, {}).items():
+            # the same dimension with the same range is one size in every input, as for batches
+            drawn_size = int(torch.randint(low, high + 1, (1,), generator=generator))
+            shape[dim] = sizes.setdefault((dim % len(shape), low, high), drawn_size)
+        drawn.append(_like(tensor, tuple(shape), generator))
+    return tuple(drawn)
+
+
+def _like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if tensor.dtype is torch.bool:
+        return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004 - mostly set, as masks are
+    if tensor.is_complex():
+        parts = (_like(part, shape, generator) for part in (tensor.real, tensor.imag))
+        return torch.complex(*parts)
+    if tensor.is_floating_point():
+        values = tensor.detach().float().cpu()
+        values = values[values.isfinite()]
+        spread = float(values.std(correction=0)) if values.numel() else 1.0
+        mean = float(values.mean()) if values.numel() else 0.0
+        drawn = torch.randn(shape, generator=generator) * (spread or 1.0) + mean
+        return drawn.to(tensor.device, tensor.dtype)
+    low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
+    if low == high and tensor.dtype is torch.uint8:  # pixels; other integers may be indices, which have to stay valid
+        low, high = 0, 255
+    drawn = torch.randint(low, high + 1, shape, generator=generator)
+    return drawn.to(tensor.device, tensor.dtype)
+
+
+def _flat(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
+    tensors = (torch.view_as_real(t) if t.is_complex() else t for t in tensors_in(outputs))
+    return [tensor.detach().to("cpu", torch.float64) for tensor in tensors]
+
+
+def _layout(outputs: Any) -> str:  # noqa: ANN401
+    """How outputs are nested, with type and shape of each tensor."""
+    if isinstance(outputs, torch.Tensor):
+        return f"{str(outputs.dtype).removeprefix('torch.')} {'x'.join(map(str, outputs.shape)) or 'scalar'}"
+    if isinstance(outputs, dict):
+        return f"{{{', '.join(f'{key!r}: {_layout(value)}' for key, value in outputs.items())}}}"
+    if isinstance(outputs, list):
+        return f"[{', '.join(map(_layout, outputs))}]"
+    if isinstance(outputs, tuple):
+        return f"({', '.join(map(_layout, outputs))})"
+    return repr(outputs) if isinstance(outputs, (bool, int, float, str, type(None))) else type(outputs).__name__
+
+
+def _as_text(values: torch.Tensor) -> list[str]:
+    return [str(value) for value in values.tolist()]  # as text, NaN is NaN

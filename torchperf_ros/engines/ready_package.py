@@ -1,0 +1,104 @@
+"""A user's own file in place of what the adapter builds: a package, or a program to compile."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.engine import ENGINES, Runner
+from torchperf_ros.engines.fingerprint import declared_dims, machine_facts, signature_of
+from torchperf_ros.engines.parity import DynamicDims, random_inputs, tensors_in
+from torchperf_ros.packages.package_cache import find_package
+from torchperf_ros.packages.package_manifest import Manifest, PackageError, check_package, file_sha256, manifest_path
+
+
+def load_program(path: Path, device: torch.device, example: tuple[torch.Tensor, ...]) -> torch.nn.Module:
+    """The model in an exported program, for `torchperf compile` only: loading it runs what its file says.
+
+    Raises:
+        PackageError: others can change the file, or its hash does not match.
+    """
+    path = find_package(path, None, program=True)
+    _check_hash(path, device, example)
+    from torch.export.passes import move_to_device_pass  # takes long to import, and workers load no programs
+
+    program = torch.export.load(str(path))
+    if device.type != "cpu":  # what it makes itself, a ramp say, lies where it was exported
+        program = move_to_device_pass(program, str(device))
+    return program.module()
+
+
+def load_ready_package(
+    path: Path,
+    folders: Sequence[str] | None,
+    device: torch.device,
+    example: tuple[torch.Tensor, ...],
+    dynamic_dims: DynamicDims,
+) -> Runner:
+    """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
+
+    Raises:
+        PackageError: it is not there or not to be loaded from there, it is an exported program, its hash, machine or
+            engine does not match, or it does not run on the example's shapes.
+        EngineUnavailable: its engine cannot run it here.
+    """
+    path = find_package(path, folders)
+    manifest = _check_hash(path, device, example)
+    identity = manifest.identity if manifest else None
+    if identity and identity.dynamic not in ([], declared_dims(dynamic_dims)):
+        msg = f"package {path} was built for the dynamic dimensions {identity.dynamic}; the adapter declares"
+        raise PackageError(f"{msg} {declared_dims(dynamic_dims)}, each [input, dimension, smallest, largest]")
+    options = BuildOptions(**identity.options) if identity else BuildOptions("aoti")
+    engine = ENGINES[options.engine]
+    engine.check(options, {}, device)
+    if identity and identity.library != engine.version:
+        msg = f"package {path} was built by {identity.library}; here is {engine.version}"
+        raise PackageError(msg)
+    call = engine.load(path, manifest.outputs if manifest else "", options, device)
+    drawn, outputs = [random_inputs(example, seed) for seed in (1, 2)], []
+    for inputs in drawn:
+        try:
+            outputs.append([tensor.clone() for tensor in tensors_in(call(*inputs))])
+        except RuntimeError as error:
+            shapes = ", ".join(signature_of(tensor) for tensor in inputs)
+            msg = f"package {path} does not run on the adapter's inputs ({shapes}): {str(error).splitlines()[0]}"
+            raise PackageError(msg) from error
+    if not all(bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()):
+        msg = f"package {path} gives NaN or Inf on random inputs like the adapter's example"
+        raise PackageError(msg)
+    numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]  # classes may agree
+    if numbers[0] and _same(*numbers) and not _same(*drawn):
+        msg = f"package {path} gives the same outputs whatever its inputs"
+        raise PackageError(msg)
+    model, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
+    return Runner(call, graphs=1, package=file_sha256(path)[:32], model=model, static=static, engine=engine.name)
+
+
+def _same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _check_hash(path: Path, device: torch.device, example: tuple[torch.Tensor, ...]) -> Manifest | None:
+    """Against the manifest that `torchperf compile` wrote, or `<file>.sha256` as the program sha256sum writes it."""
+    if manifest_path(path).is_file():
+        manifest = check_package(path, None)
+        identity = manifest.identity
+        name, capability = machine_facts(device)
+        here = [torch.__version__, name, capability, *map(signature_of, example)]
+        built = [identity.torch, identity.device, identity.capability, *identity.signature]
+        if here != built:
+            msg = f"package {path} was built for {'; '.join(built)}; this is {'; '.join(here)}"
+            raise PackageError(msg)
+        return manifest
+    beside = path.with_name(f"{path.name}.sha256")
+    digest = file_sha256(path)
+    try:
+        expected = beside.read_text(encoding="utf-8").split()
+    except OSError:
+        msg = f"package {path} has neither a manifest nor {beside.name}: `sha256sum {path.name}` makes the latter"
+        raise PackageError(msg) from None
+    if expected[:1] != [digest]:
+        msg = f"package {path} has the SHA-256 {digest}; {beside.name} says {' '.join(expected[:1]) or 'nothing'}"
+        raise PackageError(msg)
+    return None

@@ -1,0 +1,119 @@
+"""Buckets of shapes: the declared dimensions, and rounding up within their ranges."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torchperf_ros.config.shape_options import MOST_SHAPES, Shapes, format_shapes
+from torchperf_ros.frame.errors import AdapterError, ConfigError
+
+Place = tuple[int, int]
+"""An input's index and one of its dimensions."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A size that varies from `low` to `high`: one dimension, in every input that declares it with this range."""
+
+    low: int
+    high: int
+    places: tuple[Place, ...]
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        where = ", ".join(f"dimension {dim} of input {index}" for index, dim in self.places)
+        return f"{where} ({self.low} to {self.high})"
+
+    def size_in(self, shapes: Shapes) -> int:
+        """Its size in shapes that agree on it."""
+        index, dim = self.places[0]
+        return shapes[index][dim]
+
+
+def axes_of(dynamic_dims: Mapping[int, Mapping[int, tuple[int, int]]], example: Shapes) -> tuple[Axis, ...]:
+    """The axes that an adapter declares, input index -> {dimension: (min, max)}, for example inputs of these shapes.
+
+    Raises:
+        AdapterError: no such input or dimension, an empty range, or an example outside of it.
+    """
+    places: dict[tuple[int, int, int], list[Place]] = {}
+    for index, dims in dynamic_dims.items():
+        for dim, (low, high) in dims.items():
+            if not 0 <= index < len(example) or not -len(example[index]) <= dim < len(example[index]):
+                msg = f"dynamic_dims: dimension {dim} of input {index} does not exist in {format_shapes(example)!r}"
+                raise AdapterError(msg)
+            size = example[index][dim]
+            if not 1 <= low <= size <= high:
+                msg = (
+                    f"dynamic_dims: range {low} to {high} of dimension {dim} of input {index}; it has to be at least 1"
+                    f" and hold the example's size, {size}"
+                )
+                raise AdapterError(msg)
+            dim %= len(example[index])  # noqa: PLW2901 - counted from the end, as torch allows
+            places.setdefault((dim, low, high), []).append((index, dim))
+    return tuple(Axis(low, high, tuple(where)) for (_, low, high), where in places.items())
+
+
+def round_up(size: int, width: int, high: int) -> int:
+    """The smallest multiple of `width` that holds `size`, but at most `high`."""
+    return min(-(-size // width) * width, high)
+
+
+def bucket_sizes(low: int, high: int, width: int) -> tuple[int, ...]:
+    """What the sizes of a range are rounded up to: 100 to 200 by 32 is 128, 160, 192, 200."""
+    return (*range(round_up(low, width, high), high, width), high)
+
+
+def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Shapes, ...]:
+    """Every combination of the axes' buckets, the other sizes as in the example.
+
+    Raises:
+        ConfigError: more than `MOST_SHAPES`; says which width would do.
+    """
+    if _bucket_count(axes, width) > MOST_SHAPES:
+        enough = 2 * width
+        while _bucket_count(axes, enough) > MOST_SHAPES and enough < max(axis.high for axis in axes):
+            enough *= 2
+        msg = (
+            f"parameter bucket_width: {width} makes {_bucket_count(axes, width)} buckets of"
+            f" {'; '.join(map(str, axes))}; at most {MOST_SHAPES} are prepared:"
+            f" {enough} makes {_bucket_count(axes, enough)}, or use the policy dynamic"
+        )
+        raise ConfigError(msg)
+    every = itertools.product(*(bucket_sizes(axis.low, axis.high, width) for axis in axes))
+    return tuple(with_sizes(example, axes, sizes) for sizes in every)
+
+
+def _bucket_count(axes: Sequence[Axis], width: int) -> int:
+    # the lengths of ranges, which may be huge, and not of lists
+    return math.prod(1 + len(range(round_up(axis.low, width, axis.high), axis.high, width)) for axis in axes)
+
+
+def with_sizes(example: Shapes, axes: Sequence[Axis], sizes: Sequence[int]) -> Shapes:
+    """The example's shapes with one size per axis."""
+    shapes = [list(shape) for shape in example]
+    for axis, size in zip(axes, sizes, strict=True):
+        for index, dim in axis.places:
+            shapes[index][dim] = size
+    return tuple(tuple(shape) for shape in shapes)
+
+
+def within(shapes: Shapes, axes: Sequence[Axis], example: Shapes) -> bool:
+    """Whether the shapes are the example's, but for the axes, and each axis is in its range and everywhere the same."""
+    if [len(shape) for shape in shapes] != [len(shape) for shape in example]:
+        return False
+    sizes = [axis.size_in(shapes) for axis in axes]
+    in_range = all(axis.low <= size <= axis.high for axis, size in zip(axes, sizes, strict=True))
+    return in_range and with_sizes(example, axes, sizes) == shapes
+
+
+def bucket_of(shapes: Shapes, axes: Sequence[Axis], width: int) -> Shapes:
+    """The bucket of shapes that are `within` the axes."""
+    return with_sizes(shapes, axes, [round_up(axis.size_in(shapes), width, axis.high) for axis in axes])
+
+
+def smallest_in_bucket(bucket: Shapes, axes: Sequence[Axis], width: int) -> Shapes:
+    """The smallest shapes that are rounded up to a bucket: those that are padded most."""
+    before = [(axis.size_in(bucket) - 1) // width * width for axis in axes]
+    return with_sizes(bucket, axes, [max(axis.low, size + 1) for axis, size in zip(axes, before, strict=True)])

@@ -1,0 +1,1 @@
+"""The rules of answering one frame: no ROS, no torch, the clock is an argument."""

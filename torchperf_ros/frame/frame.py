@@ -1,0 +1,228 @@
+"""A frame: one trigger message on its way through a stage, and what is known of it when it has been answered."""
+
+import math
+import struct
+from dataclasses import dataclass, field
+
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.outcome import Fallback, Outcome
+
+USABLE_AGE_MS = 10_000.0
+"""A stamp further than this from the ROS clock says nothing about the frame's age (DESIGN: 10 s)."""
+
+_HEADER_BEGIN, _HEADER_END = 4, 12  # after the CDR encapsulation: sec (4 bytes), nanosec (4)
+_LITTLE = struct.Struct("<iI")
+_BIG = struct.Struct(">iI")
+_LEAST_SECONDS, _MOST_SECONDS = -(2**31), 2**31 - 1  # of `builtin_interfaces/Time`
+
+
+def header_stamp_ns(data: bytes | memoryview) -> int:
+    """`header.stamp` of a CDR message whose first field is a `std_msgs/Header`, in ns; 0 if too short to have one."""
+    if len(data) < _HEADER_END:
+        return 0
+    seconds, nanoseconds = (_LITTLE if data[1] & 1 else _BIG).unpack_from(data, _HEADER_BEGIN)
+    return int(seconds * NS_PER_S + nanoseconds)
+
+
+def restamped(data: bytes, stamp_ns: int) -> bytes:
+    """The same message with another `header.stamp`, in ns; its first field is a `std_msgs/Header`.
+
+    A message that is too short to have one, or a time that a stamp cannot hold (past 2038), leaves it as it is: the
+    very same `data`.
+    """
+    seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
+    if len(data) < _HEADER_END or not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        return data
+    stamp = (_LITTLE if data[1] & 1 else _BIG).pack(seconds, nanoseconds)
+    view = memoryview(data)
+    return b"".join([view[:_HEADER_BEGIN], stamp, view[_HEADER_END:]])
+
+
+def stamp_age_ms(stamp_ns: int, ros_now_ns: int) -> float:
+    """ROS time since the stamp in ms, negative for a stamp in the future.
+
+    NaN where it is unknown: for a zero stamp, and while ROS time is zero, which it is before the first `/clock`.
+    """
+    return (ros_now_ns - stamp_ns) / NS_PER_MS if stamp_ns and ros_now_ns else math.nan
+
+
+def usable_age_ms(age_ms: float) -> float:
+    """The age if it can be one (0 to 10 s); otherwise 0: such a frame counts from its receipt."""
+    return age_ms if 0.0 <= age_ms <= USABLE_AGE_MS else 0.0
+
+
+@dataclass(slots=True)
+class Origin:
+    """The first stage's trigger that a frame descends from, for the end-to-end latency."""
+
+    received_ns: int
+    age_ms: float
+
+    def latency_ms(self, published_ns: int) -> float:
+        """From the trigger's stamp (from its receipt where the stamp is unusable) to `published_ns`."""
+        return usable_age_ms(self.age_ms) + (published_ns - self.received_ns) / NS_PER_MS
+
+
+@dataclass(slots=True)
+class Frame:
+    """One trigger message.
+
+    Attributes:
+        seq: number of the frame in its stage, counted from 0 over every frame received.
+        data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
+        stamp_ns: `header.stamp`, 0 if none.
+        age_ms: ROS time from stamp to receipt, NaN if unknown.
+        received_ns: monotonic receipt.
+        deadline_ns: monotonic time by which the answer is published.
+        origin: what the end-to-end latency counts from.
+        refusal: why the frame cannot be run at all, empty if it can.
+    """
+
+    seq: int
+    data: bytes | memoryview | None
+    stamp_ns: int
+    age_ms: float
+    received_ns: int
+    deadline_ns: int
+    origin: Origin
+    refusal: str = ""
+
+    def age_at_ms(self, now_ns: int) -> float:
+        """Age at a later monotonic time; NaN if it was unknown at receipt."""
+        return self.age_ms + (now_ns - self.received_ns) / NS_PER_MS
+
+    def ros_ns(self, now_ns: int) -> int | None:
+        """ROS time at a monotonic time soon after the receipt, without asking a clock; None if the age is unknown."""
+        age_ms = self.age_at_ms(now_ns)
+        return None if math.isnan(age_ms) else self.stamp_ns + round(age_ms * NS_PER_MS)
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Durations inside the worker in ms; NaN where the step was not reached."""
+
+    decode_ms: float = math.nan
+    preprocess_ms: float = math.nan
+    inference_ms: float = math.nan
+    postprocess_ms: float = math.nan
+
+    @property
+    def total_ms(self) -> float:
+        """Sum of the steps."""
+        return self.decode_ms + self.preprocess_ms + self.inference_ms + self.postprocess_ms
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was published for a frame, and why.
+
+    Attributes:
+        frame: the frame that was answered.
+        outcome: on time, or the reason why not.
+        fallback: what replaced the frame's own result; None for a frame that was on time.
+        reason: for people: one line, then a traceback if there is one; empty for a frame that was on time.
+        tier: index of the tier whose result was used or waited for; -1 if none was started.
+        steps: times inside the worker that gave the result.
+        wait_ms: from receipt to the start of the frame's turn (time in the mailbox).
+        total_ms: from receipt to the published answer.
+        budget_ms: the stage's budget, counted as `budget_from` says.
+        lateness_ms: published after (positive) or before (negative) the deadline.
+        published_ns: monotonic time at which the answer was out.
+        payload: the output's bytes, None if nothing was published.
+        offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
+        profiled: whether its worker was recording a profile meanwhile, which takes time.
+    """
+
+    frame: Frame
+    outcome: Outcome
+    fallback: Fallback | None
+    reason: str
+    tier: int
+    wait_ms: float
+    total_ms: float
+    budget_ms: float
+    lateness_ms: float
+    published_ns: int
+    steps: StepTimes = field(default_factory=StepTimes)
+    payload: bytes | None = None
+    offset: int = 0
+    length: int = 0
+    profiled: bool = False
+
+
+class Mailbox:
+    """Holds at most one frame that waits for its turn.
+
+    Attributes:
+        superseded: frames replaced by a newer one before their turn.
+        stale: frames whose deadline had passed when their turn came.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._frame: Frame | None = None
+        self.superseded = 0
+        self.stale = 0
+
+    @property
+    def waiting(self) -> Frame | None:
+        """The frame that waits for its turn."""
+        return self._frame
+
+    def put(self, frame: Frame) -> None:
+        """Keep `frame`; a frame that was waiting is superseded."""
+        if self._frame is not None:
+            self.superseded += 1
+        self._frame = frame
+
+    def take(self, now_ns: int) -> Frame | None:
+        """The waiting frame, unless its deadline has passed: then it is dropped as stale."""
+        frame, self._frame = self._frame, None
+        if frame is not None and frame.deadline_ns <= now_ns:
+            self.stale += 1
+            return None
+        return frame
+
+    def clear(self) -> None:
+        """Drop a waiting frame, counted as superseded."""
+        if self._frame is not None:
+            self._frame = None
+            self.superseded += 1
+
+
+def admit(
+    config: StageConfig,
+    data: bytes | memoryview | None,
+    stamp_ns: int,
+    *,
+    received_ns: int,
+    ros_now_ns: int,
+    upstream: Frame | None = None,
+    refusal: str = "",
+) -> Frame:
+    """Make the frame of a trigger message; its number comes later.
+
+    The budget counts from the receipt, or from the stamp if so configured and the stamp is usable. Behind another
+    stage it counts from when the frame was due: received, or the deadline there if that was earlier, so that end to end
+    no more than the sum of the budgets is taken.
+
+    Args:
+        config: the stage's configuration.
+        data: CDR bytes; None where the stage before has nothing to hand over.
+        stamp_ns: `header.stamp`, 0 if none.
+        received_ns: monotonic receipt.
+        ros_now_ns: ROS time of the receipt.
+        upstream: the frame of the stage before that `data` is the output of.
+        refusal: why the message cannot be used, if that is known already.
+    """
+    age_ms = stamp_age_ms(stamp_ns, ros_now_ns)
+    due_ns = received_ns if upstream is None else min(received_ns, upstream.deadline_ns)
+    budget_ms = config.budget_ms
+    if config.budget_from == "stamp":
+        budget_ms -= usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
+    if data is not None and len(data) > config.max_frame_bytes:
+        refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
+    origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
+    deadline_ns = due_ns + round(budget_ms * NS_PER_MS)
+    return Frame(-1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal)

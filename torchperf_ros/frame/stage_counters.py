@@ -1,0 +1,131 @@
+"""What a stage has done so far: counters, and the raw numbers of its last frames for whoever computes from them."""
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.outcome import Fallback, Outcome
+
+_PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
+
+
+class ReceiptColumn(enum.IntEnum):
+    """What a row of `StageCounters.receipts` holds."""
+
+    RECEIVED_NS = 0
+    AGE_MS = 1
+    NUMBER = 2  # receipts so far, this one included
+
+
+class AnswerColumn(enum.IntEnum):
+    """What a row of `StageCounters.answers` holds; times as in `Answer`, NaN where unknown."""
+
+    PUBLISHED_NS = 0
+    TIER = 1
+    OUTCOME = 2
+    WAIT_MS = 3
+    DECODE_MS = 4
+    PREPROCESS_MS = 5
+    INFERENCE_MS = 6
+    POSTPROCESS_MS = 7
+    TOTAL_MS = 8
+    LATENESS_MS = 9
+    NUMBER = 10  # frames that ended so far, this one included
+
+
+@dataclass
+class StageCounters:
+    """Counters since configure.
+
+    Every frame that came in is in exactly one of answered, unanswered, superseded, stale, in flight.
+
+    Attributes:
+        frames: frames received, or due from the stage before.
+        answered: frames for which something was published, whatever the outcome.
+        unanswered: frames for which nothing was, as no fallback was to be had.
+        outcomes, fallbacks: both of these by index of `Outcome` and `Fallback`.
+        missed_deadline: those that ended after their deadline.
+        late_results: results that came after their frame had been answered; not published as if fresh.
+        rehearsals: runs of the spare worker that nobody waited for, to keep it warm.
+        probes: runs of a higher tier outside any frame's answer.
+        backups: frames that the second worker ran as well, on the cheapest tier.
+        missed_observations: frames that a worker with a full queue could not be told of, for its histories.
+        refused_inputs: messages of other inputs than the trigger that were too large.
+        internal_errors: errors in the node itself; each cost a frame its answer, or at least its result.
+        ignored: messages that came while the stage was not active.
+        zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
+        last_reason: why the last frame that was not on time was not.
+        activated_ns: monotonic time since which the stage takes frames, the last time it was activated; 0: never.
+        receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and taken away by
+            `StageFigures` on another thread; appending to a deque and taking from it need no lock.
+    """
+
+    frames: int = 0
+    answered: int = 0
+    unanswered: int = 0
+    outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
+    fallbacks: list[int] = field(default_factory=lambda: [0] * len(Fallback))
+    missed_deadline: int = 0
+    late_results: int = 0
+    rehearsals: int = 0
+    probes: int = 0
+    backups: int = 0
+    missed_observations: int = 0
+    refused_inputs: int = 0
+    internal_errors: int = 0
+    ignored: int = 0
+    zero_stamps: int = 0
+    future_stamps: int = 0
+    backward_stamps: int = 0
+    repeated_stamps: int = 0
+    activated_ns: int = 0
+    receipts: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
+    answers: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
+    last_reason: str = ""
+    _last_stamp_ns: int = 0
+
+    def received(self, received_ns: int, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:
+        """Count a frame and what is odd about its stamp (`stamped`: its type has one)."""
+        self.frames += 1
+        self.receipts.append((received_ns, age_ms, self.frames))
+        if not stamped:
+            return
+        if stamp_ns == 0:
+            self.zero_stamps += 1
+            return
+        self.future_stamps += age_ms < 0
+        self.backward_stamps += stamp_ns < self._last_stamp_ns
+        self.repeated_stamps += stamp_ns == self._last_stamp_ns
+        self._last_stamp_ns = stamp_ns
+
+    def add(self, answer: Answer) -> None:
+        """Count a frame that was answered, or for which there was nothing to publish."""
+        if answer.fallback is Fallback.NONE:
+            self.unanswered += 1
+        else:
+            self.answered += 1
+        if answer.reason:
+            self.last_reason = f"frame {answer.frame.seq}: {answer.reason}"
+        self.outcomes[answer.outcome] += 1
+        if answer.fallback is not None:
+            self.fallbacks[answer.fallback] += 1
+        self.missed_deadline += answer.lateness_ms > 0
+        steps = answer.steps
+        self.answers.append(
+            (
+                answer.published_ns, answer.tier, answer.outcome, answer.wait_ms,
+                steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
+                answer.total_ms, answer.lateness_ms, self.ended,
+            )
+        )  # fmt: skip
+
+    @property
+    def ended(self) -> int:
+        """Frames that were answered, or for which there was nothing to publish."""
+        return self.answered + self.unanswered
+
+    @property
+    def miss_ratio(self) -> float:
+        """Share of these that were not on time, 0 to 1."""
+        return 1.0 - self.outcomes[Outcome.ON_TIME] / self.ended if self.ended else 0.0

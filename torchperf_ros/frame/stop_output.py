@@ -1,0 +1,219 @@
+"""The fallback `stop`: an output that brings the vehicle to a halt, made from the last good one."""
+
+import functools
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.frame.clock import NS_PER_S
+
+Floats = NDArray[np.float64]
+
+
+def brake_along(
+    points: Floats, times_s: Floats, start_s: float, deceleration: float, count: int
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Brake at a constant deceleration along a timed path, from where the vehicle is on it at `start_s`.
+
+    The speed at the start is the path's own there; distance travelled after t seconds is v t - a t^2 / 2 until
+    t = v / a, then constant (uniformly decelerated motion). The geometry of the path is kept, only its timing changes;
+    where braking is longer than the path, its last segment is extended in a straight line.
+
+    Args:
+        points: positions in m, shape [n, 3], n >= 2.
+        times_s: time of each point in s, strictly increasing, shape [n].
+        start_s: when braking begins, on the same time line, within the path.
+        deceleration: m/s^2, > 0.
+        count: how many points to give, >= 2.
+
+    Returns:
+        Positions [count, 3] and their times [count]: equally spaced from `start_s` to standstill, but no less than over
+        the duration of the path; and of each the last point of the path that it has passed, as an index [count].
+
+    Raises:
+        ValueError: the deceleration is not positive, there are fewer than two points, or braking does not begin
+            within their times.
+    """
+    if deceleration <= 0 or len(points) < 2:  # noqa: PLR2004 - a first and a last
+        msg = f"cannot brake with {deceleration} m/s^2 along {len(points)} points: it takes two, and more than 0 m/s^2"
+        raise ValueError(msg)
+    if not times_s[0] <= start_s <= times_s[-1]:
+        msg = f"cannot brake from {start_s} s on: the path lasts from {times_s[0]} to {times_s[-1]} s"
+        raise ValueError(msg)
+    steps = np.linalg.norm(np.diff(points, axis=0), axis=1)
+    distance = np.concatenate(([0.0], np.cumsum(steps)))
+    segment = min(int(np.searchsorted(times_s, start_s, side="right")), len(times_s) - 1) - 1
+    speed = float(steps[segment] / (times_s[segment + 1] - times_s[segment]))
+    stop_after_s = speed / deceleration
+    after_s = np.linspace(0.0, max(stop_after_s, float(times_s[-1] - times_s[0])), count)
+    braking_s = np.minimum(after_s, stop_after_s)
+    wanted = np.interp(start_s, times_s, distance) + speed * braking_s - 0.5 * deceleration * braking_s**2
+    passed = np.maximum(np.searchsorted(distance, wanted, side="right") - 1, segment)
+    return _points_at(points, distance, wanted), start_s + after_s, passed
+
+
+def _points_at(points: Floats, distance: Floats, wanted: Floats) -> Floats:
+    inside = np.stack([np.interp(wanted, distance, points[:, axis]) for axis in range(points.shape[1])], axis=1)
+    beyond = np.maximum(wanted - distance[-1], 0.0)
+    moving = np.flatnonzero(np.diff(distance) > 0)
+    if not len(moving):
+        return inside
+    end = moving[-1]
+    direction = (points[end + 1] - points[end]) / (distance[end + 1] - distance[end])
+    return np.asarray(inside + beyond[:, None] * direction)
+
+
+PATH = "nav_msgs/msg/Path"
+
+_MOST_POSES = 200  # of a stop: 5 cm apart over the 10 m that 10 m/s take at 5 m/s^2
+_MOST_READ = 10_000  # poses of a path that is read: reading and braking take some 2 ms then, and a stop has 4
+_PLACE_BYTES = 56  # x, y, z and a quaternion, as float64
+
+
+def can_stop(output_type: str) -> bool:
+    """Whether there is a stop output for this message type; for now only for `nav_msgs/msg/Path`."""
+    return output_type == PATH
+
+
+@functools.cache
+def warm_up_stop(output_type: str) -> None:
+    """Make a stop output once, where there is one: the first takes ten times as long as those that follow."""
+    if not can_stop(output_type):
+        return
+    pose_class = message_class("geometry_msgs/msg/PoseStamped")
+    header_class, time_class = message_class("std_msgs/msg/Header"), message_class("builtin_interfaces/msg/Time")
+    upright = message_class("geometry_msgs/msg/Quaternion")(0.0, 0.0, 0.0, 1.0)
+    place = message_class("geometry_msgs/msg/Pose")(message_class("geometry_msgs/msg/Point")(0.0, 0.0, 0.0), upright)
+    headers = [header_class(time_class(second, 0), "") for second in range(2)]
+    message = message_class(PATH)(headers[0], [pose_class(header, place) for header in headers])
+    path = TimedPath.read(bytes(encode(message, PATH)))
+    if path is not None:
+        path.stop(0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPath:
+    """A path that says where the vehicle is to be when, so that braking can begin somewhere on it.
+
+    It is read from the message's bytes and the stop is written as bytes: 3,000 poses as objects take 20 ms and more.
+
+    Attributes:
+        head: the message's bytes before the number of poses: encapsulation and header.
+        order: byte order, `<` or `>`.
+        frame_id: of every pose, as in the message: its length, the text, NUL.
+        stamps_ns: of the poses, shape [n].
+        points: positions in m, shape [n, 3].
+        turns: orientations as x, y, z, w, shape [n, 4].
+    """
+
+    head: bytes
+    order: str
+    frame_id: bytes
+    stamps_ns: NDArray[np.int64]
+    points: Floats
+    turns: Floats
+
+    @classmethod
+    def read(cls, path: bytes) -> "TimedPath | None":
+        """Read the CDR bytes of a `nav_msgs/msg/Path`.
+
+        Returns:
+            None where nothing can brake along it: it has fewer than two poses or more than 10,000, their stamps do not
+            increase from pose to pose (they may have none of their own), they do not share one frame, or a value is
+            not finite; or the bytes are no path.
+        """
+        try:
+            found = cls._read(path)
+        except (struct.error, IndexError, TypeError, ValueError):  # what reading beyond the end raises
+            return None
+        if found is None or not (np.diff(found.stamps_ns) > 0).all():
+            return None
+        return found if np.isfinite(found.points).all() and np.isfinite(found.turns).all() else None
+
+    @classmethod
+    def _read(cls, path: bytes) -> "TimedPath | None":
+        order = "<" if path[1] & 1 else ">"
+        head_end = _aligned(_text_end(path, 4, order), 4)
+        (count,) = struct.unpack_from(f"{order}I", path, head_end)
+        if not 1 < count <= _MOST_READ:
+            return None
+        first_at = head_end + 4
+        frame_id = path[first_at + 8 : _text_end(path, first_at, order)]
+        poses = _Poses(path, order, first_at, len(frame_id), count)
+        if not (poses.later_ids == np.frombuffer(frame_id, np.uint8)).all():
+            return None
+        stamps = np.concatenate((poses.first_stamp, poses.later_stamps)).astype(np.int64)
+        places = poses.places.astype(np.float64)
+        return cls(
+            path[:head_end], order, frame_id, stamps[:, 0] * NS_PER_S + stamps[:, 1], places[:, :3], places[:, 3:]
+        )
+
+    def stop(self, start_ns: int, deceleration: float) -> bytes | None:
+        """Brake along the path from `start_ns` on.
+
+        Where and how fast the vehicle is comes from the path's own stamped poses. `header.stamp` stays that of the
+        frame that the path was computed from, so that its age shows; the poses, as many as the path has and at most
+        200, are stamped from `start_ns` to standstill, and turned as the path is there.
+
+        Args:
+            start_ns: ROS time at which braking begins.
+            deceleration: m/s^2.
+
+        Returns:
+            CDR bytes of the braking path; None if the path does not say where the vehicle is then.
+        """
+        if not self.stamps_ns[0] <= start_ns <= self.stamps_ns[-1]:
+            return None
+        count = min(len(self.stamps_ns), _MOST_POSES)
+        times_s = (self.stamps_ns - start_ns) / NS_PER_S
+        where, after_s, passed = brake_along(self.points, times_s, 0.0, deceleration, count)
+        first_at = len(self.head) + 4
+        message = bytearray(_Poses.end(first_at, len(self.frame_id), count))
+        message[:first_at] = self.head + struct.pack(f"{self.order}I", count)
+        message[first_at + 8 : first_at + 8 + len(self.frame_id)] = self.frame_id
+        poses = _Poses(message, self.order, first_at, len(self.frame_id), count)
+        poses.places[:, :3], poses.places[:, 3:] = where, self.turns[passed]
+        stamps = np.stack(np.divmod(start_ns + np.rint(after_s * NS_PER_S).astype(np.int64), NS_PER_S), axis=1)
+        poses.first_stamp[:], poses.later_stamps[:] = stamps[:1], stamps[1:]
+        poses.later_ids[:] = np.frombuffer(self.frame_id, np.uint8)
+        return bytes(message)
+
+
+class _Poses:
+    """Views on the poses of a path's bytes: all of them have a `frame_id` of the same length.
+
+    In CDR a number stands at a multiple of its size, counted from the end of the encapsulation's 4 bytes. A pose ends
+    at such a multiple of eight, so the same number of bytes lies between any two.
+    """
+
+    def __init__(self, message: bytes | bytearray, order: str, first_at: int, id_bytes: int, count: int) -> None:
+        place_at, step = self._layout(first_at, id_bytes)
+        later_at = place_at + _PLACE_BYTES
+        self.places = np.ndarray((count, 7), f"{order}f8", message, place_at, (step, 8))
+        self.first_stamp = np.ndarray((1, 2), f"{order}i4", message, first_at)
+        self.later_stamps = np.ndarray((count - 1, 2), f"{order}i4", message, later_at, (step, 4))
+        self.later_ids = np.ndarray((count - 1, id_bytes), np.uint8, message, later_at + 8, (step, 1))
+
+    @staticmethod
+    def _layout(first_at: int, id_bytes: int) -> tuple[int, int]:
+        """Where the first place begins, and how far it is from one to the next."""
+        return _aligned(first_at + 8 + id_bytes, 8), _PLACE_BYTES + -(-(8 + id_bytes) // 8) * 8
+
+    @classmethod
+    def end(cls, first_at: int, id_bytes: int, count: int) -> int:
+        """Where the last pose ends."""
+        place_at, step = cls._layout(first_at, id_bytes)
+        return place_at + (count - 1) * step + _PLACE_BYTES
+
+
+def _text_end(message: bytes, header_at: int, order: str) -> int:
+    """Where the `frame_id` of a header ends."""
+    return header_at + 12 + int(struct.unpack_from(f"{order}I", message, header_at + 8)[0])
+
+
+def _aligned(at: int, size: int) -> int:
+    """The next multiple of `size`, counted from the end of the encapsulation."""
+    return at + (4 - at) % size

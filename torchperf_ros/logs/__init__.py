@@ -1,0 +1,1 @@
+"""Recorded logs: read, written, played."""

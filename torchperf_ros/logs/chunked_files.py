@@ -1,0 +1,495 @@
+"""MCAP files and ROS 1 bags: read a chunk at a time, by their index, or searched for chunks if they have none."""
+
+import abc
+import bz2
+import io
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Final
+
+import lz4.frame  # type: ignore[import-untyped]
+import zstandard
+from mcap import records as mcap_records
+from mcap.data_stream import ReadDataStream
+from mcap.opcode import Opcode
+from mcap.reader import SeekingReader
+from rosbags.interfaces import ConnectionExtRosbag1
+from rosbags.rosbag1.reader import Header, Reader, ReaderError, RecordType, read_uint32
+
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.logs.log_storage import Channel, Damaged, LogError, LogNotes, Part, RawMessage, is_latched, ros2_name
+
+MCAP_MAGIC: Final = b"\x89MCAP0\r\n"
+ROS1_MAGIC: Final = b"#ROSBAG V2.0\n"
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_MAX_CHUNK_BYTES: Final = 1 << 31
+"""A chunk that claims to be larger is damaged: recorders write chunks of about a MiB, or of one message."""
+_BUFFER_BYTES: Final = 1 << 16  # a larger message is read past the buffer, without a copy
+_LOOSE_BYTES: Final = 1 << 20
+_RECORD: Final = struct.Struct("<BQ")  # of MCAP: what it is, and how many bytes follow
+_CHUNK: Final = struct.Struct("<BQQQQII")  # of MCAP, with its record's head: two times, size, CRC, length of a word
+_MESSAGE: Final = struct.Struct("<HIQQ")  # of MCAP, before the data: channel, sequence, when logged, when published
+
+Walk = Iterator[tuple[int, int, bytes]]
+"""Messages in the order of the file: number of the channel, time in ns, data."""
+
+
+# -- compression ------------------------------------------------------------------------------------------------------
+
+
+def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = True) -> bytes:
+    """The bytes of a chunk, never more than it claims to hold, however much they would unpack to.
+
+    Args:
+        compression: `zstd`, `lz4`, `bz2`, or `none` or empty.
+        data: as in the file.
+        raw_bytes: how many it claims to be.
+        whole: False if `data` is cut off, or the claim is only a limit; then fewer bytes are fine.
+
+    Raises:
+        Damaged: it cannot be unpacked, or is shorter than it claims.
+    """
+    if compression not in _UNPACK:
+        msg = f"it is compressed as {compression!r}; known are zstd, lz4, bz2"
+        raise Damaged(msg)
+    if raw_bytes > _MAX_CHUNK_BYTES:
+        msg = f"it claims to hold {raw_bytes:,} bytes"
+        raise Damaged(msg)
+    try:
+        raw = _UNPACK[compression](data, raw_bytes)
+    except Exception as error:  # each of the libraries has errors of its own, and garbage leads to any of them
+        msg = f"it cannot be unpacked ({type(error).__name__}: {error})"
+        raise Damaged(msg) from error
+    if whole and len(raw) != raw_bytes:
+        msg = f"it unpacks to {len(raw):,} bytes instead of {raw_bytes:,}"
+        raise Damaged(msg)
+    return raw
+
+
+def unpacked_message(data: bytes) -> bytes:
+    """A CDR message begins with a zero byte; one that rosbag2 compressed by itself begins as zstd does.
+
+    Raises:
+        Damaged: it cannot be unpacked.
+    """
+    return unpacked("zstd", data, _MAX_CHUNK_BYTES, whole=False) if data.startswith(ZSTD_MAGIC) else data
+
+
+def _zstd(data: bytes, limit: int) -> bytes:
+    if 0 <= zstandard.frame_content_size(data) <= limit:  # in one go, without a window
+        try:
+            return zstandard.ZstdDecompressor().decompress(data)
+        except zstandard.ZstdError:
+            pass  # cut off: whatever there is
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        return reader.read(limit)
+
+
+_UNPACK: Final[Mapping[str, Callable[[bytes, int], bytes]]] = {
+    "": lambda data, limit: data[:limit],
+    "none": lambda data, limit: data[:limit],
+    "zstd": _zstd,
+    "lz4": lambda data, limit: bytes(lz4.frame.LZ4FrameDecompressor().decompress(data, max_length=limit)),
+    "bz2": lambda data, limit: bz2.BZ2Decompressor().decompress(data, max_length=limit),
+}
+
+
+# -- what both have in common -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a chunk lies in a file.
+
+    Attributes:
+        offset, end: of its record, in bytes; `end` is the end of the file if the file breaks off before.
+        start_ns, end_ns: of its messages.
+        numbers: of the channels that have messages in it.
+        loose: True for messages outside of a chunk.
+    """
+
+    offset: int
+    end: int
+    start_ns: int = 0
+    end_ns: int = 0
+    numbers: frozenset[int] = frozenset()
+    loose: bool = False
+
+
+class ChunkedFile(abc.ABC):
+    """Reads a chunk at a time, and brings its messages into the order of their time.
+
+    A subclass fills `_channels` and `_counts`, by number, and `_chunks`, in the order of the file.
+
+    Attributes:
+        counts: messages by channel.
+        start_ns, end_ns: of the first and last message, 0 without any.
+    """
+
+    _magic: ClassVar[bytes]
+    _recover: ClassVar[str]
+    """The command that finds more in a damaged file."""
+
+    def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:
+        """Open the file and find its chunks.
+
+        Args:
+            path: the file, as notes and errors call it.
+            notes: of what is wrong.
+            file: where its bytes are: `path`, or what that was unpacked to.
+
+        Raises:
+            LogError: nothing of it can be read.
+            OSError: it cannot be opened.
+        """
+        self.path = path
+        self._notes = notes
+        self._size = file.stat().st_size
+        self._file: BinaryIO = open(file, "rb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed by `close`
+        self._channels: dict[int, Channel] = {}
+        self._counts: Counter[int] = Counter()
+        self._chunks: list[Chunk] = []
+        self._sound = len(self._magic)  # how far the search has come
+        try:
+            self._find()
+        except BaseException:
+            self.close()
+            raise
+        self._numbers = {channel: number for number, channel in self._channels.items()}
+        self.counts = {channel: self._counts[number] for number, channel in self._channels.items()}
+        filled = [chunk for chunk in self._chunks if chunk.numbers]
+        self.start_ns = min((chunk.start_ns for chunk in filled), default=0)
+        self.end_ns = max((chunk.end_ns for chunk in filled), default=0)
+
+    @abc.abstractmethod
+    def _index(self) -> None:
+        """Take in channels, counts and chunks from the index at the end; raises anything if it is not sound."""
+
+    @abc.abstractmethod
+    def _search(self) -> None:
+        """Take in channels and chunks from record to record; raises anything at `_sound` if one is not."""
+
+    @abc.abstractmethod
+    def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
+        """The messages of these channels; None: of all, without their data, to count them and learn their channels.
+
+        Raises anything where the chunk is not sound.
+        """
+
+    def _find(self) -> None:
+        try:
+            self._index()
+        except TorchperfError:
+            raise
+        except Exception:  # a stranger's bytes may lead the libraries to any error: the index cannot be used
+            self._channels.clear()
+            self._counts.clear()
+            self._chunks.clear()
+            self._find_without_index()
+
+    def _find_without_index(self) -> None:
+        """Find the chunks one after the other, and read each to learn its channels, times and counts."""
+        damage = ""
+        try:
+            self._search()
+        except (OSError, TorchperfError):
+            raise
+        except Exception as error:  # as above
+            damage = str(error) or type(error).__name__
+        hint = f"{damage}; `{self._recover}` may find more"
+        if damage and not self._chunks:
+            msg = f"log {self.path}: nothing in it can be read: it is damaged: {hint}"
+            raise LogError(msg)
+        self._notes.findings.unindexed += 1
+        self._notes.note(f"log {self.path}: has no usable index, so it was searched from begin to end")
+        if damage and (left := self._size - self._sound):
+            why = f"its last {left:,} bytes, from offset {self._sound:,} on, are left out: {hint}"
+            self._notes.lost(self.path, self._sound, why, size_bytes=left)
+        self._chunks = [self._learned(chunk) for chunk in self._chunks]
+
+    def _learned(self, chunk: Chunk) -> Chunk:
+        """The chunk with its times and channels, for which it is read; its messages are counted."""
+        times, numbers = [], set()
+        for number, t_ns, _ in self._noted(chunk, self._walk(chunk, None)):
+            self._counts[number] += 1
+            times.append(t_ns)
+            numbers.add(number)
+        begin_ns, end_ns = min(times, default=0), max(times, default=0)
+        return replace(chunk, start_ns=begin_ns, end_ns=end_ns, numbers=frozenset(numbers))
+
+    def parts(self, channels: Collection[Channel], start_ns: int | None, end_ns: int | None) -> Iterator[Part]:
+        """What has to be read for these channels and this time range, `start_ns <= t_ns < end_ns`."""
+        numbers = {self._numbers[channel] for channel in channels if channel in self._numbers}
+        for chunk in self._chunks:
+            within = (start_ns is None or chunk.end_ns >= start_ns) and (end_ns is None or chunk.start_ns < end_ns)
+            if within and chunk.numbers & numbers:
+                yield Part(chunk.start_ns, partial(self._messages, chunk, numbers, start_ns, end_ns))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _messages(
+        self, chunk: Chunk, numbers: Collection[int], start_ns: int | None, end_ns: int | None
+    ) -> Iterator[RawMessage]:
+        messages = [
+            RawMessage(t_ns, self._channels[number], data)
+            for number, t_ns, data in self._noted(chunk, self._walk(chunk, numbers))
+            if (start_ns is None or t_ns >= start_ns) and (end_ns is None or t_ns < end_ns)
+        ]
+        messages.sort(key=itemgetter(0))
+        messages.reverse()
+        while messages:  # what has been given out is not held on to
+            yield messages.pop()
+
+    def _noted(self, chunk: Chunk, walk: Walk) -> Walk:
+        """The messages up to the damage, if there is one, which is noted."""
+        used = 0
+        try:
+            for message in walk:
+                yield message
+                used += 1
+        except (OSError, TorchperfError):
+            raise
+        except Exception as error:  # as above
+            left_out = f"its first {used} messages are used" if used else "it is left out"
+            why = f"the chunk at offset {chunk.offset:,} is damaged: {error or type(error).__name__}; {left_out}"
+            self._notes.lost(self.path, chunk.offset, why, size_bytes=chunk.end - chunk.offset, chunks=1)
+
+
+# -- MCAP -------------------------------------------------------------------------------------------------------------
+
+
+class McapFile(ChunkedFile):
+    """One `.mcap` file, with chunks or without."""
+
+    _magic, _recover = MCAP_MAGIC, "mcap recover"
+
+    def _index(self) -> None:
+        self._schemas: dict[int, mcap_records.Schema] = {}
+        summary = SeekingReader(self._file, record_size_limit=self._size).get_summary()
+        if summary is None or summary.statistics is None:
+            msg = "it has no summary"
+            raise Damaged(msg)
+        self._schemas = summary.schemas
+        self._channels = {number: self._channel(record) for number, record in summary.channels.items()}
+        self._counts.update(summary.statistics.channel_message_counts)
+        self._chunks = [
+            Chunk(i.chunk_start_offset, i.chunk_start_offset + i.chunk_length, i.message_start_time, i.message_end_time,
+                  frozenset(i.message_index_offsets))
+            for i in sorted(summary.chunk_indexes, key=lambda index: index.chunk_start_offset)
+        ]  # fmt: skip
+        indexed = frozenset[int]().union(*(chunk.numbers for chunk in self._chunks))
+        ends = [chunk.end for chunk in self._chunks]
+        if indexed != {*+self._counts} or not indexed <= self._channels.keys() or max(ends, default=0) > self._size:
+            msg = "the summary does not name every chunk"
+            raise Damaged(msg)
+
+    def _search(self) -> None:
+        for opcode, begin, end in self._records(self._file, self._sound, self._size):
+            at, self._sound = begin - _RECORD.size, min(end, self._size)
+            if opcode == Opcode.DATA_END:  # the summary that follows is not sound
+                return
+            if opcode in {Opcode.SCHEMA, Opcode.CHANNEL}:
+                self._learn(opcode, self._stream(end - begin))
+            elif opcode == Opcode.CHUNK:
+                self._chunks.append(Chunk(at, self._sound))
+            elif opcode == Opcode.MESSAGE:  # outside of chunks; those that follow each other are read together
+                last = self._chunks[-1] if self._chunks else None
+                if last is not None and last.loose and last.end == at and at - last.offset < _LOOSE_BYTES:
+                    self._chunks[-1] = replace(last, end=end)
+                else:
+                    self._chunks.append(Chunk(at, end, loose=True))
+        msg = "the file breaks off"
+        raise Damaged(msg)
+
+    def _stream(self, size: int) -> ReadDataStream:
+        return ReadDataStream(io.BytesIO(self._file.read(size)))
+
+    def _learn(self, opcode: int, stream: ReadDataStream) -> None:
+        if opcode == Opcode.SCHEMA:
+            schema = mcap_records.Schema.read(stream)
+            self._schemas[schema.id] = schema
+        else:
+            record = mcap_records.Channel.read(stream)
+            self._channels.setdefault(record.id, self._channel(record))
+
+    def _channel(self, record: mcap_records.Channel) -> Channel:
+        schema = self._schemas.get(record.schema_id)
+        return Channel(
+            record.topic,
+            ros2_name(schema.name) if schema else "",
+            record.message_encoding,
+            schema.data.decode(errors="replace") if schema else "",
+            schema.encoding if schema else "",
+            record.metadata.get("topic_type_hash", ""),
+            is_latched(record.metadata.get("offered_qos_profiles", "")),
+        )
+
+    def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
+        stream, begin, end, cut = self._opened(chunk)
+        try:
+            for opcode, at, after in self._records(stream, begin, end):
+                if opcode == Opcode.MESSAGE:
+                    number, _, t_ns, _ = _MESSAGE.unpack(stream.read(_MESSAGE.size))
+                    if numbers is None:
+                        yield number, t_ns, b""
+                    elif number in numbers:
+                        yield number, t_ns, stream.read(after - at - _MESSAGE.size)
+                elif numbers is None and opcode in {Opcode.SCHEMA, Opcode.CHANNEL}:
+                    self._learn(opcode, ReadDataStream(io.BytesIO(stream.read(after - at))))
+        except Damaged:
+            if not cut:
+                raise
+        if cut:
+            msg = "the file breaks off in it"
+            raise Damaged(msg)
+
+    def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
+        """A stream with the records of a chunk, from where to where, and whether the file breaks off in it."""
+        if chunk.loose:
+            return self._file, chunk.offset, chunk.end, False
+        self._file.seek(chunk.offset)
+        opcode, _, _, _, raw_bytes, crc, letters = _CHUNK.unpack(self._file.read(_CHUNK.size))
+        compression = self._file.read(min(letters, 8)).decode()
+        data_bytes = int.from_bytes(self._file.read(8), "little")
+        begin = self._file.tell()
+        here = min(data_bytes, chunk.end - begin)
+        cut = here < data_bytes
+        if opcode != Opcode.CHUNK or here < 0:
+            msg = "there is no chunk"
+            raise Damaged(msg)
+        if not compression and (cut or not crc):  # without a copy
+            return self._file, begin, begin + here, cut
+        raw = unpacked(compression, self._file.read(here), raw_bytes, whole=not cut)
+        if crc and not cut and zlib.crc32(raw) != crc:
+            msg = "its checksum does not fit"
+            raise Damaged(msg)
+        return io.BytesIO(raw), 0, len(raw), cut
+
+    @staticmethod
+    def _records(stream: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Opcode, begin and end of the records between two offsets, the stream at each begin; a chunk may be cut off.
+
+        Raises:
+            Damaged: there is no sound record.
+        """
+        while begin < end:
+            stream.seek(begin)
+            head = stream.read(min(_RECORD.size, end - begin))
+            opcode, length = _RECORD.unpack(head) if len(head) == _RECORD.size else (0, 0)
+            begin += _RECORD.size
+            too_long = begin + length > end and opcode != Opcode.CHUNK
+            if not opcode or too_long or (opcode == Opcode.MESSAGE and length < _MESSAGE.size):
+                msg = "the file breaks off in a record" if too_long else "one of its records is not sound"
+                raise Damaged(msg)
+            yield opcode, begin, begin + length
+            begin += length
+
+
+# -- ROS 1 ------------------------------------------------------------------------------------------------------------
+
+
+class Ros1Bag(ChunkedFile):
+    """One `.bag` file of version 2.0; the index of the messages in a chunk is not used, only that of the chunks."""
+
+    _magic, _recover = ROS1_MAGIC, "rosbag reindex"
+
+    def _index(self) -> None:
+        bag = self._reader(self._file)
+        self._file.seek(len(ROS1_MAGIC))
+        head = Header.read(self._file, RecordType.BAGHEADER)
+        if head.get("encryptor"):
+            msg = f"log {self.path}: is encrypted; decrypt it with `rosbag decrypt`"
+            raise LogError(msg)
+        self._file.seek(head.get_uint64("index_pos"))
+        for _ in range(head.get_uint32("conn_count")):
+            self._learn(bag)
+        infos = [bag.read_chunk_info() for _ in range(head.get_uint32("chunk_count"))]
+        if self._file.tell() != self._size or any(
+            not i.connection_counts.keys() <= self._channels.keys() for i in infos
+        ):
+            msg = "the index is not whole"
+            raise Damaged(msg)
+        for info in infos:
+            self._file.seek(info.pos)
+            chunk = bag.read_chunk()
+            end, numbers = chunk.datapos + chunk.datasize, frozenset(info.connection_counts)
+            self._chunks.append(Chunk(info.pos, end, info.start_time, info.end_time - 1, numbers))
+            self._counts.update(info.connection_counts)
+
+    def _search(self) -> None:
+        bag = self._reader(self._file)
+        while self._sound < self._size:
+            at = self._sound
+            self._file.seek(at)
+            header = Header.read(self._file)
+            kind, size = header.get_uint8("op"), read_uint32(self._file)
+            end = self._file.tell() + size
+            if kind == RecordType.CHUNK:
+                self._chunks.append(Chunk(at, min(end, self._size)))
+            elif end > self._size:
+                msg = "the file breaks off in a record"
+                raise Damaged(msg)
+            elif kind == RecordType.CONNECTION:
+                self._file.seek(at)
+                self._learn(bag)
+            self._sound = min(end, self._size)
+
+    def _reader(self, stream: Any) -> Reader:  # noqa: ANN401 - a binary stream
+        """The reader of `rosbags` for single records of a stream; as a whole it would hold an index of all messages."""
+        bag = Reader(self.path)
+        bag.bio = stream
+        return bag
+
+    def _learn(self, bag: Reader) -> None:
+        """Take in the connection that comes next."""
+        found = bag.read_connection()
+        latched = isinstance(found.ext, ConnectionExtRosbag1) and found.ext.latching == 1
+        text = found.msgdef.data
+        channel = Channel(found.topic, found.msgtype, "ros1", text, "ros1msg" if text else "", found.digest, latched)
+        self._channels.setdefault(found.id, channel)
+
+    def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
+        self._file.seek(chunk.offset)
+        head = Header.read(self._file, RecordType.CHUNK)
+        size = read_uint32(self._file)
+        data = self._file.read(min(size, self._size))
+        cut = len(data) < size
+        raw = unpacked(head.get_string("compression"), data, head.get_uint32("size"), whole=not cut)
+        del data
+        try:
+            yield from self._walk_records(io.BytesIO(raw), numbers)
+        except (Damaged, ReaderError):
+            if not cut:
+                raise
+        if cut:
+            msg = "the file breaks off in it"
+            raise Damaged(msg)
+
+    def _walk_records(self, stream: io.BytesIO, numbers: Collection[int] | None) -> Walk:
+        bag, at, size = self._reader(stream), 0, len(stream.getbuffer())
+        while at < size:
+            stream.seek(at)
+            header = Header.read(stream)
+            length = read_uint32(stream)
+            begin, kind = stream.tell(), header.get_uint8("op")
+            if begin + length > size:
+                msg = "one of its records leads out of it"
+                raise Damaged(msg)
+            if kind == RecordType.MSGDATA:
+                number = header.get_uint32("conn")
+                if numbers is None:
+                    yield number, header.get_time("time"), b""
+                elif number in numbers:
+                    yield number, header.get_time("time"), stream.read(length)
+            elif kind == RecordType.CONNECTION and numbers is None:
+                stream.seek(at)
+                self._learn(bag)
+            at = begin + length

@@ -1,0 +1,290 @@
+"""A recorded log, whatever wrote it, as a stream of CDR messages in the order in which they were received."""
+
+import contextlib
+import errno
+import heapq
+import itertools
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+from torchperf_ros.frame.errors import TorchperfError, UnknownMessageType
+from torchperf_ros.logs.chunked_files import ChunkedFile, McapFile, Ros1Bag, unpacked_message
+from torchperf_ros.logs.db3_file import Db3File
+from torchperf_ros.logs.log_folder import kind_of, log_files, unpacked_file
+from torchperf_ros.logs.log_storage import Channel, LogError, LogFindings, LogNotes, Part, RawMessage
+from torchperf_ros.logs.log_types import LogType
+
+__all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
+
+_ENCODINGS: Final = ("cdr", "ros1")
+_LONG_AGO_NS: Final = -(1 << 63)
+_OPEN_AT_ONCE: Final = 64
+
+
+class LogMessage(NamedTuple):
+    """One message of a log.
+
+    Attributes:
+        topic: where it was published.
+        type_name: for example `sensor_msgs/msg/Image`.
+        data: CDR bytes; those of a ROS 1 log converted.
+        t_ns: when it was received, ns since the epoch.
+    """
+
+    topic: str
+    type_name: str
+    data: bytes
+    t_ns: int
+
+
+@dataclass(frozen=True)
+class LogTopic:
+    """A topic of a log.
+
+    Attributes:
+        name, type_name: for example `/tf_static`, `tf2_msgs/msg/TFMessage`; of two types on one topic, that of most of
+            its messages, and each message says its own.
+        count: messages that the log says it has, -1: it does not say.
+        latched: whether its publisher kept messages for those who subscribe later (transient local).
+    """
+
+    name: str
+    type_name: str
+    count: int = -1
+    latched: bool = False
+
+
+class LogReader:
+    """Reads a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`; memory does not grow with the log.
+
+    What is damaged is left out, noted, and counted in `findings`; stamps are left as they are. One chunk of the log is
+    held at a time, or several where they overlap in time.
+
+    Attributes:
+        path: the log.
+        topics: by name.
+        start_ns, end_ns: of its first and last message as far as the log says so, 0 otherwise.
+        count: messages in it, -1 if it does not say.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        """Open a log.
+
+        Args:
+            path: what to read.
+            say: takes a line on each thing that is wrong with the log and can be done without.
+
+        Raises:
+            LogError: it does not exist, is no log, or nothing of it can be read.
+        """
+        self.path = path
+        self._notes = LogNotes(say)
+        self._types: dict[tuple[str, str, str], LogType] = {}
+        with contextlib.ExitStack() as files, self._guarded():
+            self._storages = self._open(files)
+            self._channels = self._readable()
+            self._files = files.pop_all()
+        self.topics = self._summed()
+        spans = [storage for storage in self._storages if storage.end_ns]
+        self.start_ns = min((storage.start_ns for storage in spans), default=0)
+        self.end_ns = max((storage.end_ns for storage in spans), default=0)
+        counts = [topic.count for topic in self.topics.values()]
+        self.count = -1 if -1 in counts else sum(counts)
+
+    @property
+    def findings(self) -> LogFindings:
+        """What was noticed so far."""
+        return self._notes.findings
+
+    def messages(
+        self, topics: Collection[str] | None = None, start_ns: int | None = None, end_ns: int | None = None
+    ) -> Iterator[LogMessage]:
+        """The messages of these topics (None: all) with `start_ns <= t_ns < end_ns`, in the order of their time.
+
+        Where damage leaves them out of order, it is noted and counted in `findings`.
+
+        Raises:
+            LogError: the log is damaged here, and nothing after it can be read.
+        """
+        with self._guarded():
+            wanted = [channel for channel in self._channels if topics is None or channel.topic in topics]
+            converters = {channel: found for channel in wanted if (found := self._converter(channel)) is not None}
+            parts = [part for storage in self._storages for part in storage.parts(converters, start_ns, end_ns)]
+            self.findings.out_of_order = 0
+            latest_ns = _LONG_AGO_NS
+            for t_ns, channel, raw in _in_order(parts):
+                if t_ns < latest_ns:
+                    self._note_disorder(channel.topic, latest_ns - t_ns)
+                latest_ns = t_ns
+                try:
+                    data = converters[channel](raw)
+                except Exception as error:  # garbage leads rosbags to struct.error, AssertionError, UnicodeError, ...
+                    self._note_garbage(channel, t_ns, error)
+                    continue
+                yield LogMessage(channel.topic, channel.type_name, data, t_ns)
+
+    def decode(self, message: LogMessage) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+        """A message of this log, decoded by the log's own definition of its type, else by the one known here.
+
+        Raises:
+            BadInput: the bytes are not a message of this type.
+            UnknownMessageType: nobody knows the type.
+        """
+        key = (message.topic, message.type_name)
+        channel = next(channel for channel in self._channels if (channel.topic, channel.type_name) == key)
+        return self._type(channel).decode(message.data)
+
+    def write_definitions(self, topics: Collection[str], prefix: Path) -> bool:
+        """Write the types that only this log knows as `.msg` files, for processes that find installed packages there.
+
+        Args:
+            topics: whose types.
+            prefix: what these processes have in `AMENT_PREFIX_PATH`.
+
+        Returns:
+            Whether there were any.
+        """
+        types = [self._type(channel) for channel in self._channels if channel.topic in topics]
+        unknown = [found for found in types if found.only_here]
+        for found in unknown:
+            found.write_definitions(prefix / "share")
+        return bool(unknown)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def __enter__(self) -> "LogReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, files: contextlib.ExitStack) -> list[ChunkedFile | Db3File]:
+        storages: list[ChunkedFile | Db3File] = []
+        errors: list[LogError] = []
+        for path in log_files(self.path, self._notes):
+            try:
+                with self._guarded(path):
+                    storages.append(self._storage(path, files))
+                files.callback(storages[-1].close)
+            except LogError as error:
+                if getattr(error.__cause__, "errno", None) == errno.EMFILE:  # which is not the file's fault
+                    raise
+                errors.append(error)
+        if not storages:
+            raise errors[0]
+        for left_out in errors:
+            self._notes.note(f"{left_out}; the other files are read")
+        return storages
+
+    def _storage(self, path: Path, files: contextlib.ExitStack) -> ChunkedFile | Db3File:
+        file, kind = path, kind_of(path, path)
+        if kind == ".zstd":
+            folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_log_")))
+            file = unpacked_file(path, folder, self._notes)
+            kind = kind_of(file, path)
+        if kind == ".mcap":
+            return McapFile(path, self._notes, file)
+        return Db3File(path, self._notes, file) if kind == ".db3" else Ros1Bag(path, self._notes, file)
+
+    def _readable(self) -> list[Channel]:
+        """The channels in an encoding that can be read; the others are noted."""
+        channels = [channel for storage in self._storages for channel in storage.counts]
+        readable = [channel for channel in channels if channel.encoding in _ENCODINGS]
+        if len(readable) < len(channels):
+            first = next(channel for channel in channels if channel not in readable)
+            more = f" and {len(channels) - len(readable) - 1} more" if len(channels) - len(readable) > 1 else ""
+            msg = f"log {self.path}: topic {first.topic}{more}: serialized as {first.encoding!r}; it has to be 'cdr'"
+            if not readable:
+                raise LogError(msg)
+            self._notes.note(f"{msg}; left out")
+        return readable
+
+    def _summed(self) -> dict[str, LogTopic]:
+        found: dict[str, dict[str, int]] = {}
+        latched = {channel.topic for channel in self._channels if channel.latched}
+        counts = {channel: count for storage in self._storages for channel, count in storage.counts.items()}
+        for channel in self._channels:
+            types, name, count = found.setdefault(channel.topic, {}), channel.type_name, counts[channel]
+            types[name] = -1 if -1 in {count, types.get(name)} else types.get(name, 0) + count
+        topics = {}
+        for topic, types in sorted(found.items()):
+            if len(types) > 1:
+                shown = ", ".join(f"{name} ({count} messages)" for name, count in types.items())
+                self._notes.note(f"log {self.path}: topic {topic} has more than one type: {shown}")
+            count = -1 if -1 in types.values() else sum(types.values())
+            topics[topic] = LogTopic(topic, max(types, key=lambda name: types[name]), count, topic in latched)
+        return topics
+
+    def _type(self, channel: Channel) -> LogType:
+        key = (channel.type_name, channel.definition, channel.digest)
+        if key not in self._types:
+            self._types[key] = LogType(channel, self.path, self._notes)
+        return self._types[key]
+
+    def _converter(self, channel: Channel) -> Callable[[bytes], bytes] | None:
+        """What makes CDR of a channel's messages; None, which is noted, if nobody knows the type of a ROS 1 topic."""
+        found = self._type(channel)
+        if channel.encoding == "cdr":
+            return unpacked_message
+        try:
+            return found.converter()
+        except UnknownMessageType as error:
+            self._notes.note(f"{error}; its messages are left out")
+            return None
+
+    def _note_disorder(self, topic: str, back_ns: int) -> None:
+        self.findings.out_of_order += 1
+        if self.findings.out_of_order == 1:
+            what = f"a message on {topic} was received {back_ns / 1e9:.3f} s before the one that it follows"
+            self._notes.note(f"log {self.path}: not in the order of time: {what}; further ones are only counted")
+
+    def _note_garbage(self, channel: Channel, t_ns: int, error: Exception) -> None:
+        what = f"the message of {t_ns} ns is no {channel.type_name}; it is left out ({type(error).__name__}: {error})"
+        self._notes.lost(self.path, (channel.topic, t_ns), f"topic {channel.topic}: {what}", messages=1)
+
+    @contextlib.contextmanager
+    def _guarded(self, path: Path | None = None) -> Iterator[None]:
+        """Turns whatever a stranger's file leads to into a `LogError`."""
+        try:
+            yield
+        except TorchperfError:
+            raise
+        except OSError as error:
+            msg = f"log {error.filename or path or self.path}: cannot be read: {error.strerror or error}"
+            raise LogError(msg) from error
+        except Exception as error:
+            msg = f"log {path or self.path}: cannot be read: it is damaged ({type(error).__name__}: {error})"
+            raise LogError(msg) from error
+
+
+def _in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:
+    """The messages of all parts in the order of their time; each part's messages are in order already.
+
+    A part is opened when its time comes. Where more than 64 overlap, the others wait, and their messages come late.
+    """
+    waiting = deque(sorted(parts, key=lambda part: part.start_ns))
+    numbers = itertools.count()
+    heads: list[tuple[int, int, RawMessage, Iterator[RawMessage]]] = []
+    while waiting or heads:
+        while waiting and len(heads) < _OPEN_AT_ONCE and (not heads or waiting[0].start_ns <= heads[0][0]):
+            messages = waiting.popleft().read()
+            if (first := next(messages, None)) is not None:
+                heapq.heappush(heads, (first.t_ns, next(numbers), first, messages))
+        if not heads:
+            continue
+        _, number, message, messages = heads[0]
+        yield message
+        del message
+        if (following := next(messages, None)) is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (following.t_ns, number, following, messages))

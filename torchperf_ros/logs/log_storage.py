@@ -1,0 +1,132 @@
+"""What the kinds of log files have in common: channels, parts that are read at once, and notes of what is wrong."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from torchperf_ros.frame.errors import TorchperfError
+
+_TRANSIENT_LOCAL: Final = re.compile(r"\bdurability: *(1\b|transient_local)")
+_SHOWN_PER_FILE: Final = 5
+
+
+class LogError(TorchperfError):
+    """A log cannot be read; the message names file, topic and offset as far as they are known, and what would do."""
+
+
+class Damaged(Exception):
+    """Bytes of a log are not what they should be; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """Messages of one topic and type in one file.
+
+    Attributes:
+        topic, type_name: for example `/camera`, `sensor_msgs/msg/Image`.
+        encoding: of the messages: `cdr`, `ros1`, or something that cannot be read.
+        definition: the type's definition as it stands in the log, empty if it does not.
+        definition_format: `ros2msg`, `ros2idl`, `ros1msg` or empty.
+        digest: the type's hash in the log: RIHS01 of ROS 2, MD5 of ROS 1; empty if there is none.
+        latched: whether its publisher kept messages for those who subscribe later.
+    """
+
+    topic: str
+    type_name: str
+    encoding: str
+    definition: str = ""
+    definition_format: str = ""
+    digest: str = ""
+    latched: bool = False
+
+
+def is_latched(qos_profiles: str) -> bool:
+    """Whether a publisher of these QoS profiles, as rosbag2 writes them down, kept messages: transient local."""
+    return _TRANSIENT_LOCAL.search(qos_profiles) is not None
+
+
+def ros2_name(type_name: str) -> str:
+    """`sensor_msgs/Image`, as ROS 1 writes it, as `sensor_msgs/msg/Image`; other names stay as they are."""
+    package, slash, name = type_name.partition("/")
+    return f"{package}/msg/{name}" if slash and "/" not in name else type_name
+
+
+class RawMessage(NamedTuple):
+    """A message as it stands in the file; `t_ns`: when it was received."""
+
+    t_ns: int
+    channel: Channel
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is read at once: from which time on it has messages, and what reads them in order."""
+
+    start_ns: int
+    read: Callable[[], Iterator[RawMessage]]
+
+
+@dataclass
+class LogFindings:
+    """What was noticed while a log was opened and read; all zero for a sound one.
+
+    Attributes:
+        unindexed: files without a usable index, which were searched from begin to end.
+        out_of_order: messages of the last reading that were received before the one that came before them.
+        chunks_lost: chunks that could not be read, or not to their end.
+        messages_lost: messages that are known to be lost; there may be more.
+        bytes_skipped: bytes of the files that could not be understood.
+        types_differing: types whose definition or hash in the log is another one than here.
+    """
+
+    unindexed: int = 0
+    out_of_order: int = 0
+    chunks_lost: int = 0
+    messages_lost: int = 0
+    bytes_skipped: int = 0
+    types_differing: int = 0
+
+
+class LogNotes:
+    """Counts what is wrong with a log, and notes it once, however often the log is read."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """Start without notes; `say` is given each in one line."""
+        self.findings = LogFindings()
+        self._say = say
+        self._noted: set[str] = set()
+        self._lost: dict[Path, set[object]] = {}
+
+    def note(self, text: str) -> None:
+        """Say something, once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self._say(text)
+
+    def lost(
+        self, path: Path, place: object, why: str, *, size_bytes: int = 0, messages: int = 0, chunks: int = 0
+    ) -> None:
+        """Something in a file cannot be read; noted for the first few.
+
+        Args:
+            path: the file.
+            place: what distinguishes this from all else that is lost in the file, for example an offset.
+            why: what is wrong, and where.
+            size_bytes: how much of the file is left out.
+            messages: how many are known to be lost.
+            chunks: how many are lost, in whole or in part.
+        """
+        places = self._lost.setdefault(path, set())
+        if place in places:
+            return
+        places.add(place)
+        self.findings.chunks_lost += chunks
+        self.findings.messages_lost += messages
+        self.findings.bytes_skipped += size_bytes
+        if len(places) <= _SHOWN_PER_FILE:
+            self.note(f"log {path}: {why}")
+        else:
+            self.note(f"log {path}: more of it is damaged; from here on it is only counted")

@@ -1,0 +1,238 @@
+"""`torchperf play`: plays a log into the ROS graph, and says how that goes."""
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from torchperf_ros.config.message_types import has_header
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.logs.log_reader import LogMessage, LogReader
+from torchperf_ros.logs.play_node import PlayNode
+from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player, ReadAhead, choose_topics
+from torchperf_ros.node.middleware import carry_images, end_within
+from torchperf_ros.top.top import Keys
+from torchperf_ros.workers.process_setup import prefer_this_process
+
+_MIB: Final = 1 << 20
+_LOOK_S: Final = 0.1
+_PLAIN_EVERY_S: Final = 10.0
+_PRIORITY: Final = 1
+_DAMAGED: Final = 1
+_ENDS_WITHIN_S: Final = 5
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """How a log is played.
+
+    Attributes:
+        rate: how much faster than recorded.
+        loop: whether to begin again at its end.
+        start_s, duration_s: which part of it; None: to its end.
+        topics: of the log; None: all.
+        remap: other names, by topic of the log.
+        clock_hz: how often to publish `/clock` beside each message; 0: no `/clock` at all.
+        restamp: whether headers are stamped with the time at which they are published.
+        paused: whether to begin with a pause.
+        subscribers_s: how long to wait until each topic has a subscriber.
+        node, node_s: the perf node to wait for, None: none; and for how long.
+        read_ahead_mib: how much is read in advance.
+    """
+
+    rate: float = 1.0
+    loop: bool = False
+    start_s: float = 0.0
+    duration_s: float | None = None
+    topics: frozenset[str] | None = None
+    remap: Mapping[str, str] = field(default_factory=dict)
+    clock_hz: float = 0.0
+    restamp: bool = False
+    paused: bool = False
+    subscribers_s: float = 0.0
+    node: str | None = None
+    node_s: float = 120.0
+    read_ahead_mib: int = 64
+
+
+def play(log: Path, options: PlayOptions, console: Console) -> int:
+    """Play a log; returns the exit status: 0, or 1 if a part of it could not be read.
+
+    Raises:
+        LogError: nothing of it can be read.
+        PlayError: it cannot be played as asked.
+    """
+    carry_images()
+    with LogReader(log, console.print) as reader:
+        topics = choose_topics(reader, options.topics, options.remap.keys())
+        with PlayNode(topics, options.remap, publishes_time=options.clock_hz > 0) as node:
+            for text in node.left_out.values():
+                console.print(text)
+            rounds = LogRounds(
+                reader, {name: topics[name] for name in node.topics}, options.start_s, options.duration_s, options.loop
+            )
+            return _Playing(node, rounds, options, console).run()
+
+
+class PlayView:
+    """How far a log has been played: a line that is drawn again and again in a terminal, plain lines elsewhere."""
+
+    def __init__(self, player: Player, span_ns: tuple[int, int], rate: float, console: Console) -> None:
+        """Show this player.
+
+        Args:
+            player: what is shown.
+            span_ns: begin and end of the log's part that is played; equal if unknown.
+            rate: how much faster than recorded it is played.
+            console: where to.
+        """
+        self._player, self._rate, self._console = player, rate, console
+        self._begin_ns, self._total_ns = span_ns[0], max(span_ns[1] - span_ns[0], 0)
+        self._began_s = time.monotonic()
+        self._next_plain_s = self._began_s + _PLAIN_EVERY_S
+        self._was_paused = False
+        self._bar = Progress(BarColumn(30), TextColumn("{task.description}"), console=console, transient=True)
+        self._task = self._bar.add_task("", total=max(self._total_ns, 1))
+
+    def __enter__(self) -> "PlayView":
+        self._began_s = time.monotonic()
+        if self._console.is_terminal:
+            self._console.print("space pauses and goes on, n plays the next message, q ends", style="dim")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def show(self) -> None:
+        """Show the state of now."""
+        tally, paused = self._player.tally, self._player.paused
+        done_ns = min(max(self._player.log_ns - self._begin_ns, 0), self._total_ns) if tally.rounds else 0
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done_ns, description=self._state(done_ns))
+        elif paused is not self._was_paused or time.monotonic() >= self._next_plain_s:
+            self._console.print(self._state(done_ns))
+            self._next_plain_s = time.monotonic() + _PLAIN_EVERY_S
+        self._was_paused = paused
+
+    def _state(self, done_ns: int) -> str:
+        text = "playing"
+        if self._total_ns:
+            left_s = (self._total_ns - done_ns) / NS_PER_S / self._rate
+            text = f"{done_ns / NS_PER_S:.1f} of {self._total_ns / NS_PER_S:.1f} s, {left_s:.0f} s left"
+        rounds = self._player.tally.rounds
+        text += f", round {rounds}" if rounds > 1 else ""
+        return f"{text}, {self._played}{self._late}" + (", paused" if self._player.paused else "")
+
+    @property
+    def _played(self) -> str:
+        count = self._player.tally.played
+        return f"{count:,} message{'' if count == 1 else 's'}"
+
+    @property
+    def _late(self) -> str:
+        tally = self._player.tally
+        return f", {tally.late} late, the worst by {tally.worst_late_ms:.1f} ms" if tally.late else ""
+
+    def summary(self) -> str:
+        """What was played, in one line."""
+        tally = self._player.tally
+        rounds = f" in {tally.rounds} rounds" if tally.rounds > 1 else ""
+        late = self._late or f", none later than 5 ms (the worst {tally.worst_late_ms:.1f} ms)"
+        return f"played {self._played}{rounds} in {time.monotonic() - self._began_s:.1f} s{late}"
+
+
+class _Playing:
+    """One log, from the wait for those who listen to the summary."""
+
+    def __init__(self, node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Console) -> None:
+        self._node, self._rounds, self._options, self._console = node, rounds, options, console
+        stamped = {name for name, topic in rounds.topics.items() if options.restamp and has_header(topic.type_name)}
+        self._stamps = HeaderStamps(stamped, log_time=options.clock_hz > 0)
+        self._player = Player(
+            node.publish,
+            rate=options.rate,
+            prepare=self._stamps.stamp,
+            publish_time=node.publish_time,
+            clock_hz=options.clock_hz,
+            paused=options.paused,
+        )
+        self._view = PlayView(self._player, rounds.span_ns, options.rate, console)
+        self._error: Exception | None = None
+
+    def run(self) -> int:
+        """Play; Ctrl-C ends it early."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
+        # What is due does not wait for a free processor core, nor for a thread that has none and holds the interpreter
+        # lock; the perf node's own priority is higher.
+        prefer_this_process(_PRIORITY)
+        self._node.serve(self._player)
+        ahead = ReadAhead(self._rounds.messages(), _size, self._options.read_ahead_mib * _MIB)
+        thread = threading.Thread(target=self._play, args=(ahead,), name="player", daemon=True)
+        try:
+            self._wait_for_listeners()
+            with Keys() as keys, self._view:
+                thread.start()
+                while thread.is_alive():
+                    self._obey(keys.pressed())
+                    self._view.show()
+                    thread.join(_LOOK_S)
+        except KeyboardInterrupt:
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one need not stop what is bounded anyway
+                signal.signal(number, signal.SIG_IGN)
+            end_within(_ENDS_WITHIN_S, 0)
+            self._console.print("interrupted")
+        finally:
+            self._player.end()
+            ahead.close()
+            if thread.ident is not None:
+                thread.join()
+        return self._summary()
+
+    def _play(self, ahead: ReadAhead[LogMessage | None]) -> None:
+        try:
+            self._player.play(ahead)
+        except Exception as error:  # the thread's boundary: printed, or raised again, by the one that waits for it
+            self._error = error
+
+    def _wait_for_listeners(self) -> None:
+        options, say = self._options, self._console.print
+        if options.node is not None:
+            say(f"waiting for {options.node} to be ready")
+            if not self._node.wait_for_node(options.node, options.node_s):
+                say(f"{options.node} is not ready, or subscribes to none of the topics, after {options.node_s:g} s")
+        if options.subscribers_s and (unheard := self._node.wait_for_subscribers(options.subscribers_s)):
+            say(f"nobody subscribes to {', '.join(unheard)} after {options.subscribers_s:g} s")
+
+    def _obey(self, keys: str) -> None:
+        acts = {" ": self._player.toggle, "n": self._player.play_next, "q": self._player.end}
+        for key in keys:
+            acts.get(key, bool)()
+
+    def _summary(self) -> int:
+        error, kept = self._error, self._stamps.kept
+        if error is not None and not (isinstance(error, TorchperfError) and self._player.tally.played):
+            raise error
+        self._console.print(self._view.summary())
+        if kept:
+            why = "too short for a header, or at a time that a stamp cannot hold"
+            self._console.print(f"{kept:,} {'message was' if kept == 1 else 'messages were'} not restamped: {why}")
+        if error is not None:
+            self._console.print(f"played up to the damage: {error}")
+        found = self._rounds.log.findings
+        return _DAMAGED if error or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
+
+
+def _size(message: LogMessage | None) -> int:
+    return 0 if message is None else len(message.data)

@@ -1,0 +1,233 @@
+"""The player's place in the ROS graph: a publisher for each topic, `/clock`, and services to pause."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+import rclpy
+from lifecycle_msgs.srv import GetState
+from rclpy.client import Client
+from rclpy.duration import Duration
+from rclpy.exceptions import InvalidTopicNameException
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
+from rclpy.validate_topic_name import validate_topic_name
+from std_srvs.srv import Trigger
+
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import UnknownMessageType
+from torchperf_ros.frame.outcome import Health
+from torchperf_ros.logs.log_reader import LogMessage, LogTopic
+from torchperf_ros.logs.player import Player, PlayError
+from torchperf_ros.node.endpoints import ros_message_class
+
+CLOCK_TOPIC: Final = "/clock"
+_DEPTH: Final = 10
+_MOST_LATCHED: Final = 1000
+_POLL_S: Final = 0.02
+_MUTUAL_S: Final = 0.5
+"""Who knows of a subscriber is not yet known to it; what is published before that, it never gets."""
+_ASK_AGAIN_S: Final = 1
+"""A request may be lost, and an answer."""
+_LAST_S: Final = 1
+
+
+class PlayNode:
+    """Publishes on the player's thread; a thread of its own answers the services.
+
+    Attributes:
+        left_out: topics that cannot be published, by name, and why.
+    """
+
+    def __init__(self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool) -> None:
+        """Join the graph that the environment names.
+
+        Args:
+            topics: of the log.
+            remap: other names for them.
+            publishes_time: whether to publish `/clock`; the log's own is left out then.
+
+        Raises:
+            PlayError: none of the topics can be published, a name is not allowed, or two types have one name.
+        """
+        self.left_out: dict[str, str] = {}
+        self._types: dict[str, LogTopic] = {}
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        self._node = Node("player", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(self._node)
+        try:
+            self._clock = self._clock_publisher() if publishes_time else None
+            self._publishers = {
+                name: publisher for name, topic in topics.items()
+                if (publisher := self._publisher(topic, remap.get(name, name))) is not None
+            }  # fmt: skip
+            if not self._publishers:
+                raise PlayError("; ".join(self.left_out.values()))
+        except BaseException:
+            self._shut_down()
+            raise
+        self._thread = threading.Thread(target=self._spin, name="services", daemon=True)
+        self._thread.start()
+
+    def _publisher(self, topic: LogTopic, name: str) -> Publisher | None:
+        """Reliable, so that a subscriber of any kind is served; None if the type cannot be used here."""
+        if self._clock is not None and name == CLOCK_TOPIC:
+            self.left_out[topic.name] = f"{topic.name} is left out: --clock publishes the time itself"
+            return None
+        try:
+            kind = ros_message_class(topic.type_name)
+        except UnknownMessageType as error:
+            self.left_out[topic.name] = f"{topic.name} is left out: {error}"
+            return None
+        qos = QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE)
+        if topic.latched or name == "/tf_static":
+            qos.durability = DurabilityPolicy.TRANSIENT_LOCAL
+            qos.depth = min(max(topic.count, _DEPTH), _MOST_LATCHED)
+        try:
+            validate_topic_name(name)
+            self._check_type(topic, self._node.resolve_topic_name(name))
+            return self._node.create_publisher(kind, name, qos)
+        except InvalidTopicNameException as error:
+            msg = f"topic {name!r} is not allowed: {' '.join(str(error).split())}"
+            raise PlayError(msg) from error
+
+    def _check_type(self, topic: LogTopic, name: str) -> None:
+        """See that all of the log's topics that go out under one name have one type; DDS takes no other."""
+        first = self._types.setdefault(name, topic)
+        if first.type_name != topic.type_name:
+            msg = (
+                f"{first.name} ({first.type_name}) and {topic.name} ({topic.type_name}) cannot both be published as "
+                f"{name}: a topic has one type; --remap one of them to another name, or leave it out with --topics"
+            )
+            raise PlayError(msg)
+
+    def _clock_publisher(self) -> Publisher:
+        kind = ros_message_class("rosgraph_msgs/msg/Clock")
+        return self._node.create_publisher(kind, CLOCK_TOPIC, QoSProfile(depth=1))
+
+    # -- playing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics of the log that are published."""
+        return frozenset(self._publishers)
+
+    def publish(self, message: LogMessage) -> None:
+        """Publish a message of the log."""
+        self._publishers[message.topic].publish(message.data)
+
+    def publish_time(self, log_ns: int) -> None:
+        """Publish the log's time, if that is wanted."""
+        if self._clock is not None:
+            clock = self._clock.msg_type()
+            clock.clock.sec, clock.clock.nanosec = divmod(max(log_ns, 0), NS_PER_S)
+            self._clock.publish(clock)
+
+    # -- being asked --------------------------------------------------------------------------------------------------
+
+    def serve(self, player: Player) -> None:
+        """Offer `~/pause`, `~/resume`, `~/toggle_paused` and `~/play_next` from now on."""
+        acts: dict[str, tuple[Callable[[], bool | None], dict[bool | None, str]]] = {
+            "pause": (player.pause, {None: "paused"}),
+            "resume": (player.resume, {None: "playing"}),
+            "toggle_paused": (player.toggle, {True: "paused", False: "playing"}),
+            "play_next": (player.play_next, {True: "played", False: ""}),
+        }
+
+        def answer(name: str, _: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+            act, words = acts[name]
+            response.message = words[act()]
+            response.success = bool(response.message)
+            return response
+
+        for name in acts:
+            self._node.create_service(Trigger, f"~/{name}", partial(answer, name))
+
+    def _spin(self) -> None:
+        with contextlib.suppress(ExternalShutdownException):
+            self._executor.spin()
+
+    # -- waiting for those who listen ---------------------------------------------------------------------------------
+
+    def wait_for_subscribers(self, seconds: float) -> list[str]:
+        """Wait until every topic has a subscriber; returns those that have none after so long."""
+        end_s = time.monotonic() + seconds
+        while (unheard := self._unheard()) and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
+        time.sleep(_MUTUAL_S)
+        return unheard
+
+    def _unheard(self) -> list[str]:
+        return sorted(p.topic_name for p in self._publishers.values() if not p.get_subscription_count())
+
+    def wait_for_node(self, name: str, seconds: float) -> bool:
+        """Wait until a perf node can answer frames and hears what it subscribes to; false if not within so long."""
+        kind = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
+        health: dict[str, str] = {}
+
+        def take(message: Any) -> None:  # noqa: ANN401 - rclpy's
+            for status in message.status:
+                values = {pair.key: pair.value for pair in status.values}
+                if status.hardware_id == name and "health" in values:
+                    health[status.name] = values["health"]
+
+        subscription = self._node.create_subscription(kind, "/diagnostics", take, 50)
+        client = self._node.create_client(GetState, f"{name}/get_state")
+        end_s = time.monotonic() + seconds
+        try:
+            while not health or Health.STARTING.name in health.values() or not self._is_heard_by(name):
+                if time.monotonic() > end_s:
+                    return False
+                time.sleep(_POLL_S)
+            return self._is_known_to(client, end_s)
+        finally:
+            self._node.destroy_subscription(subscription)
+            self._node.destroy_client(client)
+
+    def _is_known_to(self, client: Client, end_s: float) -> bool:
+        """Whether a node knows of the publishers: it does once it answers a client that was announced after them."""
+        while time.monotonic() < end_s:
+            answer = client.call_async(GetState.Request())
+            again_s = time.monotonic() + _ASK_AGAIN_S
+            while time.monotonic() < again_s:
+                if answer.done():
+                    return True
+                time.sleep(_POLL_S)
+            client.remove_pending_request(answer)
+        return False
+
+    def _is_heard_by(self, name: str) -> bool:
+        """Whether each topic that the node subscribes to is connected, and there is one."""
+        wanted = [
+            publisher for publisher in self._publishers.values()
+            for info in self._node.get_subscriptions_info_by_topic(publisher.topic_name)
+            if f"{info.node_namespace.rstrip('/')}/{info.node_name}" == name
+        ]  # fmt: skip
+        return bool(wanted) and all(publisher.get_subscription_count() for publisher in wanted)
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def _shut_down(self) -> None:
+        self._executor.shutdown()
+        self._node.destroy_node()
+        rclpy.try_shutdown()
+
+    def __enter__(self) -> "PlayNode":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        end_s = time.monotonic() + _LAST_S
+        for publisher in self._publishers.values():  # who subscribed reliably gets the last messages
+            publisher.wait_for_all_acked(Duration(seconds=max(end_s - time.monotonic(), 0)))
+        self._shut_down()
+        self._thread.join()

@@ -1,0 +1,1 @@
+"""Inside a worker: adapter, session, histories, output checks. Imports torch."""

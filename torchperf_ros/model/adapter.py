@@ -1,0 +1,121 @@
+"""How users bring their own models: one class that turns messages into tensors and outputs into a message."""
+
+import abc
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchperf_ros.frame.errors import AdapterError
+from torchperf_ros.model.history_buffer import clear_histories, skip_in_histories
+
+
+@dataclass(frozen=True)
+class Received:
+    """One input message as the worker sees it.
+
+    Attributes:
+        message: decoded message; its arrays are numpy views on shared memory, valid during the call only.
+        stamp_ns: its `header.stamp` in ns, 0 where the type has no header.
+        age_ms: ROS time since the stamp when the frame was received, NaN where the stamp is 0.
+    """
+
+    message: Any
+    stamp_ns: int
+    age_ms: float
+
+
+class Adapter(abc.ABC):
+    """A stage's model. Runs in the worker process only.
+
+    Attributes:
+        inputs: topic -> message type; the first is the trigger, the others are the latest received, or absent.
+        output: message type of the stage's output.
+    """
+
+    inputs: dict[str, str]
+    output: str
+
+    @abc.abstractmethod
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        """Read the stage's `options`; raise `ConfigError` on a value that is not allowed."""
+
+    @abc.abstractmethod
+    def build(self, tier: str) -> torch.nn.Module:
+        """The model of a tier in eval mode; every tier takes the same inputs."""
+
+    @abc.abstractmethod
+    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+        """Inputs of the usual shape, on the device, for warm-up and calibration."""
+
+    def example_messages(self) -> Mapping[str, Received]:
+        """Messages as they usually come, by topic, to warm a whole frame up with. Default: none.
+
+        Not shown to `observe`. On a GPU what `preprocess` and `postprocess` run there is then loaded in time.
+        """
+        return {}
+
+    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
+        """Input index -> {dimension: (min, max)} for the dimensions that vary; default: none."""
+        return {}
+
+    def observe(self, messages: Mapping[str, Received]) -> None:  # noqa: B027 - optional on purpose
+        """Advance histories; called once for every started frame in every worker of the stage. Default: nothing.
+
+        The worker that runs the frame observes it first; the others follow when that one has come through it. A frame
+        that ends its worker is observed by no other: see `missed`.
+        """
+
+    def missed(self, frames: int) -> None:
+        """Before `observe`: so many started frames were not observed by this worker since the last one that was.
+
+        Default: every `HistoryBuffer` of the process gets as many rows without a sample, which its mask shows.
+        """
+        skip_in_histories(frames)
+
+    def forget(self) -> None:
+        """The last frame that was observed was overwritten meanwhile, so that what was learned from it may be wrong.
+
+        Default: every `HistoryBuffer` of the process is emptied.
+        """
+        clear_histories()
+
+    @abc.abstractmethod
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        """Messages to model inputs. Copy what you keep: the messages' arrays are views that do not last.
+
+        Raises:
+            BadInput: the messages cannot be used; say why.
+        """
+
+    @abc.abstractmethod
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
+        """Model outputs to a message of type `output`, stamped with the trigger's stamp."""
+
+
+def load_adapter(path: str) -> type[Adapter]:
+    """Import `module:Class`.
+
+    Raises:
+        AdapterError: the module or class does not exist, fails to import, or is no `Adapter`.
+    """
+    module_name, _, class_name = path.partition(":")
+    if not module_name or not class_name:
+        example = "torchperf_ros.models.camera:CameraAdapter"
+        msg = f"adapter {path!r} does not have the form module:Class, for example {example}"
+        raise AdapterError(msg)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        # The user's module runs here: whatever it raises is the reason why it cannot be loaded.
+        msg = f"adapter {path!r}: importing {module_name} failed: {type(error).__name__}: {error}"
+        raise AdapterError(msg) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        names = [value.__name__ for value in classes if issubclass(value, Adapter) and value is not Adapter]
+        msg = f"adapter {path!r}: {module_name} has no Adapter class {class_name!r}; it has {names or 'none'}"
+        raise AdapterError(msg)
+    return found

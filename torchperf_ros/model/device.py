@@ -1,0 +1,272 @@
+"""Where a model runs: device choice, streams, copies from the host, timing, memory, and errors that end a process."""
+
+import os
+import re
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import psutil
+import torch
+from torch import Tensor
+
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+
+_NS_PER_MS = 1e6
+_MEMORY_STATISTICS = {
+    "allocated": "allocated_bytes.all.current",
+    "peak": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.current",
+    "inactive_split": "inactive_split_bytes.all.current",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+_INDEX = re.compile(r"cuda(?::(\d+))?")
+_SMALLEST_BYTES: Final = 4096  # a page is locked as a whole, and counting it so bounds the number of buffers, too
+_Key = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+class DeviceLost(TorchperfError):
+    """The device that the worker before this one had is not there now; it may come back."""
+
+
+def choose_device(wanted: str, *, before: str = "") -> torch.device:
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`, as the parameter `device` has it.
+
+    Cards are numbered by their place on the bus, as `nvidia-smi` and NVML number them, unless the user has chosen
+    another order; CUDA itself would put the fastest first. `before` is what an earlier worker of the stage ran on.
+
+    Raises:
+        ConfigError: a CUDA device that this machine does not have.
+        DeviceLost: likewise, but an earlier worker had it.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    wanted = before or wanted
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = _INDEX.fullmatch(wanted)
+    if asked is None:
+        return torch.device(wanted)
+    index = int(asked[1] or 0)  # torch keeps 8 bits: 300 would be 44
+    count = torch.cuda.device_count()
+    if torch.cuda.is_available() and index < count:
+        return torch.device("cuda", index)
+    found = f"torch {torch.__version__} sees {count} CUDA devices"
+    if before:
+        msg = f"device {before}, which the worker before had, is not there: {found}"
+        raise DeviceLost(msg)
+    msg = f"parameter device: {wanted!r} is not there; {found}"
+    raise ConfigError(msg)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, as one with a broken CUDA context has to: what it would destroy on its way raises."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class Device:
+    """The device of a worker; on CUDA a stream of its own, which is the calling thread's current one from then on.
+
+    Whatever that thread does is in one order: load, upload, preprocess, run, check, postprocess. On two streams, one
+    would have to wait for the other at every step, and adapters know of none.
+    """
+
+    def __init__(self, device: torch.device, threads: int) -> None:
+        """Take the device; `threads` CPU threads for a model's operators, 0: all cores but one."""
+        self.device = device
+        cores = torch.get_num_threads() if threads else max(1, torch.get_num_threads() - 1)
+        torch.set_num_threads(threads or cores)
+        self._stream: torch.cuda.Stream | None = None
+        self._ooms = 0
+        self._shares_memory = False
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            # fp32 is what it says; torch's own default is tf32 in convolutions, which is a precision of its own here
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            self._stream = torch.cuda.Stream(device, priority=-1)
+            torch.cuda.set_stream(self._stream)
+            self._copies = PinnedCopy(device, self._stream)
+            self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
+
+    @property
+    def card(self) -> str:
+        """The card's name, by which runs of different ones are told apart; empty on the CPU."""
+        return torch.cuda.get_device_name(self.device) if self.is_cuda else ""
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether this is a CUDA device."""
+        return self._stream is not None
+
+    def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Move inputs that are not there yet, on the worker's own stream and without waiting; see `PinnedCopy`."""
+        return self._copies.to_device(tensors) if self.is_cuda else tensors
+
+    @contextmanager
+    def timed(self) -> Iterator[list[int]]:
+        """Time a block, on CUDA by events, else by the clock; the list then holds one value in ns."""
+        took_ns: list[int] = []
+        if self._stream is None:
+            started = time.perf_counter_ns()
+            yield took_ns
+            took_ns.append(time.perf_counter_ns() - started)
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(self._stream)
+        yield took_ns
+        end.record(self._stream)
+        end.synchronize()
+        took_ns.append(round(begin.elapsed_time(end) * _NS_PER_MS))
+
+    def empty_cache(self) -> None:
+        """Give the allocator's unused blocks back to the device."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Device memory, without waiting for the device; empty on the CPU, where the node reads the process's own.
+
+        In bytes, with `inactive_split` for free parts of blocks in use, which other sizes cannot have; and counts:
+        `retries` (the cache was emptied to get memory) and `ooms` (there was none even so).
+        """
+        if not self.is_cuda:
+            return {}
+        free, total = torch.cuda.mem_get_info(self.device)
+        if self._shares_memory:  # there CUDA leaves out what the kernel would give back at once: its file cache
+            memory = psutil.virtual_memory()
+            free, total = memory.available, memory.total
+        statistics = torch.cuda.memory_stats(self.device)
+        self._ooms = int(statistics.get("num_ooms", 0))  # what a library tried and got over is no frame's error
+        return {
+            **{name: int(statistics.get(key, 0)) for name, key in _MEMORY_STATISTICS.items()},
+            "free": free,
+            "total": total,
+        }
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether memory did not suffice; asked of every error, as it counts what the allocator refused.
+
+        Inside of a package that arrives as a plain `RuntimeError`, whose text says nothing of memory.
+        """
+        before, self._ooms = self._ooms, self._refused()
+        return isinstance(error, torch.OutOfMemoryError) or self._ooms > before
+
+    def _refused(self) -> int:
+        return int(torch.cuda.memory_stats(self.device).get("num_ooms", 0)) if self.is_cuda else 0
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether after this error the CUDA context is gone (a sticky error), so that only a new process helps.
+
+        Sticky errors are returned by every later call (CUDA runtime API, "error handling"); running out of memory is
+        not one of them.
+        """
+        if not self.is_cuda or not isinstance(error, RuntimeError) or isinstance(error, torch.cuda.OutOfMemoryError):
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
+
+
+@dataclass(frozen=True)
+class PinnedBuffer:
+    """Page-locked host memory for one tensor; not to be written to again before `copied`, the event of its copy."""
+
+    tensor: Tensor
+    copied: torch.cuda.Event
+
+
+class PinnedBuffers:
+    """Buffers by place and shape; those that were used last are kept, up to a number of bytes."""
+
+    def __init__(
+        self,
+        most_bytes: int = 256 << 20,
+        *,
+        allocate: Callable[[Tensor], Tensor] | None = None,
+        event: Callable[[], Any] | None = None,
+    ) -> None:
+        """Start without any.
+
+        Args:
+            most_bytes: what all of them may hold; page-locked memory is lost to every other process.
+            allocate: in place of page-locked memory like a tensor.
+            event: in place of a CUDA event.
+        """
+        self._most_bytes = most_bytes
+        self._allocate = allocate or partial(torch.empty_like, device="cpu", pin_memory=True)
+        self._event = event or torch.cuda.Event
+        self._kept: OrderedDict[_Key, PinnedBuffer] = OrderedDict()
+        self.bytes = 0
+
+    def take(self, place: int, like: Tensor) -> PinnedBuffer | None:
+        """A buffer for tensors of this shape, type and layout at this place in a frame; None if it is too large."""
+        key = (place, like.dtype, tuple(like.shape), like.stride())
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+            found.copied.synchronize()  # over long ago, unless that frame was dropped
+            return found
+        size_bytes = _held_bytes(like)
+        if size_bytes > self._most_bytes:
+            return None
+        while self.bytes + size_bytes > self._most_bytes:
+            _, oldest = self._kept.popitem(last=False)  # torch's allocator keeps it until a copy out of it is over
+            self.bytes -= _held_bytes(oldest.tensor)
+        with torch.inference_mode(mode=False):  # memory made inside that mode could not be written to outside of it
+            self._kept[key] = made = PinnedBuffer(self._allocate(like), self._event())
+        self.bytes += size_bytes
+        return made
+
+
+class PinnedCopy:
+    """Copies of one stage: queued on its own stream, so that they wait for nobody else's work.
+
+    Pageable memory makes the driver copy twice and the caller wait (CUDA programming guide, "Page-Locked Host
+    Memory"). On the device, memory is fresh for each frame: torch's allocator gives the same blocks again without
+    a call of the driver, and an adapter may keep a tensor for its history.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream, most_bytes: int = 256 << 20) -> None:
+        """Take a CUDA device and the stage's stream; `most_bytes` of page-locked memory."""
+        self._device = device
+        self._stream = stream
+        self._up = PinnedBuffers(most_bytes)
+
+    def to_device(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Tensors on the device, without waiting for the copies; those there already are the same objects.
+
+        Whatever is queued next on the caller's stream sees them complete. A tensor that is page-locked itself is copied
+        from where it is, and must not be written to before the stream has come that far.
+        """
+        caller = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = tuple(self._upload(place, tensor) for place, tensor in enumerate(tensors))
+        if caller != self._stream:
+            caller.wait_stream(self._stream)
+            for tensor, before in zip(moved, tensors, strict=True):
+                if tensor is not before:
+                    tensor.record_stream(caller)
+        return moved
+
+    def _upload(self, place: int, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu" and not tensor.is_pinned():
+            buffer = self._up.take(place, tensor)
+            if buffer is not None:
+                buffer.tensor.copy_(tensor)
+                there = buffer.tensor.to(self._device, non_blocking=True)
+                buffer.copied.record(self._stream)
+                return there
+        return tensor.to(self._device, non_blocking=True)
+
+
+def _held_bytes(tensor: Tensor) -> int:
+    return max(tensor.nbytes, _SMALLEST_BYTES)

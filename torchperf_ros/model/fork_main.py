@@ -1,0 +1,180 @@
+"""The fork server's processes: `python -m torchperf_ros.model.fork_main SOCKET` is the base, the others are its forks.
+
+See `workers/fork_server.py` for what they are for. The base imports torch; a stage's server imports the adapter's
+module on top; a worker is a fork of that. Each ends when the socket to the node closes, and each fork dies with the
+process that it was forked from.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from torchperf_ros.config.message_types import message_class
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.workers.process_setup import die_with_parent, leave_priority
+from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
+
+_MOST_DESCRIPTORS = 8
+_FAILED = 1
+_OOM_SCORE = "300"  # of 1000: where memory runs out, a worker goes before the node that can replace it
+_SINGLE_THREADED = "importing {module} starts threads, which no fork inherits"
+_CUDA_FREE = "importing {module} opens a GPU, which no fork can use"
+
+
+def main() -> int:
+    """The base: import torch, then fork stages' servers until the node is gone."""
+    leave_priority()
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node ends what it has started
+        signal.signal(ending, signal.SIG_IGN)
+    node = socket.socket(fileno=int(sys.argv[1]))
+    node.set_inheritable(False)
+    importlib.import_module("torchperf_ros.model.session")  # imports torch, which takes seconds; not before the
+    # priority is right: what starts threads at its import, as numpy does, gives them the one of this moment
+    importlib.import_module("numpy.ma")  # percentiles import it
+    message_class("std_msgs/msg/Header")  # makes the store of message types, 0.2 s
+    _settle_memory()
+    return _serve(node)
+
+
+def _serve(node: socket.socket) -> int:
+    """Fork what is asked for, and say how each worker ended, until the node closes its end."""
+    children: dict[int, tuple[int, bool]] = {}  # by descriptor: process id, and whether the node wants to know
+    poll = select.poll()
+    poll.register(node, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor in children:
+                poll.unregister(descriptor)
+                _bury(node, descriptor, *children.pop(descriptor))
+                continue
+            try:
+                data, passed, _, _ = socket.recv_fds(node, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
+            except ConnectionError:
+                data = b""
+            if not data:
+                return 0
+            request = unpack_control(data)
+            for each in passed:
+                os.set_inheritable(each, False)
+            with warnings.catch_warnings():  # numpy's threads are idle, and made anew in the fork when it needs them
+                warnings.simplefilter("ignore", DeprecationWarning)
+                parent, pid = os.getpid(), os.fork()
+            if pid == 0:
+                for each in (node.detach(), *children):
+                    os.close(each)
+                _become(request, passed, parent)
+            pidfd = os.pidfd_open(pid)
+            is_worker = request["kind"] == "worker"
+            children[pidfd] = pid, is_worker
+            poll.register(pidfd, select.POLLIN)
+            if is_worker:
+                socket.send_fds(node, [pack_control("forked", pid=pid)], [pidfd])
+            for each in passed:
+                os.close(each)
+
+
+def _bury(node: socket.socket, pidfd: int, pid: int, is_worker: bool) -> None:
+    """Reap a dead child, and first kill what it forked in its turn: that holds on to its sockets and memory."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)  # until it is reaped, nobody else has its number
+    _, status = os.waitpid(pid, 0)
+    os.close(pidfd)
+    if is_worker:  # the end of a stage's server shows on the node's socket to it
+        with contextlib.suppress(OSError):  # the node is gone: the next `recv` says so
+            node.send(pack_control("exited", pid=pid, code=os.waitstatus_to_exitcode(status)))
+
+
+def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
+    """Be what was asked for, in a new process; never returns."""
+    code = _FAILED
+    try:
+        os.setsid()  # a group of its own: a signal to it reaches nobody else, and the kernel shares out time by groups
+        die_with_parent(parent)
+        if request["kind"] == "server":
+            code = _be_stage_server(socket.socket(fileno=passed[0]), str(request["module"]))
+        elif request["kind"] == "worker":
+            code = _be_worker(passed, str(request["folder"]))
+        else:
+            msg = f"unknown request {request['kind']!r}"
+            raise ProtocolError(msg)
+    except ConnectionError:  # the node is gone, or wants this one no more
+        code = 0
+    except BaseException:  # the process's boundary
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # nothing of what the parent has registered for its exit is ours
+
+
+def _be_stage_server(node: socket.socket, module: str) -> int:
+    pidfd = os.pidfd_open(os.getpid())
+    socket.send_fds(node, [pack_control("hello", pid=os.getpid())], [pidfd])
+    os.close(pidfd)
+    why_bare = ""
+    if module:
+        threads = _threads()
+        with contextlib.suppress(Exception):  # the worker imports it again, and says what is wrong with it
+            importlib.import_module(module)
+        if _threads() != threads:
+            why_bare = _SINGLE_THREADED.format(module=module)
+        elif _has_gpu_open():
+            why_bare = _CUDA_FREE.format(module=module)
+        if why_bare:
+            node.send(pack_control("unfit", why=why_bare))
+            return 0
+        _settle_memory()
+    node.send(pack_control("ready"))
+    return _serve(node)
+
+
+def _be_worker(passed: list[int], folder: str) -> int:
+    from torchperf_ros.model import session
+
+    *sockets, prints = passed
+    os.dup2(prints, 1)
+    os.dup2(prints, 2)
+    os.close(prints)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it prints is there when it dies of the next line
+    os.environ["TMPDIR"] = folder  # packages unpack there, and it may be killed
+    importlib.import_module("numpy").random.seed()  # its parent's state would be every worker's
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    return session.main(*sockets)
+
+
+def _settle_memory() -> None:
+    """Keep the collector from touching, and so copying, what all forks share."""
+    gc.collect()
+    gc.freeze()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _has_gpu_open() -> bool:
+    """Whether this process holds a GPU: CUDA has been initialised, and its context is of no use to a fork."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(("/dev/nvidia", "/dev/nvhost", "/dev/nvmap")):
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

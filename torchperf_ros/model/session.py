@@ -1,0 +1,325 @@
+"""A worker's life from its fork (see `fork_main.py`): load, warm up, calibrate, then one frame after the other."""
+
+import contextlib
+import faulthandler
+import hashlib
+import mmap
+import os
+import random
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchperf_ros.config.message_types import decode, encode, full_name, warm_up
+from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.frame.errors import (
+    AdapterError,
+    BadInput,
+    ConfigError,
+    FrameOverwritten,
+    TorchperfError,
+    UnknownMessageType,
+)
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.model.capture import CaptureTaker, step_into_background
+from torchperf_ros.model.device import Device, choose_device, leave
+from torchperf_ros.model.history_buffer import history_bytes
+from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier
+from torchperf_ros.model.tier_loader import TierLoader
+from torchperf_ros.packages.package_cache import use_compiler_cache
+from torchperf_ros.workers.frame_ring import FrameReader
+from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, kept_bytes
+from torchperf_ros.workers.protocol import (
+    MAX_CONTROL_BYTES,
+    RESULT_OFFSET,
+    STACK_FILE,
+    STACK_SIGNAL,
+    Kind,
+    Request,
+    Response,
+    pack_control,
+    unpack_control,
+    unpack_request,
+)
+
+_PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
+_REPORT_EVERY_S = 1.0
+_EXIT_DEVICE_LOST = 70
+
+
+def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
+    """Set up, load, serve until the node is gone. Returns the exit status.
+
+    Takes the sockets for frames and for everything else, where the setup waits, and the memory of frames and results.
+    """
+    faulthandler.enable()  # a worker that dies by a signal leaves its stacks on stderr
+    stacks_fd = os.open(Path(os.environ["TMPDIR"], STACK_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)  # answers without the interpreter lock
+    control = socket.socket(fileno=control_fd)
+    setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
+    if setup.get("definitions"):  # message types that no installed package has
+        others = os.environ.get("AMENT_PREFIX_PATH", "")
+        os.environ["AMENT_PREFIX_PATH"] = os.pathsep.join(filter(None, [setup["definitions"], others]))
+    keep_freed_memory(LARGEST_KEPT_BYTES, setup["kept_mib"] << 20)
+    try:
+        come_forward = step_into_background() if setup["background"] else lambda: None
+        if setup.get("compile") and any(build["engine"] == "compile" for build in setup["build"]):
+            setup["compiler_cache"] = use_compiler_cache(setup["cache_dir"], setup["cache_mib"] << 20)
+        session = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
+        session.load()
+        session.calibrate()
+        come_forward()
+        session.serve()
+    except Exception as error:  # the process's boundary: the node shows this on /diagnostics
+        text = str(error)
+        if not isinstance(error, TorchperfError):
+            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        with contextlib.suppress(OSError):
+            failed = {"permanent": isinstance(error, _PERMANENT), "without_graphs": isinstance(error, CaptureFailed)}
+            control.send(pack_control("error", text=text, **failed))
+        leave(1)
+    return 0
+
+
+class Session:
+    """Runs an adapter for a node that sits at the other end of two sockets."""
+
+    def __init__(
+        self, setup: Mapping[str, Any], control: socket.socket, frames: socket.socket, ring_fd: int, result_fd: int
+    ) -> None:
+        """Take the node's setup message and the descriptors."""
+        self._setup = setup
+        self._control = control
+        self._frames = frames
+        self._ring = FrameReader(ring_fd)
+        self._result = mmap.mmap(result_fd, 0)
+        self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
+        self._device = Device(choose_device(setup["device"], before=setup.get("device_before", "")), setup["threads"])
+        self._capture = CaptureTaker(control, self._say, setup["stage"], self._device.device)
+        self._tiers: list[Tier] = []
+        self._checks: list[OutputCheck] = []
+        self._reported_at = 0.0
+        self._out_of_memory = 0
+        self._unobserved = 0
+        self._why_unobserved = ""
+
+    def load(self) -> None:
+        """Import the adapter, say what it takes and gives, and build every tier."""
+        self._seed("load")
+        self._adapter: Adapter = load_adapter(self._setup["adapter"])(self._setup["options"], self._device.device)
+        self._inputs = [(topic, full_name(name)) for topic, name in self._adapter.inputs.items()]
+        self._output = full_name(self._adapter.output)
+        for name in [*(name for _, name in self._inputs), self._output]:
+            warm_up(name)
+        # asked of the bound method, so that an adapter that wraps another can pass the other's on
+        self._observes = getattr(self._adapter.observe, "__func__", None) is not Adapter.observe
+        self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes,
+                  device=str(self._device.device), card=self._device.card)  # fmt: skip
+        self._loader = TierLoader(
+            self._adapter, self._setup, self._device, lambda text: self._say("anomaly", text=text)
+        )
+        with torch.inference_mode():
+            for number, _ in enumerate(self._each_tier("loading")):
+                self._tiers.append(self._loader.load(number))
+
+    def calibrate(self) -> None:
+        """Warm up and time every tier, then report ready."""
+        known: list[Calibration | None] = [Calibration(*pair) for pair in self._setup.get("calibrations", ())]
+        known = known or [None] * len(self._tiers)
+        calibrations = []
+        fixed_sizes = not self._adapter.dynamic_dims()
+        with torch.inference_mode():
+            for name, tier, measured in zip(self._each_tier("warming up"), self._tiers, known, strict=True):
+                example = self._adapter.example_inputs(name)
+                briefly = self._setup.get("background", False)
+                calibrations.append(tier.calibrate(example, briefly=briefly, known=measured))
+                outputs, _ = tier.run(example)
+                self._checks.append(OutputCheck(outputs, fixed_sizes=fixed_sizes))
+                self._warm_up(tier, self._checks[-1], example)
+        if any(tier.facts.engine == "compile" for tier in self._tiers):
+            torch.compiler.set_stance("fail_on_recompile")  # from here on it would cost a frame its deadline
+        self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
+                  tiers=self._facts(), missing=self._loader.missing)  # fmt: skip
+
+    def _warm_up(self, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]) -> None:
+        """Do once what a frame does beside the model: on CUDA the first use of a kernel loads it, a copy pins memory.
+
+        Without messages to begin with it is upload, check and download; whatever fails here will do so at a frame.
+        """
+        try:
+            messages = self._adapter.example_messages()
+            if not messages and not self._device.is_cuda:
+                return
+            inputs = self._adapter.preprocess(messages) if messages else tuple(tensor.cpu() for tensor in example)
+            outputs, _ = tier.run(inputs)
+            check.check(outputs)
+            if messages:
+                encode(self._adapter.postprocess(outputs, messages), self._output)
+            for tensor in tensors_in(outputs):
+                tensor.cpu()
+        except Exception as error:  # the user's adapter and model run here
+            said = f"{type(error).__name__}: {_readable(error).decode()}"
+            self._say("warn", text=f"tier {tier.facts.name}: its first whole frame, of examples, failed: {said}")
+
+    def _each_tier(self, doing: str) -> Iterator[str]:
+        tiers = self._setup["tiers"]
+        for number, tier in enumerate(tiers, start=1):
+            self._say("progress", text=f"{doing} {tier} ({number} of {len(tiers)})")
+            yield tier
+
+    def serve(self) -> None:
+        """Answer requests until the node closes the socket."""
+        with torch.inference_mode():
+            self._frames.settimeout(_REPORT_EVERY_S)
+            while True:
+                with contextlib.suppress(TimeoutError):  # nothing came: a moment to report
+                    data = self._frames.recv(256)
+                    if not data:
+                        return
+                    self._handle(unpack_request(data))
+                self._capture.poll()
+                self._report()
+
+    def _handle(self, request: Request) -> None:
+        self._seed(request.seq)
+        response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
+        lost = False
+        try:
+            payload = self._run(request, response)
+            response.outcome = Outcome.ON_TIME
+        except BadInput as error:
+            response.outcome, payload = Outcome.BAD_INPUT, _readable(error)
+        except InvalidOutput as error:
+            response.outcome, payload = Outcome.INVALID, _readable(error)
+        except TorchperfError as error:
+            payload = _readable(error)
+        except BaseException as error:  # the frame's boundary: whatever the user's model raises, `SystemExit` and
+            # `KeyboardInterrupt` too, is an outcome of this frame and no end of the worker
+            payload = type(error).__name__.encode() + b": " + _readable(error)
+            payload += b"\n" + _readable(traceback.format_exc(limit=-4))
+            lost = self._device.is_lost(error)
+        self._handled[0] += 1
+        if request.kind & Kind.RUN:
+            payload = self._fitting(payload, response)
+            self._result[RESULT_OFFSET : RESULT_OFFSET + len(payload)] = bytes(payload)
+            response.length = len(payload)
+            self._frames.send(response.pack())
+        elif response.outcome != Outcome.ON_TIME:
+            self._unobserved += 1
+            self._why_unobserved = f"frame {request.seq}: {bytes(payload).decode(errors='replace')}"
+        if lost:
+            self._say("error", text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}", permanent=False)
+            leave(_EXIT_DEVICE_LOST)
+
+    def _run(self, request: Request, response: Response) -> bytes | memoryview:
+        """Bytes in, bytes out; the times of the steps go into `response`."""
+        mark = self._capture.mark
+        if not request.kind & Kind.RUN:
+            self._receive(request, response)
+            return b""
+        started = time.perf_counter_ns()
+        with mark(f"{self._setup['stage']}/{self._setup['tiers'][request.tier]}"):
+            messages = self._receive(request, response)
+            with mark("preprocess"):
+                tensors = self._adapter.preprocess(messages)
+            response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
+            with mark("inference"):
+                outputs, response.inference_ns = self._infer(tensors, request, response)
+            inferred = time.perf_counter_ns()
+            with mark("postprocess"):
+                self._checks[response.tier].check(outputs)
+                payload = encode(self._adapter.postprocess(outputs, messages), self._output)
+            self._ring.check(request.offset, request.seq)
+            response.postprocess_ns = time.perf_counter_ns() - inferred
+        self._capture.frame_done()
+        return payload
+
+    def _receive(self, request: Request, response: Response) -> dict[str, Received]:
+        """Decode the frame's messages, and let the adapter advance its histories if it is to."""
+        mark, started = self._capture.mark, time.perf_counter_ns()
+        messages = {}
+        with mark("decode"):
+            for item in self._ring.read(request.offset, request.length, request.seq):
+                topic, type_name = self._inputs[item.index]
+                messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
+        response.decode_ns = time.perf_counter_ns() - started
+        if request.kind & Kind.OBSERVE:
+            if request.missed and self._observes:
+                self._adapter.missed(request.missed)
+            with mark("observe"):
+                self._adapter.observe(messages)
+            try:
+                self._ring.check(request.offset, request.seq)
+            except FrameOverwritten:  # what it has just learned may be half of another frame
+                self._adapter.forget()
+                raise
+        return messages
+
+    def _infer(self, tensors: tuple[torch.Tensor, ...], request: Request, response: Response) -> tuple[Any, int]:
+        """Run the tier; out of memory, empty the cache and run the next lower one."""
+        while True:
+            try:
+                return self._tiers[response.tier].run(tensors, request.leave_ns)
+            except torch.OutOfMemoryError:
+                if response.tier == request.tier:
+                    self._out_of_memory += 1
+                    self._device.empty_cache()
+                if response.tier + 1 >= len(self._tiers):
+                    raise
+                response.tier += 1
+
+    def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
+        """The payload if the result area holds it, else the reason why it cannot be handed over; reasons are cut."""
+        room = len(self._result) - RESULT_OFFSET
+        if len(payload) <= room or response.outcome != Outcome.ON_TIME:
+            return payload[:room]
+        response.outcome = Outcome.ERROR
+        return f"output of {len(payload)} bytes; at most max_frame_bytes, {room}, fit".encode()
+
+    def _report(self) -> None:
+        """Once a second, after an answer: memory, and frames that the adapter could not observe."""
+        now = time.monotonic()
+        if now - self._reported_at < _REPORT_EVERY_S:
+            return
+        self._reported_at = now
+        if self._unobserved:
+            self._say("warn", text=f"{self._unobserved} frames not observed, the last one {self._why_unobserved}")
+            self._unobserved = 0
+        kept = {"kept": found} if (found := kept_bytes()) is not None else {}
+        self._say("memory", bytes={"history": history_bytes(), **kept, **self._device.memory_bytes()})
+        self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
+
+    def _seed(self, what: object) -> None:
+        """In a replay, let what models draw at random follow from its seed."""
+        if "seed" not in self._setup:
+            return
+        text = repr((self._setup["seed"], what))
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes 0.1 ms, for devices that are not there
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+
+    def _facts(self) -> list[dict[str, Any]]:
+        return [tier.report() for tier in self._tiers]
+
+    def _say(self, kind: str, **fields: object) -> None:
+        self._control.send(pack_control(kind, **fields))
+
+
+def _readable(said: BaseException | str) -> bytes:
+    """As UTF-8; file names and messages may hold characters that have none, and an error may have no text at all."""
+    try:
+        return str(said).encode(errors="replace")
+    except BaseException as error:  # the user's class runs here
+        return f"its text cannot be had: {type(error).__name__}".encode()

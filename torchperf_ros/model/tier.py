@@ -1,0 +1,223 @@
+"""A tier at run time: the engine's call for a frame's inputs, eager where that fails, and the check of the outputs."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchperf_ros.engines.engine import Call, Runner
+from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.engines.shape_runner import ShapeRunner
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.model.device import Device
+
+_WARM_UP_RUNS = 3
+_CALIBRATION_RUNS = 20
+_CALIBRATION_SECONDS = 1.5
+_FEWEST_RUNS = 5
+_EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
+_DEMOTE_AFTER = 3
+_RESTS = 3.0  # a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
+_NS_PER_MS = 1e6
+_MS_PER_S = 1e3
+_RECOMPILE = "recompile"
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+class InvalidOutput(TorchperfError):
+    """An output has NaN or Inf, or another shape or type than when it was calibrated."""
+
+
+class OutputCheck:
+    """Compares outputs with those of the calibration: number of tensors, ranks, types, and the sizes that are fixed.
+
+    A size may differ where the adapter declares dynamic dimensions: then only rank and type are compared.
+    """
+
+    def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401 - whatever a model returns
+        """Take the outputs of the example inputs."""
+        self._fixed_sizes = fixed_sizes
+        self._expected = self._signature(example)
+
+    def _signature(self, outputs: Any) -> list[tuple[object, ...]]:  # noqa: ANN401
+        return [(t.dtype, tuple(t.shape) if self._fixed_sizes else t.dim()) for t in tensors_in(outputs)]
+
+    def check(self, outputs: Any) -> None:  # noqa: ANN401
+        """Pass good outputs.
+
+        Raises:
+            InvalidOutput: names the wrong output and what is wrong with it.
+        """
+        found = self._signature(outputs)
+        if found != self._expected:
+            msg = f"outputs have (type, shape) {found}; at calibration they had {self._expected}"
+            raise InvalidOutput(msg)
+        for number, tensor in enumerate(tensors_in(outputs)):
+            # a sum is finite only if every element is, and takes one pass without a temporary; a sum that overflows
+            # although its elements are finite is sorted out by the exact test
+            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+                bad = int((~torch.isfinite(tensor)).sum())
+                msg = f"output {number} has {bad} of {tensor.numel()} values that are NaN or Inf"
+                raise InvalidOutput(msg)
+
+
+@dataclass
+class TierFacts:
+    """What `/diagnostics` shows of a tier's engine.
+
+    Attributes:
+        engine: what runs it now; `why` that is not the engine that was asked for.
+        choice: how engine auto has come to it, in words; "" for other engines.
+        graphs, breaks, cache_hits, package: see `Runner`.
+        recompiles: calls that would have compiled again, answered in eager instead; `guards` has why.
+        engine_errors: calls in which the engine raised.
+        eager_answers: frames that eager answered in place of the engine.
+        shapes: policy for sizes that is in force.
+        hits, misses, chunked, waste: see `ShapeCounters`.
+        model: hash of weights and code, if it was asked for at the start; "" otherwise.
+        load_s: how long it took to make it ready, compiling included.
+    """
+
+    name: str
+    engine: str
+    why: str = ""
+    choice: str = ""
+    graphs: int = 0
+    breaks: int = 0
+    cache_hits: int = 0
+    package: str = ""
+    recompiles: int = 0
+    engine_errors: int = 0
+    eager_answers: int = 0
+    guards: str = ""
+    shapes: str = ""
+    hits: int = 0
+    misses: int = 0
+    chunked: int = 0
+    waste: float = 0.0
+    model: str = ""
+    load_s: float = 0.0
+
+
+class Tier:
+    """Runs a model by its engine, and in eager where that fails and the time allows.
+
+    Attributes:
+        facts: for `/diagnostics`.
+    """
+
+    def __init__(self, facts: TierFacts, runner: Runner, eager: Call | None, device: Device,
+                 say: Callable[[str], None], shapes: ShapeRunner | None = None) -> None:  # fmt: skip
+        """Take an engine, checked, and its stand-in.
+
+        Args:
+            facts: what is known of it already.
+            runner: the engine.
+            eager: the adapter's own model; None where a ready package is all there is.
+            device: where it runs.
+            say: takes a line for the node's log and `/perf/anomaly`.
+            shapes: what runs inputs of other sizes, warmed up; None: the engine takes every input.
+        """
+        self.facts = facts
+        facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
+        facts.package = runner.package
+        self._engine: Call = runner.call
+        self._shapes = shapes
+        self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: self._engine
+        self._eager = eager
+        self._is_eager = shapes is None and runner.call is eager
+        self._device = device
+        self._say = say
+        self._eager_ms = 0.0
+        self._errors_in_a_row = 0
+
+    def report(self) -> dict[str, Any]:
+        """The facts as they are now, for JSON."""
+        if self._shapes is not None:
+            counters = self._shapes.counters
+            self.facts.shapes, self.facts.waste = self._shapes.policy, counters.waste
+            self.facts.hits, self.facts.misses = counters.hits, counters.misses
+            self.facts.chunked = counters.chunked
+        return asdict(self.facts)
+
+    def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:
+        """Outputs and inference time in ns, copies to the device included.
+
+        `leave_ns` is the monotonic time by which the answer has to leave; 0: whenever it is ready.
+        """
+        try:
+            timed = self._timed(inputs)
+        except Exception as error:
+            if self._device.is_out_of_memory(error):
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                raise torch.OutOfMemoryError(str(error)) from error
+            if self._is_eager or self._eager is None:
+                raise
+            return self._stand_in(self._eager, error, inputs, leave_ns)
+        self._errors_in_a_row = 0
+        return timed
+
+    def _timed(self, inputs: Inputs, call: Call | None = None) -> tuple[Any, int]:
+        """Run a call, by default the one for inputs of these shapes: the engine's own, for the usual ones."""
+        with self._device.timed() as took_ns:
+            inputs = self._device.to_device(inputs)
+            outputs = (call or self._call_for(inputs))(*inputs)
+        return outputs, took_ns[0]
+
+    def _stand_in(self, eager: Call, error: Exception, inputs: Inputs, leave_ns: int) -> tuple[Any, int]:
+        """Count a failure of the engine, and answer in eager if that has the time; else the error is raised again."""
+        recompile = isinstance(error, RuntimeError) and _RECOMPILE in str(error)
+        if recompile:
+            self.facts.recompiles += 1
+            self.facts.guards = _guards(str(error))
+        else:
+            self.facts.engine_errors += 1
+        left_ms = (leave_ns - time.monotonic_ns()) / _NS_PER_MS
+        timed = None
+        if not leave_ns or left_ms > self._eager_ms:
+            timed = self._timed(inputs, eager)  # inputs that eager does not take either are not the engine's fault
+            self.facts.eager_answers += 1
+        if not recompile:
+            self._errors_in_a_row += 1
+            if self._errors_in_a_row >= _DEMOTE_AFTER:
+                self._demote(eager, error)
+        if timed is None:
+            raise error
+        return timed
+
+    def _demote(self, eager: Call, error: Exception) -> None:
+        why = f"{self.facts.engine} raised {_DEMOTE_AFTER} times in a row, at last {type(error).__name__}: {error}"
+        self.facts.engine, self.facts.why = "eager", why.splitlines()[0]
+        self._call_for, self._is_eager = lambda _: eager, True
+        self._say(f"tier {self.facts.name} runs in eager from now on: {why}")
+
+    def calibrate(self, inputs: Inputs, *, briefly: bool = False, known: Calibration | None = None) -> Calibration:
+        """Warm up, then measure median and p99 of at most 20 runs or 1.5 s, but at least 5 runs.
+
+        Only 5 runs `briefly`, where another worker serves meanwhile; none where a worker of the same kind has measured
+        before, and the calibration is `known`.
+        """
+        for _ in range(_WARM_UP_RUNS):
+            self._timed(inputs)
+        most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
+        rest = _RESTS if briefly and self._device.is_cuda else 0.0  # so many times a run's time passes after it
+        times_ms: list[float] = []
+        stop_at = time.monotonic() + _CALIBRATION_SECONDS
+        while not known and len(times_ms) < most and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at):
+            times_ms.append(self._timed(inputs)[1] / _NS_PER_MS)
+            time.sleep(rest * times_ms[-1] / _MS_PER_S)
+        if self._eager is not None and not self._is_eager:
+            self._eager_ms = max(self._timed(inputs, self._eager)[1] / _NS_PER_MS for _ in range(_EAGER_RUNS))
+        return known or Calibration(float(np.median(times_ms)), float(np.percentile(times_ms, 99)))
+
+
+def _guards(text: str) -> str:
+    """The guards that failed, from the compiler's message: its indented lines."""
+    lines = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
+    return "; ".join(lines) or text.splitlines()[0]

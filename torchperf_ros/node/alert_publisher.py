@@ -1,0 +1,280 @@
+"""Alerts on `/perf/anomaly`, everything to the recorder with its incident, and the log for people, throttled."""
+
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rclpy.node import Node
+
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.outcome import Health
+from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
+from torchperf_ros.node.recording_setup import ANOMALY
+from torchperf_ros.recorder.recording import Recording
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
+from torchperf_ros.watch.alert_grouping import AlertGrouping, LastAlerts
+from torchperf_ros.workers.protocol import STACK_FILE, STACK_SIGNAL
+from torchperf_ros.workers.worker_process import WorkerProcess
+
+_EVIDENCE_EVERY_NS = 60 * NS_PER_S
+_MOST_EVENTS = 64
+
+
+class AlertPublisher:
+    """Collects findings from any thread; `step` tells them, from one.
+
+    Attributes:
+        recording: who writes it all down; None while nothing is recorded.
+        told: called with each anomaly that was told.
+    """
+
+    def __init__(self, node: Node) -> None:
+        """Create the publisher."""
+        self.recording: Recording | None = None
+        self.told: Callable[[Alert], None] = lambda anomaly: None
+        self._node = node
+        diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
+        self._publisher = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
+        self._desk = AlertGrouping()
+        self._healths: dict[str, Health] = {}
+        self._dropped: dict[str, tuple[int, int]] = {}
+        self._wanted: deque[tuple[str, str]] = deque(maxlen=16)
+        self._evidence_ns: int | None = None
+        self._evidence_of: dict[str, str] = {}
+        self._last_findings = LastAlerts()
+        self._lock = threading.Lock()
+
+    def found(self, anomaly: Alert) -> None:
+        """A finding, from any thread: it is told within a second, with what belongs to it."""
+        self._desk.report(anomaly, monotonic_ns())
+
+    @property
+    def findings_lost(self) -> int:
+        """Findings that came faster than they could be told."""
+        return self._desk.lost
+
+    def log(self, severity: str, text: str) -> None:
+        """A line for the records, from any thread."""
+        if (recording := self.recording) is not None:
+            recording.tell(self._ros_now_ns, kind="log", severity=severity, text=text)
+
+    def why_no_record(self) -> str:
+        """Why nothing can be recorded now, empty if it can; from any thread."""
+        if (recording := self.recording) is None:
+            return "parameter recorder is false, or the node is not configured"
+        return recording.unable()
+
+    def record(self, what: str, why: str) -> str:
+        """Have the last and the next seconds written, from any thread; returns the folder, "" if nothing is recorded.
+
+        Args:
+            what: one or two words for the folder's name.
+            why: a line for people.
+        """
+        if (recording := self.recording) is None or recording.unable():
+            return ""
+        with self._lock:
+            name = recording.incident(what, monotonic_ns())
+            self._wanted.append((name, why))
+        return recording.evidence_path(name)
+
+    def step(self, now_ns: int, ros_now_ns: int, healths: Sequence[tuple[StageActor, Health]]) -> None:
+        """Tell what has been found, and pass everything on to the recorder."""
+        if (recording := self.recording) is not None:
+            recording.ros_offset_ns = ros_now_ns - now_ns
+            for finding in self._recorder_finds(recording, now_ns):
+                self.found(finding)
+        for event in self._desk.tick(now_ns):
+            self._tell(self._with_evidence(event, now_ns), ros_now_ns)
+        for stage, health in healths:
+            self._follow(stage, health, now_ns, ros_now_ns)
+        if recording is not None:
+            while self._wanted:
+                name, why = self._wanted.popleft()
+                recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
+
+    def _recorder_finds(self, recording: Recording, now_ns: int) -> Sequence[Alert]:
+        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look."""
+        status = recording.status
+        found = [_finding(fields) for fields in recording.step()]
+        return self._last_findings.update(found, now_ns, looked=recording.status is not status)
+
+    def _tell(self, event: Sequence[Alert], ros_now_ns: int) -> None:
+        data = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns)
+        self._publisher.publish(data)
+        for anomaly in event:
+            self.told(anomaly)
+        if (recording := self.recording) is None:
+            return
+        recording.message(ANOMALY, ros_now_ns, data)
+        for anomaly in event:
+            recording.tell(
+                ros_now_ns, kind="anomaly", level=anomaly.level.name, name=anomaly.name, message=anomaly.message,
+                values=dict(anomaly.values),
+            )  # fmt: skip
+
+    def _with_evidence(self, event: list[Alert], now_ns: int) -> list[Alert]:
+        """An error is recorded, and says where; of what goes on for long, once: its reminders name the same folder."""
+        error = next((anomaly for anomaly in event if anomaly.level is Level.ERROR), None)
+        if error is None:
+            return event
+        number = error.values.get("event", "")
+        path = self._evidence_of.get(number, "") or self._record_once(error.name, error.message, now_ns)
+        if number and path:
+            self._evidence_of[number] = path
+            if len(self._evidence_of) > _MOST_EVENTS:
+                del self._evidence_of[next(iter(self._evidence_of))]
+        return [replace(anomaly, values={**anomaly.values, "evidence": path}) for anomaly in event] if path else event
+
+    def _record_once(self, what: str, why: str, now_ns: int) -> str:
+        """Record, but not without end where errors keep coming; the folder, "" if the last time was just now."""
+        if self._evidence_ns is not None and now_ns - self._evidence_ns < _EVIDENCE_EVERY_NS:
+            return ""
+        self._evidence_ns = now_ns
+        return self.record(what, why)
+
+    def _follow(self, stage: StageActor, health: Health, now_ns: int, ros_now_ns: int) -> None:
+        """Changes of health and drops of one stage."""
+        name = stage.config.name
+        before = self._healths.get(name, Health.STARTING)
+        self._healths[name] = health
+        drops = (stage.mailbox.superseded, stage.mailbox.stale)
+        superseded, stale = (new - old for new, old in zip(drops, self._dropped.get(name, (0, 0)), strict=True))
+        self._dropped[name] = drops
+        if (recording := self.recording) is None:
+            return
+        if health is not before:
+            recording.tell(ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name})
+            if health is Health.SAFE_STOP:
+                self._record_once(f"{name} safe stop", f"{name} went from {before.name} to SAFE_STOP", now_ns)
+        if superseded > 0 or stale > 0:
+            recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded, stale=stale)
+
+    @property
+    def _ros_now_ns(self) -> int:
+        return int(self._node.get_clock().now().nanoseconds)
+
+
+def _finding(fields: dict[str, object]) -> Alert:
+    """What the recorder has found, as it says it."""
+    values = fields["values"]
+    assert isinstance(values, dict)
+    texts = {key: str(value) for key, value in values.items()}
+    return Alert(Level[str(fields["level"])], str(fields["name"]), str(fields["message"]), texts)
+
+
+class NodeLog:
+    """Takes lines from any thread."""
+
+    def __init__(self, node: Node, alert_publisher: AlertPublisher) -> None:
+        """Log as this node."""
+        self._node = node
+        self._alert_publisher = alert_publisher
+        self._throttle = LogThrottle(monotonic_ns)
+        self._lock = threading.Lock()
+
+    def __call__(self, severity: str, text: str) -> None:
+        """Log a text; `severity` is info, warn or error."""
+        self._alert_publisher.log(severity, text)
+        with self._lock:
+            lines = self._throttle.lines(text)
+        logger = self._node.get_logger()  # one call for each severity: rclpy remembers it by the place of the call
+        for line in lines:
+            if severity == "error":
+                logger.error(line)
+            elif severity == "warn":
+                logger.warning(line)
+            else:
+                logger.info(line)
+
+
+_MOST_PER_S = 10.0
+_BURST = 30.0
+
+
+class LogThrottle:
+    """A token bucket: 30 lines at once, 10 lines per second for long. Not for several threads at once."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        """Take the clock, monotonic in ns."""
+        self._now_ns = now_ns
+        self._tokens = _BURST
+        self._at_ns = now_ns()
+        self._held_back = 0
+
+    def lines(self, text: str) -> list[str]:
+        """What to log for this text: nothing, itself, or itself after a word on how many lines were left out."""
+        now_ns = self._now_ns()
+        self._tokens = min(_BURST, self._tokens + (now_ns - self._at_ns) / NS_PER_S * _MOST_PER_S)
+        self._at_ns = now_ns
+        if self._tokens < 1.0:
+            self._held_back += 1
+            return []
+        self._tokens -= 1.0
+        left_out, self._held_back = self._held_back, 0
+        if not left_out:
+            return [text]
+        return [f"{left_out} lines were left out, as there were too many at once; the records hold more", text]
+
+
+_WAIT_S = 0.1
+_STEP_S = 0.01
+
+
+def stacks(stages: Iterable[StageActor]) -> str:
+    """Text with the stacks of this process and of every worker that is ready. Takes up to 0.1 s per worker."""
+    parts = ["== node ==\n" + node_stacks()]
+    for stage in stages:
+        for worker in stage.pool.everyone:
+            title = f"== {stage.config.name} worker {worker.number} (pid {worker.pid}) =="
+            parts.append(f"{title}\n{worker_stacks(worker)}")
+    return "\n".join(parts)
+
+
+def node_stacks() -> str:
+    """Stacks of this process's threads."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+    )
+
+
+def worker_stacks(worker: WorkerProcess) -> str:
+    """Stacks of a worker's threads, most recent call first; also of one that hangs or holds its interpreter lock."""
+    if worker.ready_at_ns is None:
+        return f"not ready: {worker.state}\n"
+    file = Path(worker.folder) / STACK_FILE
+    before = _size(file)
+    try:
+        signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
+    except ProcessLookupError:
+        return "gone\n"
+    give_up_at = time.monotonic() + _WAIT_S
+    size = before
+    while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
+        time.sleep(_STEP_S)
+        last, size = size, _size(file)
+        if size == last > before:
+            break
+    try:
+        with file.open(encoding="utf-8", errors="replace") as text:
+            text.seek(before)
+            return text.read() or "no answer: it does not even take signals\n"
+    except OSError as error:
+        return f"cannot be read: {error}\n"
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

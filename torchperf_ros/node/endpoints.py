@@ -1,0 +1,77 @@
+"""A stage's subscriptions and its output publisher."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
+
+from torchperf_ros.config.message_types import has_header
+from torchperf_ros.frame.errors import UnknownMessageType
+from torchperf_ros.stage.stage_actor import StageActor, StageInput
+
+OUTPUT_QOS = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
+
+
+def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are untyped
+    """The rclpy class of `package/msg/Name`.
+
+    Raises:
+        UnknownMessageType: the package is not installed.
+    """
+    package, _, short = name.split("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.msg"), short)
+    except (ImportError, AttributeError) as error:
+        msg = f"message type {name!r} cannot be used with rclpy ({error}); install {package}"
+        raise UnknownMessageType(msg) from error
+
+
+def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:
+    """The inputs that the stage's adapter described."""
+    description = stage.pool.description
+    return [] if description is None else [
+        StageInput(stage, index, node.resolve_topic_name(topic), type_name, has_header(type_name))
+        for index, (topic, type_name) in enumerate(description.inputs)
+    ]  # fmt: skip
+
+
+class RawPublisher:
+    """Publishes CDR bytes, on the threads that answer frames.
+
+    `Publisher.publish` asks for the message's type and guards each call against the publisher's end, which takes a
+    quarter of the time of two publications. Whoever destroys this one ends those threads first.
+
+    Attributes:
+        publisher: rclpy's.
+        topic_name: as resolved.
+    """
+
+    def __init__(self, publisher: Publisher) -> None:
+        """Take rclpy's publisher."""
+        self.publisher = publisher
+        self.topic_name = publisher.topic_name
+        self._publish = publisher.handle.publish_raw
+
+    def publish(self, data: bytes) -> None:
+        """Send a message."""
+        self._publish(data)
+
+
+def output_publisher(node: Node, stage: StageActor) -> RawPublisher:
+    """The publisher of the stage's output."""
+    description = stage.pool.description
+    assert description is not None  # stages without one get no endpoints
+    kind = ros_message_class(description.output)
+    return RawPublisher(node.create_publisher(kind, stage.config.output, OUTPUT_QOS))
+
+
+def subscribe(node: Node, source: StageInput, receive: Callable[[bytes], None]) -> Subscription:
+    """A raw subscription: the message stays bytes on its way through the node."""
+    best_effort = source.stage.config.input_reliability == "best_effort"
+    reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
+    qos = QoSProfile(depth=1, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
+    return node.create_subscription(ros_message_class(source.type_name), source.topic, receive, qos, raw=True)

@@ -1,0 +1,108 @@
+"""What the middleware needs: transport settings, the removal of what killed processes left, and a bounded exit."""
+
+import ctypes
+import fcntl
+import importlib.metadata
+import os
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PROFILE = "fastdds_shared_memory.xml"
+_PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")  # Kilted and later; before
+_KILTED_RCLPY = 9
+
+
+def image_transport(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that give a process a shared-memory segment which images fit into; none where a transport was chosen.
+
+    With Fast DDS' defaults most messages of 1 MB and more are lost.
+    """
+    if any(name in environment for name in ("FASTDDS_BUILTIN_TRANSPORTS", *_PROFILE_VARIABLES)):
+        return {}
+    prefixes = [*environment.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
+    folders = [Path(__file__).parents[2], *(Path(prefix, "share", "torchperf_ros") for prefix in prefixes if prefix)]
+    for folder in folders:
+        profile = folder / "config" / _PROFILE
+        if profile.is_file():
+            older = int(importlib.metadata.version("rclpy").partition(".")[0]) < _KILTED_RCLPY
+            return {_PROFILE_VARIABLES[older]: str(profile)}
+    return {"FASTDDS_BUILTIN_TRANSPORTS": "LARGE_DATA"}  # an installation without the package's data files
+
+
+def carry_images() -> None:
+    """Set these variables for this process and its children."""
+    os.environ.update(image_transport(os.environ))
+
+
+_SIGEV_THREAD: Final = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _SigEvent(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_size_t), ("signal_number", ctypes.c_int), ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("padding", ctypes.c_char * 32),
+    )  # fmt: skip
+
+
+class _TimerSpec(ctypes.Structure):
+    _fields_ = (
+        ("interval_s", ctypes.c_long), ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long), ("value_ns", ctypes.c_long),
+    )  # fmt: skip
+
+
+def end_within(seconds: int, status: int) -> None:
+    """Have the process exit with `status` after these whole seconds, should it still be there.
+
+    Fast DDS can deadlock while it takes down a TCP connection on which nothing ever came (its transport LARGE_DATA),
+    and rclpy holds the interpreter lock meanwhile: no Python thread could end the process. So a POSIX timer calls
+    `_exit` from a thread of the C library. Call it when nothing of one's own is left to be done.
+
+    Raises:
+        OSError: the timer cannot be made.
+    """
+    function = ctypes.cast(_libc._exit, ctypes.c_void_p).value
+    event = _SigEvent(value=status, notify=_SIGEV_THREAD, function=function)
+    timer = ctypes.c_void_p()
+    spec = _TimerSpec(value_s=seconds)
+    if _libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) or _libc.timer_settime(
+        timer, 0, ctypes.byref(spec), None
+    ):
+        raise OSError(ctypes.get_errno(), "the timer that bounds the end of the process cannot be made")
+
+
+_HASH: Final = 16 * "[0-9a-f]"
+_LOCKS: Final = (f"fastdds_{_HASH}_el", f"fastrtps_{_HASH}_el")  # Kilted and later; before
+_STARTS_WITHIN_S: Final = 60.0  # a younger lock may belong to a process that has made it and not yet taken it
+
+
+def remove_dead_segments(folder: Path = Path("/dev/shm")) -> int:
+    """Remove the Fast DDS segments of processes that are dead, our own and others'; returns how many bytes that frees.
+
+    Each segment has a file that its owner holds a lock on for as long as it lives; `fastdds shm clean` goes by it too.
+    Segments of other users are left to them.
+    """
+    youngest_s = time.time() - _STARTS_WITHIN_S
+    freed = 0
+    for lock in (path for pattern in _LOCKS for path in folder.glob(pattern)):
+        segment = lock.with_name(lock.name.removesuffix("_el"))
+        with suppress(OSError), open(lock, "rb", opener=_without_waiting) as file:  # locked, gone, another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode) and found.st_mtime < youngest_s:
+                size = segment.stat().st_size
+                segment.unlink()
+                lock.unlink()
+                freed += size
+    return freed
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a FIFO waits for who writes to it, and anyone may put one into this folder, or a link."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -1,0 +1,122 @@
+"""The node's parameters in ROS: declared from `config/parameter_tables.py`, read once, changed live where allowed."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
+from rclpy.node import Node
+from rclpy.parameter import Parameter as RosParameter
+
+from torchperf_ros.config.config import NodeConfig, node_config
+from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS, Parameter, stage_parameters
+from torchperf_ros.frame.errors import ConfigError
+
+
+def _descriptor(parameter: Parameter) -> ParameterDescriptor:
+    # Typed dynamically, so that a value of another type reaches our own check, which names what is allowed.
+    descriptor = ParameterDescriptor(
+        description=parameter.description,
+        type=RosParameter.Type.from_parameter_value(parameter.default).value,
+        dynamic_typing=True,
+        additional_constraints=parameter.allowed + ("" if parameter.live else "; read-only while configured"),
+    )
+    if parameter.minimum is not None and isinstance(parameter.default, float):
+        descriptor.floating_point_range = [FloatingPointRange(from_value=parameter.minimum, to_value=parameter.maximum)]
+    elif parameter.minimum is not None and isinstance(parameter.default, int):
+        span = IntegerRange(from_value=int(parameter.minimum), to_value=int(parameter.maximum or 0))
+        descriptor.integer_range = [span]
+    return descriptor
+
+
+class NodeParameters:
+    """Declares, reads and guards every parameter of the node.
+
+    Attributes:
+        configured: while true, only live parameters may change; each change is handed to `on_change`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        """Declare everything; values from the command line and the parameter file are taken.
+
+        Raises:
+            ConfigError: a value that is not allowed.
+        """
+        self.configured = False
+        self._node = node
+        self._known: dict[str, Parameter] = {}
+        self._declare("", NODE_PARAMETERS)
+        self._stages = [str(name) for name in self._value("stages")]
+        for stage in dict.fromkeys(self._stages):  # a name that stands there twice is refused by `_read`
+            self._declare(f"{stage}.", stage_parameters(stage))
+        self._refuse_unknown()
+        self.config = self._read()
+        node.add_on_set_parameters_callback(self._check_change)
+
+    def _declare(self, prefix: str, parameters: Iterable[Parameter]) -> None:
+        for parameter in parameters:
+            name = f"{prefix}{parameter.name}"
+            self._known[name] = parameter
+            try:
+                declared = self._node.declare_parameter(name, parameter.default, _descriptor(parameter))
+            except Exception as error:  # rclpy has several types for "this override does not fit the descriptor"
+                if name in self._node._parameter_overrides:  # our own check says it in fewer words
+                    parameter.check(_plain(self._node._parameter_overrides[name].value), prefix)
+                msg = f"parameter {name}: {error}; it has to be {parameter.allowed}"
+                raise ConfigError(msg) from error
+            parameter.check(_plain(declared.value), prefix)
+
+    def _refuse_unknown(self) -> None:
+        """A misspelt name would leave a default in force without a word; names outside the stages may be another's."""
+        for name in self._node._parameter_overrides:
+            stage, dot, rest = name.partition(".")
+            if dot and stage in self._stages and name not in self._known:
+                close = difflib.get_close_matches(rest, [parameter.name for parameter in STAGE_PARAMETERS], cutoff=0.0)
+                msg = f"parameter {name}: is unknown; the closest names are {', '.join(f'{stage}.{n}' for n in close)}"
+                raise ConfigError(msg)
+
+    def _value(self, name: str) -> Any:  # noqa: ANN401
+        return _plain(self._node.get_parameter(name).value)
+
+    def _read(self, changed: dict[str, Any] | None = None) -> NodeConfig:
+        values = {name: self._value(name) for name in self._known} | (changed or {})
+        own = {parameter.name: values[parameter.name] for parameter in NODE_PARAMETERS}
+        stages = {
+            stage: {p.name: values[f"{stage}.{p.name}"] for p in stage_parameters(stage)} for stage in self._stages
+        }
+        return node_config(own, stages)
+
+    def refresh(self) -> NodeConfig:
+        """Read everything anew, as `configure` does.
+
+        Raises:
+            ConfigError: values that do not go together.
+        """
+        self.config = self._read()
+        return self.config
+
+    def on_change(self, config: NodeConfig) -> None:
+        """Replaced by the node: takes a configuration with changed live parameters."""
+
+    def _check_change(self, changes: list[RosParameter]) -> SetParametersResult:
+        known = {change.name: _plain(change.value) for change in changes if change.name in self._known}
+        try:
+            for name, value in known.items():
+                if self.configured and not self._known[name].live:
+                    msg = f"parameter {name}: is read-only while the node is configured; clean up first"
+                    raise ConfigError(msg)
+                if name == "stages" and value != self._stages:
+                    msg = "parameter stages: is read from the parameter file at start; start the node anew"
+                    raise ConfigError(msg)
+            config = self._read(known)
+        except ConfigError as error:
+            return SetParametersResult(successful=False, reason=str(error))
+        if self.configured and known:
+            self.config = config
+            self.on_change(config)
+        return SetParametersResult(successful=True)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Arrays as lists: rclpy gives `array.array` for numbers."""
+    return list(value) if not isinstance(value, (str, bytes)) and hasattr(value, "__iter__") else value

@@ -1,0 +1,67 @@
+"""What the recorder has to know of the node: its stages, topics, parameters and versions."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from rclpy.lifecycle import LifecycleNode
+
+from torchperf_ros import __version__
+from torchperf_ros.frame.clock import monotonic_ns
+from torchperf_ros.node.endpoints import stage_inputs
+from torchperf_ros.stage.stage_actor import StageActor
+
+TOPICS = (
+    ("~/memory", "std_msgs/msg/Float64"),
+    ("~/memory_stats", "std_msgs/msg/Float64MultiArray"),
+    ("~/anomaly", "diagnostic_msgs/msg/DiagnosticArray"),
+    ("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray"),
+)
+"""What the reporter publishes, in the order of the recorder's index."""
+MEMORY, MEMORY_STATS, ANOMALY, DIAGNOSTICS = range(len(TOPICS))
+_PACKAGES = ("torch", "numpy", "rosbags", "rclpy", "ros-rclpy")
+
+
+def recording_setup(node: LifecycleNode, stages: Sequence[StageActor]) -> dict[str, Any]:
+    """The recorder's setup, see `recorder/recorder.py`."""
+    outputs = {node.resolve_topic_name(stage.config.output) for stage in stages}
+    return {
+        "node": node.get_fully_qualified_name(),
+        "pid": os.getpid(),
+        "ros_offset_ns": node.get_clock().now().nanoseconds - monotonic_ns(),
+        "versions": _versions(),
+        "parameters": _parameters(node),
+        "topics": [(node.resolve_topic_name(name), type_name) for name, type_name in TOPICS],
+        "stages": [_stage(node, stage, outputs) for stage in stages],
+    }
+
+
+def _stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -> dict[str, Any]:
+    config, description = stage.config, stage.pool.description
+    return {
+        "name": config.name,
+        "tiers": list(config.tiers),
+        "budget_ms": config.budget_ms,
+        "output": (node.resolve_topic_name(config.output), "" if description is None else description.output),
+        "inputs": [
+            None if source.topic in outputs else (source.topic, source.type_name)
+            for source in stage_inputs(node, stage)
+        ],
+    }
+
+
+def _parameters(node: LifecycleNode) -> dict[str, Any]:
+    names = sorted(node.list_parameters([], 0).names)
+    return {parameter.name: parameter.value for parameter in node.get_parameters(names)}
+
+
+def _versions() -> dict[str, str]:
+    found = {"torchperf_ros": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # rclpy of a sourced ROS, or of wheels: one of the two
+            continue
+    return found | {"ros_distro": os.environ.get("ROS_DISTRO", "")}

@@ -1,0 +1,160 @@
+"""What the node says once a second: `/diagnostics` and `/perf/memory`, from a thread that no frame waits for."""
+
+import gc
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import psutil
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.outcome import Health
+from torchperf_ros.node.alert_publisher import AlertPublisher
+from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
+from torchperf_ros.node.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
+from torchperf_ros.stage.stage_actor import StageActor, StageInput
+from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
+from torchperf_ros.telemetry.latency_record import LabelledArray, float64_bytes
+from torchperf_ros.telemetry.memory import LABELS, ProportionalMemory, sample_memory
+from torchperf_ros.watch.memory_watch import NODE, MemoryWatch
+from torchperf_ros.workers.process_setup import step_back
+
+_EVERY_S = 1.0
+_UNSAID = frozenset({"kind", "problem"})
+_WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
+
+
+class Reporter:
+    """Publishes diagnostics from the node's construction to its end, whatever its lifecycle state.
+
+    Attributes:
+        stages: the stages to report on; empty while the node is not configured.
+        inputs: their inputs from topics, checked for publishers of another type.
+        facts: what else the node's own status says, by key.
+        memory_limit_mib, memory_share: the parameters.
+        alert publisher: tells what happens, and the recorder everything.
+    """
+
+    def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
+        """Create the publishers; nothing is said before `start`."""
+        self.stages: list[StageActor] = []
+        self.inputs: list[StageInput] = []
+        self.facts: dict[str, str] = {}
+        self.memory_limit_mib, self.memory_share = 0, 1.0
+        self.alert_publisher = AlertPublisher(node)
+        self._node = node
+        self._lifecycle_state = lifecycle_state
+        diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
+        array = ros_message_class("std_msgs/msg/Float64MultiArray")
+        self._diagnostics = node.create_publisher(diagnostics, "/diagnostics", OUTPUT_QOS)
+        self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
+        self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
+        self._memory_array = LabelledArray(LABELS)
+        self._memory_watch = MemoryWatch()
+        self._proportional_memory = ProportionalMemory()
+        self._name_warned = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop reporting, before the node's publishers are destroyed."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        step_back()
+        while not self._ending.wait(_EVERY_S):
+            try:
+                self.report()
+            except Exception:  # the thread's boundary: a report that fails must not be the last one
+                self._node.get_logger().error(f"report failed:\n{traceback.format_exc()}")
+
+    def report(self) -> None:
+        """Publish one report and collect what garbage there is."""
+        if not gc.isenabled():  # before that, at start, there is much to look through, and Python does it itself
+            gc.collect()
+        memory = sample_memory(self.stages, self._proportional_memory)
+        for stage in self.stages:
+            stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
+        now_ns = monotonic_ns()
+        for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
+            self.alert_publisher.found(finding)
+        healths = [(stage, stage.statistics.health.state(now_ns)) for stage in self.stages]
+        statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
+        statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
+        statuses.extend(self._wrong_types())
+        ros_now_ns = self._node.get_clock().now().nanoseconds
+        self.alert_publisher.step(now_ns, ros_now_ns, healths)
+        diagnostics = diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns)
+        self._publish(self._diagnostics, DIAGNOSTICS, ros_now_ns, diagnostics)
+        self._publish(self._memory, MEMORY, ros_now_ns, float64_bytes(memory.workers_mib))
+        row = memory.row()
+        self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(row))
+        if (recording := self.alert_publisher.recording) is not None:
+            recording.tell(ros_now_ns, kind="memory", values=dict(zip(LABELS, row, strict=True)))
+
+    def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:
+        publisher.publish(data)
+        if (recording := self.alert_publisher.recording) is not None:
+            recording.message(index, ros_now_ns, data)
+
+    def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
+        status = stage_status(stage, health, rss_bytes)
+        more = {**self._memory_watch.values(stage.config.name), "evidence": stage.pool.capture.last}
+        return replace(status, values={**status.values, **more})
+
+    def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:
+        state = self._lifecycle_state()
+        values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
+        values |= self._memory_watch.values(NODE)
+        health = next((health for health in _WORST_FIRST if health in healths), None)
+        values["findings_lost"] = str(self.alert_publisher.findings_lost)
+        facts = self.facts | self._shared_name() | self._recorder_facts()
+        warnings = [text for key, text in facts.items() if key.endswith("_warning")]
+        if health is None:
+            message = "; ".join([f"not configured ({state})", *warnings])
+            return Alert(Level.WARN, "perf: node", message, values | facts)
+        level = max(LEVELS[health], Level.WARN) if warnings else LEVELS[health]
+        message = "; ".join([health.name, *warnings])
+        return Alert(level, "perf: node", message, {"health": health.name, **values, **facts})
+
+    def _recorder_facts(self) -> dict[str, str]:
+        """How the recorder is doing, and a warning if it cannot do its work."""
+        recording = self.alert_publisher.recording
+        if recording is None:
+            return {}
+        facts = {f"recorder_{key}": str(value) for key, value in recording.status.items() if key not in _UNSAID}
+        facts |= {"recorder_restarts": str(recording.restarts), "recorder_cut": str(recording.cut)}
+        return facts | ({"recorder_warning": recording.problem} if recording.problem else {})
+
+    def _shared_name(self) -> dict[str, str]:
+        """A warning if the graph holds this node's name more than once: topics and services of all of them mix."""
+        name = self._node.get_fully_qualified_name()
+        own = (self._node.get_name(), self._node.get_namespace())
+        count = self._node.get_node_names_and_namespaces().count(own)
+        if count <= 1:
+            self._name_warned = False
+            return {}
+        text = f"{count} nodes are called {name}; give each its own name or namespace"
+        if not self._name_warned:
+            self._node.get_logger().warning(text)
+            self._name_warned = True
+        return {"name_warning": text}
+
+    def _wrong_types(self) -> list[Alert]:
+        """Publishers of another message type than a stage expects: DDS never connects them, and says nothing."""
+        found = []
+        for source in self.inputs:
+            for other in self._node.get_publishers_info_by_topic(source.topic):
+                if other.topic_type != source.type_name:
+                    message = f"{source.topic}: {other.node_name} publishes {other.topic_type}, not {source.type_name}"
+                    found.append(Alert(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
+        return found

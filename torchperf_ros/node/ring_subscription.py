@@ -1,0 +1,227 @@
+"""A stage's trigger, taken from the middleware straight into the stage's ring.
+
+rclpy copies a message into memory of its own and then into `bytes`, and the stage copies these into its ring.
+`rcl_take_serialized_message` takes a message into memory that the caller owns: of a 1280x720 image that saves two of
+four copies, 0.7 of 1.7 ms of processor time. It is called by ctypes, which lets other threads run meanwhile.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+import rclpy
+from rclpy.callback_groups import CallbackGroup
+from rclpy.context import Context
+from rclpy.impl.implementation_singleton import rclpy_implementation
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.serialization import serialize_message
+from rclpy.subscription import Subscription
+from rclpy.waitable import NumberOfEntities, Waitable
+
+from torchperf_ros.frame.errors import TorchperfError
+
+_TAKE_FAILED = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED: there is no message any more
+_CHECKED_BYTES, _CHECK_S = 1000, 1.0
+_OTHER_DOMAINS = (101, 100)  # the last of those whose ports no system gives to others
+_POINTERS = ("allocate", "deallocate", "reallocate", "zero_allocate", "state")
+_Reallocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+
+class TakeError(TorchperfError):
+    """Messages cannot be taken into memory of one's own; the message says why."""
+
+
+class _Allocator(ctypes.Structure):
+    """`rcutils_allocator_t`."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _POINTERS)
+
+
+class _Array(ctypes.Structure):
+    """`rcutils_uint8_array_t`, which is also `rcl_serialized_message_t`."""
+
+    _fields_ = (
+        ("buffer", ctypes.c_void_p), ("length", ctypes.c_size_t), ("capacity", ctypes.c_size_t),
+        ("allocator", _Allocator), ("guard", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class Taker:
+    """Takes messages by `rcl_take_serialized_message`; one thread at a time."""
+
+    def __init__(self) -> None:
+        """Find the functions, and make sure that the structs are laid out as they are here.
+
+        Raises:
+            TakeError: another version of rcl, or none that can be found.
+        """
+        try:
+            rcl, self._rcutils, self._libc = ctypes.CDLL("librcl.so"), ctypes.CDLL("librcutils.so"), ctypes.CDLL(None)
+            self._take = rcl.rcl_take_serialized_message
+            self._rcutils.rcutils_get_default_allocator.restype = _Allocator
+            self._init, default = self._rcutils.rcutils_uint8_array_init, self._rcutils.rcutils_get_default_allocator()
+        except (OSError, AttributeError) as error:
+            msg = f"rcl is not found: {error}"
+            raise TakeError(msg) from error
+        self._take.argtypes = (ctypes.c_void_p,) * 4
+        self._libc.malloc.restype, self._libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        self._libc.free.argtypes = (ctypes.c_void_p,)
+        self._init.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        array = _Array(guard=_CHECKED_BYTES)
+        done = self._init(ctypes.byref(array), _CHECKED_BYTES, ctypes.byref(default))
+        found = (done, array.length, array.capacity, array.guard, bytes(array.allocator))
+        self._rcutils.rcutils_uint8_array_fini(ctypes.byref(array))
+        if found != (0, 0, _CHECKED_BYTES, _CHECKED_BYTES, bytes(default)):
+            msg = f"rcl's structs are laid out in another way: {found[:4]}"
+            raise TakeError(msg)
+        self._array = _Array(allocator=default)
+        self._larger = _Reallocate(lambda _old, size, _state: self._libc.malloc(size))
+        self._array.allocator.reallocate = ctypes.cast(self._larger, ctypes.c_void_p).value
+
+    def take(self, handle: Any, slot: memoryview) -> memoryview | bytes | None:  # noqa: ANN401 - rclpy's
+        """The next message: the part of the slot that it takes, or bytes if it is larger; None if there is none.
+
+        Raises:
+            TakeError: rcl reports an error.
+        """
+        array, own = self._array, ctypes.addressof(ctypes.c_char.from_buffer(slot))
+        array.buffer, array.length, array.capacity = own, 0, len(slot)
+        code = self._take(handle.pointer, ctypes.byref(array), None, None)
+        larger = array.buffer if array.buffer != own else None
+        try:
+            if code == _TAKE_FAILED:
+                return None
+            if code or not array.buffer or array.length > array.capacity:
+                msg = f"rcl_take_serialized_message returned {code} and {array.length} bytes"
+                raise TakeError(msg)
+            return slot[: array.length] if larger is None else ctypes.string_at(larger, array.length)
+        finally:
+            if code:
+                self._rcutils.rcutils_reset_error()
+            if larger:
+                self._libc.free(larger)
+
+
+def checked_taker(own_domain_id: int) -> Taker:
+    """A taker that has taken two messages just as rclpy did, one of them larger than its slot.
+
+    Args:
+        own_domain_id: of the graph that must see nothing of this: topics that come and go at once can stay in other
+            processes' lists. The messages pass in another one.
+
+    Raises:
+        TakeError: it has not.
+    """
+    taker, context = Taker(), Context()
+    rclpy.init(args=[], context=context, domain_id=next(each for each in _OTHER_DOMAINS if each != own_domain_id))
+    try:
+        node = Node("taken", context=context, use_global_arguments=False, enable_rosout=False,
+                    start_parameter_services=False)  # fmt: skip
+        _compare(node, taker)
+        node.destroy_node()
+    finally:
+        context.try_shutdown()
+    return taker
+
+
+def _compare(node: Node, taker: Taker) -> None:
+    from std_msgs.msg import String
+
+    qos = QoSProfile(depth=4, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    publisher, slot = node.create_publisher(String, "taken", qos), memoryview(bytearray(_CHECKED_BYTES))
+    two = [node.create_subscription(String, "taken", lambda _: None, qos, raw=True) for _ in range(2)]
+    for length in (_CHECKED_BYTES // 2, 2 * _CHECKED_BYTES):
+        data = serialize_message(String(data="".join(chr(32 + n % 90) for n in range(length))))
+        publisher.publish(data)
+        mine = _soon(lambda: taker.take(two[0].handle, slot))
+        theirs = _soon(lambda: two[1].handle.take_message(String, True))
+        if mine is None or theirs is None or bytes(mine) != theirs[0]:
+            msg = f"a message of {len(data)} bytes was not taken as rclpy takes it"
+            raise TakeError(msg)
+
+
+def _soon(take: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever `take` gives
+    """What it gives that is not None, which may take a moment on a machine that is full."""
+    until = time.monotonic() + _CHECK_S
+    while (found := take()) is None and time.monotonic() < until:
+        time.sleep(0.001)
+    return found
+
+
+class _Never(CallbackGroup):
+    """The group of a subscription that no executor looks at."""
+
+    def can_execute(self, entity: object) -> bool:
+        return False
+
+    def beginning_execution(self, entity: object) -> bool:
+        return False
+
+    def ending_execution(self, entity: object) -> None:
+        pass
+
+
+class RingSubscription(Waitable):
+    """Waits for a raw subscription in its executor's place, and takes its messages into slots."""
+
+    def __init__(
+        self, node: Node, subscription: Subscription, taker: Taker, slot: Callable[[], memoryview | None],
+        failed: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Take the subscription over.
+
+        Args:
+            node: it belongs to.
+            subscription: its callback is called with what was taken, bytes or a part of a slot.
+            taker: takes.
+            slot: gives the memory for the next message, None if there is none now.
+            failed: called with the reason when messages can only be taken by rclpy any more.
+        """
+        assert subscription.callback_group is not None
+        super().__init__(subscription.callback_group)
+        self._subscription, self._slot, self._failed = subscription, slot, failed
+        self._taker: Taker | None = taker
+        self._index: int | None = None
+        subscription.callback_group = _Never()
+        node.add_waitable(self)
+
+    def __enter__(self) -> None:
+        self._subscription.handle.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._subscription.handle.__exit__(*error)
+
+    def get_num_entities(self) -> NumberOfEntities:
+        """One subscription."""
+        return NumberOfEntities(num_subs=1)
+
+    def add_to_wait_set(self, wait_set: Any) -> None:  # noqa: ANN401 - rclpy's
+        """Wait for it."""
+        self._index = wait_set.add_subscription(self._subscription.handle)
+
+    def is_ready(self, wait_set: Any) -> bool:  # noqa: ANN401
+        """Whether a message has come."""
+        return self._index is not None and bool(wait_set.is_ready("subscription", self._index))
+
+    def take_data(self) -> memoryview | bytes | None:
+        """Take the message, into the stage's slot if it has one now."""
+        try:
+            with (handle := self._subscription.handle):
+                slot = None if self._taker is None else self._slot()
+                if slot is not None and self._taker is not None:
+                    return self._taker.take(handle, slot)
+                found = handle.take_message(self._subscription.msg_type, True)
+                return None if found is None else found[0]
+        except rclpy_implementation.InvalidHandle:  # it was destroyed meanwhile
+            return None
+        except TakeError as error:
+            self._taker = None
+            self._failed(str(error))
+            return None
+
+    async def execute(self, taken_data: memoryview | bytes | None) -> None:
+        """Hand the message on."""
+        if taken_data is not None:
+            self._subscription.callback(taken_data)

@@ -1,0 +1,202 @@
+"""The services `~/profile`, `~/snapshot`, `~/record` and `~/swap`, and how commands ask for them."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import rclpy
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParametersAtomically
+from rclpy.node import Node
+from std_srvs.srv import Trigger
+
+from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.clock import monotonic_ns
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.node.alert_publisher import AlertPublisher
+from torchperf_ros.recorder.incident_folder import CaptureRule
+from torchperf_ros.stage.stage_actor import StageActor
+
+Log = Callable[[str, str], None]
+
+
+class CaptureServices:
+    """Answers at once, as the thread that answers also receives the frames; the log and `/diagnostics` say the rest."""
+
+    def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]], log: Log) -> None:
+        """Offer the services; `stages` gives those that are configured."""
+        self._stages = stages
+        self._log = log
+        self._rule = CaptureRule()
+        self._services = [
+            node.create_service(Trigger, f"~/{name}", lambda _, response, kind=kind: self._answer(kind, response))
+            for name, kind in (("profile", "profile"), ("snapshot", "memory"))
+        ]
+
+    def told(self, anomaly: Alert) -> None:
+        """An event was told: take evidence if it is worth it, and if another worker can answer meanwhile."""
+        stages = {stage.config.name: stage for stage in self._stages()}
+        now_ns = monotonic_ns()
+        wanted = self._rule.wanted(anomaly, stages, now_ns)
+        if wanted is None:
+            return
+        name, kind = wanted
+        pool = stages[name].pool
+        try:
+            said = pool.capture.ask(kind, pool.workers, settled_at_ns=now_ns)
+        except ConfigError as error:
+            self._log("info", f"no {kind} is taken now although {anomaly.name}: {error}")
+        else:
+            self._rule.taken(name, kind, now_ns)
+            self._log("info", f"{said}, as {anomaly.name}")
+
+    def _answer(self, kind: str, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+        said = []
+        for stage in self._stages():
+            try:
+                said.append(stage.pool.capture.ask(kind, stage.pool.workers))
+                response.success = True
+            except ConfigError as error:
+                said.append(str(error))
+        said.append("`evidence` on /diagnostics says where it is" if response.success else "")
+        response.message = "; ".join(filter(None, said)) or "no stage is configured"
+        return response
+
+
+class RecordService:
+    """Answers at once with the folder, which is there when the incident is complete."""
+
+    def __init__(self, node: Node, alert_publisher: AlertPublisher) -> None:
+        """Offer the service."""
+        self._alert_publisher = alert_publisher
+        self._service = node.create_service(Trigger, "~/record", self._answer)
+
+    def _answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+        response.message = self._alert_publisher.record("recorded", "asked for by service")
+        response.success = bool(response.message)
+        if not response.success:
+            response.message = f"nothing is recorded: {self._alert_publisher.why_no_record()}"
+        return response
+
+
+SERVICE = SetParametersAtomically
+"""One parameter, `<stage>.<tier>` with the package's path as its value, starts a swap. Without parameters the service
+says how the last one went: `successful`, and in `reason` `swapping: ...` while it goes on, `done`, or why not."""
+GOES_ON = "swapping"
+_POLL_S = 0.5
+_DISCOVERY_S = 15.0
+
+
+class SwapService:
+    """Answers at once, as the thread that answers also receives the frames."""
+
+    def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]]) -> None:
+        """Offer the service; `stages` gives those that are configured."""
+        self._stages = stages
+        self._last: StageActor | None = None
+        self._service = node.create_service(SERVICE, "~/swap", self._answer)
+
+    def _answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+        try:
+            if request.parameters:
+                self._start(request.parameters)
+            if self._last is None:
+                response.result.successful, response.result.reason = False, "nothing was swapped yet"
+            else:
+                response.result.successful, response.result.reason = self._last.pool.rolling_update.swap_state
+        except ConfigError as error:
+            response.result.successful, response.result.reason = False, str(error)
+        return response
+
+    def _start(self, parameters: Sequence[Any]) -> None:
+        stage_name, _, tier = parameters[0].name.partition(".")
+        package = parameters[0].value.string_value
+        stages = {stage.config.name: stage for stage in self._stages()}
+        if len(parameters) != 1 or not package:
+            msg = "one parameter `<stage>.<tier>` with the package's path as a string starts a swap"
+            raise ConfigError(msg)
+        if stage_name not in stages:
+            msg = f"stage {stage_name!r} is not there; the node has {', '.join(stages) or 'none configured'}"
+            raise ConfigError(msg)
+        self._last = stages[stage_name]
+        self._last.pool.rolling_update.swap(tier, package)
+
+
+class ServiceFailed(TorchperfError):
+    """The node is not there, refuses, or takes too long; the message says which, and why."""
+
+
+class _Client:
+    """A node of our own that asks a running one, for as long as the context lasts."""
+
+    def __init__(self, kind: Any, node_name: str, service: str, timeout_s: float) -> None:  # noqa: ANN401
+        self._kind, self._service, self._timeout_s = kind, f"{node_name.rstrip('/')}/{service}", timeout_s
+        self._give_up_at = time.monotonic() + timeout_s
+
+    def __enter__(self) -> "_Client":
+        rclpy.init()
+        self._node = rclpy.create_node("torchperf_client")
+        self._client = self._node.create_client(self._kind, self._service)
+        if not self._client.wait_for_service(min(self._timeout_s, _DISCOVERY_S)):
+            self.__exit__()
+            msg = f"no node offers {self._service}; is it running, in this ROS_DOMAIN_ID, under this name?"
+            raise ServiceFailed(msg)
+        return self
+
+    def call(self, request: Any) -> Any:  # noqa: ANN401 - rclpy's
+        """The response, when it is there."""
+        future = self._client.call_async(request)
+        left_s = max(0.0, self._give_up_at - time.monotonic())
+        rclpy.spin_until_future_complete(self._node, future, timeout_sec=left_s)
+        if not future.done():
+            msg = f"{self._service} has not finished in time; /diagnostics says how far it is"
+            raise ServiceFailed(msg)
+        return future.result()
+
+    def __exit__(self, *_: object) -> None:
+        self._node.destroy_node()
+        rclpy.try_shutdown()
+
+
+def trigger(node_name: str, service: str, timeout_s: float) -> str:
+    """Call a node's `record`, `profile` or `snapshot`; returns what it says.
+
+    Args:
+        node_name: for example `/perf`.
+        service: its name below the node's.
+        timeout_s: how long to wait.
+
+    Raises:
+        ServiceFailed: there is no such node, it refuses, or it takes too long.
+    """
+    with _Client(Trigger, node_name, service, timeout_s) as client:
+        response = client.call(Trigger.Request())
+    if not response.success:
+        raise ServiceFailed(response.message)
+    return str(response.message)
+
+
+def swap(node_name: str, stage: str, tier: str, package: str, timeout_s: float, say: Callable[[str], None]) -> None:
+    """Have a node swap a package in.
+
+    Args:
+        node_name: for example `/perf`.
+        stage: its name.
+        tier: its name.
+        package: path of the `.pt2` file, as the node sees it.
+        timeout_s: how long to wait.
+        say: hears how it goes.
+
+    Raises:
+        ServiceFailed: there is no such node, it refuses, or it takes too long; everything is as it was.
+    """
+    value = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=package)
+    with _Client(SERVICE, node_name, "swap", timeout_s) as client:
+        request = SERVICE.Request(parameters=[Parameter(name=f"{stage}.{tier}", value=value)])
+        result = client.call(request).result
+        while result.reason.startswith(GOES_ON):
+            say(result.reason)
+            time.sleep(_POLL_S)
+            result = client.call(SERVICE.Request()).result
+    if not result.successful:
+        raise ServiceFailed(result.reason)

@@ -1,0 +1,1 @@
+"""Graph breaks, recompilations and what to write instead."""

@@ -1,0 +1,381 @@
+"""One inspection: a model runs under torch.compile with each of its inputs, and what the compiler says is kept."""
+
+import contextlib
+import io
+import logging
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch._inductor.config
+from torch.utils._pytree import tree_leaves
+
+from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind, new_break, parse_break, readable_function
+from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
+from torchperf_ros.optimize.inspect.remarks import (
+    Op,
+    Recompilation,
+    Remark,
+    explain_recompilations,
+    find_remarks,
+)
+from torchperf_ros.optimize.inspect.users_source import rewritten
+
+BEFORE_FIRST = -1
+"""The gap before the first graph; gap i is what runs after graph i, until the next graph or the end."""
+
+_NS_PER_MS = 1e6
+_WARM_UP_RUNS = 3
+_MOST_RUNS = 30
+_FEWEST_RUNS = 5
+_SECONDS = 1.0
+_SEED = 0
+_CALLS = ("call_function", "call_method", "call_module")
+_TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
+_BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
+_NOISY_LOGS = tuple(logging.getLogger(name) for name in ("torch._dynamo", "torch._inductor", "torch.fx"))
+_NOWHERE = logging.NullHandler()
+
+
+@dataclass
+class Graph:
+    """One captured graph.
+
+    Attributes:
+        index: in order of capture.
+        compile_id: the compilation that it came from.
+        input_set: which input set it was captured for.
+        ops: its calls, in order.
+        function: the name of the function that it is of.
+        ms: median time of its executions in one run; NaN until measured.
+    """
+
+    index: int
+    compile_id: str
+    input_set: int
+    ops: list[Op]
+    function: str = "?"
+    ms: float = float("nan")
+
+    def op_counts(self) -> dict[str, int]:
+        """How often each op is called, most frequent first."""
+        return dict(Counter(op.name for op in self.ops).most_common())
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians over runs with one input set.
+
+    Attributes:
+        eager_ms: the model as it is, without the compiler.
+        compiled_ms: compiled, graphs and everything between; NaN where it does not run compiled.
+        between_graphs_ms: compiled_ms less the graphs.
+        graph_ms: by graph index.
+        gap_ms: by gap index, see `BEFORE_FIRST`.
+    """
+
+    eager_ms: float
+    compiled_ms: float = float("nan")
+    between_graphs_ms: float = float("nan")
+    graph_ms: dict[int, float] = field(default_factory=dict)
+    gap_ms: dict[int, float] = field(default_factory=dict)
+
+
+class Inspection(logging.Handler):
+    """A model under torch.compile with each of its inputs: what the compiler's trace says, and when each graph runs.
+
+    Attributes:
+        target: the model, as the user wrote it.
+        backend: what runs the graphs: `eager` runs their ops one by one, `inductor` compiles them.
+        device: where they run.
+        inputs: sizes and types of each input set.
+        graphs: in the order of their capture, over all input sets.
+        breaks: by line of the user's code, dearest first.
+        recompilations: in order.
+        remarks: what is worth knowing and no break.
+        timings: one for each input set.
+        failure: what the compiled model raised where the eager one did not; empty if it ran.
+    """
+
+    def __init__(self, model: InspectedModel, backend: str, device: torch.device) -> None:
+        """Forget what was compiled before.
+
+        Raises:
+            InspectError: no backend of that name.
+        """
+        super().__init__()  # of the log handler
+        self.target, self.backend, self.device = model.name, backend, device
+        self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
+        self.graphs: list[Graph] = []
+        self.breaks: list[GraphBreak] = []
+        self.recompilations: list[Recompilation] = []
+        self.remarks: list[Remark] = []
+        self.timings: list[Timing] = []
+        self.failure = ""
+        try:
+            self._backend = torch._dynamo.lookup_backend(backend)
+        except Exception as error:  # torch has another class for it in each version
+            names = ", ".join(torch.compiler.list_backends())
+            msg = f"--backend {backend!r} is not one that torch {torch.__version__} has here: eager, aot_eager, {names}"
+            raise InspectError(msg) from error
+        torch.compiler.reset()
+        self._model, self._compiled = model, torch.compile(model.call, backend=self._keep)
+        self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
+        self._recompile_reasons: list[tuple[str, int, str]] = []
+        self._input_set, self._last_graph = 0, BEFORE_FIRST
+        self._spans_ns: list[tuple[int, int, int]] = []
+
+    @property
+    def doubt(self) -> str:
+        """Why "no breaks" means nothing here; empty where it does."""
+        if self.breaks or self.failure:
+            return ""
+        if not self.graphs:
+            return (
+                "no graph: the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
+            )
+        frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
+        if len(frames) > 1:
+            return f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
+        return ""
+
+    def exit_status(self, max_breaks: int | None) -> int:
+        """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails; else 0."""
+        gate = max_breaks is not None and (len(self.breaks) > max_breaks or bool(self.doubt))
+        return 1 if gate or self.failure else 0
+
+    def run(self, progress: Callable[[str], None], trace_folder: Path | None = None) -> None:
+        """Compile and measure the model with each input set, and try what it could be written as instead.
+
+        Args:
+            progress: gets a line on each step.
+            trace_folder: existing, where the compiler's trace is kept; None: not.
+
+        Raises:
+            InspectError: the model does not run eagerly on its inputs.
+        """
+        with self._listening():
+            for index, shapes in enumerate(self.inputs):
+                which = f"input {index + 1} of {len(self.inputs)}, {shapes}"
+                try:
+                    progress(f"running eagerly: {which}")
+                    self._call(self._model.call, index)
+                    if not self.failure:
+                        progress(f"capturing graphs with {self.backend}: {which}")
+                        self.failure = self._compile(index, trace_folder)
+                    progress(f"measuring: {which}")
+                    self.timings.append(self._measure(index))
+                except Exception as error:
+                    why = f"{type(error).__name__}: {error}"
+                    msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: {why}"
+                    raise InspectError(msg) from error
+        for graph in self.graphs:
+            graph.function = readable_function(self._function(graph.compile_id)[0])
+            graph.ms = self.timings[graph.input_set].graph_ms.get(graph.index, float("nan"))
+        graph_of = {graph.compile_id: graph.index for graph in self.graphs}
+        for item in self.breaks:
+            item.put(graph_of, self._function, self.timings[item.input_set].gap_ms)
+            if item.after:
+                progress(f"capturing again with line {item.line.line} rewritten")
+                if not self._holds(item):
+                    item.before = item.after = ""
+        torch.compiler.reset()
+        self.breaks.sort(key=lambda item: -item.gap_ms if item.gap_ms == item.gap_ms else 0.0)
+        self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
+        ops = [(graph.index, op) for graph in self.graphs for op in graph.ops]
+        self.remarks = find_remarks(ops, len(self.inputs), {item.place for item in self.breaks})
+
+    def _function(self, compile_id: str) -> tuple[str, str, int]:
+        return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
+
+    def _compile(self, index: int, trace_folder: Path | None) -> str:
+        """Compile, and run again what was compiled; says what it raises."""
+        try:
+            with nullcontext() if trace_folder is None else _trace_to(trace_folder):
+                self._call(self._compiled, index)
+            self._call(self._compiled, index)
+        except Exception as error:
+            first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])
+            return f"compiled, it raises {type(error).__name__}: {first}"
+        return ""
+
+    def _holds(self, item: GraphBreak) -> bool:
+        """Whether the model, with this statement rewritten, answers as before, without this break or a new one.
+
+        A break in a loop hides those behind it, so new ones count only where a rewrite can cause them.
+        """
+        again = Inspection(self._model, "eager", self.device)
+        sets = range(item.input_set + 1)
+        try:
+            with again._listening():
+                expected = [again._call(self._model.call, index) for index in sets]
+                with rewritten(item.line, item.after):
+                    found = [again._call(again._compiled, index) for index in sets]
+        except Exception:  # whatever the user's code or the compiler raises, this rewrite is none
+            return False
+        before, after = ({broken.place for broken in inspection.breaks} for inspection in (self, again))
+        if item.place in after or again.doubt or (item.kind is not Kind.PRINT and not after <= before):
+            return False
+        return _alike(expected, found)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Context in which the compiler is listened to, and neither it nor the model writes to the terminal."""
+        levels = [(log, log.level, log.propagate) for log in (*_NOISY_LOGS, _BREAKS_LOG)]
+        for log in _NOISY_LOGS:
+            log.setLevel(logging.ERROR)
+        _BREAKS_LOG.setLevel(logging.DEBUG)  # the trace has some breaks only where this log is on
+        _BREAKS_LOG.propagate = False
+        _BREAKS_LOG.addHandler(_NOWHERE)
+        _TRACE.addHandler(self)
+        try:
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+                warnings.catch_warnings(),
+            ):
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            _TRACE.removeHandler(self)
+            _BREAKS_LOG.removeHandler(_NOWHERE)
+            for log, level, propagate in levels:
+                log.setLevel(level)
+                log.propagate = propagate
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by torch's trace logger, whose records carry `metadata` and `payload`."""
+        metadata, text = getattr(record, "metadata", {}), getattr(record, "payload", None) or ""
+        frame_id = str(metadata.get("frame_id"))
+        compile_id = f"{frame_id}/{metadata.get('frame_compile_id')}"
+        name = (metadata.get("artifact") or {}).get("name")
+        if name == "dynamo_graph_break_reason":
+            reason, whole_function, frame = parse_break(text)
+            item = next((known for known in self.breaks if known.place == frame[:2]), None)
+            if item is None:
+                item = new_break(reason, frame, self._input_set)
+                self.breaks.append(item)
+            item.reasons += [] if reason in item.reasons else [reason]
+            item.whole_function |= whole_function
+            item.ended.append((compile_id, self._last_graph))
+        elif name == "recompile_reasons":
+            self._recompile_reasons.append((compile_id, self._input_set, text))
+        elif (values := metadata.get("compilation_metrics")) and values.get("co_name"):
+            line = int(values.get("co_firstlineno") or 0)
+            self._functions[frame_id] = (str(values["co_name"]), str(values.get("co_filename")), line)
+
+    def _call(self, call: Callable[..., Any], index: int) -> Any:  # noqa: ANN401 - whatever a model returns
+        """The model, or it compiled, with one of its input sets."""
+        return self._timed(call, index)[0]
+
+    def _measure(self, index: int) -> Timing:
+        """Both ways, warm, in turn so that a disturbance hits both; at most 30 runs or a second, but at least 5."""
+        eager_ns: list[int] = []
+        runs: list[tuple[int, Counter[int], Counter[int]]] = []
+        stop_at = time.monotonic() + _SECONDS
+        while len(eager_ns) < _WARM_UP_RUNS + _FEWEST_RUNS or (
+            len(eager_ns) < _WARM_UP_RUNS + _MOST_RUNS and time.monotonic() < stop_at
+        ):
+            eager_ns.append(self._timed(self._model.call, index)[1])
+            if not self.failure:
+                runs.append(self._timed(self._compiled, index)[1:])
+        del eager_ns[:_WARM_UP_RUNS], runs[:_WARM_UP_RUNS]
+        if not runs:
+            return Timing(median(eager_ns) / _NS_PER_MS)
+        return Timing(
+            median(eager_ns) / _NS_PER_MS,
+            median(total for total, _, _ in runs) / _NS_PER_MS,
+            median(total - graphs.total() for total, graphs, _ in runs) / _NS_PER_MS,
+            _medians([graphs for _, graphs, _ in runs]),
+            _medians([gaps for _, _, gaps in runs]),
+        )
+
+    def _timed(self, call: Callable[..., Any], index: int) -> tuple[Any, int, Counter[int], Counter[int]]:
+        """What it returns; time in ns of all, in each graph, in each gap."""
+        arguments = tuple(tensor.clone() for tensor in self._model.input_sets[index])
+        self._input_set, self._last_graph = index, BEFORE_FIRST
+        self._spans_ns.clear()
+        torch.manual_seed(_SEED)
+        self._synchronize()
+        started_ns = ended_ns = time.perf_counter_ns()
+        with torch.no_grad():
+            outputs = call(*arguments)
+        self._synchronize()
+        stopped_ns = time.perf_counter_ns()
+        graphs: Counter[int] = Counter()
+        gaps: Counter[int] = Counter()
+        last = BEFORE_FIRST
+        for graph, begin_ns, end_ns in self._spans_ns:
+            gaps[last] += begin_ns - ended_ns
+            graphs[graph] += end_ns - begin_ns
+            last, ended_ns = graph, end_ns
+        gaps[last] += stopped_ns - ended_ns
+        return outputs, stopped_ns - started_ns, graphs, gaps
+
+    def _keep(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """The compiler calls this for each graph; graphs without an op only pass values on and are left out."""
+        compiled = self._backend(module, inputs)
+        ops = [Op.of(node) for node in module.graph.nodes if node.op in _CALLS]
+        if not ops:
+            return compiled
+        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+        graph = Graph(len(self.graphs), compile_id, self._input_set, ops)
+        self.graphs.append(graph)
+
+        def timed(*arguments: torch.Tensor) -> Any:  # noqa: ANN401
+            self._synchronize()
+            started_ns = time.perf_counter_ns()
+            outputs = compiled(*arguments)
+            self._synchronize()
+            self._spans_ns.append((graph.index, started_ns, time.perf_counter_ns()))
+            self._last_graph = graph.index
+            return outputs
+
+        return timed
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextlib.contextmanager
+def _trace_to(folder: Path) -> Iterator[None]:
+    """Context in which the compiler's trace goes to a folder, as TORCH_TRACE has it, with inductor's debug files."""
+    handler = torch._logging._internal.LazyTraceHandler(str(folder))
+    handler.setFormatter(torch._logging._internal.TorchLogsFormatter(trace=True))
+    _TRACE.addHandler(handler)
+    # What a cache holds is not compiled, so nothing would be written about it.
+    inductor = {"trace.enabled": True, "trace.debug_dir": str(folder), "force_disable_caches": True}
+    try:
+        with torch._inductor.config.patch(inductor):
+            yield
+    finally:
+        _TRACE.removeHandler(handler)
+        handler.close()
+
+
+def _alike(expected: object, found: object) -> bool:
+    """Whether two nests of tensors and numbers hold the same values; a number may have become a tensor."""
+    values, others = (
+        [torch.as_tensor(leaf).cpu() for leaf in tree_leaves(side) if isinstance(leaf, (torch.Tensor, int, float))]
+        for side in (expected, found)
+    )
+    return len(values) == len(others) and all(
+        a.shape == b.shape
+        and torch.allclose(a.to(torch.complex128), b.to(torch.complex128), 1e-4, 1e-6, equal_nan=True)
+        for a, b in zip(values, others, strict=True)
+    )
+
+
+def _medians(runs: list[Counter[int]]) -> dict[int, float]:
+    """In ms; what ran in few runs only is not part of a run."""
+    medians = {index: median(run[index] for run in runs) / _NS_PER_MS for index in sorted(set().union(*runs))}
+    return {index: ms for index, ms in medians.items() if ms}

@@ -1,0 +1,278 @@
+"""An inspection on the terminal, as JSON, and as a picture (SVG) of the graphs and what stands between them."""
+
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+from rich.text import Text
+
+from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak
+from torchperf_ros.optimize.inspect.inspection import BEFORE_FIRST, Inspection
+from torchperf_ros.optimize.inspect.remarks import Recompilation
+from torchperf_ros.optimize.inspect.users_source import SourceLine
+
+_MOST_OPS_SHOWN = 5
+_MOST_GRAPHS_SHOWN = 20
+_MOST_GUARDS_SHOWN = 2
+
+_PICTURE_WIDTH = 64  # characters, for each input
+_MOST_COLUMNS = 6
+
+
+def summary(inspection: Inspection) -> str:
+    """The whole inspection in one line; graphs and times are those of the first input set."""
+    first = inspection.timings[0]
+    graphs = [graph for graph in inspection.graphs if graph.input_set == 0]
+    ops = sum(len(graph.ops) for graph in graphs)
+    words = [f"{_count(len(graphs), 'graph')} with {_count(ops, 'op')}", _count(len(inspection.breaks), "break")]
+    if len(inspection.inputs) > 1 or inspection.recompilations:
+        recompilations = _count(len(inspection.recompilations), "recompilation")
+        words.append(f"{recompilations} over {_count(len(inspection.inputs), 'input')}")
+    times = f"eager {_milliseconds(first.eager_ms)}"
+    if not math.isnan(first.compiled_ms):
+        how = "captured" if inspection.backend == "eager" else inspection.backend
+        times += f", {how} {_milliseconds(first.compiled_ms)}"
+        times += f", of which {_milliseconds(first.between_graphs_ms)} outside the graphs"
+    return f"{', '.join(words)}; {times}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _milliseconds(value: float) -> str:
+    """With three figures; a dash where it is not known."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:.3f} ms" if value < 1 else f"{value:.3g} ms" if value < 1000 else f"{value:.0f} ms"  # noqa: PLR2004
+
+
+def _plain(value: float) -> str:
+    return _milliseconds(value).removesuffix(" ms")
+
+
+def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
+    """Everything that was found; what is not known is null."""
+
+    def place(line: SourceLine) -> dict[str, Any]:
+        return {"file": line.file, "line": line.line, "source": line.text}
+
+    found = {
+        "target": inspection.target,
+        "torch": torch.__version__,
+        "device": str(inspection.device),
+        "backend": inspection.backend,
+        "inputs": [
+            {"shapes": shapes, **asdict(timing)}
+            for shapes, timing in zip(inspection.inputs, inspection.timings, strict=True)
+        ],
+        "graphs": [
+            {
+                "index": graph.index,
+                "input": graph.input_set + 1,
+                "function": graph.function,
+                "ops": len(graph.ops),
+                "op_counts": graph.op_counts(),
+                "ms": graph.ms,
+            }
+            for graph in inspection.graphs
+        ],
+        "breaks": [
+            {
+                **place(item.line),
+                "function": item.function,
+                "underline": item.underline,
+                "category": item.kind.label,
+                "title": item.title,
+                "reasons": item.reasons,
+                "advice": {"sentence": item.kind.advice, "before": item.before or None, "after": item.after or None},
+                "whole_function_uncompiled": item.whole_function,
+                "splits": item.splits,
+                "input": item.input_set + 1,
+                "gaps": item.gaps,
+                "gap_ms": item.gap_ms,
+            }
+            for item in inspection.breaks
+        ],
+        "recompilations": [{**asdict(item), "input": item.input_set + 1} for item in inspection.recompilations],
+        "remarks": [
+            {**place(item.line), "kind": item.kind, "text": item.text, "advice": item.advice}
+            for item in inspection.remarks
+        ],
+        "failure": inspection.failure or None,
+        "doubt": inspection.doubt or None,
+        "max_breaks": max_breaks,
+        "exit_status": inspection.exit_status(max_breaks),
+        "summary": summary(inspection),
+    }
+    return json.loads(json.dumps(found), parse_constant=lambda nan: None)  # type: ignore[no-any-return]
+
+
+def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
+    """Print it, most important first, the summary last."""
+    console.print(Text(inspection.target, style="bold"))
+    console.print(Text(f"torch {torch.__version__} · {inspection.device} · backend {inspection.backend}"))
+    if inspection.backend == "eager":
+        console.print(Text("captured graphs run op by op here; --backend inductor times compiled ones", style="dim"))
+    for part in _parts(inspection):
+        console.print()
+        console.print(part)
+    console.print()
+    if inspection.failure:
+        console.print(Text(f"FAILED: {inspection.failure}", style="bold red"))
+    if inspection.doubt:
+        console.print(Text(inspection.doubt, style="bold red"))
+    console.print(Text(summary(inspection), style="bold"))
+    if max_breaks is not None:
+        good = inspection.exit_status(max_breaks) == 0
+        words = f"{'PASS' if good else 'FAIL'}: {_count(len(inspection.breaks), 'break')}, at most {max_breaks} allowed"
+        console.print(Text(words, style="bold green" if good else "bold red"))
+
+
+def _parts(inspection: Inspection) -> Iterator[RenderableType]:
+    for number, item in enumerate(inspection.breaks, 1):
+        yield Text.assemble(
+            (f"break {number}  ", "bold red"),
+            (item.kind.label, "bold"),
+            "" if math.isnan(item.gap_ms) else f"  {_milliseconds(item.gap_ms)} outside the graphs",
+        )
+        yield Padding(_break(item, len(inspection.inputs)), (0, 0, 0, 2))
+    if inspection.graphs:
+        yield _graphs(inspection)
+    if len(inspection.inputs) > 1:
+        yield _inputs(inspection)
+    if inspection.recompilations:
+        yield _recompilations(inspection)
+    if inspection.remarks:
+        table = _table("remarks", "where", "what")
+        for remark in inspection.remarks:
+            where = Text(f"{os.path.basename(remark.line.file)}:{remark.line.line}", style="cyan")
+            what = Text.assemble((f"{remark.kind}: ", "bold"), remark.text, (f"\n{remark.advice}", "green"))
+            table.add_row(where, what)
+        yield table
+
+
+def _break(item: GraphBreak, input_sets: int) -> Table:
+    """The line with its underline; why; what to write."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True, min_width=8)
+    grid.add_column(overflow="fold")
+    file = min(item.line.file, os.path.relpath(item.line.file), key=len)
+    grid.add_row("where", Text(f"{file}:{item.line.line} in {item.function}", style="cyan"))
+    grid.add_row("", Text.assemble((item.line.text, "bold"), (f"\n{item.underline}", "red")))
+    grid.add_row("why", Text(f"{item.title}. {item.explanation}" if item.explanation else item.title))
+    effects = []
+    if item.whole_function:
+        effects.append("the compiler leaves the whole function uncompiled")
+    if len(item.splits) > 1:
+        effects.append(f"splits {', '.join(item.splits)}")
+    if input_sets > 1 and item.input_set:
+        effects.append(f"first with input {item.input_set + 1}")
+    if effects:
+        grid.add_row("effect", Text("; ".join(effects)))
+    grid.add_row("instead", Text(item.kind.advice))
+    for sign, code, style in (("-", item.before, "red"), ("+", item.after, "green")):
+        for line in code.splitlines():
+            grid.add_row("", Text(f"{sign} {line}", style=style))
+    return grid
+
+
+def _graphs(inspection: Inspection) -> Table:
+    table = _table("graphs", "#", "input", "function", "ops", "most frequent", "ms", "then, ms")
+    for graph in inspection.graphs[:_MOST_GRAPHS_SHOWN]:
+        counts = list(graph.op_counts().items())
+        ops = ", ".join(f"{op} {times}" if times > 1 else op for op, times in counts[:_MOST_OPS_SHOWN])
+        after_ms = inspection.timings[graph.input_set].gap_ms.get(graph.index, math.nan)
+        more = ", …" if len(counts) > _MOST_OPS_SHOWN else ""
+        table.add_row(
+            str(graph.index), str(graph.input_set + 1), Text(graph.function), str(len(graph.ops)),
+            Text(ops + more), _plain(graph.ms), _plain(after_ms),
+        )  # fmt: skip
+    if len(inspection.graphs) > _MOST_GRAPHS_SHOWN:
+        table.caption = f"and {len(inspection.graphs) - _MOST_GRAPHS_SHOWN} more, see --json"
+    return table
+
+
+def _inputs(inspection: Inspection) -> Table:
+    table = _table("inputs", "#", "sizes", "new graphs", "eager ms", "captured ms", "outside the graphs, ms")
+    for index, (text, timing) in enumerate(zip(inspection.inputs, inspection.timings, strict=True)):
+        new = sum(graph.input_set == index for graph in inspection.graphs)
+        times = (_plain(ms) for ms in (timing.eager_ms, timing.compiled_ms, timing.between_graphs_ms))
+        table.add_row(str(index + 1), Text(text), str(new), *times)
+    return table
+
+
+def _recompilations(inspection: Inspection) -> Table:
+    table = _table("recompilations", "input", "function", "kind", "guard that failed, and what would help")
+    explained: set[str] = set()
+    groups: dict[tuple[str, int, str, str], list[Recompilation]] = {}
+    for item in inspection.recompilations:
+        groups.setdefault((item.file, item.line, item.kind, item.source), []).append(item)
+    for (file, line, kind, source), items in groups.items():
+        text = Text("\n".join(item.guard for item in items[:_MOST_GUARDS_SHOWN]))
+        if len(items) > _MOST_GUARDS_SHOWN:
+            text.append(f"\nand {len(items) - _MOST_GUARDS_SHOWN} more like it")
+        if source:
+            text.append(f"\n{source}", style="cyan")
+        if kind not in explained:
+            text.append(f"\n{items[0].advice}", style="green")
+            explained.add(kind)
+        inputs = ", ".join(dict.fromkeys(str(item.input_set + 1) for item in items))
+        table.add_row(inputs, Text(f"{items[0].function}\n{os.path.basename(file)}:{line}"), kind, text)
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        right = name in ("#", "ops", "input", "new graphs") or name.endswith("ms")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name == "where", overflow="fold")
+    return table
+
+
+def draw(inspection: Inspection) -> str:
+    """An SVG with a column for each input set that made graphs or breaks, in the order in which they run."""
+    sets = sorted({graph.input_set for graph in inspection.graphs} | {item.input_set for item in inspection.breaks})
+    columns = [_column(inspection, which) for which in sets[:_MOST_COLUMNS]]
+    console = Console(record=True, file=io.StringIO(), width=_PICTURE_WIDTH * max(2, len(columns)))
+    grid = Table.grid(expand=True, padding=(0, 1))
+    grid.add_row(*columns)
+    console.print(Text(summary(inspection)), grid)
+    svg = console.export_svg(title=inspection.target, theme=DEFAULT_TERMINAL_THEME)
+    return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # the picture loads nothing from the web
+
+
+def _column(inspection: Inspection, which: int) -> Group:
+    """Graphs and breaks of an input set."""
+    parts: list[RenderableType] = [Text(f"input {which + 1}: {inspection.inputs[which]}", style="bold")]
+
+    def add_breaks(gap: int) -> None:
+        for number, item in enumerate(inspection.breaks, 1):
+            if gap in item.gaps and (gap != BEFORE_FIRST or item.input_set == which):
+                place = f"{os.path.basename(item.line.file)}:{item.line.line} in {item.function}"
+                ms = _milliseconds(inspection.timings[which].gap_ms.get(gap, math.nan))
+                title = f"break {number}: {item.kind.label}"
+                parts.append(Panel(Text(f"{place}\n{item.line.text}"), title=Text(title), subtitle=ms, style="red"))
+
+    add_breaks(BEFORE_FIRST)
+    for graph in inspection.graphs:
+        if graph.input_set == which:
+            runs = [(name, len(list(run))) for name, run in groupby(op.name for op in graph.ops)]
+            ops = ", ".join(f"{name} ×{times}" if times > 1 else name for name, times in runs)
+            title = f"graph {graph.index} · {graph.function} · {_count(len(graph.ops), 'op')}"
+            parts.append(Panel(Text(ops), title=Text(title), subtitle=_milliseconds(graph.ms)))
+            add_breaks(graph.index)
+    return Group(*parts)

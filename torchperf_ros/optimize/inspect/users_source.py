@@ -1,0 +1,348 @@
+"""The user's source, read as Python: what stands at a line, what could stand there, and functions that run so."""
+
+import ast
+import contextlib
+import copy
+import gc
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FunctionType
+
+_COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_MODULES_OF_NUMPY = ("numpy", "scipy", "cv2", "PIL", "pandas", "sklearn", "shapely", "numba")
+_NUMPY_IN_TORCH = {"concatenate": "cat", "power": "pow", "absolute": "abs"}
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """Where something happens in the user's code; everything is empty where the source cannot be read.
+
+    Attributes:
+        file: path.
+        line: from 1.
+        text: the line without its indentation.
+        statement: the innermost statement there; of a compound one, think of its header only.
+        function: the function that it stands in.
+        loops: the loops and comprehensions around it, or in it, outermost first.
+    """
+
+    file: str
+    line: int
+    text: str
+    statement: ast.stmt | None = None
+    function: ast.FunctionDef | None = None
+    loops: tuple[ast.AST, ...] = ()
+
+    def walk(self) -> list[ast.AST]:
+        """Every node that runs at this line: of a compound statement, what stands before its body."""
+        node = self.statement
+        if isinstance(node, ast.With):
+            parts: list[ast.AST] = [item.context_expr for item in node.items]
+        elif isinstance(node, (ast.If, ast.While)):
+            parts = [node.test]
+        elif isinstance(node, ast.For):
+            parts = [node.iter]
+        else:
+            parts = [] if node is None or isinstance(node, _COMPOUND) else [node]
+        return [found for part in parts for found in ast.walk(part)]
+
+    def calls(self) -> list[str]:
+        """Names of what is called at this line, as written: `np.median`, `x.item`, `print`."""
+        return [ast.unparse(node.func) for node in self.walk() if isinstance(node, ast.Call)]
+
+    def foreign_calls(self) -> list[str]:
+        """Those of them that go to NumPy, OpenCV and the like, by the names that the file imports them under."""
+        return [call for call in self.calls() if call.partition(".")[0] in _foreign_names(self.file)]
+
+    def in_element_loop(self) -> bool:
+        """Whether a loop around the line goes over a tensor's elements, as far as the source tells.
+
+        That is: over an argument of the function, `unbind()`, `tolist()` and the like, or `range(len(x))` and
+        `range(x.shape[0])`, also inside `enumerate` and `zip`; or the line makes a number of the loop's item. A loop
+        that calls its items goes over layers.
+        """
+        return any(self._over_elements(loop) for loop in self.loops) and not self.exits_loop()
+
+    def exits_loop(self) -> bool:
+        """Whether the line is an `if` that ends a loop around it, by a condition that is not about the loop's item."""
+        statement = self.statement
+        if not self.loops or not isinstance(statement, ast.If):
+            return False
+        leaves = isinstance(statement.body[-1], (ast.Break, ast.Return))
+        return leaves and not any(_items(loop) & names_in(statement.test) for loop in self.loops)
+
+    def _over_elements(self, loop: ast.AST) -> bool:
+        items = _items(loop)
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Call) and _is_item(node.func, items):
+                return False
+        if any(isinstance(node, ast.Call) and _is_item(_read_as_number(node), items) for node in self.walk()):
+            return True
+        arguments = {argument.arg for argument in self.function.args.args} - {"self"} if self.function else set()
+        over = [generator.iter for generator in _generators(loop)]
+        while over:
+            found = over.pop()
+            if isinstance(found, ast.Name) and found.id in arguments:
+                return True
+            if isinstance(found, ast.Call):
+                called = ast.unparse(found.func)
+                if called in ("enumerate", "zip"):
+                    over += found.args
+                if called.rpartition(".")[2] in ("unbind", "tolist", "split", "chunk"):
+                    return True
+                if called == "range" and any(reads_size(argument) for argument in found.args):
+                    return True
+        return False
+
+
+@lru_cache(maxsize=4096)
+def read_line(file: str, line: int) -> SourceLine:
+    """What stands at this line."""
+    text = linecache.getline(file, line).strip()
+    tree = _syntax_tree(file)
+    if tree is None:
+        return SourceLine(file, line, text)
+    statement: ast.stmt | None = None
+    function: ast.FunctionDef | None = None
+    loops: list[ast.AST] = []
+    for node in ast.walk(tree):  # breadth first, so that what comes later is further in
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+        if not first <= line <= last:
+            continue
+        if isinstance(node, ast.stmt):
+            statement = node
+        if isinstance(node, ast.FunctionDef):
+            function, loops = node, []  # a loop around a definition does not repeat its body
+        if isinstance(node, (ast.While, *_COMPREHENSIONS)) or (isinstance(node, ast.For) and line > first):
+            loops.append(node)
+    return SourceLine(file, line, text, statement, function, tuple(loops))
+
+
+@lru_cache(maxsize=64)
+def _syntax_tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _foreign_names(file: str) -> frozenset[str]:
+    """Names under which a file imports NumPy and other libraries that compute outside torch."""
+    names = set()
+    for node in ast.walk(_syntax_tree(file) or ast.Module([], [])):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] in _MODULES_OF_NUMPY:
+                    names.add(alias.asname or alias.name.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _MODULES_OF_NUMPY:
+            names |= {alias.asname or alias.name for alias in node.names}
+    return frozenset(names)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Every plain name in an expression."""
+    return {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
+
+
+def reads_size(node: ast.AST) -> bool:
+    """Whether an expression depends on a tensor's size: `x.shape`, `x.size()`, `x.numel()`, `len(x)`."""
+    return any(
+        found.attr in ("shape", "size", "numel")
+        if isinstance(found, ast.Attribute)
+        else isinstance(found, ast.Call) and ast.unparse(found.func) == "len"
+        for found in ast.walk(node)
+    )
+
+
+def _generators(loop: ast.AST) -> Sequence[ast.comprehension | ast.For]:
+    if isinstance(loop, ast.For):
+        return [loop]
+    return loop.generators if isinstance(loop, _COMPREHENSIONS) else []
+
+
+def _items(loop: ast.AST) -> set[str]:
+    """The names that a loop sets in each round."""
+    return {name for generator in _generators(loop) for name in names_in(generator.target)}
+
+
+def _is_item(node: ast.AST | None, items: set[str]) -> bool:
+    """Whether an expression is a loop's item: `row`, or `rows[i]`."""
+    return isinstance(node, (ast.Name, ast.Subscript)) and bool(names_in(node) & items)
+
+
+def _read_as_number(call: ast.Call) -> ast.AST | None:
+    """What a call makes a Python number of: x in `float(x)` and in `x.item()`."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
+        return call.func.value
+    return call.args[0] if ast.unparse(call.func) in ("float", "int", "bool") and len(call.args) == 1 else None
+
+
+def before_rewrite(line: SourceLine) -> str:
+    """The statement; of an `if` without `else` whose body returns, also the return that follows."""
+    statement = line.statement
+    if statement is None:
+        return line.text
+    following = _following(line, statement)
+    return ast.unparse(statement) + (f"\n{ast.unparse(following)}" if following else "")
+
+
+def rewrite_branch(line: SourceLine) -> str:
+    """`if` with one assignment or one return on either side, or a conditional expression: by `torch.where`."""
+    statement = line.statement
+    if not isinstance(statement, ast.If):
+        return _changed(line, _Conditional())
+    if len(statement.body) > 1 or len(statement.orelse) > 1:
+        return ""
+    yes, no = statement.body[0], statement.orelse[0] if statement.orelse else _following(line, statement)
+    if isinstance(yes, ast.Return) and isinstance(no, ast.Return):
+        chosen = _where(statement.test, yes.value, no.value)
+        return f"return {chosen}" if chosen else ""
+    if not isinstance(yes, ast.Assign) or len(yes.targets) != 1:
+        return ""
+    name = ast.unparse(yes.targets[0])
+    otherwise: ast.expr | None = None if statement.orelse else yes.targets[0]
+    if isinstance(no, ast.Assign) and statement.orelse and [ast.unparse(place) for place in no.targets] == [name]:
+        otherwise = no.value
+    chosen = _where(statement.test, yes.value, otherwise)
+    return f"{name} = {chosen}" if chosen else ""
+
+
+def rewrite_scalar(line: SourceLine) -> str:
+    """`x.item()` and `float(x)` become x."""
+    return _changed(line, _Calls(_read_as_number))
+
+
+def rewrite_print(line: SourceLine) -> str:
+    """The statement, only where nothing compiles."""
+    if not isinstance(line.statement, ast.Expr):
+        return ""
+    return f"if not torch.compiler.is_compiling():\n    {ast.unparse(line.statement)}"
+
+
+def rewrite_foreign(line: SourceLine) -> str:
+    """`np.fmax(x.detach().cpu().numpy(), y)` becomes `torch.fmax(x, y)`: torch's name, and nothing leaves torch."""
+    names = _foreign_names(line.file)
+
+    def in_torch(call: ast.Call) -> ast.AST | None:
+        called = call.func
+        if isinstance(called, ast.Attribute) and called.attr in ("numpy", "detach", "cpu") and not call.args:
+            return called.value
+        owner, _, name = ast.unparse(called).partition(".")
+        if owner in names:
+            return ast.Call(ast.Name(f"torch.{_NUMPY_IN_TORCH.get(name, name)}"), call.args, call.keywords)
+        if owner == "torch" and name in ("from_numpy", "as_tensor", "tensor") and len(call.args) == 1:
+            return call.args[0]
+        return _read_as_number(call)
+
+    return _changed(line, _Calls(in_torch))
+
+
+@contextlib.contextmanager
+def rewritten(line: SourceLine, text: str) -> Iterator[None]:
+    """Context in which the loaded functions run with one statement in place of the line's own.
+
+    They keep their identity, globals, and the numbers of their lines.
+
+    Raises:
+        LookupError: nothing loaded has that statement, for example because the file has changed since.
+        ValueError: a function that is made anew in each call cannot take it.
+    """
+    tree, old = _syntax_tree(line.file), line.statement
+    if tree is None or old is None:
+        raise LookupError(line.file)
+    new = ast.parse(text).body[0]
+    for node in ast.walk(new):
+        ast.copy_location(node, old)
+    before, after = _codes(tree, line.file), _codes(copy.deepcopy(tree, {id(old): new}), line.file)
+    swaps = {} if len(before) != len(after) else {a: b for a, b in zip(before, after, strict=True) if a != b}
+    functions = [found for found in gc.get_objects() if type(found) is FunctionType]
+    swapped = [
+        (found, found.__code__)
+        for found in functions
+        if found.__code__.co_filename == line.file and found.__code__ in swaps
+    ]
+    if not swapped:
+        raise LookupError(line.file)
+    try:
+        for found, code in swapped:
+            found.__code__ = swaps[code]
+        yield
+    finally:
+        for found, code in swapped:
+            found.__code__ = code
+
+
+def _codes(tree: ast.Module, file: str) -> list[CodeType]:
+    """The code of every function in a file, outer ones before what they hold."""
+    codes = [compile(tree, file, "exec", dont_inherit=True)]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return codes
+
+
+def _changed(line: SourceLine, transformer: ast.NodeTransformer) -> str:
+    """The line's statement after a change, empty where nothing changes."""
+    if line.statement is None or isinstance(line.statement, _COMPOUND):
+        return ""
+    before = ast.unparse(line.statement)
+    after = ast.unparse(transformer.visit(ast.parse(before)))
+    return after if after != before else ""
+
+
+def _following(line: SourceLine, statement: ast.stmt) -> ast.Return | None:
+    """The return that follows an `if` without `else` whose body returns."""
+    if not isinstance(statement, ast.If) or statement.orelse or not isinstance(statement.body[-1], ast.Return):
+        return None
+    for node in ast.walk(line.function) if line.function else ():
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and statement in body[:-1]:
+            following = body[body.index(statement) + 1]
+            return following if isinstance(following, ast.Return) else None
+    return None
+
+
+def _where(test: ast.expr, yes: ast.expr | None, no: ast.expr | None) -> str:
+    """Empty where a side is missing, or a slice, which may have another size on the inputs that take it."""
+    if yes is None or no is None or isinstance(yes, ast.Subscript) or isinstance(no, ast.Subscript):
+        return ""
+    condition = _Elementwise().visit(ast.parse(ast.unparse(test), mode="eval"))
+    return f"torch.where({ast.unparse(condition)}, {ast.unparse(yes)}, {ast.unparse(no)})"
+
+
+class _Elementwise(ast.NodeTransformer):
+    """`a and b` and `not a` ask for a bool; `a & b` and `~a` do not."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        operator: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
+        joined = node.values[0]
+        for value in node.values[1:]:
+            joined = ast.BinOp(joined, operator, value)
+        return joined
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
+
+
+class _Conditional(ast.NodeTransformer):
+    """`a if test else b` becomes torch.where."""
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        chosen = _where(node.test, node.body, node.orelse)
+        return ast.parse(chosen, mode="eval").body if chosen else node
+
+
+class _Calls(ast.NodeTransformer):
+    """Puts something else in place of calls."""
+
+    def __init__(self, replace: Callable[[ast.Call], ast.AST | None]) -> None:
+        self._replace = replace
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return self._replace(node) or node

@@ -1,0 +1,144 @@
+"""Trials in order: the smallest p99 within the limits first, what is over the budget after it, the refused last."""
+
+import enum
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torchperf_ros.optimize.tune.trial import HOPELESS, MEASURED, Figures, Trial
+
+_FEW = 4
+_NOISE_OF_FEW = 0.10
+_LEAST_NOISE = 0.02
+_TIE = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate has to keep.
+
+    Attributes:
+        budget_ms: p99 of the model, at most.
+        max_memory_mb: memory of the process in 10^6 bytes, at most.
+        max_error: relative L2 distance from eager fp32, at most; the precision's own limits hold besides.
+    """
+
+    budget_ms: float
+    max_memory_mb: float = math.inf
+    max_error: float = math.inf
+
+    def refusal(self, figures: Figures) -> str:
+        """Why these figures must not be used whatever their speed, "" if they may."""
+        if figures.relative_l2 > self.max_error:
+            return f"parity: relative L2 {figures.relative_l2:.2g}; --max-error allows {self.max_error:g}"
+        if figures.memory_mb > self.max_memory_mb:
+            return f"memory: {figures.memory_mb:.0f} MB; --max-memory-mb allows {self.max_memory_mb:g}"
+        return ""
+
+
+class Group(enum.IntEnum):
+    """Where in the table a trial stands."""
+
+    FITS = 0
+    OVER_BUDGET = 1
+    BATCH = 2
+    HOPELESS = 3
+    REFUSED = 4
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A trial in the ranking.
+
+    Attributes:
+        trial: what was tried.
+        group: where it belongs.
+        p50_ms, p99_ms: corrected for the machine's mood, see `Ranking`; infinite where nothing was measured.
+        why: why it is over the budget, hopeless or refused; "" where it fits.
+    """
+
+    trial: Trial
+    group: Group
+    p50_ms: float
+    p99_ms: float
+    why: str = ""
+
+
+class Ranking:
+    """Ranks the trials of one tier.
+
+    Each trial runs in a process of its own, minutes after the one before, on a machine that others may use. So each
+    measures the same reference in turns with its candidate (eager fp32 on the same number of threads in all trials),
+    and its times count relative to that:
+
+        p99_ms = p99 of the candidate * (median over all trials of the reference's p50) / the reference's p50 here
+
+    The same formula on the reference itself would give the same value in every trial on a quiet machine. How far its
+    values lie apart, as interquartile range over median, is the noise: p99s that differ by less are a tie, decided
+    by the corrected median (which scatters far less), and where that is within 5 %, by who changes less. Other batch
+    sizes than the adapter's own are shown, and never the best.
+
+    Attributes:
+        standings: best first.
+        eager_ms: median over the trials of the reference's p50; NaN before the first.
+        noise: share by which two measurements of the same p99 differ; 10 % is assumed of less than 4 trials.
+    """
+
+    def __init__(self, trials: Iterable[Trial], limits: Limits, least_noise: float = 0.0) -> None:
+        """Rank trials of one tier; `least_noise` is what more trials of another one have shown on this machine."""
+        trials = tuple(trials)
+        measured = [t.figures for t in trials if t.figures is not None and t.outcome == MEASURED]
+        self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
+        self.noise = max(least_noise, _noise([f.eager_p99_ms / f.eager_p50_ms for f in measured]))
+        self._limits = limits
+        found = sorted(
+            map(self._standing, trials),
+            key=lambda s: (s.group, s.trial.candidate.batch, s.p99_ms, s.trial.candidate.changes),
+        )
+        self.standings = tuple(found)
+        best = self.best
+        if best is not None:
+            self.standings = (best, *(standing for standing in found if standing is not best))
+
+    @property
+    def best(self) -> Standing | None:
+        """The first, if it was measured and is not refused; it may be over the budget."""
+        return self.best_of(lambda trial: True)
+
+    def best_of(self, wanted: Callable[[Trial], bool]) -> Standing | None:
+        """The best of some trials; None where none of them can be used."""
+        usable = [s for s in self.standings if s.group <= Group.OVER_BUDGET and wanted(s.trial)]
+        if not usable:
+            return None
+        group = min(s.group for s in usable)
+        first_ms = min(s.p99_ms for s in usable if s.group == group)
+        tied = [s for s in usable if s.group == group and s.p99_ms <= first_ms * (1 + self.noise)]
+        quickest_ms = min(s.p50_ms for s in tied)
+        tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + _TIE)]
+        return min(tied, key=lambda s: (s.trial.candidate.changes, s.p50_ms))
+
+    def _standing(self, trial: Trial) -> Standing:
+        figures = trial.figures
+        if figures is None:
+            return Standing(trial, Group.REFUSED, math.inf, math.inf, f"{trial.outcome}: {trial.reason}")
+        eager_ms = figures.eager_p50_ms if math.isnan(self.eager_ms) else self.eager_ms
+        correction = eager_ms / figures.eager_p50_ms
+        p50_ms, p99_ms = figures.p50_ms * correction, figures.p99_ms * correction
+        group, why = Group.FITS, ""
+        if refusal := self._limits.refusal(figures):
+            group, why = Group.REFUSED, refusal
+        elif trial.outcome == HOPELESS:
+            group, why = Group.HOPELESS, f"hopeless: {trial.reason}"
+        elif trial.candidate.batch:
+            group = Group.BATCH
+        elif p99_ms > self._limits.budget_ms:
+            group, why = Group.OVER_BUDGET, f"over the budget of {self._limits.budget_ms:g} ms"
+        return Standing(trial, group, p50_ms, p99_ms, why)
+
+
+def _noise(relative_p99s: list[float]) -> float:
+    if len(relative_p99s) < _FEW:
+        return _NOISE_OF_FEW
+    low, middle, high = statistics.quantiles(relative_p99s, n=4)
+    return max(_LEAST_NOISE, (high - low) / middle)

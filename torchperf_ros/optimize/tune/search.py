@@ -1,0 +1,266 @@
+"""The search: trials one after the other, each in a process of its own, within a time, kept for the next run."""
+
+import contextlib
+import hashlib
+import json
+import math
+import select
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.config.user_folder import make_private
+from torchperf_ros.frame.errors import AdapterError, ConfigError, ProtocolError
+from torchperf_ros.optimize.tune.ranking import Limits, Ranking
+from torchperf_ros.optimize.tune.space import Step, TuneSpace
+from torchperf_ros.optimize.tune.target import Target
+from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, Candidate, Facts, Figures, Trial
+from torchperf_ros.optimize.tune.view import TuneView
+from torchperf_ros.packages.compile_process import CompileProcess
+
+_MODULE = "torchperf_ros.optimize.tune.trial_main"
+_POLL_S = 0.2
+_FIRST_TIER_SHARE = 0.75
+_FACTS_TIMEOUT_S = 300.0
+_MOST_STATES = 64
+
+
+class OutOfTime(Exception):
+    """The time for the whole search is over; not an error."""
+
+
+def ask_facts(target: Target) -> Facts:
+    """Load the adapter in a process of its own and ask what its first tier is; the others have to be there, too.
+
+    Raises:
+        AdapterError: it cannot be loaded, built or run.
+    """
+    started_s = time.monotonic()
+    first, *others = target.tiers
+    message = _talk(target.job(first) | {"others": others}, _FACTS_TIMEOUT_S, lambda text: None)
+    if message["kind"] != "facts":
+        text = message["text"]
+        raise AdapterError(text if message["kind"] == "failed" else f"adapter {target.stage.adapter!r}: {text}")
+    values = message["facts"]
+    ranges = tuple((low, high) for low, high in values["ranges"])
+    return Facts(**{**values, "ranges": ranges, "load_s": time.monotonic() - started_s})
+
+
+class TuneState:
+    """What has been measured, on disk as JSON lines: the trials of this model on this machine; others stay as they are.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path, key: str, *, resume: bool) -> None:
+        """Read what is there.
+
+        Args:
+            path: one JSON object per line; made when something is added. A line cut off by a kill is skipped.
+            key: what was tuned where, see `state_key`; only trials under the same one are found.
+            resume: False: as if nothing was there; what is added counts next time.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        self.path = path
+        self._key = key
+        self._found: dict[tuple[str, Candidate], Trial] = {}
+        if resume and path.exists():
+            try:
+                lines = path.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                msg = f"--state {path}: cannot be read ({error}); it has to be a file that this command wrote"
+                raise ConfigError(msg) from error
+            for line in lines:
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    values = json.loads(line)
+                    if values["key"] == key:
+                        trial = Trial.from_dict(values["trial"])
+                        self._found[trial.tier, trial.candidate] = trial
+
+    def of_tier(self, tier: str) -> dict[Candidate, Trial]:
+        """All that is known of a tier."""
+        return {candidate: trial for (name, candidate), trial in self._found.items() if name == tier}
+
+    def find(self, tier: str, candidate: Candidate, timeout_s: float) -> Trial | None:
+        """What became of it earlier; None where that is unknown, or it hung and is given more time now."""
+        trial = self._found.get((tier, candidate))
+        if trial is not None and trial.outcome == HUNG and timeout_s > trial.timeout_s:
+            return None
+        return trial
+
+    def add(self, trial: Trial) -> None:
+        """Keep a trial; it is in the file when this returns.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        self._found[trial.tier, trial.candidate] = trial
+        try:
+            make_private(self.path.parent)
+            with self.path.open("a+b") as file:
+                if file.tell() and not self.path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
+                    file.write(b"\n")
+                file.write(json.dumps({"key": self._key, "trial": trial.as_dict()}).encode() + b"\n")
+        except OSError as error:
+            msg = f"--state {self.path}: cannot be written: {error.strerror}; it has to be a file in your own folder"
+            raise ConfigError(msg) from error
+
+
+def state_key(*parts: object) -> str:
+    """Hash of what results depend on: identity of the model, its options, the machine, seconds of measuring."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def default_path(cache_folder: Path, key: str) -> Path:
+    """The file in the cache's folder `tune`; all but the newest 64 in there are removed."""
+    folder = cache_folder / "tune"
+    files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+    for path in files[:-_MOST_STATES]:
+        path.unlink(missing_ok=True)
+    return folder / f"{key}.jsonl"
+
+
+class TuneSearch:
+    """Tries the candidates of one stage: the first tier's whole walk, then what was found for it on the others.
+
+    Attributes:
+        trials: what became of all candidates, of all tiers, in the order tried.
+        out_of_time: whether it ended before everything was tried.
+    """
+
+    def __init__(
+        self, target: Target, facts: Facts, limits: Limits, state: TuneState, view: TuneView, *, seconds: float,
+        timeout_s: float, until_s: float,
+    ) -> None:  # fmt: skip
+        """Take what to tune.
+
+        Args:
+            target: the stage.
+            facts: of its first tier.
+            limits: what the best has to keep.
+            state: what is known from earlier runs.
+            view: shows how it goes.
+            seconds: of measuring, for each candidate.
+            timeout_s: for each trial; beyond, it and all that it spawned is killed.
+            until_s: by `time.monotonic`, when the search ends.
+        """
+        self.trials: list[Trial] = []
+        self.out_of_time = False
+        self._target, self._facts, self._limits, self._state = target, facts, limits, state
+        self._seconds, self._timeout_s, self._view = seconds, timeout_s, view
+        self._started_s, self._until_s = time.monotonic(), until_s
+
+    def run(self, space: TuneSpace, steps: Iterable[Step], *, to_the_end: bool = False) -> None:
+        """Try the steps of the space on the first tier, then the best of them on the others.
+
+        The first gets three quarters of the time where there are others.
+
+        Args:
+            space: takes the trials.
+            steps: of it.
+            to_the_end: measure also what is hopeless.
+
+        Raises:
+            ConfigError: the state cannot be written.
+        """
+        first, *others = self._target.tiers
+        share = _FIRST_TIER_SHARE if others else 1.0
+        with self._until(self._started_s + share * (self._until_s - self._started_s)):
+            for step in steps:
+                space.trials.append(self._try(first, step, math.inf if to_the_end else space.hopeless_ratio()))
+        best = space.ranking.best
+        if best is None:
+            return
+        found = best.trial.candidate
+        in_fp32 = replace(found, options=replace(found.options, precision="fp32"))
+        with self._until(self._until_s):
+            for tier in others:
+                for candidate in dict.fromkeys([found, in_fp32]):
+                    self._try(tier, Step("other tier", candidate), math.inf)
+
+    def ranking(self, tier: str) -> Ranking:
+        """Of one tier's trials, with the noise of the first one's, which has the most."""
+        of_tier = {name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers}
+        return Ranking(of_tier[tier], self._limits, Ranking(of_tier[self._target.tiers[0]], self._limits).noise)
+
+    @contextlib.contextmanager
+    def _until(self, until_s: float) -> Iterator[None]:
+        self._deadline_s = until_s
+        try:
+            yield
+        except OutOfTime:
+            self.out_of_time = True
+
+    def _try(self, tier: str, step: Step, hopeless_ratio: float) -> Trial:
+        known = self._state.find(tier, step.candidate, self._timeout_s)
+        given_up = known is not None and known.outcome == HOPELESS and math.isinf(hopeless_ratio)
+        if known is None or given_up:
+            self._view.trying(tier, step)
+            trial = self._run(tier, step.candidate, hopeless_ratio)
+            self._state.add(trial)
+        else:
+            trial = known
+        self.trials.append(trial)
+        self._view.ended(trial, self.ranking(tier), earlier=trial is known)
+        return trial
+
+    def _run(self, tier: str, candidate: Candidate, hopeless_ratio: float) -> Trial:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise OutOfTime
+        timeout_s = min(self._timeout_s, left_s)
+        job = self._target.job(tier) | {
+            "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
+            "reference_threads": self._facts.threads, "seconds": self._seconds,
+            "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
+        }  # fmt: skip
+        started_s = time.monotonic()
+        message = _talk(job, timeout_s, self._view.says)
+        if message["kind"] == HUNG and timeout_s < self._timeout_s:
+            raise OutOfTime
+        took_s = time.monotonic() - started_s
+        if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
+            outcome = HUNG if message["kind"] == HUNG else CRASHED
+            return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
+        figures = message["figures"] and Figures(**message["figures"])
+        return Trial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
+
+
+def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
+    """Run a process to its last word; it and all that it spawned is dead when this returns.
+
+    What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
+
+    Returns:
+        Its last message, or one of the kind `crashed` or `hung` with a text.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
+        job = {**job, "folder": folder, "started_ns": time.monotonic_ns()}
+        return _listen(CompileProcess(job, background=False, module=_MODULE), timeout_s, says)
+
+
+def _listen(process: CompileProcess, timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
+    doing, give_up_at_s = "starting", time.monotonic() + timeout_s
+    try:
+        while (messages := process.listen()) is not None:
+            for message in messages:
+                if message["kind"] != "step":
+                    return message
+                doing = message["text"]
+                says(doing)
+            left_s = give_up_at_s - time.monotonic()
+            if left_s <= 0:
+                return {"kind": HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
+            select.select([process.news], [], [], min(_POLL_S, left_s))
+        reason = process.death_reason() or "the trial process ended without a word"
+    except ProtocolError as error:
+        reason = str(error)
+    finally:
+        process.close()
+    return {"kind": CRASHED, "text": f"while {doing}: {reason}"}

@@ -1,0 +1,244 @@
+"""What tuning tries, in which order, and what it leaves out: a walk along one option after the other, not a product."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, PRECISIONS
+from torchperf_ros.engines.shape_buckets import bucket_sizes
+from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
+from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, MEASURED, Candidate, Facts, Figures, Trial
+
+HOPELESS_RATIO = 2.0
+"""A candidate whose median, at a first look, is more than this many times the best p99 so far is given up."""
+
+_LAYOUTS = ("channels_last", "fold_batch_norm")
+_CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+_BUCKET_COUNTS = (4, 8)
+_MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
+_MOST_WIDTH = 1 << 16
+_NEAR = 1.25
+
+
+@dataclass(frozen=True)
+class Step:
+    """A candidate, and which part of the search it belongs to."""
+
+    part: str
+    candidate: Candidate
+
+
+class TuneSpace:
+    """Walks through the candidates for one tier.
+
+    `search` starts each part from the best so far, cheap and promising ones first. In eager, seconds each: the
+    reference (eager fp32), CPU threads, layouts, precisions. Then compiled, tens of seconds each: the engines with the
+    best eager options, `now`, and from the best compiled one on: precisions, modes, CUDA graphs, layouts, buckets. At
+    last the best of all with the next numbers of threads. That is 10 to 20 trials where the full product has hundreds.
+
+    Left out are: what the facts say does nothing here; CUDA graphs, the modes that need them, and tf32 on the CPU;
+    a precision in a compiled engine that was refused, crashed or hung in eager; and, where no compiled engine comes
+    within 25 % of the best eager one, all further compiled ones.
+
+    `each_alone` starts every part from the reference: what each option gains by itself.
+
+    Attributes:
+        trials: what became of the candidates so far; whoever tries them adds to it before asking for the next.
+    """
+
+    def __init__(
+        self, facts: Facts, limits: Limits, engines: Iterable[str] = ENGINES, now: Candidate | None = None
+    ) -> None:
+        """Start with nothing tried.
+
+        Args:
+            facts: about the model and the device.
+            limits: what the best has to keep.
+            engines: which may be tried; eager is the reference and always is.
+            now: how the tier is run at present, if it is.
+        """
+        self.trials: list[Trial] = []
+        self._facts, self._limits = facts, limits
+        self._engines = tuple(engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER)
+        self._now = now
+        self._seen: set[Candidate] = set()
+        self._reference = Candidate(threads=facts.threads)
+
+    @property
+    def ranking(self) -> Ranking:
+        """Of the trials so far."""
+        return Ranking(self.trials, self._limits)
+
+    def hopeless_ratio(self) -> float:
+        """Median over the reference's median from which a candidate is hopeless; infinite while there is no best."""
+        ranking = self.ranking
+        if ranking.best is None:
+            return math.inf
+        return HOPELESS_RATIO * ranking.best.p99_ms / ranking.eager_ms
+
+    def each_alone(self, batches: Sequence[int] = ()) -> Iterator[Step]:
+        """The reference, `now`, each option by itself, and each engine at each batch size."""
+        start = self._reference
+        yield from self._part("reference", [start])
+        if self._now is not None:
+            yield from self._part("now", [self._now])
+        yield from self._part("engine", [_with(start, engine=engine) for engine in self._engines])
+        for name, vary in (
+            ("layout", self._layouts), ("precision", self._precisions), ("threads", self._threads),
+            ("threads", self._near_threads), ("graphs", self._graphs),
+        ):  # fmt: skip
+            yield from self._part(name, vary(start))
+        for batch in batches:
+            at_batch = [_with(replace(start, batch=batch), engine=engine) for engine in (EAGER, *self._engines)]
+            yield from self._part("batch", at_batch)
+
+    def search(self) -> Iterator[Step]:
+        """The candidates of the walk, each once; what comes next depends on `trials`."""
+        yield from self._part("reference", [self._reference])
+        if self._now is not None and self._now.is_eager:
+            yield from self._part("now", [self._now])
+        for part, vary in (("threads", self._threads), ("layout", self._layouts), ("precision", self._precisions)):
+            best = self._best(_is_eager)
+            if best is not None:
+                yield from self._part(f"eager {part}", vary(best))
+        yield from self._compiled()
+        best = self._best(lambda trial: True)
+        if best is not None:
+            yield from self._part("threads at last", self._near_threads(best))
+
+    def _compiled(self) -> Iterator[Step]:
+        best = self._best(_is_eager)
+        if best is None or not self._engines:
+            return
+        yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
+        if self._now is not None and self._now.options.engine in self._engines:
+            yield from self._part("now", [self._now])
+        if self._best(_is_compiled) is None and best.options.precision != "fp32":
+            yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
+        for part, vary in (
+            ("precision", self._compiled_precisions), ("mode", self._modes), ("graphs", self._graphs),
+            ("layout", self._layouts), ("buckets", self._buckets),
+        ):  # fmt: skip
+            compiled = self._best(_is_compiled)
+            if compiled is None or not self._worth_more():
+                return
+            yield from self._part(f"compiled {part}", vary(compiled))
+
+    def _part(self, name: str, candidates: Iterable[Candidate]) -> Iterator[Step]:
+        for candidate in candidates:
+            if candidate not in self._seen:
+                self._seen.add(candidate)
+                yield Step(name, candidate)
+
+    def _best(self, wanted: Callable[[Trial], bool]) -> Candidate | None:
+        found = self.ranking.best_of(wanted)
+        return None if found is None else found.trial.candidate
+
+    def _worth_more(self) -> bool:
+        ranking = self.ranking
+        compiled, eager = ranking.best_of(_is_compiled), ranking.best_of(_is_eager)
+        return compiled is not None and (eager is None or compiled.p50_ms <= _NEAR * eager.p50_ms)
+
+    def _threads(self, best: Candidate) -> Iterator[Candidate]:
+        """Up to the node's default, which leaves a core to the node."""
+        if not self._facts.cuda:  # there the CPU's threads compute nothing
+            counts = thread_counts(self._facts.cores)
+            yield from (replace(best, threads=count) for count in counts if count < self._facts.threads)
+
+    def _near_threads(self, best: Candidate) -> Iterator[Candidate]:
+        """The next smaller and the next larger number, all cores included."""
+        if not self._facts.cuda:
+            counts = thread_counts(self._facts.cores)
+            smaller = [count for count in counts if count < best.threads][-1:]
+            larger = [count for count in counts if count > best.threads][:1]
+            yield from (replace(best, threads=count) for count in smaller + larger)
+
+    def _layouts(self, best: Candidate) -> Iterator[Candidate]:
+        """Each changed alone, then those that gained together; what gained is seen when it is asked for."""
+        names = [name for name in _LAYOUTS if name not in self._facts.left_out]
+        changed = [_with(best, **{name: not getattr(best.options, name)}) for name in names]
+        yield from changed
+        p50_ms = {standing.trial.candidate: standing.p50_ms for standing in self.ranking.standings}
+        gained = [one for one in changed if p50_ms.get(one, math.inf) < p50_ms.get(best, 0.0)]
+        if len(gained) == len(_LAYOUTS):
+            yield _with(best, **{name: not getattr(best.options, name) for name in _LAYOUTS})
+
+    def _precisions(self, best: Candidate) -> Iterator[Candidate]:
+        for precision in PRECISIONS:
+            if precision not in self._facts.left_out:
+                yield _with(best, precision=precision)
+
+    def _compiled_precisions(self, best: Candidate) -> Iterator[Candidate]:
+        """Those that eager could run right, the quickest there first."""
+        good = [s for s in self.ranking.standings if s.trial.candidate.is_eager and s.group is not Group.REFUSED]
+        good.sort(key=lambda standing: standing.p50_ms)
+        for precision in dict.fromkeys(standing.trial.candidate.options.precision for standing in good):
+            yield _with(best, precision=precision)
+
+    def _modes(self, best: Candidate) -> Iterator[Candidate]:
+        if "compile" in self._engines:
+            for mode in COMPILE_MODES:
+                if self._facts.cuda or mode not in _CUDA_GRAPH_MODES:
+                    yield _with(best, engine="compile", mode=mode)
+
+    def _graphs(self, best: Candidate) -> Iterator[Candidate]:
+        """Engine compile has its own, as a mode; sizes have to stay."""
+        if self._facts.cuda and not self._facts.ranges:
+            for options in (best.options, replace(best.options, engine=EAGER, mode="default")):
+                if options.engine != "compile":
+                    yield replace(best, options=replace(options, cuda_graphs=True))
+
+    def _buckets(self, best: Candidate) -> Iterator[Candidate]:
+        """About 4 and 8 buckets in all; where there are few enough, also with a graph for each."""
+        for most in _BUCKET_COUNTS if self._facts.ranges else ():
+            width = bucket_width(self._facts.ranges, most)
+            bucketed = replace(best, shapes=BUCKET, bucket_width=width)
+            yield bucketed
+            if best.options.engine == "compile" and bucket_count(self._facts.ranges, width) <= _MOST_STATIC_GRAPHS:
+                yield _with(bucketed, dynamic="never")
+
+
+def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
+    """What would be tried if every compiled engine and nothing else gained a little; fills the space's trials."""
+    found = []
+    for step in steps:
+        p50_ms = 1.0 if step.candidate.is_eager else 0.9
+        figures = Figures(p50_ms, p50_ms, p50_ms, p50_ms, 1.0, 1.0, p50_ms, p50_ms, 1, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+        space.trials.append(Trial("", step.candidate, MEASURED, figures=figures))
+        found.append(step)
+    return found
+
+
+def bucket_width(ranges: Iterable[tuple[int, int]], most: int) -> int:
+    """The smallest power of two that makes at most so many buckets of all ranges together; 65,536 if none does."""
+    ranges = tuple(ranges)
+    width = max(1, 1 << max(0, (max(high - low for low, high in ranges) // most).bit_length() - 1))
+    while bucket_count(ranges, width) > most and width < _MOST_WIDTH:
+        width *= 2
+    return width
+
+
+def bucket_count(ranges: Iterable[tuple[int, int]], width: int) -> int:
+    """Buckets of this width in all ranges together."""
+    return math.prod(len(bucket_sizes(low, high, width)) for low, high in ranges)
+
+
+def thread_counts(cores: int) -> list[int]:
+    """1, 2, 4 and so on, and all cores."""
+    return sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
+
+
+def _with(candidate: Candidate, **changes: Any) -> Candidate:  # noqa: ANN401 - values of any option
+    options = replace(candidate.options, **changes)
+    if options.engine != "compile" and options.mode != "default":
+        options = replace(options, mode="default")
+    return replace(candidate, options=options)
+
+
+def _is_eager(trial: Trial) -> bool:
+    return trial.candidate.is_eager
+
+
+def _is_compiled(trial: Trial) -> bool:
+    return not trial.candidate.is_eager

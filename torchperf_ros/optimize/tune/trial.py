@@ -1,0 +1,178 @@
+"""A trial: one way to run a tier's model, and what was measured of it. Nothing here needs torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torchperf_ros.config.build_options import BuildOptions
+
+MEASURED, HOPELESS, REFUSED, CRASHED, HUNG = "measured", "hopeless", "refused", "crashed", "hung"
+EAGER, BUCKET = "eager", "bucket"
+_WORTH = 0.02  # share of the median below which a difference is none
+_MS_PER_S = 1e3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decides which candidates make sense, from a process that has loaded the adapter on the device.
+
+    Attributes:
+        identity: hash of weights, code, inputs and what they run on, of every tier; results under another one say
+            nothing.
+        cuda: whether the device is CUDA.
+        machine: device, instruction set, torch and the like, in one line.
+        threads: CPU threads that the node uses by default, the reference's.
+        cores: processors that a model may use.
+        left_out: precision or layout -> why it does nothing, or nothing good, for this model here.
+        ranges: smallest and largest value of each size that varies.
+        batch: size of the example's first dimension, 0 where there is none.
+        load_s: seconds that such a process took to start and load the models.
+    """
+
+    identity: str
+    cuda: bool
+    machine: str
+    threads: int
+    cores: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    ranges: tuple[tuple[int, int], ...] = ()
+    batch: int = 0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a tier.
+
+    Attributes:
+        options: engine, mode, precision and the rest.
+        threads: CPU threads of its operators, at least 1.
+        shapes: policy for sizes that vary, see `ShapeOptions`; without such sizes it means nothing.
+        bucket_width: of the policy bucket.
+        batch: size of the first dimension; 0: as in the adapter's example inputs.
+    """
+
+    options: BuildOptions = field(default_factory=BuildOptions)
+    threads: int = 1
+    shapes: str = "dynamic"
+    bucket_width: int = 32
+    batch: int = 0
+
+    @property
+    def label(self) -> str:
+        """For tables: what is not the default, and the threads."""
+        bucket = f" {BUCKET} {self.bucket_width}" if self.shapes == BUCKET else ""
+        batch = f" batch {self.batch}" if self.batch else ""
+        return f"{self.options.label}{bucket}{batch}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    @property
+    def changes(self) -> int:
+        """How many options are not the default: the fewer, the simpler."""
+        defaults = BuildOptions().as_dict()
+        changed = [name for name, value in self.options.as_dict().items() if value != defaults[name]]
+        return len(changed) + (self.shapes == BUCKET)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether nothing is compiled."""
+        return self.options.engine == EAGER
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of a candidate, next to eager fp32 on the reference number of threads in the same process.
+
+    Attributes:
+        p50_ms, p95_ms, p99_ms: of one call of the model on inputs that lie on the device; p99 without isolated stalls
+            of the machine, as the node's tiers are chosen by (`tier_ladder.usual_p99`).
+        max_ms: the longest call, stalls included.
+        eager_p50_ms, eager_p99_ms: of the reference, on the adapter's own example inputs, sampled in turns with it.
+        least_share, most_share: p50 over the reference's, in the best and in the worst fifth of the measurement.
+        samples: how many of each; below 100, p99 lies between the two longest.
+        cold_start_s: from the start of the process to the first answer: torch, weights, eager's first call, compiling.
+        compile_s: of that compiling, 0 for eager.
+        memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA; the eager
+            model and, on the CPU, torch itself and the compiler are in it.
+        relative_l2, cosine, max_error: worst distance of its outputs from the reference's, see `Parity`.
+    """
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+    eager_p50_ms: float
+    eager_p99_ms: float
+    least_share: float
+    most_share: float
+    samples: int
+    cold_start_s: float
+    compile_s: float
+    memory_mb: float
+    relative_l2: float
+    cosine: float
+    max_error: float
+
+    @property
+    def is_faster(self) -> bool | None:
+        """Than eager fp32: only if every fifth of the measurement says so, by 2 % or more; None: within the noise."""
+        if self.most_share < 1 - _WORTH:
+            return True
+        return False if self.least_share > 1 + _WORTH else None
+
+    @property
+    def break_even_frames(self) -> float:
+        """Frames after which compiling has paid: compile seconds over seconds saved per frame, by medians.
+
+        0 where nothing was compiled, infinite where it was and nothing is saved.
+        """
+        saved_s = (self.eager_p50_ms - self.p50_ms) / _MS_PER_S
+        if not self.compile_s:
+            return 0.0
+        return self.compile_s / saved_s if saved_s > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a candidate.
+
+    Attributes:
+        tier: the tier that it ran.
+        candidate: what was tried.
+        outcome: measured; hopeless (ended after a first look); refused (parity, or it cannot be made); crashed; hung.
+        reason: why it is not `measured`, in one line or more.
+        figures: of `measured`, and of the first look of `hopeless`; None otherwise.
+        took_s: seconds from start to end of its process.
+        timeout_s: how long it was allowed to take.
+    """
+
+    tier: str
+    candidate: Candidate
+    outcome: str
+    reason: str = ""
+    figures: Figures | None = None
+    took_s: float = 0.0
+    timeout_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
+        """What `as_dict` gave.
+
+        Raises:
+            TypeError, KeyError: not the fields of a trial.
+        """
+        figures = values["figures"] and Figures(**values["figures"])
+        return cls(**{**values, "candidate": candidate_of(values["candidate"]), "figures": figures})
+
+
+def candidate_of(values: Mapping[str, Any]) -> Candidate:
+    """A candidate out of its JSON.
+
+    Raises:
+        TypeError, KeyError: not the fields of a candidate.
+    """
+    return Candidate(**{**values, "options": BuildOptions(**values["options"])})

@@ -1,0 +1,308 @@
+"""Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
+from torchperf_ros.config.shape_options import ShapeOptions
+from torchperf_ros.engines.engine import Call, make_runner, varying_dims
+from torchperf_ros.engines.fingerprint import identify
+from torchperf_ros.engines.model_transforms import applies, matrix_precision
+from torchperf_ros.engines.output_sizes import shapes_of
+from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
+from torchperf_ros.engines.shape_buckets import axes_of
+from torchperf_ros.engines.shape_runner import ShapeRunner
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError
+from torchperf_ros.model.adapter import Adapter, load_adapter
+from torchperf_ros.model.device import Device, choose_device
+from torchperf_ros.model.stopwatch import Timing, time_interleaved, time_once
+from torchperf_ros.optimize.tune.trial import (
+    BUCKET,
+    HOPELESS,
+    MEASURED,
+    REFUSED,
+    Candidate,
+    Facts,
+    Figures,
+    candidate_of,
+)
+from torchperf_ros.packages.package_manifest import Identity
+
+_LOOK_SECONDS = 0.3
+_LOOK_ROUNDS = (5, 30)
+_FEWEST_SAMPLES = 30
+_MOST_SAMPLES = 2000
+_SIZES = 4  # inputs of so many sizes are timed where sizes vary
+_PARTS = 5  # of a measurement
+_BYTES_PER_MB = 1e6
+_BYTES_PER_KIB = 1024
+
+Inputs = tuple[torch.Tensor, ...]
+Say = Callable[[str], None]
+
+
+def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """`Facts` of the job's first tier, as a dict.
+
+    Raises:
+        TorchperfError: the adapter or the device cannot be used.
+    """
+    tier = TierModel(job, 0)
+    identity, keys = tier.identity(), ""
+    for name in job["others"]:  # results of theirs are kept under the same name
+        keys += TierModel({**job, "tier": name}, 0).identity().key
+    options = {name: BuildOptions(precision=name) for name in PRECISIONS}
+    options["channels_last"] = BuildOptions(channels_last=True)
+    options["fold_batch_norm"] = BuildOptions(fold_batch_norm=True)
+    options["cuda_graphs"] = BuildOptions(cuda_graphs=True)
+    left_out = {name: applies(tier.model, each, tier.on) for name, each in options.items()}
+    axes = axes_of(tier.dims, shapes_of(tier.example))
+    where = f"{identity.device} {identity.capability}"
+    cores = len(os.sched_getaffinity(0))
+    machine = f"{where}, {cores} cores, {platform.machine()}, {platform.node()}, torch {identity.torch}"
+    facts = Facts(
+        identity=identity.key + keys, cuda=tier.on.type == "cuda", machine=machine, threads=torch.get_num_threads(),
+        cores=cores,
+        left_out={name: why for name, why in left_out.items() if why},
+        ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
+        batch=tier.example[0].shape[0] if tier.example and tier.example[0].dim() else 0,
+    )  # fmt: skip
+    return asdict(facts)
+
+
+def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Try the job's candidate, see `trial_main`; returns `outcome`, `reason` and `figures` of its `Trial`.
+
+    Raises:
+        TorchperfError: the adapter or the device cannot be used.
+    """
+    candidate = candidate_of(job["candidate"])
+    with torch.inference_mode():
+        tier = TierModel(job, job["reference_threads"])
+        try:
+            say("building" if candidate.is_eager else "compiling")
+            attempt = Attempt(tier, candidate, job["started_ns"])
+            say("comparing with eager fp32")
+            attempt.compare()
+            say("measuring")
+            return attempt.measure(job["seconds"], job["hopeless_ratio"])
+        except ParityError as error:
+            return _refused(f"parity: {error}")
+        except TorchperfError as error:
+            return _refused(str(error))
+        except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
+            return _refused(f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def _refused(reason: str) -> dict[str, Any]:
+    return {"outcome": REFUSED, "reason": reason, "figures": None}
+
+
+class TierModel:
+    """The adapter's model of one tier on its device, with eager fp32 as the reference.
+
+    Attributes:
+        model: on the device, in eval mode; stays as it is.
+        example: the adapter's example inputs, on the device.
+        dims: its dynamic dimensions.
+        reference: the model in fp32 proper.
+        on: the device.
+        threads: CPU threads of the reference.
+    """
+
+    def __init__(self, job: Mapping[str, Any], threads: int) -> None:
+        """Load the job's `adapter`, build its `tier` on the `device`, and call it once.
+
+        Raises:
+            TorchperfError: the adapter or the device cannot be used.
+        """
+        self.on = Device(choose_device(job["device"]), threads).device
+        self.threads = torch.get_num_threads()
+        made = load_adapter(job["adapter"])
+        name, doing = f"adapter {job['adapter']!r}, tier {job['tier']!r}: ", ""
+        try:
+            adapter: Adapter = made(job["options"], self.on)
+            with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
+                model = adapter.build(job["tier"])
+            if not isinstance(model, torch.nn.Module):
+                msg = f"{name}build gave a {type(model).__name__}, not a torch.nn.Module"
+                raise AdapterError(msg)
+            example = adapter.example_inputs(job["tier"])
+            self.dims = adapter.dynamic_dims()
+            self.model = model.eval().to(self.on)
+            self.reference = in_precision(self.model, "fp32", self.on)
+            self.example: Inputs = tuple(tensor.to(self.on) for tensor in example)
+            axes_of(self.dims, shapes_of(self.example))
+            doing = "the model raises on its own example inputs: "
+            with torch.inference_mode():
+                self.reference(*self.example)
+        except TorchperfError:
+            raise
+        except Exception as error:  # the user's adapter runs here: whatever it raises is why there is no model
+            msg = f"{name}{doing}{type(error).__name__}: {error}"
+            raise AdapterError(msg) from error
+
+    def identity(self) -> Identity:
+        """Of the model as it is."""
+        return identify(self.model, BuildOptions(), self.example, self.dims, self.on)
+
+    def at_batch(self, batch: int) -> Inputs:
+        """The example at this batch size: inputs whose first dimension is the first input's get it.
+
+        Raises:
+            ConfigError: the inputs have no batch, or the adapter does not allow this one.
+        """
+        usual = self.example[0].shape[0] if self.example and self.example[0].dim() else 0
+        batched = {index for index, tensor in enumerate(self.example) if tensor.dim() and tensor.shape[0] == usual}
+        for index in sorted(batched):
+            low, high = self.dims.get(index, {}).get(0, (batch, batch))
+            if not low <= batch <= high:
+                msg = f"batch {batch} is outside {low}..{high}, which dynamic_dims allow for input {index}"
+                raise ConfigError(msg)
+        if not batched:
+            msg = "the first input has no dimension that could be a batch"
+            raise ConfigError(msg)
+        return random_inputs(self.example, 0, {index: {0: (batch, batch)} for index in batched})
+
+
+class Attempt:
+    """One candidate on its way to figures. Use it inside of `torch.inference_mode`, which compilers depend on.
+
+    Attributes:
+        parity: distance from eager, once compared.
+    """
+
+    parity: Parity
+
+    def __init__(self, tier: TierModel, candidate: Candidate, started_ns: int) -> None:
+        """Build and compile it on its own number of threads, and call it once.
+
+        Raises:
+            Exception: whatever the compiler raises.
+        """
+        self._tier, self._candidate = tier, candidate
+        self._example = tier.at_batch(candidate.batch) if candidate.batch else tier.example
+        self._dims = {} if candidate.batch else tier.dims
+        torch.set_num_threads(candidate.threads)
+        with matrix_precision(candidate.options.precision, tier.on):
+            runner = make_runner(tier.model, candidate.options, self._example, self._dims, tier.on)
+            time_once(partial(runner.call, *self._example), tier.on)
+        self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
+        self._call, self.compile_s = runner.call, runner.compile_s
+
+    def compare(self) -> None:
+        """Compare its outputs with eager's, and find out whether its shape policy can be used.
+
+        Raises:
+            ParityError: they are too far off.
+            AdapterError: another policy would be in force.
+        """
+        options, tier = self._candidate.options, self._tier
+        call = in_precision(self._call, options.precision, tier.on)
+        dims = varying_dims(options, self._dims)
+        self.parity = check_engine(tier.reference, call, self._example, dims, options.precision)
+        self._call = call
+        if self._candidate.is_eager and self._candidate.shapes != BUCKET:
+            return
+        policy = self._candidate.shapes if self._dims else "exact"
+        started = time.perf_counter()
+        fitted = ShapeRunner(  # as a worker of the node would run it
+            call, tier.reference, ShapeOptions(policy, self._candidate.bucket_width), self._dims,
+            self._example, options.precision, dynamic_engine=self._candidate.is_eager or bool(dims),
+        )  # fmt: skip
+        fitted.warm_up()
+        if fitted.policy != policy:
+            raise AdapterError("; ".join(fitted.notes))
+        self._call = fitted
+        if options.engine == "compile":  # a new size compiles a graph
+            self.compile_s += time.perf_counter() - started
+
+    def measure(self, seconds: float, hopeless_ratio: float | None = None) -> dict[str, Any]:
+        """A first look, then the measurement; `outcome`, `reason` and `figures`."""
+        look = self._time(_LOOK_SECONDS, _LOOK_ROUNDS, 1)
+        ratio = min(look[0].times_ms) / min(look[1].times_ms)  # the machine may have stalled the others
+        if hopeless_ratio is not None and ratio > hopeless_ratio:
+            reason = f"at a first look {ratio:.2g} times eager fp32's time; the limit is {hopeless_ratio:.2g}"
+            return {"outcome": HOPELESS, "reason": reason, "figures": self._figures(*look)}
+        found = self._time(seconds, (_FEWEST_SAMPLES, _MOST_SAMPLES), _PARTS)
+        return {"outcome": MEASURED, "reason": "", "figures": self._figures(*found)}
+
+    def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
+        parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
+        shares = [float(np.median(a) / np.median(b)) for a, b in zip(*parts, strict=True)]
+        figures = Figures(
+            p50_ms=own.median_ms, p95_ms=own.p95_ms, p99_ms=own.calibration.p99_ms, max_ms=own.max_ms,
+            eager_p50_ms=eager.median_ms, eager_p99_ms=eager.calibration.p99_ms,
+            least_share=min(shares), most_share=max(shares), samples=len(own.times_ms),
+            cold_start_s=self.cold_start_s, compile_s=self.compile_s,
+            memory_mb=_peak_memory_bytes(self._tier.on) / _BYTES_PER_MB, **self.parity.as_dict(),
+        )  # fmt: skip
+        return asdict(figures)
+
+    def _time(self, seconds: float, rounds: tuple[int, int], blocks: int) -> tuple[Timing, Timing]:
+        """The candidate and the reference, each on its threads and on inputs of every size.
+
+        Where the threads differ the two take turns in blocks, as a change of their number takes calls to settle.
+        """
+        calls = [
+            {f"{who} {size}": partial(call, *inputs) for size, inputs in enumerate(self._inputs(example))}
+            for who, call, example in (
+                ("own", self._call, self._example), ("eager", self._tier.reference, self._tier.example)
+            )
+        ]  # fmt: skip
+        share = seconds / len(calls[0])
+        threads = (self._candidate.threads, self._tier.threads)
+        if threads[0] == threads[1]:
+            found = time_interleaved({**calls[0], **calls[1]}, self._tier.on, seconds=share, rounds=rounds)
+            return _pooled(found, "own"), _pooled(found, "eager")
+        times: dict[str, list[float]] = {"own": [], "eager": []}
+        fewest, most = (max(1, count // blocks) for count in rounds)
+        for _ in range(blocks):
+            for count, candidates, who in zip(threads, calls, times, strict=True):
+                torch.set_num_threads(count)
+                part = time_interleaved(candidates, self._tier.on, seconds=share / blocks, rounds=(fewest, most))
+                times[who].extend(_pooled(part, who).times_ms)
+        torch.set_num_threads(threads[0])
+        return Timing(tuple(times["own"])), Timing(tuple(times["eager"]))
+
+    def _inputs(self, example: Inputs) -> list[Inputs]:
+        """The example's sizes, and some drawn from the ranges."""
+        drawn = [random_inputs(example, seed, self._dims) for seed in range(1, _SIZES)]
+        return [random_inputs(example, 0), *(drawn if self._dims else ())]
+
+
+def in_precision(call: Call, precision: str, device: torch.device) -> Call:
+    """The call with its matrix products in this precision; on the CPU the very same, whose time nothing adds to."""
+    if device.type != "cuda":
+        return call
+
+    def on_cuda(*inputs: torch.Tensor) -> object:
+        with matrix_precision(precision, device):
+            return call(*inputs)
+
+    return on_cuda
+
+
+def _pooled(found: Mapping[str, Timing], who: str) -> Timing:
+    """All samples of one side, round by round, whatever their input's size: what a percentile over frames is of."""
+    own = [timing for name, timing in found.items() if name.startswith(who)]
+    rounds = zip(*(timing.times_ms for timing in own), strict=True)
+    return Timing(tuple(time_ms for each in rounds for time_ms in each), max(timing.inner for timing in own))
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Of this process so far; not `ru_maxrss`, which counts the parent's memory from before the program was loaded."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * _BYTES_PER_KIB

@@ -1,0 +1,276 @@
+"""Folders of compiled packages, keyed by what they were built from and bounded, and of what torch's compilers keep."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from torchperf_ros.config.build_options import PACKAGE_SUFFIXES
+from torchperf_ros.config.user_folder import exposed, make_private, user_folder
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.packages.engine_choice import EngineChoice
+from torchperf_ros.packages.package_manifest import (
+    Identity,
+    Manifest,
+    PackageError,
+    is_exported_program,
+    manifest_path,
+    read_manifest,
+)
+
+_MIB = 1 << 20
+_ABANDONED_S = 86_400.0
+_FORGOTTEN_S = 90 * 86_400.0
+_CHOICE = ".choice"
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""The environment's name of the folder in which torch's compilers keep what they have compiled."""
+
+
+@dataclass(frozen=True)
+class CachedPackage:
+    """One entry: the file, its manifest (None: unreadable, and why), size of both files and when it was last used."""
+
+    path: Path
+    manifest: Manifest | None
+    problem: str
+    size_bytes: int
+    used_s: float
+
+
+class PackageCache:
+    """Packages as `<key>.pt2` (or see `PACKAGE_SUFFIXES`) and, last, `<key>.json`, which makes a package complete."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        """Take the folder, which is made when something is stored, and the size to which it is shrunk."""
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+
+    def check_private(self) -> None:
+        """A `ConfigError` where others can write the folder, or one on the way to it: packages are native code."""
+        if why := exposed(self.folder.resolve()):
+            msg = f"parameter cache_dir: packages are not taken from {self.folder}: {why}"
+            raise ConfigError(msg)
+
+    def path(self, identity: Identity) -> Path:
+        """Where the package of this identity lies, or would lie."""
+        return self.folder / f"{identity.key}{PACKAGE_SUFFIXES.get(identity.options.get('engine', ''), '.pt2')}"
+
+    def choice_path(self, identity: Identity) -> Path:
+        """Where the choice between engines lies that was made for this identity, see `EngineChoice`."""
+        return self.folder / f"{identity.key}{_CHOICE}"
+
+    def keep_choice(self, identity: Identity, choice: EngineChoice) -> None:
+        """Store a choice, at once."""
+        path = self.choice_path(identity)
+        part = path.with_name(f"{path.stem}.{os.getpid()}.part{_CHOICE}")
+        part.write_text(choice.to_json(), encoding="utf-8")
+        part.rename(path)
+
+    def used(self, package: Path) -> None:
+        """Note that a package, or a choice, was taken, so that it is removed last."""
+        with contextlib.suppress(OSError):  # somebody else's cache, read-only: its age does not matter
+            os.utime(package)
+
+    @contextlib.contextmanager
+    def building(self, identity: Identity) -> Iterator[None]:
+        """While this lasts no other process builds the same package; the second one waits, and finds it done.
+
+        Raises:
+            ConfigError: the folder cannot be written, or not only by the user.
+        """
+        path = self.folder / f"{identity.key}.lock"
+        while True:
+            try:
+                make_private(self.folder)
+                lock = path.open("w", encoding="utf-8")
+            except OSError as error:
+                raise self._not_writable(error) from error
+            with lock:
+                self.check_private()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # a lock that was removed meanwhile, with its package, locks nobody out and is made anew
+                ours = False
+                with contextlib.suppress(FileNotFoundError):
+                    ours = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
+                if ours:
+                    yield
+                    return
+
+    def entries(self) -> list[CachedPackage]:
+        """Every package in the folder, the most recently used first."""
+        found = []
+        files = self.folder.iterdir() if self.folder.is_dir() else ()
+        packages = (path for path in files if path.suffix in PACKAGE_SUFFIXES.values())
+        for path in (path for path in packages if ".part." not in path.name):
+            with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
+                found.append(_entry(path))
+        return sorted(found, key=lambda entry: -entry.used_s)
+
+    def shrink(self, keep: Path | None = None) -> list[Path]:
+        """Remove the least recently used packages until the rest fits, but not `keep`; returns what was removed."""
+        entries, removed = self.entries(), []
+        total = sum(entry.size_bytes for entry in entries)
+        for entry in reversed(entries):
+            if total <= self._limit_bytes:
+                break
+            if entry.path != keep:
+                self.remove(entry.path)
+                total -= entry.size_bytes
+                removed.append(entry.path)
+        # half-written files that a killed process left behind a day ago or earlier, and choices of long ago
+        for pattern, age_s in (("*.part.*", _ABANDONED_S), (f"*{_CHOICE}", _FORGOTTEN_S)):
+            for path in self.folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > age_s:
+                        path.unlink()
+        return removed
+
+    def remove(self, package: Path) -> None:
+        """Remove one package; the manifest first, so that nobody takes half of it for whole.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        try:
+            for path in (manifest_path(package), package):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._not_writable(error) from error
+        lock_path = package.with_suffix(".lock")
+        with contextlib.suppress(OSError), lock_path.open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where one is being built
+            lock_path.unlink()
+
+    def clear(self) -> int:
+        """Remove every package and every choice between engines; returns the bytes of packages that this freed."""
+        entries = self.entries()
+        for entry in entries:
+            self.remove(entry.path)
+        for path in self.folder.glob(f"*{_CHOICE}"):
+            for left in (path, path.with_suffix(".lock")):
+                left.unlink(missing_ok=True)
+        return sum(entry.size_bytes for entry in entries)
+
+    def _not_writable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"parameter cache_dir: {self.folder} cannot be written: {error.strerror}; it has to be your own folder"
+        )
+
+
+def _entry(path: Path) -> CachedPackage:
+    size_bytes = path.stat().st_size
+    try:
+        manifest, problem = read_manifest(path), ""
+        size_bytes += manifest_path(path).stat().st_size
+    except PackageError as error:
+        manifest, problem = None, str(error)
+    return CachedPackage(path, manifest, problem, size_bytes, path.stat().st_mtime)
+
+
+def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`torchperf_ros` in XDG_CACHE_HOME, else in `~/.cache`."""
+    return user_folder("XDG_CACHE_HOME", ".cache", environment)
+
+
+def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:
+    """The cache that the parameters of this name describe."""
+    return PackageCache(Path(cache_dir).expanduser() if cache_dir else default_folder(), cache_mib * _MIB)
+
+
+def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Iterable[str]) -> list[str]:
+    """Where packages may lie that are loaded by their name: the parameters' folders, and those of named packages."""
+    named = [Path(package).parent for package in packages if package]
+    folders = [open_cache(cache_dir, 0).folder, *(Path(name).expanduser() for name in package_dirs), *named]
+    return list(dict.fromkeys(str(folder.resolve()) for folder in folders))
+
+
+def find_package(package: Path, folders: Iterable[str] | None, *, program: bool = False) -> Path:
+    """The file that a name stands for, with symbolic links followed, if it may be loaded: it runs as native code.
+
+    It has to lie in or below one of the `folders` (None: anywhere), where nobody but the user and root can put another
+    file in its place; only a `program` may be an exported one.
+
+    Raises:
+        PackageError: it is not there, lies elsewhere, or others can change it; or it is an exported program.
+    """
+    try:
+        path = package.resolve(strict=True)
+    except OSError as error:
+        msg = f"package {package} is not there; parameter packages has to name a package, or be empty"
+        raise PackageError(msg) from error
+    if folders is not None and not any(path.is_relative_to(folder) for folder in folders):
+        msg = f"package {path} is in none of the folders that packages are taken from ({', '.join(folders)});"
+        raise PackageError(f"{msg} move it there, or name its folder in the parameter package_dirs")
+    if why := exposed(path):
+        msg = f"package {path} is not loaded, as it would run as native code: {why}"
+        raise PackageError(msg)
+    if not program and is_exported_program(path):
+        msg = f"package {path} is an exported program, and loading one runs what its file says:"
+        raise PackageError(f"{msg} compile it first, `torchperf compile -o DIR` makes a package of it")
+    return path
+
+
+def compiler_folder(cache_dir: str) -> Path:
+    """The folder, for the parameter `cache_dir`; one that the user has chosen for torch is used as it is."""
+    chosen = os.environ.get(VARIABLE, "")
+    return Path(chosen) if chosen else open_cache(cache_dir, 0).folder / "compiler"
+
+
+def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
+    """Point torch at the folder, and empty it first if it has outgrown its limit and nobody else uses it.
+
+    Returns:
+        A lock to hold open for as long as the process compiles; None where the folder cannot be written: torch then
+        uses its own.
+
+    Raises:
+        ConfigError: others can write it; what lies there is native code.
+    """
+    folder = compiler_folder(cache_dir)
+    if not os.environ.get(VARIABLE) and (why := exposed(folder.resolve())):
+        msg = f"parameter cache_dir: compiled code is not taken from {folder}: {why}"
+        raise ConfigError(msg)
+    try:
+        make_private(folder)
+        lock = folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8")
+    except OSError:
+        return None
+    if not os.environ.get(VARIABLE) and _size_bytes(folder) > limit_bytes:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:  # another process compiles; the next one to start alone empties it
+            pass
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    os.environ[VARIABLE] = str(folder)
+    return lock
+
+
+def clear_compiler_cache(cache_dir: str) -> int:
+    """Empty the folder, unless a process compiles just now or the user has chosen it; returns the bytes it freed."""
+    folder = compiler_folder(cache_dir)
+    if os.environ.get(VARIABLE) or not folder.is_dir():
+        return 0
+    size_bytes = _size_bytes(folder)
+    with folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        shutil.rmtree(folder, ignore_errors=True)
+    return size_bytes
+
+
+def _size_bytes(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # somebody's temporary file
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total

@@ -1,0 +1,1 @@
+"""Black box, records, incidents, and the process that keeps them."""

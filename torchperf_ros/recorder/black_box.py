@@ -1,0 +1,291 @@
+"""The last seconds of everything, in memory; after an incident, with the seconds that follow, on disk.
+
+What triggers frames, images as a rule, stays in the ring of its stage, and nothing is made of a record, until an
+incident happens.
+"""
+
+import json
+import math
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rosbags.rosbag2 import StoragePlugin, Writer
+
+from torchperf_ros.config.message_types import typestore
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US, Clock, monotonic_ns
+from torchperf_ros.recorder.incident_folder import IncidentFolder
+from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray, float64_bytes, frame_row
+from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
+from torchperf_ros.workers.frame_ring import InputBytes
+
+_VERSION: Final = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself
+_FOLDER = "black_box"
+_JUMP_NS: Final = 60 * NS_PER_S
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of the black box: its name as resolved, and its message type."""
+
+    name: str
+    type_name: str
+
+
+@dataclass(frozen=True)
+class BlackBoxLimits:
+    """How much is kept: seconds before and after an incident, and bytes of each of these two parts."""
+
+    before_s: float
+    after_s: float
+    part_bytes: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The topics of a stage: its output, and its inputs by index, None for one that another stage gives out."""
+
+    output: Topic
+    inputs: tuple[Topic | None, ...]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A record, what it counts for in bytes, and of a frame the inputs that become messages."""
+
+    t_ns: int
+    kept_ns: int
+    size: int
+    record: FrameRecord | MessageRecord
+    inputs: tuple[InputBytes, ...] = ()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A message for the log; `data` is None if it was overwritten before it could be copied."""
+
+    t_ns: int
+    topic: Topic
+    data: bytes | None
+
+
+@dataclass
+class _Incident:
+    """An incident that is being recorded: what was kept before, and what has come since."""
+
+    name: str
+    until_s: float
+    files: dict[str, str]
+    left_bytes: int
+    more_files: Callable[[int], Mapping[str, str]]
+    entries: list[_Entry] = field(default_factory=list)
+    left_out: int = 0
+    overwritten: int = 0
+    is_over: bool = False
+
+    def add(self, entries: Iterable[_Entry]) -> None:
+        """Add what there is room for."""
+        for entry in entries:
+            if entry.data is None:
+                self.overwritten += 1
+            elif len(entry.data) > self.left_bytes:
+                self.left_out += 1
+            else:
+                self.left_bytes -= len(entry.data)
+                self.entries.append(entry)
+
+
+class BlackBox:
+    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened.
+
+    Attributes:
+        held_bytes: bytes kept at present.
+        incidents: incidents written.
+        problem: why the last one could not be written, empty if it could.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        stages: list[Stage],
+        topics: list[Topic],
+        limits: BlackBoxLimits,
+        evidence: IncidentFolder,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            node: its fully qualified name.
+            stages: what each stage takes and gives, by index.
+            topics: the other topics, by the index of `MessageRecord.topic`.
+            limits: how much is kept.
+            evidence: where incidents go.
+            clock: how long something is kept: ROS time may stand still, or jump.
+        """
+        self.held_bytes = self.incidents = 0
+        self.problem = ""
+        self._stages = stages
+        self._topics = topics
+        self._limits = limits
+        self._evidence = evidence
+        self._monotonic_ns = clock
+        self._reported_ns = 0
+        self._rows = (Topic(f"{node}/latency_stages", "std_msgs/msg/Float64MultiArray"), LabelledArray(LABELS))
+        self._latency = Topic(f"{node}/latency", "std_msgs/msg/Float64")
+        self._rows_bytes = len(self._rows[1].encode([0.0] * len(LABELS))) + len(float64_bytes(0.0))
+        self._kept: deque[_Kept] = deque()
+        self._last_input: dict[Topic, bytes] = {}
+        self._incident: _Incident | None = None
+        self._writing: threading.Thread | None = None
+
+    def frame(self, record: FrameRecord) -> None:
+        """Keep a frame: its inputs that are new, what was published for it, and its row of `latency_stages`."""
+        topics = self._stages[record.stage].inputs
+        inputs = tuple(item for item in record.inputs if self._is_new(item, topics[item.index]))
+        size = self._rows_bytes + len(record.output or b"") + sum(len(item.data) for item in inputs)
+        self._keep(record, size, inputs)
+
+    def _is_new(self, item: InputBytes, topic: Topic | None) -> bool:
+        """Whether an input becomes a message: not what another stage gave out, nor what the frame before had, too."""
+        if topic is None or not item.index:
+            return topic is not None
+        known, self._last_input[topic] = self._last_input.get(topic), bytes(item.data)
+        return known != item.data
+
+    def message(self, record: MessageRecord) -> None:
+        """Keep a message that the node published; such messages come every second."""
+        if not self._reported_ns <= record.t_ns <= self._reported_ns + _JUMP_NS:
+            self._jumped(record.t_ns)
+        self._reported_ns = record.t_ns
+        self._keep(record, len(record.data))
+
+    def _jumped(self, t_ns: int) -> None:
+        """ROS time went back, or far ahead: what came before stands on a time line of its own."""
+        for _ in range(_before_jump(self._kept, t_ns)):
+            self.held_bytes -= self._kept.popleft().size
+        incident = self._incident
+        if incident is not None and (count := _before_jump(incident.entries, t_ns)):
+            del incident.entries[count:]
+            incident.is_over = True
+            self.finish(wait=False)
+
+    def _keep(self, record: FrameRecord | MessageRecord, size: int, inputs: tuple[InputBytes, ...] = ()) -> None:
+        now_ns = self._monotonic_ns()
+        kept, entry = self._kept, _Kept(record.t_ns, now_ns, size, record, inputs)
+        kept.append(entry)
+        self.held_bytes += size
+        oldest_ns = now_ns - self._limits.before_s * NS_PER_S
+        while kept and (kept[0].kept_ns < oldest_ns or self.held_bytes > self._limits.part_bytes):
+            self.held_bytes -= kept.popleft().size
+        if self._incident is not None and not self._incident.is_over:
+            self._incident.add(self._entries(entry))
+
+    def _entries(self, kept: _Kept) -> Iterator[_Entry]:
+        """The messages of a record, their bytes copied."""
+        record, t_ns = kept.record, max(kept.t_ns, 0)
+        if isinstance(record, MessageRecord):
+            yield _Entry(t_ns, self._topics[record.topic], record.data)
+            return
+        stage = self._stages[record.stage]
+        received_ns = record.t_ns - round(record.total_ms * NS_PER_MS)
+        for item in sorted(kept.inputs, key=lambda item: -item.index):  # the trigger last, as a replay needs it
+            topic, data = stage.inputs[item.index], bytes(item.data)
+            if topic is not None:
+                there = item.index or record.is_there
+                yield _Entry(max(_received_ns(item, received_ns), 0), topic, data if there else None)
+        if record.output is not None:
+            yield _Entry(t_ns, stage.output, record.output)
+        row_topic, array = self._rows
+        yield _Entry(t_ns, row_topic, array.encode(frame_row(record)))
+        if not math.isnan(record.answer_ms):  # the last stage's
+            yield _Entry(t_ns, self._latency, float64_bytes(record.answer_ms))
+
+    def record(
+        self, name: str, now_s: float, files: Mapping[str, str], more_files: Callable[[int], Mapping[str, str]]
+    ) -> None:
+        """Something has happened: write what is kept, and what comes during the next seconds.
+
+        While an incident is being recorded another one is part of it.
+
+        Args:
+            name: the incident's folder, as `EvidenceFolder.name` gives it.
+            now_s: monotonic time: ROS time may stand still.
+            files: texts to be put beside the log, by file name.
+            more_files: more of them, asked for at the end with the time at which the log begins.
+        """
+        if self._incident is not None:
+            self._incident.files.update({f"{name}_{file}": text for file, text in files.items()})
+            return
+        room = self._limits.part_bytes
+        incident = self._incident = _Incident(name, now_s + self._limits.after_s, dict(files), room, more_files)
+        for kept in self._kept:
+            incident.add(self._entries(kept))
+        incident.left_bytes = room
+
+    def tick(self, now_s: float) -> None:
+        """Once a second: write the incident if its time has come."""
+        if self._incident is not None and (self._incident.is_over or now_s >= self._incident.until_s):
+            self.finish(wait=False)
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Write an incident now, however much has come since, and, with `wait`, see it written."""
+        incident = self._incident
+        if self._writing is not None and (wait or not self._writing.is_alive()):
+            self._writing.join()
+            self._writing = None
+        if incident is not None and self._writing is None:
+            self._incident = None
+            incident.files.update(incident.more_files(min((e.t_ns for e in incident.entries), default=0)))
+            self._writing = threading.Thread(target=self._write, args=(incident,), name="incident")
+            self._writing.start()
+            if wait:
+                self._writing.join()
+
+    def _write(self, incident: _Incident) -> None:
+        try:
+            self._evidence.keep(incident.name, lambda folder: self._fill(folder, incident), incident.name)
+        except Exception as error:  # the thread's boundary: a full disk is reported and harms nothing
+            self.problem = f"incident {incident.name} is lost: {error}"
+            if not isinstance(error, OSError):
+                self.problem += f"\n{traceback.format_exc()}"
+        else:
+            self.incidents += 1
+            self.problem = ""
+
+    def _fill(self, folder: Path, incident: _Incident) -> None:
+        for name, text in incident.files.items():
+            (folder / name).write_text(text, encoding="utf-8", errors="replace")
+        others = [path.name for path in self._evidence.incidents() if path.name > incident.name]
+        if others:  # a profile, a memory snapshot
+            (folder / "see_also.txt").write_text("\n".join(others) + "\n", encoding="utf-8")
+        if not incident.entries:
+            return
+        store = typestore({entry.topic.type_name for entry in incident.entries})
+        with Writer(folder / _FOLDER, version=_VERSION, storage_plugin=StoragePlugin.MCAP) as writer:
+            connections: dict[Topic, Any] = {}
+            for entry in sorted(incident.entries, key=lambda entry: entry.t_ns):
+                if entry.topic not in connections:
+                    connections[entry.topic] = writer.add_connection(
+                        entry.topic.name, entry.topic.type_name, typestore=store
+                    )
+                writer.write(connections[entry.topic], entry.t_ns, entry.data or b"")
+        lost = {"messages_left_out": incident.left_out, "messages_overwritten": incident.overwritten}
+        if any(lost.values()):
+            why = "black_box_mib was full, or inputs were overwritten in shared memory before they could be copied"
+            (folder / "left_out.json").write_text(json.dumps({**lost, "why": why}), encoding="utf-8")
+
+
+def _before_jump(entries: Iterable[_Kept | _Entry], t_ns: int) -> int:
+    """How many entries came before ROS time jumped, if it is `t_ns` since: those up to the last one that is far off."""
+    far_off = (n for n, entry in enumerate(entries, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S)
+    return max(far_off, default=0)
+
+
+def _received_ns(item: InputBytes, frame_ns: int) -> int:
+    """When an input came in, in ROS time; `frame_ns` is when the frame's trigger did, later than all others."""
+    return min(frame_ns - item.waited_us * NS_PER_US, frame_ns - 1) if item.index else frame_ns

@@ -1,0 +1,207 @@
+"""What is kept of incidents: one folder each, bounded in number and size; and which alerts are worth a profile."""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torchperf_ros.config.user_folder import make_private, user_folder
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import TorchperfError
+
+_MIB = 1 << 20
+_PART = ".part-"
+_ABANDONED_S = 86_400.0
+_LONGEST_NAME = 60
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z_.+")
+
+UtcNow = Callable[[], datetime]
+
+
+class IncidentError(TorchperfError):
+    """Evidence could not be kept; the message says which, where and why. Nothing half-written is left."""
+
+
+class IncidentFolder:
+    """Incidents as folders `<UTC time>_<what>`, for example `20260301T120000.250Z_profile-perception`.
+
+    An incident is written under another name and gets its own when it is complete, so that whoever finds a folder of
+    this form finds all of it. Several processes may write to the same folder.
+
+    Attributes:
+        root: the folder; made when something is kept.
+    """
+
+    def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: UtcNow | None = None) -> None:
+        """Take the folder and its bounds; nothing is touched yet.
+
+        Args:
+            root: where the incidents lie.
+            max_count: so many are kept at most; the oldest ones go first.
+            max_mib: and so many MiB; an incident that is larger by itself is refused.
+            utc_now: the time that names are made of; the system's by default.
+        """
+        self.root = root
+        self._max_count = max_count
+        self._max_bytes = max_mib * _MIB
+        self._utc_now: UtcNow = utc_now or (lambda: datetime.now(timezone.utc))
+
+    def name(self, what: str) -> str:
+        """The name of an incident of now, for who wants to tell it before the incident is complete."""
+        return f"{self._utc_now():%Y%m%dT%H%M%S.%f}"[:-3] + f"Z_{_as_name(what)}"
+
+    def keep(self, what: str, write: Callable[[Path], None], name: str = "") -> Path:
+        """Make a folder for an incident, and remove the oldest ones that no longer fit; returns the new one.
+
+        Takes as long as the disk does: for threads and processes that nobody waits for.
+
+        Args:
+            what: one or two words for the folder's name.
+            write: puts files into the folder that it is given, which is not there any more under that name afterwards.
+            name: what `name` gave for it before; by default one of now.
+
+        Raises:
+            EvidenceError: the disk is full or not writable, or the incident is larger than everything together may be.
+            Exception: whatever `write` raises.
+        """
+        name = name or self.name(what)
+        part = self.root / f"{_PART}{os.getpid()}-{time.monotonic_ns()}-{name}"
+        try:
+            make_private(part)
+            write(part)
+            size_bytes = _flush(part)
+            if size_bytes > self._max_bytes:
+                msg = (
+                    f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than evidence_mib, "
+                    f"{self._max_bytes // _MIB}, allows for all together"
+                )
+                raise IncidentError(msg)
+            with self._alone():
+                kept = self._give_name(part, name)
+                self._shrink(kept)
+        except OSError as error:
+            msg = f"evidence {name} cannot be kept in {self.root}: {error.strerror or error}; see evidence_dir"
+            raise IncidentError(msg) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)  # it is not there any more if all went well
+        return kept
+
+    def incidents(self) -> list[Path]:
+        """The complete ones, oldest first."""
+        found = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(path for path in found if _NAME.fullmatch(path.name) and path.is_dir())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While this lasts, no other process gives names here or takes incidents away."""
+        folder = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _give_name(self, part: Path, name: str) -> Path:
+        """Rename the folder; a name that is taken, in the same millisecond, gets a number."""
+        for number in range(2, self._max_count + 3):
+            kept = self.root / name
+            try:
+                part.rename(kept)
+                return kept
+            except OSError:
+                if not kept.exists():
+                    raise
+            name = f"{name.partition('.x')[0]}.x{number}"
+        msg = f"evidence {name} cannot be kept in {self.root}: too many of that name"
+        raise IncidentError(msg)
+
+    def _shrink(self, kept: Path) -> None:
+        """Remove the oldest incidents until the rest fits, but not the new one (a clock may be set back)."""
+        others = [path for path in self.incidents() if path != kept]
+        sizes = {path: _size_bytes(path) for path in (*others, kept)}
+        total, count = sum(sizes.values()), len(sizes)
+        for path in others:
+            if count <= self._max_count and total <= self._max_bytes:
+                break
+            leaving = self.root / f"{_PART}{path.name}"  # so that nobody finds half of it
+            path.rename(leaving)
+            shutil.rmtree(leaving, ignore_errors=True)
+            total -= sizes[path]
+            count -= 1
+        for path in self.root.glob(f"{_PART}*"):  # of processes that were killed over it, a day ago or earlier
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def open_incidents(evidence_dir: str, evidence_count: int, evidence_mib: int) -> IncidentFolder:
+    """The folder that the parameters of this name describe."""
+    root = Path(evidence_dir).expanduser() if evidence_dir else user_folder("XDG_STATE_HOME", ".local/state")
+    return IncidentFolder(root, evidence_count, evidence_mib)
+
+
+def _as_name(what: str) -> str:
+    """In characters that every file system and shell takes."""
+    return re.sub(r"[^a-z0-9_-]+", "-", what.lower()).strip("-")[:_LONGEST_NAME] or "incident"
+
+
+def _flush(folder: Path) -> int:
+    """Have every file reach the disk, as the power may go next; returns the size of all."""
+    total = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                total += os.fstat(file.fileno()).st_size
+    return total
+
+
+def _size_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
+
+
+class CaptureRule:
+    """Memory that grows asks for a look at it, any other error of a stage for a profile; each seldom."""
+
+    def __init__(self, every_s: float = 600.0, apart_s: float = 60.0) -> None:
+        """Ask for each kind of evidence of a stage at most every `every_s` seconds, of all stages every `apart_s`."""
+        self._every_ns = round(every_s * NS_PER_S)
+        self._apart_ns = round(apart_s * NS_PER_S)
+        self._last_ns: int | None = None
+        self._asked_ns: dict[tuple[str, str], int] = {}
+
+    def wanted(self, anomaly: Alert, stages: Collection[str], now_ns: int) -> tuple[str, str] | None:
+        """The stage and what is wanted of it, `profile` or `memory`; None mostly. `taken` says that it could be had.
+
+        Args:
+            anomaly: as it is told.
+            stages: names that it may begin with.
+            now_ns: monotonic time.
+        """
+        stage, _, what = anomaly.name.partition(": ")
+        if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
+            stage = next(iter(stages))
+        kind = "memory" if what == "memory grows" else "profile"
+        least = Level.WARN if kind == "memory" else Level.ERROR
+        asked_ns = self._asked_ns.get((stage, kind))
+        if stage not in stages or anomaly.level is Level.STALE or anomaly.level < least:
+            return None
+        if asked_ns is not None and now_ns - asked_ns < self._every_ns:
+            return None
+        if self._last_ns is not None and now_ns - self._last_ns < self._apart_ns:
+            return None  # the stages share a machine: one loses a worker for a while, not all of them
+        return stage, kind
+
+    def taken(self, stage: str, kind: str, now_ns: int) -> None:
+        """What was wanted is being taken."""
+        self._asked_ns[stage, kind] = self._last_ns = now_ns

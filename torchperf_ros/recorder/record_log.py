@@ -1,0 +1,151 @@
+"""Structured records: one JSON object per line for each frame and event, in files that are rotated."""
+
+import contextlib
+import json
+import math
+import os
+from collections import Counter, deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.config.user_folder import make_private
+from torchperf_ros.telemetry.record_stream import FrameRecord
+
+VERSION = 1
+_FILES = 4
+_RECENT = 10_000
+_NAME = "records"
+_ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode  # `dumps` makes a new one
+_MOST_PER_S = {"frame": 1000, "event": 50}
+"""Records of a kind that are written each second; what comes beyond, in a storm, is counted under `drops`."""
+
+
+def schema() -> str:
+    """The JSON schema of a record, as text."""
+    return (Path(__file__).parent / "records.schema.json").read_text(encoding="utf-8")
+
+
+class RecordLog:
+    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed.
+
+    Attributes:
+        problem: why records cannot be written at present, empty if they can.
+        written: records written.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, start: Mapping[str, Any]) -> None:
+        """Begin a new file.
+
+        Args:
+            folder: where the files are.
+            limit_bytes: of all files together.
+            start: what each file begins with: node, versions, stages.
+        """
+        self.problem = ""
+        self.written = 0
+        self._folder = folder
+        self._file_bytes = limit_bytes // _FILES
+        self._start = start
+        self._tiers = [list(stage["tiers"]) for stage in start["stages"]]
+        self._names = [stage["name"] for stage in start["stages"]]
+        self._lines: list[str] = []
+        self._recent: deque[tuple[int, str]] = deque(maxlen=_RECENT)
+        self._this_second: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._path = folder / f"{_NAME}.jsonl"
+        self._size = self._path.stat().st_size if self._path.exists() else 0
+        self._write_start = True
+
+    def frame(self, record: FrameRecord) -> None:
+        """Add a frame."""
+        steps, tiers = record.steps, self._tiers[record.stage]
+        self._add(
+            "frame", record.t_ns, stage=self._names[record.stage], seq=record.seq, stamp_ns=record.stamp_ns,
+            age_ms=_known(record.age_ms), wait_ms=_known(record.wait_ms), decode_ms=_known(steps.decode_ms),
+            preprocess_ms=_known(steps.preprocess_ms), inference_ms=_known(steps.inference_ms),
+            postprocess_ms=_known(steps.postprocess_ms), total_ms=_known(record.total_ms),
+            budget_ms=_known(record.budget_ms), lateness_ms=_known(record.lateness_ms),
+            tier=tiers[record.tier] if 0 <= record.tier < len(tiers) else None, outcome=record.outcome.word,
+            fallback=None if record.fallback is None else record.fallback.word, reason=record.reason,
+            profiled=record.profiled,
+        )  # fmt: skip
+
+    def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
+        """Add an event; `fields` holds its `kind`, and numbers that are not finite become null."""
+        others = {key: _finite(value) for key, value in fields.items() if key != "kind"}
+        self._add(str(fields["kind"]), t_ns, **others)
+
+    def _add(self, kind: str, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+        self._this_second[kind] += 1
+        if self._this_second[kind] > _MOST_PER_S.get(kind, _MOST_PER_S["event"]):
+            self._dropped[kind] += 1
+            return
+        record = {"v": VERSION, "kind": kind, "t_ns": t_ns, **fields}
+        line = _ENCODE(record)
+        self._lines.append(line)
+        self._recent.append((t_ns, line))
+
+    def since(self, t_ns: int) -> str:
+        """The latest records from then on, 10,000 at most, as a file of their own."""
+        start = json.dumps({"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start})
+        return "\n".join([start, *(line for at_ns, line in self._recent if at_ns >= t_ns)]) + "\n"
+
+    def tick(self, t_ns: int, lost: int) -> None:
+        """Once a second: write what has come, and how much was dropped (`lost`: on its way here)."""
+        self._this_second.clear()
+        if lost:
+            self._dropped["lost"] += lost
+        if self._dropped:
+            dropped, self._dropped = dict(self._dropped), Counter()
+            self._add("drops", t_ns, records=sum(dropped.values()), by=dropped)
+        if not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        try:
+            self._write(lines, t_ns)
+        except OSError as error:  # a full or read-only disk: said, counted, and tried again in a second
+            self.problem = f"records cannot be written to {self._path}: {error}"
+            self._dropped["disk"] += len(lines)
+            with contextlib.suppress(OSError):  # half a line, if the disk was full in the middle of it
+                os.truncate(self._path, self._size)
+            self._write_start = True
+
+    def _write(self, lines: list[str], t_ns: int) -> None:
+        make_private(self._folder)
+        if self._size >= self._file_bytes:
+            self._rotate()
+        if self._write_start:
+            start = {"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start}
+            lines = [_ENCODE(start), *lines]
+        data = ("\n".join(lines) + "\n").encode(errors="replace")
+        with self._path.open("ab") as file:
+            file.write(data)
+        self._write_start = False
+        self._size += len(data)
+        self.written += len(lines)
+        self.problem = ""
+
+    def _rotate(self) -> None:
+        """The oldest file goes, each other one becomes one older, and a new one begins."""
+        paths = [self._path, *(self._folder / f"{_NAME}.{number}.jsonl" for number in range(1, _FILES))]
+        for newer, older in reversed(list(zip(paths, paths[1:], strict=False))):
+            if newer.exists():
+                newer.replace(older)
+        self._size = 0
+        self._write_start = True
+
+
+def _known(value: float) -> float | None:
+    """JSON has no NaN: null; microseconds are exact enough for what was measured in ms."""
+    return round(value, 3) if math.isfinite(value) else None
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,183 @@
+"""The recorder's loop: takes what the node tells, and gives it to the records, the black box and the watch."""
+
+import contextlib
+import json
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.recorder.black_box import BlackBox, BlackBoxLimits, Stage, Topic
+from torchperf_ros.recorder.incident_folder import open_incidents
+from torchperf_ros.recorder.record_log import RecordLog
+from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader, event_bytes
+from torchperf_ros.watch.watch import Watch
+
+_TICK_S = 1.0
+_LOOK_S = 0.05  # in this time a camera of 60 Hz fills no ring of four of the largest frames
+_MOST_AT_ONCE = 256
+_MIB = 1 << 20
+_LAST_WORDS_S = 60
+
+
+class Recorder:
+    """Everything that is recorded of a node, in a process that no frame waits for."""
+
+    def __init__(self, setup: Mapping[str, Any], reader: StreamReader) -> None:
+        """Take what the node said at the start, and its stream, on whose socket it also listens."""
+        self._reader = reader
+        self._setup = setup
+        self._ended = False
+        self._t_ns = 0
+        self._lost = self._refused = 0
+        self._refusal = ""
+        self._evidence = open_incidents(setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"])
+        self._folder = Path(setup["record_dir"])
+        stages = [{key: stage[key] for key in ("name", "tiers", "budget_ms")} for stage in setup["stages"]]
+        start = {"node": setup["node"], "versions": setup["versions"], "stages": stages}
+        self._log = RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
+        self._box = BlackBox(
+            setup["node"],
+            [_stage(stage) for stage in setup["stages"]],
+            [Topic(*topic) for topic in setup["topics"]],
+            BlackBoxLimits(setup["black_box_s"], setup["black_box_after_s"], setup["black_box_mib"] * _MIB),
+            self._evidence,
+        )
+        self._watch: Watch | None = None
+        self._watch_problem = ""
+        try:
+            self._watch = Watch(setup) if setup["watch"] else None
+        except Exception:  # a message type that nobody thought of: what is recorded must not depend on the watch
+            self._end_watch()
+        self._known_ns = time.monotonic_ns()
+        self._behind = False
+
+    def run(self) -> None:
+        """Until the node says that it ends, or is gone: then what is known of its end is written.
+
+        It looks again and again instead of being woken: waking it would be the work of who answers frames.
+        """
+        next_tick = time.monotonic() + _TICK_S
+        while not self._ended:
+            time.sleep(_LOOK_S)
+            looked_ns, self._behind = time.monotonic_ns(), False
+            if not self._take_some() and not self._ended:
+                self._node_died()
+                return
+            if not self._behind:
+                self._known_ns = looked_ns
+            if time.monotonic() >= next_tick:
+                self._tick()
+                next_tick = time.monotonic() + _TICK_S
+        self._tick()
+        self._box.finish()
+
+    def _take_some(self) -> bool:
+        """Take what the node has told, but not so much that all else waits; False at its end."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                record = self._reader.read()
+                if record is None:
+                    return False
+                self._take(record)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:  # the node died with a word of ours unread: what it sent before comes next
+                continue
+            except OSError:
+                return False
+            except Exception:  # one record that nobody thought of must not end the black box
+                self._refused += 1
+                self._refusal = f"{self._refused} records were not understood, the last one:\n{traceback.format_exc()}"
+        self._behind = True
+        return True
+
+    def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
+        self._t_ns = record.t_ns
+        if self._watch is not None:
+            try:
+                self._watch.take(record)
+            except Exception:  # as above
+                self._end_watch()
+        if isinstance(record, FrameRecord):
+            self._box.frame(record)
+            if self._log is not None:
+                self._log.frame(record)
+        elif isinstance(record, MessageRecord):
+            self._box.message(record)
+        elif record.fields["kind"] == "end":
+            self._ended = True
+        elif record.fields["kind"] == "record":
+            self._record(record.fields["name"], record.fields["why"], record.fields["stacks"])
+        elif self._log is not None:
+            self._log.event(record.t_ns, record.fields)
+
+    def _record(self, name: str, why: str, stacks: str) -> None:
+        incident = {"name": name, "why": why, "t_ns": self._t_ns, "node": self._setup["node"]}
+        files = {
+            "incident.json": json.dumps({**incident, "versions": self._setup["versions"]}, indent=2),
+            "parameters.json": json.dumps(self._setup["parameters"], indent=2),
+            "stacks.txt": stacks,
+        }
+        self._box.record(name, time.monotonic(), files, self._records_since)
+
+    def _records_since(self, t_ns: int) -> dict[str, str]:
+        return {} if self._log is None else {"records.jsonl": self._log.since(t_ns)}
+
+    def _node_died(self) -> None:
+        """The stream ended without a word: nobody else is left to say what came before."""
+        signal.alarm(_LAST_WORDS_S)  # nobody is left to end this process, either, should a disk hang
+        name = self._evidence.name("node-died")
+        self._record(name, f"node {self._setup['node']} (pid {self._setup['pid']}) is gone without a word", "")
+        if self._log is not None:
+            self._log.event(self._t_ns, {"kind": "log", "severity": "error", "text": "the node is gone without a word"})
+        self._tick()
+        self._box.finish()
+
+    def _tick(self) -> None:
+        lost, overwritten = self._reader.lost, self._reader.overwritten
+        self._tell_findings()
+        if self._log is not None:
+            self._log.tick(self._t_ns, lost - self._lost)
+        self._lost = lost
+        self._box.tick(time.monotonic())
+        problems = [self._log.problem if self._log else "", self._box.problem, self._watch_problem, self._refusal]
+        self._say(
+            kind="status",
+            problem="; ".join(filter(None, problems)),
+            written=self._log.written if self._log else 0,
+            incidents=self._box.incidents,
+            held_mib=round(self._box.held_bytes / _MIB, 1),
+            lost=lost,
+            overwritten=overwritten,
+            **({} if self._watch is None else {"gpu": self._watch.gpu}),
+        )
+
+    def _tell_findings(self) -> None:
+        if self._watch is None:
+            return
+        try:
+            findings = self._watch.tick(time.monotonic_ns(), self._known_ns)
+        except Exception:  # as above
+            self._end_watch()
+            return
+        for found in findings:
+            values = dict(found.values)
+            self._say(kind="finding", level=found.level.name, name=found.name, message=found.message, values=values)
+        if self._log is not None and self._t_ns:
+            self._log.event(self._t_ns, {"kind": "signals", **self._watch.signals})
+
+    def _end_watch(self) -> None:
+        self._watch = None
+        self._watch_problem = f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
+
+    def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
+            self._reader.socket.send(event_bytes(fields)[0])
+
+
+def _stage(stage: Mapping[str, Any]) -> Stage:
+    inputs = tuple(None if topic is None else Topic(*topic) for topic in stage["inputs"])
+    return Stage(Topic(*stage["output"]), inputs)

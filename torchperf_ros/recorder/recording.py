@@ -1,0 +1,341 @@
+"""The node's side of the recorder: starts its process, tells it what happens, and replaces one that is gone.
+
+A recorder says something each second. One that does not, as it is stopped or its disk hangs, is killed and replaced.
+"""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from torchperf_ros.config.config import NodeConfig
+from torchperf_ros.config.user_folder import user_folder
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.frame import Answer
+from torchperf_ros.recorder.incident_folder import open_incidents
+from torchperf_ros.telemetry.record_stream import MAX_PACKET_BYTES, StreamWriter
+from torchperf_ros.workers.frame_ring import FrameRing, RingExtra, record_size
+from torchperf_ros.workers.process_setup import step_back
+
+_QUEUE_BYTES = 1 << 20
+_END_S = 10.0
+_ENDS_WITHIN_S = 1.0
+_TAIL = 4_000
+
+
+class RecorderProcess:
+    """A process that takes what the writer sends, and answers on the same socket.
+
+    Attributes:
+        pid: of the process.
+    """
+
+    def __init__(self, writer: StreamWriter, stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
+        """Spawn it, connect the writer, and tell it what it records.
+
+        Args:
+            writer: what the node tells goes through it.
+            stage_fds: the stages' rings.
+            setup: see `Recorder`.
+        """
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _enlarge(own)
+        own.setblocking(False)
+        with theirs, os.fdopen(os.memfd_create("setup"), "wb") as file:  # of any size, unlike a packet
+            file.write(json.dumps(setup).encode())
+            file.seek(0)
+            passed = [theirs.fileno(), file.fileno(), writer.ring.fd, *stage_fds]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "torchperf_ros.recorder.recorder_main", *map(str, passed)],
+                pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.pid = self._process.pid
+        self._writer, self._own = writer, own
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        writer.connect(own)
+
+    @property
+    def state(self) -> str:
+        """What the kernel says that it does, in psutil's words: running, sleeping, stopped, disk-sleep, zombie."""
+        try:
+            return str(psutil.Process(self.pid).status())
+        except psutil.NoSuchProcess:
+            return str(psutil.STATUS_ZOMBIE)
+
+    def heard(self) -> Iterator[dict[str, Any]]:
+        """What it has said since the last call.
+
+        Raises:
+            ProtocolError: it is gone, or says something that is no JSON object; the message holds what it printed.
+        """
+        while True:
+            try:
+                data = self._own.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ProtocolError(self._last_words()) from error
+            if not data:
+                raise ProtocolError(self._last_words())
+            yield json.loads(data)
+
+    def _last_words(self) -> str:
+        assert self._process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            printed = os.read(self._process.stdout.fileno(), 1 << 16)[-_TAIL:].decode(errors="replace").strip()
+            return f"the recorder is gone: {printed or 'it printed nothing'}"
+        return "the recorder is gone"
+
+    def kill(self) -> None:
+        """Have it end at once. Nobody waits: where it waits for a disk, that may take as long as the disk does."""
+        self._writer.disconnect()
+        self._process.kill()
+
+    def has_ended(self) -> bool:
+        """Whether it is gone since it was killed."""
+        assert self._process.stdout is not None
+        if self._process.poll() is None:
+            return False
+        self._process.stdout.close()
+        return True
+
+    def close(self) -> str:
+        """End it once it has written what it has to. Returns what went wrong, empty if nothing did."""
+        self._writer.disconnect()
+        problem = ""
+        if self.state == psutil.STATUS_STOPPED:
+            problem = "the recorder was stopped (SIGSTOP): what it had not written is lost"
+        else:
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                problem = f"the recorder was not done after {_END_S:g} s: an incident may be lost"
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, and nobody for it
+            self._process.wait(_ENDS_WITHIN_S)
+        self.has_ended()
+        return problem
+
+
+def _enlarge(own: socket.socket) -> None:
+    """More room for what the recorder has not taken yet: beyond the system's limit where that is permitted."""
+    with contextlib.suppress(PermissionError):
+        own.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_SNDBUFFORCE", 32), _QUEUE_BYTES)
+        return
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
+
+
+_RESTART_S = 10.0
+_PASS_ON_S = 0.05
+_LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
+_MOST_WAITING = 1000
+_MIB = 1 << 20
+_SILENT_S: Final = 5.0
+_KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
+"""So long a recorder may say nothing. A stopped one does not go on by itself; a full machine leaves no time to one that
+would run, and to kill it would lose what it holds."""
+_KILL_ELSE_S: Final = 20.0  # it waits, as a rule for a disk, which other processes may keep from it for a while
+
+
+class Recording:
+    """The node's side of the recorder. `frame` is for the stages' threads and takes no lock, the rest for any thread.
+
+    A stage's thread only leaves its answer here: a thread of this object's passes it on, 20 times a second.
+
+    Attributes:
+        status: what the recorder last said of itself.
+        problem: why nothing is recorded at present, empty if all is well.
+        restarts: recorders that had to be replaced; at most one in 10 s.
+        ros_offset_ns: ROS time less monotonic time, as of the last second; for frames whose age is unknown.
+    """
+
+    def __init__(self, config: NodeConfig, setup: Mapping[str, Any], rings: Sequence[FrameRing]) -> None:
+        """Start a recorder.
+
+        Args:
+            config: the parameters.
+            setup: node, pid, versions, parameters, stages, topics, see `Recorder`.
+            rings: of the stages, in their order; those with triggers for the black box keep them for its seconds.
+        """
+        self.status: dict[str, Any] = {}
+        self.problem = ""
+        self.restarts = 0
+        self.ros_offset_ns = int(setup["ros_offset_ns"])
+        self._evidence = open_incidents(config.evidence_dir, config.evidence_count, config.evidence_mib)
+        records = Path(config.record_dir).expanduser() if config.record_dir else (
+            user_folder("XDG_STATE_HOME", ".local/state") / "records"
+        )  # fmt: skip
+        self._setup = {
+            **setup, "record_dir": str(records), "record_mib": config.record_mib, "evidence_dir": config.evidence_dir,
+            "evidence_count": config.evidence_count, "evidence_mib": config.evidence_mib,
+            "black_box_s": config.black_box_s, "black_box_after_s": config.black_box_after_s,
+            "black_box_mib": config.black_box_mib, "watch": config.watch,
+        }  # fmt: skip
+        self._stage_fds = [ring.fd for ring in rings]
+        extra = RingExtra(config.black_box_mib * _MIB)
+        for ring, stage in zip(rings, setup["stages"], strict=True):
+            if stage["inputs"] and stage["inputs"][0] is not None:
+                ring.keep(config.black_box_s + _LATE_S, extra)
+        self._writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
+        self._after_ns = round(config.black_box_after_s * NS_PER_S)
+        self._incident = ("", 0)
+        self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._lock = threading.Lock()
+        self._tried_at = self._heard_at = time.monotonic()
+        self._killed: RecorderProcess | None = None
+        self._process: RecorderProcess | None = self._spawn()
+        self._answers: deque[tuple[int, Answer, float]] = deque(maxlen=_MOST_WAITING)
+        self._ending = threading.Event()
+        self._client = threading.Thread(target=self._pass_on, name="recorder-client", daemon=True)
+        self._client.start()
+
+    def _spawn(self) -> RecorderProcess | None:
+        try:
+            return RecorderProcess(self._writer, self._stage_fds, self._setup)
+        except OSError as error:
+            self.problem = f"the recorder cannot be started: {error}"
+            return None
+
+    def frame(self, stage: int, answer: Answer, answer_ms: float) -> None:
+        """An answered frame; on its stage's thread."""
+        if len(self._answers) == _MOST_WAITING:
+            self._writer.lost += 1
+        self._answers.append((stage, answer, answer_ms))
+
+    def _pass_on(self) -> None:
+        step_back()
+        while not self._ending.wait(_PASS_ON_S):
+            with self._lock:
+                self._pass_answers()
+
+    def _pass_answers(self) -> None:
+        while self._answers:
+            stage, answer, answer_ms = self._answers.popleft()
+            t_ns = answer.frame.ros_ns(answer.published_ns)
+            if t_ns is None:
+                t_ns = answer.published_ns + self.ros_offset_ns
+            self._writer.frame(stage, t_ns, answer, answer_ms)
+
+    @property
+    def cut(self) -> int:
+        """Events that were told without the end of their texts, as they were too large."""
+        return self._writer.cut
+
+    def unable(self) -> str:
+        """Why nothing can be recorded now, empty if it can; for any thread, and without waiting."""
+        process = self._process
+        if process is None:
+            return self.problem or "the recorder is being restarted"
+        state, silent_s = process.state, time.monotonic() - self._heard_at
+        if state in {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}:
+            return f"the recorder is {state}"
+        if silent_s >= _SILENT_S and state != psutil.STATUS_RUNNING:
+            return f"the recorder has made no progress for {silent_s:.0f} s ({state})"
+        return ""
+
+    def message(self, topic: int, t_ns: int, data: bytes) -> None:
+        """A message that was published; `topic` is its index among the setup's topics."""
+        with self._lock:
+            self._writer.message(topic, t_ns, data)
+
+    def tell(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Anything else, with its `kind`, from any thread; it is passed on within a second."""
+        if len(self._waiting) == _MOST_WAITING:
+            self._writer.lost += 1
+        self._waiting.append((t_ns, fields))
+
+    def incident(self, what: str, now_ns: int) -> str:
+        """The name of an incident of now, or of the one that is being recorded; `what`: one or two words for it."""
+        name, until_ns = self._incident
+        if now_ns >= until_ns:
+            name = self._evidence.name(what)
+            self._incident = (name, now_ns + self._after_ns)
+        return name
+
+    def evidence_path(self, name: str) -> str:
+        """Where that incident will be once it is complete."""
+        return str(self._evidence.root / name)
+
+    def record(self, name: str, why: str, t_ns: int, stacks: str) -> None:
+        """Have an incident written, with a line for people and the stacks of node and workers."""
+        with self._lock:
+            self._writer.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
+
+    def step(self) -> list[dict[str, Any]]:
+        """Once a second: pass on what was told, and hear what the recorder says; another one is started if need be."""
+        with self._lock:
+            return self._step()
+
+    def _step(self) -> list[dict[str, Any]]:
+        self._pass_answers()
+        while self._waiting:
+            self._writer.event(*self._waiting.popleft())
+        if self._process is None:
+            self._start_again()
+            return []
+        try:
+            heard = list(self._process.heard())
+        except (ProtocolError, ValueError) as error:
+            self._give_up(self._process, str(error))
+            return []
+        if heard:
+            self._heard_at = time.monotonic()
+        elif (silent_s := time.monotonic() - self._heard_at) >= _SILENT_S:
+            self._doubt(self._process, silent_s)
+        for message in heard:
+            if message["kind"] == "status":
+                self.status = message
+                self.problem = message["problem"]
+        return [message for message in heard if message["kind"] != "status"]
+
+    def _doubt(self, process: RecorderProcess, silent_s: float) -> None:
+        """What to do about a recorder that has said nothing for a while."""
+        self.problem = self.unable() or self.problem
+        state = process.state
+        if silent_s >= _KILL_S.get(state, _KILL_ELSE_S):
+            self._give_up(process, f"the recorder made no progress for {silent_s:.0f} s ({state})")
+
+    def _give_up(self, process: RecorderProcess, why: str) -> None:
+        self.problem = f"{why}; another one is started"
+        process.kill()
+        self._process, self._killed = None, process
+        self._incident = ("", 0)
+
+    def _start_again(self) -> None:
+        """Start another recorder, unless that was just tried, or the last one still waits for its disk."""
+        if self._killed is not None and not self._killed.has_ended():
+            self.problem = "the recorder was killed and has not ended: look at the disk of record_dir and evidence_dir"
+            return
+        self._killed = None
+        if time.monotonic() - self._tried_at >= _RESTART_S:
+            self._tried_at = self._heard_at = time.monotonic()
+            self.restarts += 1
+            self._process = self._spawn()
+
+    def close(self, t_ns: int) -> str:
+        """End the recorder once it has written what it has to; returns what went wrong."""
+        self._ending.set()
+        self._client.join()
+        with self._lock:
+            self._step()
+            self._tried_at = math.inf
+            problem = ""
+            if self._process is not None:
+                self._writer.event(t_ns, {"kind": "end"})
+                problem = self._process.close()
+                self._process = None
+            self._writer.close()
+            return problem

@@ -1,0 +1,306 @@
+"""Many logs side by side: the entry point behind `torchperf replay LOG LOG...` and `torchperf replay FOLDER`."""
+
+import contextlib
+import dataclasses
+import fcntl
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.frame.percent import percent
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions, BatchView, check_installed, open_cluster, replay_on
+from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, duration_s, find_logs
+from torchperf_ros.replay.batch.batch_results import (
+    check_results,
+    finished,
+    options_key,
+    owner_in,
+    result_key,
+    summary_rows,
+    write_page,
+    write_summary,
+)
+from torchperf_ros.replay.batch.batch_task import Ended, LogTask
+from torchperf_ros.replay.replay_options import ReplayOptions, read_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+    from rich.table import Table
+
+_RUN: Final = ".run-"
+_OF_RUNS: Final = _RUN + "[0-9a-f]" * 8
+_LOCK: Final = ".lock"
+_MIB: Final = 1 << 20
+_PLAIN_WIDTH: Final = 120
+_MOST_ROWS: Final = 40
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What became of many logs.
+
+    Attributes:
+        replayed: names of those that were replayed now.
+        kept: names of those that had been replayed before.
+        failed: why the others were not, by name.
+        unusable: whether no log has results, as none can be used like this.
+        interrupted: whether the user ended it.
+    """
+
+    replayed: tuple[str, ...]
+    kept: tuple[str, ...]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unusable: bool = False
+    interrupted: bool = False
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 if every log has its results, 2 if none can be used, else 1."""
+        return 2 if self.unusable else 1 if self.failed or self.interrupted else 0
+
+
+def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions) -> Iterator[str]:
+    """What would be replayed and what is done, a line for each log, and one for all.
+
+    Raises:
+        TorchperfError: there is no log, or an option is not allowed.
+        OSError: a file of the options cannot be read.
+    """
+    passed_over: list[str] = []
+    logs, keys = _found(paths, _absolute(options), batch, passed_over.append)
+    kept = {} if batch.fresh else _finished(batch.folder, keys)
+    yield from passed_over
+    for log in logs:
+        length = "" if (seconds := duration_s(log)) is None else f"{seconds:,.1f} s"
+        near = log.path.relative_to(Path.cwd()) if log.path.is_relative_to(Path.cwd()) else log.path
+        size = f"{log.size_bytes / _MIB:,.1f} MiB"
+        yield f"{'done' if log.name in kept else 'replay':6} {size:>12} {length:>10}  {log.name}  {near}"
+    size = f"{sum(log.size_bytes for log in logs) / _MIB:,.1f} MiB"
+    yield f"{len(logs) - len(kept)} of {len(logs)} logs to replay, {size} in all"
+
+
+def replay_batch(
+    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, told: "Console", shown: "Console"
+) -> BatchResult:
+    """Replay logs side by side; what is done already is kept, what fails stops nothing.
+
+    Ctrl-C ends it; the next start goes on from there.
+
+    Args:
+        paths: logs, and folders to search.
+        options: how to replay each; `output` is not used.
+        batch: where to, how many at a time, and the rest.
+        told: for progress and what fails; standard error.
+        shown: for the table.
+
+    Raises:
+        TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
+        OSError: the folder of results cannot be written.
+    """
+    check_installed()
+
+    def say(text: str) -> None:
+        told.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    options = _absolute(options)
+    read_config(options)  # an error for every log comes before one is looked at
+    logs, keys = _found(paths, options, batch, say)
+    batch.folder.mkdir(parents=True, exist_ok=True)
+    folder = batch.folder.resolve()
+    with _own(folder) as run_folder:
+        kept = {} if batch.fresh else _finished(folder, keys)
+        if kept:
+            say(f"{len(kept)} of {len(logs)} logs are done already; --fresh replays them, too")
+        tasks = [
+            LogTask(log, options, folder, run_folder, keys[log.name], keep_output=batch.keep_output)
+            for log in sorted(logs, key=lambda log: -log.size_bytes)  # the longest one does not begin last
+            if log.name not in kept
+        ]
+        ended: dict[str, tuple[FoundLog, Ended]] = {}
+        interrupted = False
+        try:
+            if tasks:
+                _replay(tasks, batch, told, ended)
+        except KeyboardInterrupt:
+            interrupted = True
+            say("interrupted: what is done is kept, and the same command goes on from there")
+        failed = {name: pair for name, pair in ended.items() if pair[1].reason}
+        summaries = _finished(folder, {name: keys[name] for name in keys if name in kept or name in ended})
+        _tell(folder, len(logs), summaries, failed, told, shown)
+    reasons = {name: how.reason for name, (_, how) in failed.items()}
+    unusable = bool(failed) and not summaries and not interrupted and all(how.lasting for _, how in failed.values())
+    replayed = tuple(name for name in ended if name not in failed)
+    return BatchResult(replayed, tuple(kept), reasons, unusable, interrupted)
+
+
+def _found(
+    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, say: Callable[[str], None]
+) -> tuple[Sequence[FoundLog], dict[str, str]]:
+    """The logs, and what the result of each depends on, by name."""
+    logs = find_logs(paths, owner_in(batch.folder), say)
+    check_results(logs, batch.folder)
+    of_options = options_key(options, batch.keep_output)
+    return logs, {log.name: result_key(log, of_options) for log in logs}
+
+
+def _finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The summaries of those logs that are done, by name."""
+    return {name: summary for name, key in keys.items() if (summary := finished(folder / name, key))}
+
+
+def _replay(
+    tasks: Sequence[LogTask], batch: BatchOptions, console: "Console", ended: dict[str, tuple[FoundLog, Ended]]
+) -> None:
+    with (
+        open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster,
+        _Bars(console, [task.log for task in tasks]) as bars,
+    ):
+        if cluster.dashboard:
+            console.print(f"dashboard: {cluster.dashboard}", highlight=False, markup=False, soft_wrap=True)
+        sharing = [dataclasses.replace(task, beside=cluster.beside) for task in tasks]
+        with contextlib.closing(replay_on(cluster, sharing, batch, bars)) as replayed:
+            for task, how in replayed:
+                ended[task.log.name] = task.log, how
+
+
+def _tell(
+    folder: Path, logs: int, summaries: Mapping[str, Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]],
+    told: "Console", shown: "Console",
+) -> None:  # fmt: skip
+    """Write and show what all of it came to."""
+    rows = summary_rows(summaries)
+    if rows:
+        if not shown.is_terminal:  # a file is as wide as it needs to be
+            shown.width = max(shown.width, _PLAIN_WIDTH)
+        shown.print(_table(rows))
+    write_summary(folder, rows, failed)
+    text = f"{len(summaries):,} of {logs:,} logs have results in {folder}"
+    if rows:
+        with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
+            try:
+                text += f"; {write_page(folder, rows, failed)}"
+            except (TorchperfError, OSError) as error:
+                text += f"; no page: {error}"
+    shown.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> "Table":
+    """The first 40 rows of `summary_rows`: the worst. `notes`: what was wrong with a log and could be done without."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("log", overflow="fold", min_width=20)
+    table.add_column("stage", no_wrap=True)
+    for name in ("frames", "missed", "p50", "p99", "anomalies", "notes", "seconds", "speed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    before = ""
+    for row in rows[:_MOST_ROWS]:
+        first, before = row["name"] != before, row["name"]
+        missed = "-" if row["miss_ratio"] is None else percent(row["miss_ratio"], 2)
+        times = ["-" if row[name] is None else f"{row[name]:,.1f}" for name in ("p50_ms", "p99_ms")]
+        speed = "-" if row["speed"] is None else f"{row['speed']:.1f}x"
+        of_log = [f"{row['troubles']:,}", f"{row['seconds']:.1f}", speed] if first else []
+        table.add_row(
+            escape(row["name"]) if first else "", escape(row["stage"]), f"{row['frames']:,}", missed, *times,
+            f"{row['anomalies']:,}", *of_log,
+        )  # fmt: skip
+    if len(rows) > _MOST_ROWS:
+        table.caption = f"{len(rows) - _MOST_ROWS:,} more rows in summary.parquet"
+    return table
+
+
+class _Bars(BatchView):
+    """Bars in a terminal, a line for each log elsewhere. A log counts by its bytes."""
+
+    def __init__(self, console: "Console", logs: Sequence[FoundLog]) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
+        )  # fmt: skip
+        self._bars = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=4,
+            speed_estimate_period=600.0,
+        )  # fmt: skip
+        self._console, self._count, self._done, self._failed = console, len(logs), 0, 0
+        self._tasks: dict[str, TaskID] = {}
+        self._shares = {log.name: 0.0 for log in logs}
+        self._bytes = {log.name: max(1.0, float(log.size_bytes)) for log in logs}
+        self._all = self._bars.add_task("", total=sum(self._bytes.values()))
+        self._update()
+
+    def progress(self, log: FoundLog, done_ns: int, total_ns: int) -> None:
+        if log.name not in self._tasks:
+            self._tasks[log.name] = self._bars.add_task(f"  {log.name}", total=None)
+        self._bars.update(self._tasks[log.name], completed=done_ns, total=total_ns or None)
+        self._shares[log.name] = min(1.0, done_ns / total_ns) if total_ns else 0.0
+        self._update()
+
+    def ended(self, log: FoundLog, ended: Ended, again: bool) -> None:
+        if (task := self._tasks.pop(log.name, None)) is not None:
+            self._bars.remove_task(task)
+        self._shares[log.name] = 0.0 if again else 1.0
+        if again:
+            self._say(f"{log.name}: again, as {ended.reason}")
+        else:
+            self._done += 1
+            self._failed += bool(ended.reason)
+            if ended.reason or not self._console.is_terminal:
+                how = f"failed: {ended.reason}" if ended.reason else "done"
+                self._say(f"[{self._done}/{self._count}] {log.name}: {how}")
+        self._update()
+
+    def _update(self) -> None:
+        failed = f", {self._failed} failed" if self._failed else ""
+        done = sum(self._bytes[name] * share for name, share in self._shares.items())
+        self._bars.update(self._all, completed=done, description=f"{self._done} of {self._count} logs{failed}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> "_Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+
+def _absolute(options: ReplayOptions) -> ReplayOptions:
+    """The same for a process that runs elsewhere."""
+    params = None if options.params is None else options.params.resolve()
+    times = options.step_times if options.step_times == "log" else str(Path(options.step_times).resolve())
+    return dataclasses.replace(options, params=params, step_times=times, output=None)
+
+
+@contextlib.contextmanager
+def _own(folder: Path) -> Iterator[Path]:
+    """A folder for what is not complete; gone at the end, as are those of starts that were killed.
+
+    Raises:
+        BatchError: another command writes its results there.
+    """
+    with open(folder / _LOCK, "w", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            msg = f"--output {folder}: another replay writes there now; wait for it, or name another folder"
+            raise BatchError(msg) from None
+        for old in folder.glob(_OF_RUNS):
+            shutil.rmtree(old, ignore_errors=True)
+        run_folder = folder / f"{_RUN}{secrets.token_hex(4)}"
+        run_folder.mkdir()
+        try:
+            yield run_folder
+        finally:
+            shutil.rmtree(run_folder, ignore_errors=True)

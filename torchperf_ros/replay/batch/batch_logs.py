@@ -1,0 +1,172 @@
+"""Which logs lie under some paths, and what each is called in the folder of results."""
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from torchperf_ros.config.params_file import read_yaml
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.logs.log_folder import SUFFIXES
+from torchperf_ros.logs.log_storage import LogError
+from torchperf_ros.replay.replay_options import recording_in
+
+_METADATA: Final = "metadata.yaml"
+_RUN_FILE: Final = "run.parquet"
+_SPLIT: Final = re.compile(r"(?P<stem>.+)_(?P<number>\d+)\.(mcap|db3)(\.zstd)?")
+_ODD: Final = re.compile(r"[^\w.+-]+")
+_DIGITS: Final = 6
+
+
+class BatchError(TorchperfError):
+    """Many logs cannot be replayed like this; the message says why and what would do."""
+
+
+@dataclass(frozen=True)
+class FoundLog:
+    """A log to replay.
+
+    Attributes:
+        path: what a `LogReader` takes; absolute.
+        name: of its folder of results; unique.
+        files: those that it consists of.
+        size_bytes: of all of them.
+    """
+
+    path: Path
+    name: str
+    files: tuple[Path, ...]
+    size_bytes: int
+
+
+def is_batch(paths: Sequence[Path]) -> bool:
+    """Whether these are several logs, or a folder to search, and not one log."""
+    return len(paths) > 1 or (paths[0].is_dir() and not is_log(paths[0]))
+
+
+def is_log(path: Path) -> bool:
+    """Whether a path is one log, not a folder to search: a file, a rosbag2 folder, an incident's folder."""
+    if not path.is_dir():
+        return path.name.endswith(SUFFIXES)
+    return (path / _METADATA).is_file() or recording_in(path) != path or _is_split(path)
+
+
+def find_logs(
+    paths: Sequence[Path], owner: Callable[[str], str] = lambda _: "", say: Callable[[str], None] = lambda _: None
+) -> tuple[FoundLog, ...]:
+    """Every log that is named, and those in folders that are, at any depth; each once.
+
+    A rosbag2 folder is one log with all its files, also where its metadata is lost, and so is an incident's folder.
+    What is hidden is passed over, and so are results of replays.
+
+    Args:
+        paths: logs, and folders to search.
+        owner: gives the path of the log that has results of a name already; it keeps the name.
+        say: gets a line for a folder that cannot be read.
+
+    Raises:
+        LogError: a path does not exist.
+        BatchError: there is no log.
+    """
+    found: dict[Path, FoundLog] = {}
+    seen: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            msg = f"log {path}: does not exist"
+            raise LogError(msg)
+        for log in [path] if is_log(path) else _search(path, seen, say):
+            resolved = log.resolve()
+            if not resolved.exists():
+                say(f"log {log}: is passed over: a link to nothing")
+            elif resolved not in found:
+                found[resolved] = _described(log, resolved)
+    if not found:
+        shown = ", ".join(map(str, paths))
+        msg = f"no log in {shown}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file; name one, or a folder with some"
+        raise BatchError(msg)
+    return _named(sorted(found.values(), key=lambda log: (log.name, log.path)), owner)
+
+
+def duration_s(log: FoundLog) -> float | None:
+    """How long a log is, where it says so at its beginning or end; None where all of it would have to be read."""
+    from mcap.reader import make_reader
+
+    try:
+        if log.path.is_dir():
+            metadata: Any = read_yaml(recording_in(log.path) / _METADATA, "metadata")
+            return float(metadata["rosbag2_bagfile_information"]["duration"]["nanoseconds"]) / NS_PER_S
+        with log.path.open("rb") as file:
+            summary = make_reader(file).get_summary() if log.path.suffix == ".mcap" else None
+    except Exception:  # a stranger's file: whatever is wrong with it, the replay says so
+        return None
+    statistics = None if summary is None else summary.statistics
+    return None if statistics is None else (statistics.message_end_time - statistics.message_start_time) / NS_PER_S
+
+
+def _is_split(folder: Path) -> bool:
+    """Whether a folder holds the numbered files of one log, as rosbag2 writes them, though no metadata says so."""
+    try:
+        names = [file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES)]
+    except OSError:
+        return False
+    parts = [match for name in names if (match := _SPLIT.fullmatch(name))]
+    stems, numbers = {part["stem"] for part in parts}, sorted(int(part["number"]) for part in parts)
+    whole = len(parts) == len(names) and len(stems) == 1 and numbers == list(range(len(numbers)))
+    return whole and (len(names) > 1 or stems == {folder.name})
+
+
+def _search(folder: Path, seen: set[Path], say: Callable[[str], None]) -> Iterator[Path]:
+    """Logs in a folder, at any depth; no folder twice, whatever links there are."""
+    resolved = folder.resolve()
+    if resolved in seen:
+        return
+    seen.add(resolved)
+    try:
+        if is_log(folder):
+            yield folder
+            return
+        hidden = (folder / _RUN_FILE).is_file()  # a replay's results
+        entries = [] if hidden else sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        say(f"folder {folder}: is passed over: {error.strerror or error}")
+        return
+    for entry in entries:
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:
+            say(f"link {entry}: is passed over: {error.strerror or error}")
+            continue
+        if is_folder:
+            yield from _search(entry, seen, say)
+        elif is_log(entry):
+            yield entry
+
+
+def _described(log: Path, resolved: Path) -> FoundLog:
+    files: tuple[Path, ...] = (resolved,)
+    name = log.name
+    if resolved.is_dir():  # SQLite's shared memory changes when somebody reads
+        files = tuple(sorted(file for file in resolved.rglob("*") if file.is_file() and not file.name.endswith("-shm")))
+        name = log.absolute().name
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        name = name.removesuffix(suffix)
+    return FoundLog(resolved, _ODD.sub("_", name).lstrip(".") or "log", files, sum(os.stat(f).st_size for f in files))
+
+
+def _named(logs: Sequence[FoundLog], owner: Callable[[str], str]) -> tuple[FoundLog, ...]:
+    """Names that differ: with their folder's and a part of the path's hash where two are the same, or one is taken."""
+    count = Counter(log.name for log in logs)
+    named = []
+    for log in logs:
+        of = owner(log.name)
+        if of != str(log.path) and (count[log.name] > 1 or (of and Path(of).exists())):
+            digest = hashlib.blake2b(str(log.path).encode(), digest_size=8).hexdigest()[:_DIGITS]
+            beside = _ODD.sub("_", log.path.parent.name).lstrip(".")
+            log = replace(log, name=f"{beside}-{log.name}-{digest}".lstrip("-"))  # noqa: PLW2901 - the same log
+        named.append(log)
+    return tuple(named)

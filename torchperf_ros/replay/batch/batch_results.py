@@ -1,0 +1,234 @@
+"""The folder of results of many logs: what in it is ours, what is done already, and all of it as a table and a page."""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperf_ros import __version__
+from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
+from torchperf_ros.replay.replay_options import ReplayOptions
+
+if TYPE_CHECKING:
+    from torchperf_ros.replay.batch.batch_task import Ended
+    from torchperf_ros.runs.run_log import RunLog
+
+RUN_FILE, SUMMARY_FILE, OUTPUT_FILE = "run.parquet", "summary.json", "output.mcap"
+"""What lies in the folder of a replayed log: its frames, what came of it, and what was published."""
+KIND: Final = "replayed log"
+"""What the summary in such a folder says that it is of."""
+SUMMARY_PARQUET, PAGE = "summary.parquet", "report.html"
+_KIND_OF_ALL: Final = "replayed logs"
+_VERSION: Final = 1
+_MARK: Final = f"<!-- {_KIND_OF_ALL} -->\n".encode()
+"""Ends a page that is of many logs: `torchperf report` writes pages of that name, too."""
+_WORST: Final = 8  # logs that are shown in detail on the page
+_PICTURED: Final = 3  # logs whose worst frames are shown: a picture is read from the log, and takes its place
+_TEXT: Final = ("name", "path", "stage", "reason")
+_WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt", "troubles")
+_REAL: Final = (
+    "miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms", "log_s", "seconds", "speed",
+)  # fmt: skip
+
+
+def read_summary(folder: Path, kind: str = KIND) -> dict[str, Any]:
+    """The summary in a folder of results, of one log or of all; empty where there is none."""
+    try:
+        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) and summary.get("kind") == kind else {}
+
+
+def owner_in(results: Path) -> Callable[[str], str]:
+    """Gives the path of the log that the results of a name belong to; "" if nobody's."""
+    return lambda name: str(read_summary(results / name).get("log", {}).get("path", ""))
+
+
+def options_key(options: ReplayOptions, keep_output: bool) -> str:
+    """What every result depends on: options, parameters, step times, this version; not the code of an adapter.
+
+    Raises:
+        OSError: a file that the options name cannot be read.
+    """
+    values = {**asdict(options), "params": None, "output": None, "keep_output": keep_output}
+    times = Path(options.step_times)
+    files = [options.params, times if options.step_times != "log" and times.is_file() else None]
+    contents = [hashlib.blake2b(path.read_bytes()).hexdigest() for path in files if path is not None]
+    return json.dumps([_VERSION, __version__, values, contents], sort_keys=True, default=str)
+
+
+def result_key(log: FoundLog, of_options: str) -> str:
+    """What a log's result depends on: `options_key`, and name, size and time of change of the log's files.
+
+    Raises:
+        OSError: a file is gone.
+    """
+    files = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in log.files]
+    return hashlib.blake2b(json.dumps([of_options, files]).encode(), digest_size=16).hexdigest()
+
+
+def finished(folder: Path, key: str) -> dict[str, Any]:
+    """What came of a log, if its folder of results is complete and has this key; else nothing."""
+    summary = read_summary(folder)
+    try:
+        sizes = {name: (folder / name).stat().st_size for name in summary["files"]}
+    except (OSError, KeyError, TypeError):
+        return {}
+    return summary if summary.get("key") == key and sizes == summary["files"] and RUN_FILE in sizes else {}
+
+
+def check_results(logs: Sequence[FoundLog], results: Path) -> None:
+    """See that no log, and nothing else that no replay wrote, gives way to results.
+
+    Args:
+        logs: to be replayed.
+        results: folder of their results; need not be there.
+
+    Raises:
+        BatchError: it lies in a log, a log lies where results would, or something else does.
+    """
+    if results.exists() and not results.is_dir():
+        msg = f"--output {results}: is a file; for several logs it has to be a folder"
+        raise BatchError(msg)
+    within, paths = results.resolve(), [log.path for log in logs]
+    for log in logs:
+        if within.is_relative_to(log.path):
+            msg = f"--output {results}: lies in the log {log.path}; name another folder"
+            raise BatchError(msg)
+        final = within / log.name
+        hit = next((path for path in paths if path.is_relative_to(final.resolve())), None)
+        check_replaceable(final, bool(read_summary(final)) and hit is None)
+    ours = bool(read_summary(within, _KIND_OF_ALL))
+    for name, is_ours in ((SUMMARY_FILE, ours), (SUMMARY_PARQUET, ours), (PAGE, _is_page(within / PAGE))):
+        check_replaceable(within / name, is_ours)
+
+
+def check_replaceable(path: Path, is_ours: bool) -> None:
+    """See that nothing but an earlier result, or nothing at all, gives way.
+
+    Raises:
+        BatchError: something else lies there.
+    """
+    if (path.exists() or path.is_symlink()) and not is_ours:
+        why = f"results would replace {path}, which no replay of many logs wrote; name another folder, or move it away"
+        msg = f"--output {path.parent}: {why}"
+        raise BatchError(msg)
+
+
+def _is_page(page: Path) -> bool:
+    try:
+        return page.read_bytes().endswith(_MARK)
+    except OSError:
+        return False
+
+
+def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each log and stage: the logs with the most misses first, among equal ones those with the longest p99.
+
+    Args:
+        summaries: what each log came to, by name.
+    """
+    rows = [[_row(name, summary, stage) for stage in summary["stages"]] for name, summary in summaries.items()]
+    rows.sort(key=lambda own: (_worst(own, "miss_ratio"), _worst(own, "p99_ms")), reverse=True)
+    return [row for own in rows for row in own]
+
+
+def _row(name: str, summary: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
+    log_s, seconds = float(summary["log"]["duration_s"]), float(summary["seconds"])
+    own = {
+        "name": name, "path": summary["log"]["path"], "stage": stage["name"], "reason": None,
+        "frames": stage["answered"], "attempt": summary["attempt"], "troubles": len(summary["troubles"]),
+        "log_s": log_s, "seconds": seconds, "speed": log_s / seconds if seconds > 0 else None,
+    }  # fmt: skip
+    return {key: own[key] if key in own else stage[key] for key in (*_TEXT, *_WHOLE, *_REAL)}
+
+
+def _worst(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    return max((row[key] for row in rows if row[key] is not None), default=-1.0)
+
+
+def write_summary(
+    folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, "tuple[FoundLog, Ended]"]
+) -> None:
+    """Write `summary.json` and `summary.parquet`.
+
+    Args:
+        folder: of the results.
+        rows: of `summary_rows`.
+        failed: the logs that have none, and how they ended, by name.
+
+    Raises:
+        BatchError: a file cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lost = [
+        {"name": name, "path": str(log.path), "reason": how.reason, "traceback": how.traceback}
+        for name, (log, how) in failed.items()
+    ]
+    content = {"v": _VERSION, "kind": _KIND_OF_ALL, "rows": rows, "failed": lost}
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    _replace(folder / SUMMARY_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+    kinds = [(name, pa.string()) for name in _TEXT] + [(name, pa.int64()) for name in _WHOLE]
+    schema = pa.schema(kinds + [(name, pa.float64()) for name in _REAL])
+    table = pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in [*rows, *lost]], schema)
+    _replace(folder / SUMMARY_PARQUET, lambda part: pq.write_table(table, part, compression="zstd"))
+
+
+def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, "tuple[FoundLog, Ended]"]) -> str:
+    """Write `report.html`: all logs in a table, and the worst in detail. Returns where it is, or why there is none.
+
+    One run is in memory at a time, and those that are shown in detail.
+
+    Raises:
+        TorchperfError: a run cannot be read, the page would be too large, or it cannot be written.
+        OSError: a run is gone.
+    """
+    if importlib.util.find_spec("plotly") is None:
+        return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
+    from torchperf_ros.runs.report.report_page import Overview, OverviewRow, stage_figures, write_report
+    from torchperf_ros.runs.run_log_source import read_runs
+
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    anomalies = {(row["name"], row["stage"]): row["anomalies"] for row in rows}
+    detailed: list[RunLog] = []
+    shown: list[OverviewRow] = []
+    for name in names:
+        (run,) = read_runs(folder / name, lambda _done, _total: None)
+        shown += [
+            OverviewRow(name, stage.name, stage_figures(stage), anomalies[name, stage.name]) for stage in run.stages
+        ]
+        if len(detailed) < _WORST:
+            detailed.append(run if len(detailed) < _PICTURED else replace(run, recordings=()))
+    lost = [(name, how.reason) for name, (_, how) in failed.items()]
+    title = f"{len(names):,} of {len(names) + len(failed):,} logs in {folder.resolve().name}"
+
+    def write(part: Path) -> None:
+        write_report(detailed, part, lambda _: None, Overview(shown, lost, title))
+        with part.open("ab") as page:
+            page.write(_MARK)
+
+    _replace(folder / PAGE, write)
+    return f"all of them on a page: {folder / PAGE}"
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """All of a file, or what was there before.
+
+    Raises:
+        BatchError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        write(part)
+        part.replace(path)
+    except OSError as error:
+        msg = f"{path}: cannot be written: {error.strerror or error}"
+        raise BatchError(msg) from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""Recorded logs of every kind, sound and broken, as one stream of messages."""

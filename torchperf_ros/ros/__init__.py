@@ -1,1 +1,0 @@
-"""The node process: the only place that imports rclpy."""

@@ -1,0 +1,1 @@
+"""Two runs against each other, and a verdict for each metric."""

@@ -1,0 +1,277 @@
+"""Two sides of runs against each other: whether they may be compared, and what comes of it."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from torchperf_ros.frame.percent import percent
+from torchperf_ros.runs.compare import estimates as statistics
+from torchperf_ros.runs.compare.estimates import Curve
+from torchperf_ros.runs.compare.run_frames import CompareError, RunFrames, StageFrames, pooled, stage_of
+from torchperf_ros.runs.compare.verdict import (
+    JITTER,
+    METRICS,
+    OUTPUTS,
+    Estimate,
+    Finding,
+    Interval,
+    Rules,
+    Verdict,
+    judge,
+)
+
+NOTHING_WORSE: Final = 0
+SOMETHING_WORSE: Final = 1
+CANNOT_COMPARE: Final = 2
+_MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
+_FACTS: Final = {
+    "log": ("log", "sha256"), "parameters": ("params_sha256",), "seed": ("seed",), "torch": ("machine", "torch"),
+    "Python": ("machine", "python"),
+}  # fmt: skip
+_UNKNOWN: Final = "unknown machine"
+_SHOWN: Final = 12
+_OTHER_TIERS: Final = 0.01  # by so much a tier's share of the answers has to differ to be worth a word
+_TESTS: Final = 9  # of a stage, and one of the whole run
+_STEADY: Final = frozenset({"fast", "virtual"})
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """One stage on both sides.
+
+    Attributes:
+        name: of the stage.
+        base, new: the frames of all runs of a side.
+        agreement: of `agreement`, of the first run of each side.
+        curve: differences of quantiles, for a picture; may be empty.
+        block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the sample.
+        identical: every latency is the same on both sides, as on a virtual clock: nothing is left to chance.
+    """
+
+    name: str
+    base: StageFrames
+    new: StageFrames
+    agreement: Mapping[str, int]
+    curve: Curve
+    block: int
+    identical: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the runs say.
+
+    Attributes:
+        base, new: the runs of each side.
+        stages: of either, in the order of the base.
+        findings: every metric that was judged, stage by stage, then those of the whole run.
+        notes: what makes the runs less comparable, in words.
+        rules: how verdicts were reached.
+    """
+
+    base: tuple[RunFrames, ...]
+    new: tuple[RunFrames, ...]
+    stages: tuple[StageComparison, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    rules: Rules
+
+    def with_verdict(self, verdict: Verdict) -> list[Finding]:
+        """The findings that came out so."""
+        return [finding for finding in self.findings if finding.verdict is verdict]
+
+    @property
+    def broken_limits(self) -> list[Finding]:
+        """The findings whose limit the new side does not keep."""
+        return [finding for finding in self.findings if finding.breaks_limit]
+
+    @property
+    def silent(self) -> list[str]:
+        """The stages that answered in the base, and not once on the new side."""
+        return [stage.name for stage in self.stages if len(stage.base) and not len(stage.new)]
+
+    def status(self, strict: bool = False) -> int:
+        """The exit status: 0: nothing is worse, 1: something is or breaks its limit, 2: no metric could be judged.
+
+        Args:
+            strict: a metric with too little data counts as worse, and so does a stage that one side lacks.
+        """
+        if self.with_verdict(Verdict.WORSE) or self.broken_limits:
+            return SOMETHING_WORSE
+        if not any(self.with_verdict(verdict) for verdict in (Verdict.BETTER, Verdict.EQUIVALENT)):
+            return CANNOT_COMPARE
+        return SOMETHING_WORSE if strict and self.with_verdict(Verdict.NOT_ENOUGH) else NOTHING_WORSE
+
+
+def compare(
+    base: Sequence[RunFrames],
+    new: Sequence[RunFrames],
+    rules: Rules | None = None,
+    across_machines: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Compare runs.
+
+    Args:
+        base: the runs that are the measure.
+        new: the runs in question.
+        rules: how verdicts are reached.
+        across_machines: compare runs of different machines all the same.
+        progress: called with what is done now.
+
+    Raises:
+        CompareError: they have no stage in common, or ran at different paces or on different machines.
+        ConfigError: a margin or a limit is for a stage that neither side has.
+    """
+    rules = rules or Rules()
+    known = [list(dict.fromkeys(name for run in side for name in run.stages)) for side in (base, new)]
+    if not set(known[0]) & set(known[1]):
+        shown = [f"{side[0].name} has the stages {', '.join(found) or 'none'}"
+                 for side, found in zip((base, new), known, strict=True)]  # fmt: skip
+        msg = f"{', '.join(shown)}; they need one in common"
+        raise CompareError(msg)
+    names = list(dict.fromkeys([*known[0], *known[1]]))
+    rules.check_stages(names)
+    differing = _differences(base, new, names, across_machines)
+    notes = [f"{what}: {text}" for what, text in differing.items()]
+    for run in (*base, *new):
+        notes += [f"stage {name}: not in {run.name}" for name in names if name not in run.stages]
+        notes += [f"{run.name} was interrupted"] if run.fact("complete") is False else []
+    steady = {run.fact("pace") for run in (*base, *new)} <= _STEADY
+    excuses = [*(set(differing) - {"Python", _UNKNOWN}), *([] if steady else ["pace"])]
+    # fewer resamples could not give a p-value that passes the correction
+    least = math.ceil(2 * _TESTS * len(names) / rules.alpha)
+    rules = replace(rules, resamples=max(rules.resamples, least))
+    found: list[Estimate] = []
+    stages = []
+    for name in names:
+        progress(f"comparing {name}")
+        sides = stage_of(base, name), stage_of(new, name)
+        stage, estimates = _stage(*sides, rules)
+        stages.append(stage)
+        found += [*estimates, *_outputs(stage, excuses)]
+        if stage.identical:
+            notes.append(f"{name}: every latency is the same in both runs")
+        notes += filter(None, (other_budgets(stage), other_tiers(stage)))
+    found += statistics.whole(base, new, rules.alpha)
+    unknown = rules.limited(names) - {(one.stage, one.metric) for one in found}
+    found += [Estimate(*place, math.nan, math.nan, why="neither run says") for place in unknown]
+    places, order = [*names, ""], list(METRICS.values())
+    found.sort(key=lambda one: (places.index(one.stage), order.index(one.metric)))
+    findings = judge([one for one in found if one.metric.key not in rules.skip], rules)
+    return Comparison(tuple(base), tuple(new), tuple(stages), tuple(findings), tuple(notes), rules)
+
+
+def other_budgets(stage: StageComparison) -> str:
+    """In words, how the deadlines differ, which misses are counted by; empty if they do not."""
+    first, second = stage.base.budget_ms, stage.new.budget_ms
+    if first == second or not (math.isfinite(first) and math.isfinite(second)):
+        return ""
+    return f"{stage.name}: the budget is {first:g} ms in the base, {second:g} ms in the new run"
+
+
+def other_tiers(stage: StageComparison) -> str:
+    """In words, which tiers answered how many frames on both sides; empty if it is much the same."""
+    named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
+    shares, words = [], []
+    for side in (stage.base, stage.new):
+        counts = Counter(side.tier[side.tier >= 0].tolist())
+        names = {tier: side.tiers[tier] if named and tier < len(side.tiers) else f"tier {tier}" for tier in counts}
+        shares.append({names[tier]: count / counts.total() for tier, count in counts.most_common()})
+        words.append(", ".join(f"{name} {percent(share, 0)}" for name, share in shares[-1].items()))
+    moved = [abs(shares[0].get(name, 0.0) - shares[1].get(name, 0.0)) for name in {*shares[0], *shares[1]}]
+    said = all(words) and max(moved) >= _OTHER_TIERS
+    return f"{stage.name}: base answered by {words[0]}; new by {words[1]}" if said else ""
+
+
+def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:
+    """Match the frames of a stage, by stamp where each has its own, else by number, and compare what was published.
+
+    `matched`: frames of both that were answered on time by the same tier, with their outputs known; `equal`: those
+    whose outputs are the same, bit for bit; `base_only`, `new_only`: frames that the other one does not have.
+    """
+    by_stamp = all(len(one) and one.stamp_ns.all() and len(np.unique(one.stamp_ns)) == len(one) for one in (base, new))
+    first, second = (base.stamp_ns, new.stamp_ns) if by_stamp else (base.seq, new.seq)
+    common, left, right = np.intersect1d(first, second, return_indices=True)
+    own = ~(base.missed[left] | new.missed[right]) & (base.tier[left] == new.tier[right])
+    before, after = base.output_hash[left][own], new.output_hash[right][own]
+    known = (before != 0) & (after != 0)
+    return {
+        "matched": int(known.sum()), "equal": int((before[known] == after[known]).sum()),
+        "base_only": len(base) - len(common), "new_only": len(new) - len(common), "by_stamp": by_stamp,
+    }  # fmt: skip
+
+
+def _stage(base: list[StageFrames], new: list[StageFrames], rules: Rules) -> tuple[StageComparison, list[Estimate]]:
+    sides, name = (pooled(base), pooled(new)), base[0].name
+    same = np.array_equal(sides[0].total_ms, sides[1].total_ms, equal_nan=True)
+    identical = same and bool(np.isfinite(sides[0].total_ms).any())
+    agreed = agreement(base[0], new[0])
+    if min(len(base), len(new)) >= statistics.RUNS:
+        first = base[0].tiers[0] if base[0].tiers and new[0].tiers else ""
+        values = [[statistics.figures(run, first) for run in side] for side in (base, new)]
+        found = []
+        for metric in values[0][0]:
+            before, after = ([run[metric] for run in side] for side in values)
+            if metric is JITTER or np.isfinite([*before, *after]).any():  # of one frame there is no jitter
+                found.append(statistics.of_runs(name, metric, before, after, rules.alpha))
+        return StageComparison(name, *sides, agreed, (), 0, identical), found
+    found, curve, block = statistics.latencies(*sides, rules)
+    found += statistics.shares(*sides, statistics.same_frames(base, new), block, rules.alpha)
+    return StageComparison(name, *sides, agreed, curve, block, identical), found
+
+
+def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Estimate]:
+    """The share of outputs that changed, in percent. It decides only where nothing else explains it.
+
+    Outputs have to be the same only for the same model, log, parameters and arithmetic, which is another with another
+    machine or torch, and only if no frame was dropped for want of time: what a model remembers depends on what it saw.
+    """
+    one = stage.agreement
+    if not (stage.base.output_hash.any() or stage.new.output_hash.any()):
+        return []
+    if not one["matched"]:
+        why = "no frame that both runs answered on time by the same tier, with its output's hash"
+        return [Estimate(stage.name, OUTPUTS, math.nan, math.nan, why=why)]
+    changed = 100.0 * (1 - one["equal"] / one["matched"])
+    why = (
+        f"{one['equal']:,} of {one['matched']:,} outputs are the same, matched by "
+        f"{'stamp' if one['by_stamp'] else 'number'}; {one['base_only']:,} frames only in the base, "
+        f"{one['new_only']:,} only in the new run" + (f"; does not decide: {', '.join(excuses)}" if excuses else "")
+    )
+    certain = Interval(changed, changed, math.nan)
+    return [Estimate(stage.name, OUTPUTS, 0.0, changed, certain, one["matched"], why=why, decides=not excuses)]
+
+
+def _differences(
+    base: Sequence[RunFrames], new: Sequence[RunFrames], stages: Sequence[str], across_machines: bool
+) -> dict[str, str]:
+    """What the sides do not have in common, in words, by what it is; runs of other paces and machines are refused."""
+    runs = [*base, *new]
+    paces = {str(run.fact("pace")): run.name for run in reversed(runs) if run.fact("pace")}
+    if len(paces) > 1:
+        shown = ", ".join(f"{name} at {pace}" for pace, name in reversed(paces.items()))
+        msg = f"runs of different paces cannot be compared: {shown}; replay the log anew with one --pace"
+        raise CompareError(msg)
+    found = {}
+    machines = {str(run.fact("machine", "fingerprint") or ""): run for run in reversed(runs)}
+    if machines.pop("", None):
+        found[_UNKNOWN] = "not every run names its own, so that it may be another"
+    if len(machines) > 1:
+        first, other = list(reversed(machines.values()))[:2]
+        parts = [f"{key} {first.fact('machine', key)} and {other.fact('machine', key)}" for key in _MACHINE
+                 if first.fact("machine", key) != other.fact("machine", key)]  # fmt: skip
+        found["machine"] = ", ".join(parts) or f"fingerprints {' and '.join(machines)}"
+        if not across_machines:
+            where = f"{other.name} ran on another machine than {first.name}"
+            msg = f"{where}: {found['machine']}; --across-machines compares them anyway"
+            raise CompareError(msg)
+    for what, path in (*_FACTS.items(), *((f"model of {stage}", ("model", stage)) for stage in stages)):
+        facts = [{str(run.fact(*path))[:_SHOWN] for run in side} - {"None"} for side in (base, new)]
+        if all(facts) and facts[0] != facts[1]:
+            found[what] = " and ".join(", ".join(sorted(side)) for side in facts)
+    return found

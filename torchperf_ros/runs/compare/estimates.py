@@ -1,0 +1,404 @@
+"""What two sides say about each metric: values, and how far chance may move their difference.
+
+From one or two runs a side the frames are the sample. Frames that follow each other are alike, so a circular block
+bootstrap draws them in blocks, and shares count fewer frames than there are. From three runs a side on, the run is the
+sample: each run gives a value of each metric, and Welch's test compares the values.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.runs.compare.run_frames import RunFrames, StageFrames
+from torchperf_ros.runs.compare.verdict import (
+    COMPILE,
+    DROPPED,
+    FALLBACK,
+    JITTER,
+    LOWER_TIER,
+    MAX,
+    MEMORY_PEAK,
+    MEMORY_SLOPE,
+    MISS,
+    P50,
+    P95,
+    P99,
+    START_UP,
+    Estimate,
+    Interval,
+    Metric,
+    Rules,
+)
+
+RUNS: Final = 3
+"""So many runs a side, and the run is the sample: two have no spread worth the name."""
+_QUANTILES: Final = {P50: 0.50, P95: 0.95, P99: 0.99}
+_CURVE: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.97, 0.98, 0.985, 0.995)
+_ALL: Final = (*_QUANTILES.values(), *_CURVE)
+_SHARES: Final = (MISS, FALLBACK, DROPPED, LOWER_TIER)
+_NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
+_BLOCKS_LONGER: Final = 2.0  # than those of the best variance: intervals come out too short otherwise
+_LEAST_BLOCKS: Final = 10.0  # fewer say too little about how much a resample varies
+_LEAST_BEYOND: Final = 5.0  # effective frames on each side of a quantile
+_LEAST_FRAMES: Final = 30  # effective ones, of a share
+_LEAST_VALUES: Final = 8  # of which a block's length can be estimated
+_PAIRED: Final = 0.5  # of each side's frames, that have to be in the other for their pairs to stand for all
+_ROUNDING: Final = 1e-9  # of a value: what moves by less is constant
+_MOST_DROPPED: Final = 1 << 22
+_SETTLE_S: Final = 60.0  # caches fill
+_LEAST_TREND_S: Final = 180.0
+_POINTS: Final = 60
+_S_PER_H: Final = 3600.0
+_WHOLE: Final = 100.0
+
+Values = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Curve = tuple[tuple[float, float, float, float], ...]
+"""Rows of a quantile (0 to 1), its difference, low and high in ms, for a picture."""
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Places of the same frames on both sides."""
+
+
+def figures(frames: StageFrames, first: str = "") -> dict[Metric, float]:
+    """Every metric of a stage's frames, in its unit; NaN where nothing is known. `first` names the best tier."""
+    known = frames.total_ms[np.isfinite(frames.total_ms)]
+    quantiles = np.quantile(known, list(_QUANTILES.values())) if len(known) else [math.nan] * len(_QUANTILES)
+    return {
+        MAX: float(known.max()) if len(known) else math.nan,
+        **{metric: float(value) for metric, value in zip(_QUANTILES, quantiles, strict=True)},
+        JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
+        **{metric: _percent(_flags(frames, metric, first)) for metric in _SHARES},
+    }
+
+
+def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[float], alpha: float) -> Estimate:
+    """The means of a metric over the runs of each side, and Welch's interval of their difference.
+
+    Where a side has fewer than `RUNS` runs that know it, the means are shown and decide nothing.
+    """
+    sides = [np.array(side, dtype=np.float64) for side in (base, new)]
+    sides = [side[np.isfinite(side)] for side in sides]
+    means = [float(side.mean()) if len(side) else math.nan for side in sides]
+    least = min(map(len, sides))
+    if metric is MAX or least < RUNS:
+        unknown = [
+            f"the {word} run does not say" for word, side in zip(("base", "new"), sides, strict=True) if not len(side)
+        ]
+        few = f"{least} run{'s' * (least > 1)} a side: shown, not judged; {RUNS} a side are"
+        why = _NO_INTERVAL if metric is MAX else " and ".join(unknown) or few
+        missing = bool(stage and unknown) and metric is not MAX  # a stage that one side lacks is no verdict
+        return Estimate(stage, metric, means[0], means[1], None, least, why=why, decides=missing, kind="runs")
+    interval = Interval(means[1] - means[0], means[1] - means[0], math.nan)
+    if not all(map(_constant, sides)):
+        from scipy.stats import ttest_ind
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # one side may be constant, which Welch's test bears
+            test = ttest_ind(sides[1], sides[0], equal_var=False)
+        bounds = test.confidence_interval(1 - alpha)
+        interval = Interval(float(bounds.low), float(bounds.high), float(test.pvalue))
+    return Estimate(stage, metric, means[0], means[1], interval, least, kind="runs")
+
+
+def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[Estimate], Curve, int]:
+    """The latencies of two sides by a circular block bootstrap (Politis and Romano 1992) of each.
+
+    Returns the metrics, the differences of many quantiles, and the frames in a block, of the side with the longer ones.
+    """
+    series = [_Series(one) for one in (base, new)]
+    values = [figures(one) for one in (base, new)]
+    samples, block = min(len(one.values) for one in series), max(one.block for one in series)
+    metrics = [*_QUANTILES, JITTER]
+    intervals: dict[Metric, Interval] = {}
+    curve: Curve = ()
+    if np.array_equal(base.total_ms, new.total_ms, equal_nan=True):
+        intervals = dict.fromkeys(metrics, Interval(0.0, 0.0, math.nan))  # as on a virtual clock: nothing is chance
+    elif samples >= _LEAST_VALUES:
+        streams = np.random.SeedSequence(rules.seed).spawn(2)
+        first, second = (one.drawn(rules.resamples, stream) for one, stream in zip(series, streams, strict=True))
+        moved = series[1].of(series[1].values, series[1].steps) - series[0].of(series[0].values, series[0].steps)
+        blocks = min(len(one.values) / one.block for one in series)
+        bounds = [_percentile(one, column, blocks, rules.alpha)
+                  for one, column in zip(moved, (second - first).T, strict=True)]  # fmt: skip
+        intervals = dict(zip(metrics, [*bounds[: len(_QUANTILES)], bounds[-1]], strict=True))
+        drawn = zip(_ALL, moved, bounds, strict=False)
+        curve = tuple(sorted((share, float(one), bound.low, bound.high) for share, one, bound in drawn))
+    longest = Estimate(base.name, MAX, values[0][MAX], values[1][MAX], None, samples, why=_NO_INTERVAL, decides=False)
+    found = [longest]
+    for metric in metrics:
+        interval = intervals.get(metric)
+        certain = interval is not None and math.isnan(interval.p)
+        short = [one for one in series if not certain and len(one.values) < one.least(metric)]
+        enough, why = max(((one.least(metric), _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
+        found.append(Estimate(base.name, metric, values[0][metric], values[1][metric], interval, samples, enough, why))
+    return found, curve, block
+
+
+def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Estimate]:
+    """The shares of frames that went wrong on two sides.
+
+    Args:
+        base: the side that is the measure.
+        new: the side in question.
+        pairs: of `same_frames`.
+        block: frames over which latencies depend on each other.
+        alpha: 1 less the confidence.
+    """
+    first = base.tiers[0] if base.tiers and new.tiers else ""
+    found = []
+    for metric in _SHARES:
+        sides = [_flags(one, metric, first) for one in (base, new)]
+        if not any(map(len, sides)):
+            continue
+        values = [_percent(one) for one in sides]
+        samples = min(map(len, sides))
+        difference = values[1] - values[0]
+        if np.array_equal(base.total_ms, new.total_ms, equal_nan=True) and not difference:
+            interval, enough, why = Interval(0.0, 0.0, math.nan), 0.0, ""
+        elif samples < _LEAST_FRAMES:
+            interval, enough, why = None, float(_LEAST_FRAMES), _few(samples, 1)
+        elif pairs is None or metric is DROPPED:
+            interval, enough, why = _of_shares(sides[0], sides[1], block, alpha)
+        else:
+            steps = _steps(base, new, metric, first, pairs)
+            interval, enough, why = _of_pairs(difference, steps, metric, block, alpha)
+        found.append(Estimate(base.name, metric, values[0], values[1], interval, samples, enough, why))
+    return found
+
+
+def same_frames(base: Sequence[StageFrames], new: Sequence[StageFrames]) -> Pairs | None:
+    """The frames of one log in pairs of runs, one of each side, by their stamps; None if these differ."""
+    places: list[Pairs] = []
+    at = np.zeros(2, dtype=np.int64)
+    for one, other in zip(base, new, strict=False):
+        if not all(side.stamp_ns.all() and len(np.unique(side.stamp_ns)) == len(side) for side in (one, other)):
+            return None
+        _, left, right = np.intersect1d(one.stamp_ns, other.stamp_ns, return_indices=True)
+        places.append((left + at[0], right + at[1]))
+        at += len(one), len(other)
+    left, right = (np.concatenate(side) for side in zip(*places, strict=True))
+    return (left, right) if len(left) and len(left) >= _PAIRED * max(at) else None
+
+
+def whole(base: Sequence[RunFrames], new: Sequence[RunFrames], alpha: float) -> list[Estimate]:
+    """Memory, start-up and compile time, as far as one of the runs says: a value a run."""
+    of_run: dict[Metric, Callable[[RunFrames], float]] = {
+        MEMORY_PEAK: lambda run: float(run.memory_mib.max(initial=-math.inf)),
+        MEMORY_SLOPE: memory_slope,
+        START_UP: lambda run: run.number("start_up_s"),
+        COMPILE: lambda run: run.number("compile_s"),
+    }
+    found = []
+    for metric, value in of_run.items():
+        sides = [[value(run) for run in side] for side in (base, new)]
+        if np.isfinite([*sides[0], *sides[1]]).any():
+            found.append(of_runs("", metric, sides[0], sides[1], alpha))
+    return found
+
+
+def memory_slope(run: RunFrames) -> float:
+    """Theil and Sen's slope of medians over time, in MiB per hour, after the start; NaN of less than three minutes."""
+    from scipy.stats import theilslopes
+
+    times = run.memory_s
+    used = np.flatnonzero(times >= times[0] + _SETTLE_S) if len(times) else np.empty(0, dtype=np.int64)
+    if len(used) < _LEAST_VALUES or times[used[-1]] - times[used[0]] < _LEAST_TREND_S:
+        return math.nan
+    parts = np.array_split(used, min(len(used), _POINTS))
+    middle, memory = (np.array([np.median(column[part]) for part in parts]) for column in (times, run.memory_mib))
+    with np.errstate(invalid="ignore"):  # of its interval, where samples share a time
+        return float(theilslopes(memory, middle).slope) * _S_PER_H
+
+
+def block_length(values: Values) -> int:
+    """Frames over which successive values depend on each other: the automatic block length of a circular bootstrap.
+
+    Politis and White, Econometric Reviews 23 (2004), corrected by Patton, Politis and White, 28 (2009). 1 where values
+    are constant or too few.
+    """
+    if len(values) < _LEAST_VALUES or _constant(values):
+        return 1
+    from arch.bootstrap import optimal_block_length
+
+    with np.errstate(all="ignore"):
+        found = float(optimal_block_length(values)["circular"].iloc[0])
+    return math.ceil(found) if math.isfinite(found) else 1
+
+
+def inflation(values: Values, block: int) -> float:
+    """Variance of the mean of blocks over that of independent values, as a circular bootstrap would find it; from 1."""
+    centred = values - values.mean()
+    variance = float(centred @ centred) / len(values)
+    sums = np.cumsum(np.concatenate([[0.0], centred, centred[:block]]))
+    means = (sums[block:-1] - sums[: -block - 1]) / block
+    return max(1.0, block * float(means @ means) / len(means) / variance) if variance > 0 else 1.0
+
+
+def widening(blocks: float, alpha: float) -> float:
+    """By how much an interval is widened for how few blocks there are.
+
+    t / z, the quantiles of Student's t with `blocks` - 1 degrees of freedom and of the normal distribution, times
+    sqrt(blocks / (blocks - 1)): a variance from so few blocks is uncertain, and too small by that (as Efron and
+    Tibshirani 1993, ch. 12 and 14, say for independent values, whose place the blocks take).
+    """
+    from scipy.stats import norm, t
+
+    blocks = max(blocks, 2.0)
+    return float(t.isf(alpha / 2, blocks - 1) / norm.isf(alpha / 2)) * math.sqrt(blocks / (blocks - 1))
+
+
+class _Series:
+    """The latencies of one side, and how they depend on each other."""
+
+    def __init__(self, frames: StageFrames) -> None:
+        self.values: Values = frames.total_ms[np.isfinite(frames.total_ms)]
+        self._least = {**{metric: _LEAST_BEYOND / min(share, 1 - share) for metric, share in _QUANTILES.items()},
+                       JITTER: _LEAST_BLOCKS}  # fmt: skip
+        self.block = 1
+        if len(self.values) < _LEAST_VALUES:
+            return
+        steps = np.abs(np.diff(self.values))
+        self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
+        beyond = [(self.values > np.quantile(self.values, share)).astype(np.float64) for share in _QUANTILES.values()]
+        series = dict(zip([*_QUANTILES, JITTER], [*beyond, self.steps], strict=True))
+        self.block = _blocks(self.values, *series.values())
+        self._least = {metric: self._least[metric] * inflation(one, self.block) for metric, one in series.items()}
+
+    def of(self, values: Values, steps: Values) -> Values:
+        """Quantiles, and the jitter last."""
+        return np.append(np.quantile(values, _ALL), steps.mean())
+
+    def drawn(self, resamples: int, stream: np.random.SeedSequence) -> Values:
+        """The same of so many resamples."""
+        from arch.bootstrap import CircularBlockBootstrap
+
+        bootstrap = CircularBlockBootstrap(self.block, self.values, self.steps, seed=np.random.default_rng(stream))
+        return np.asarray(bootstrap.apply(self.of, resamples))
+
+    def least(self, metric: Metric) -> float:
+        """How many frames an interval takes to be believed."""
+        return max(self._least[metric], _LEAST_BLOCKS * self.block)
+
+
+def _constant(values: Values) -> bool:
+    return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
+
+
+def _blocks(*series: Values) -> int:
+    """The length of the blocks that intervals of these are made with."""
+    longest = max(map(block_length, series))
+    return min(len(series[0]), math.ceil(_BLOCKS_LONGER * longest) if longest > 1 else 1)
+
+
+def _few(frames: int, block: int) -> str:
+    depend = f", which depend on each other over about {block}" if block > 1 else ""
+    return f"{frames:,} frame{'s' * (frames != 1)}{depend}"
+
+
+def _percent(flags: Flags) -> float:
+    return _WHOLE * float(flags.mean()) if len(flags) else math.nan
+
+
+def _percentile(difference: float, resamples: Values, blocks: float, alpha: float) -> Interval:
+    """Percentile interval of a block bootstrap, each bound as much further from the estimate as `widening` says."""
+    wider = widening(blocks, alpha)
+    low, high = np.quantile(resamples, (alpha / 2, 1 - alpha / 2))
+    zero = difference * (1 - 1 / wider)  # where a resample lies that would be moved to no difference
+    tail = int(min(np.count_nonzero(resamples <= zero), np.count_nonzero(resamples >= zero)))
+    return Interval(
+        difference - wider * max(0.0, difference - float(low)), difference + wider * max(0.0, float(high) - difference),
+        min(1.0, 2 * (tail + 1) / (len(resamples) + 1)),
+    )  # fmt: skip
+
+
+def _flags(frames: StageFrames, metric: Metric, first: str) -> Flags:
+    """For each frame in order whether it went wrong; of dropped ones, for each that came."""
+    if metric is LOWER_TIER:
+        return np.not_equal(frames.tier[frames.tier >= 0], _best(frames, first))
+    if metric is not DROPPED:
+        return frames.missed if metric is MISS else frames.fell_back
+    # Numbers of frames are a file's word: where they leave out far more frames than there are, each gap is made
+    # shorter by the same factor, so that a single wrong number does not take all memory.
+    total = float(frames.dropped.sum(dtype=np.float64))
+    most = max(_MOST_DROPPED, 8 * len(frames))
+    dropped = frames.dropped if total <= most else (frames.dropped * (most / total)).astype(np.int64)
+    ends = np.cumsum(dropped + 1) - 1
+    came = np.ones(int(ends[-1]) + 1 if len(ends) else 0, dtype=np.bool_)
+    came[ends] = False
+    return came
+
+
+def _best(frames: StageFrames, first: str) -> int:
+    """The number of the tier of this name, which a side may lack; without names the first one."""
+    return (frames.tiers.index(first) if first in frames.tiers else -1) if first else 0
+
+
+def _steps(base: StageFrames, new: StageFrames, metric: Metric, first: str, pairs: Pairs) -> Values:
+    """For each frame on both sides: 1 where it went wrong on the new one alone, -1 on the base alone, else 0."""
+    left, right = pairs
+    if metric is LOWER_TIER:
+        both = (base.tier[left] >= 0) & (new.tier[right] >= 0)
+        sides = base.tier[left][both] != _best(base, first), new.tier[right][both] != _best(new, first)
+    else:
+        sides = (
+            (base.missed[left], new.missed[right]) if metric is MISS else (base.fell_back[left], new.fell_back[right])
+        )
+    return np.asarray(np.subtract(sides[1], sides[0], dtype=np.float64))
+
+
+def _of_shares(base: Flags, new: Flags, block: int, alpha: float) -> tuple[Interval, float, str]:
+    """Newcombe's interval (Statistics in Medicine 17 (1998), method 10), for frames in bursts.
+
+    It counts as many frames as independent ones would say as much. Returns the interval in percentage points, how many
+    frames it takes to be believed (0 if there are), and why it is not.
+    """
+    from scipy.stats import norm
+    from statsmodels.stats.proportion import confint_proportions_2indep
+
+    sides = [one.astype(np.float64) for one in (new, base)]
+    # A side without a miss does not show how misses come in bursts: the other one's bursts count for both.
+    length = min(min(map(len, sides)) // 2, max(block, *map(_blocks, sides)))
+    inflated = max(inflation(one, length) for one in sides)
+    effective = [len(one) / inflated for one in sides]
+    wider = widening(min(map(len, sides)) / length, alpha)
+    counts = [number for one, count in zip(sides, effective, strict=True) for number in (one.mean() * count, count)]
+    z = float(norm.isf(alpha / 2))
+    low, high = confint_proportions_2indep(*counts, method="newcomb", compare="diff", alpha=2 * norm.sf(z * wider))
+    difference = sides[0].mean() - sides[1].mean()
+    reach = difference - low if difference > 0 else high - difference
+    p = float(2 * norm.sf(z * abs(difference) / reach)) if reach > 0 else 1.0
+    needs = [_needs(len(one), length, count) for one, count in zip(sides, effective, strict=True)]
+    return Interval(_WHOLE * float(low), _WHOLE * float(high), p), *max(needs)
+
+
+def _of_pairs(
+    difference: float, steps: Values, metric: Metric, block: int, alpha: float
+) -> tuple[Interval, float, str]:
+    """The interval of the difference of two shares of the same frames, as `_of_shares`.
+
+    Only frames that went wrong on one side alone say anything (McNemar 1947); the variance is that of Agresti and Min
+    (Statistics in Medicine 24 (2005)), for frames in bursts. From `metric.plain` points on the frames are counted one
+    by one: so large a change is judged, even if it is a single stretch of frames.
+    """
+    from scipy.stats import norm
+
+    plain = abs(difference) >= metric.plain
+    length = 1 if plain else min(len(steps) // 2, max(block, _blocks(steps)))
+    effective = len(steps) / inflation(steps, length)
+    wider = widening(len(steps) / length, alpha)
+    worse, better = (float(np.mean(steps == sign)) * effective for sign in (1.0, -1.0))
+    moved = (worse - better) / (effective + 2)
+    error = wider * _WHOLE * math.sqrt(((worse + better + 1) / (effective + 2) - moved**2) / (effective + 2))
+    reach = float(norm.isf(alpha / 2)) * error
+    interval = Interval(difference - reach, difference + reach, float(2 * norm.sf(abs(difference) / error)))
+    return interval, *_needs(len(steps), length, effective)
+
+
+def _needs(frames: int, block: int, effective: float) -> tuple[float, str]:
+    """How many frames a share's interval takes to be believed, and why; nothing if there are as many."""
+    least = max(_LEAST_BLOCKS * block, frames * _LEAST_FRAMES / effective)
+    return (least, _few(frames, block)) if frames < least else (0.0, "")

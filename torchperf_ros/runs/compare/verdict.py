@@ -1,0 +1,369 @@
+"""What runs are compared by, the margins and limits of that, and the verdict on each metric."""
+
+import enum
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Final, TypeVar
+
+from torchperf_ros.frame.errors import ConfigError
+
+T = TypeVar("T")
+CORRECTIONS: Final = {"holm": "holm", "bh": "fdr_bh", "none": ""}
+"""The corrections for the number of comparisons, and what statsmodels calls them."""
+_CONSPICUOUS: Final = 10.0  # margins that a change has to make for people to look at it, though nothing judges it
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|pp|ms|s|MiB/h|MiB)")
+_DIGITS: Final = 2
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One thing that runs are compared by; more of it is worse.
+
+    Attributes:
+        key: as in parameters, for example `p99`.
+        title: as in tables.
+        unit: of its values in tables.
+        margin: the smallest change that matters, as in parameters.
+        whole: one value for the whole run, instead of one for each stage.
+        plain: a share whose pairs of frames are counted one by one from so many percentage points of change on.
+    """
+
+    key: str
+    title: str
+    unit: str
+    margin: str
+    whole: bool = False
+    plain: float = math.inf
+
+
+P50 = Metric("p50", "p50 latency", "ms", "2%,0.1ms")
+P95 = Metric("p95", "p95 latency", "ms", "3%,0.2ms")
+P99 = Metric("p99", "p99 latency", "ms", "3%,0.2ms")
+MAX = Metric("max", "longest latency", "ms", "5%,0.2ms")
+JITTER = Metric("jitter", "jitter", "ms", "10%,0.1ms")
+MISS = Metric("miss", "miss ratio", "%", "0.1pp", plain=10.0)
+FALLBACK = Metric("fallback", "fallback ratio", "%", "0.1pp", plain=10.0)
+DROPPED = Metric("dropped", "dropped ratio", "%", "0.5pp", plain=10.0)
+# After a disturbance the ladder is back at its first tier within 10 s: a tenth of a short log, without any reason.
+LOWER_TIER = Metric("lower_tier", "lower tiers", "%", "1pp", plain=30.0)
+OUTPUTS = Metric("outputs", "outputs changed", "%", "0pp")
+MEMORY_PEAK = Metric("memory_peak", "memory peak", "MiB", "5%,16MiB", whole=True)
+MEMORY_SLOPE = Metric("memory_slope", "memory slope", "MiB/h", "60MiB/h", whole=True)
+START_UP = Metric("start_up", "start-up time", "s", "50%,2s", whole=True)
+COMPILE = Metric("compile", "compile time", "s", "25%,2s", whole=True)
+METRICS: Final = {
+    metric.key: metric
+    for metric in (P50, P95, P99, MAX, JITTER, MISS, FALLBACK, DROPPED, LOWER_TIER, OUTPUTS, MEMORY_PEAK, MEMORY_SLOPE,
+                   START_UP, COMPILE)
+}  # fmt: skip
+"""Every metric by its key, in the order of the tables."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The smallest change that matters: a share of the base's value, or a number in the metric's unit if that is more.
+
+    Attributes:
+        share: of the base, 0 to 1.
+        absolute: in the unit of the metric.
+    """
+
+    share: float
+    absolute: float
+
+    def of(self, base: float) -> float:
+        """In the unit of the metric; without a base, what does not depend on one."""
+        return max(self.share * abs(base), self.absolute) if math.isfinite(base) else self.absolute
+
+
+def read_margins(settings: Iterable[str] = (), file: Path | None = None) -> dict[str, Margin]:
+    """Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms` and a YAML file; options win.
+
+    Raises:
+        ConfigError: there is no such metric, a value is none, or the file cannot be read.
+    """
+    return _read("--min-effect", "p99: 3%", _margin, settings, file)
+
+
+def read_limits(settings: Iterable[str] = (), file: Path | None = None) -> dict[str, float]:
+    """The highest values that the new runs may have, by `metric` or `stage.metric`, in the metric's unit.
+
+    Raises:
+        ConfigError: there is no such metric, a value is none, or the file cannot be read.
+    """
+    return _read("--limit", "miss: 1%", _limit, settings, file)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How verdicts are reached.
+
+    Attributes:
+        margins: of `read_margins`; the metric's own where there is none.
+        limits: of `read_limits`.
+        alpha: chance of a false alarm, 0 to 1, of all comparisons together with `holm`; intervals are of 1 - alpha.
+        correction: one of `CORRECTIONS`.
+        skip: keys of metrics that are not looked at.
+        resamples: of the bootstrap of each side; the smallest p-value is 2 / (resamples + 1).
+        seed: of the bootstrap; the same seed, the same verdicts.
+    """
+
+    margins: Mapping[str, Margin] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    alpha: float = 0.05
+    correction: str = "holm"
+    skip: frozenset[str] = frozenset()
+    resamples: int = 2000
+    seed: int = 0
+
+    def margin(self, stage: str, metric: Metric) -> Margin:
+        """The margin of a stage's metric; `stage` is empty for those of the whole run."""
+        found = self.margins.get(f"{stage}.{metric.key}", self.margins.get(metric.key))
+        return found or _margin(metric, metric.margin)
+
+    def limit(self, stage: str, metric: Metric) -> float:
+        """The limit of a stage's metric, NaN where there is none."""
+        return self.limits.get(f"{stage}.{metric.key}", self.limits.get(metric.key, math.nan))
+
+    def limited(self, stages: Iterable[str]) -> set[tuple[str, Metric]]:
+        """Every stage, empty for the whole run, and metric that has a limit."""
+        places = [(stage, METRICS[key]) for name in self.limits for stage, _, key in [name.rpartition(".")]]
+        return {(one, metric) for stage, metric in places for one in ([stage] if stage or metric.whole else stages)}
+
+    def check_stages(self, stages: Collection[str]) -> None:
+        """See that margins and limits are for stages that there are (a typo would turn a gate off) and are looked at.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        for option, names in (("--min-effect", self.margins), ("--limit", self.limits)):
+            for name in names:
+                stage, dot, key = name.rpartition(".")
+                if dot and stage not in stages:
+                    msg = f"{option} {name}: no stage {stage!r}; there are: {', '.join(stages)}"
+                    raise ConfigError(msg)
+                if option == "--limit" and key in self.skip:
+                    msg = f"--limit {key}: cannot be kept with --skip {key}; leave out one of them"
+                    raise ConfigError(msg)
+
+
+class Verdict(enum.Enum):
+    """What the runs say about a metric."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    EQUIVALENT = "equivalent"
+    NOT_ENOUGH = "not enough data"
+    INFORMATIVE = "informative"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where the difference of two sides lies, new less base.
+
+    Attributes:
+        low, high: confidence interval.
+        p: two-sided p-value of "no difference"; NaN where nothing is left to chance.
+    """
+
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of both sides before it is judged.
+
+    Attributes:
+        stage: empty for a metric of the whole run.
+        metric: which.
+        base, new: the values, in the metric's unit; of several runs the mean or that of all frames; NaN where unknown.
+        interval: of the difference; None where there can be none.
+        samples: frames or runs (see `kind`) of the side that has fewer.
+        enough: how many an interval takes to be believed; 0 where it is, or where more would not help.
+        why: in words, what keeps the metric from an interval or a verdict.
+        decides: whether it can be worse or better at all.
+        kind: what `samples` counts.
+    """
+
+    stage: str
+    metric: Metric
+    base: float
+    new: float
+    interval: Interval | None = None
+    samples: float = 0.0
+    enough: float = 0.0
+    why: str = ""
+    decides: bool = True
+    kind: str = "frames"
+
+    @property
+    def difference(self) -> float:
+        """New less base."""
+        return self.new - self.base
+
+    @property
+    def tested(self) -> Interval | None:
+        """The interval, if it can be believed and decides."""
+        return self.interval if self.decides and self.samples >= self.enough else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A metric that has been judged.
+
+    Attributes:
+        estimate: what was measured.
+        verdict: what it means.
+        margin: the smallest change that matters, in the metric's unit.
+        p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
+        needed: with about so many frames or runs a side a verdict could be expected; NaN where it cannot be said.
+        limit: the highest value that the new side may have, whatever the base was; NaN where there is none.
+    """
+
+    estimate: Estimate
+    verdict: Verdict
+    margin: float
+    p: float = math.nan
+    needed: float = math.nan
+    limit: float = math.nan
+
+    @property
+    def breaks_limit(self) -> bool:
+        """Whether the new side is over its limit; what was not measured keeps none."""
+        return not math.isnan(self.limit) and not self.estimate.new <= self.limit
+
+    @property
+    def conspicuous(self) -> bool:
+        """Whether people should look at what has no verdict: far more than its margin, or gone from the new side."""
+        one = self.estimate
+        gone = math.isfinite(one.base) and not math.isfinite(one.new) and not one.metric.whole
+        far = one.difference >= _CONSPICUOUS * self.margin > 0
+        if self.verdict is Verdict.INFORMATIVE:
+            return one.metric.whole and far
+        return self.verdict is Verdict.NOT_ENOUGH and (far or gone)
+
+
+def judge(estimates: Sequence[Estimate], rules: Rules) -> list[Finding]:
+    """Judge all metrics of a comparison together, as one false alarm is one too many.
+
+    Worse (better): the estimate has moved by the margin or more, and the corrected p-value is alpha or less.
+    Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha ask for
+    (Schuirmann 1987). Everything else is not enough data. A limit is no statistics: it is on what was measured.
+    """
+    from statsmodels.stats.multitest import multipletests
+
+    p_values = [one.tested.p if one.tested else math.nan for one in estimates]
+    tests = [at for at, p in enumerate(p_values) if math.isfinite(p)]
+    if tests and (method := CORRECTIONS[rules.correction]):
+        corrected = multipletests([p_values[at] for at in tests], rules.alpha, method)[1]
+        p_values = [math.nan] * len(p_values)
+        for at, p in zip(tests, corrected, strict=True):
+            p_values[at] = float(p)
+    return [replace(_judged(one, p, rules), limit=rules.limit(one.stage, one.metric))
+            for one, p in zip(estimates, p_values, strict=True)]  # fmt: skip
+
+
+def _judged(one: Estimate, p: float, rules: Rules) -> Finding:
+    margin = rules.margin(one.stage, one.metric).of(one.base)
+    if not one.decides:
+        return Finding(one, Verdict.INFORMATIVE, margin)
+    found = one.tested
+    if found is not None and math.isfinite(one.difference):
+        by_chance = not math.isnan(found.p) and p > rules.alpha
+        if abs(one.difference) >= margin and one.difference and not by_chance:
+            return Finding(one, Verdict.WORSE if one.difference > 0 else Verdict.BETTER, margin, p)
+        if -margin <= found.low and found.high <= margin:
+            return Finding(one, Verdict.EQUIVALENT, margin, p)
+    return Finding(one, Verdict.NOT_ENOUGH, margin, p, _needed(one, margin, p, rules.alpha))
+
+
+def _needed(one: Estimate, margin: float, p: float, alpha: float) -> float:
+    """How many frames would do, to two digits, if the difference stays and the interval narrows with their root."""
+    count = one.enough
+    if one.interval is not None:
+        size, normal = abs(one.difference), NormalDist()
+        reach = max(one.interval.high - one.difference, one.difference - one.interval.low)
+        # it has to leave zero, or to fit between the margins; what lies at one of them never would
+        room = size if size >= margin else max(margin - size, margin / 2)
+        factor = reach / room if room > 0 else 0.0
+        if size >= margin and alpha < p < 1:  # the correction asks for more than to leave zero
+            least = 1e-3  # of a standard deviation: that of a p of nearly 1 is rounded to none
+            factor = max(factor, normal.inv_cdf(1 - alpha / 2) / max(normal.inv_cdf(1 - p / 2), least))
+        count = max(count, one.samples * max(1.0, factor) ** 2)
+    if not math.isfinite(count) or count <= 0:
+        return math.nan
+    scale = 10.0 ** max(0, math.floor(math.log10(count)) - _DIGITS + 1)
+    return math.ceil(count / scale - 1e-9) * scale
+
+
+def _read(
+    option: str, example: str, parse: Callable[[Metric, str], T], settings: Iterable[str], file: Path | None
+) -> dict[str, T]:
+    values: dict[str, T] = {}
+    sources = [(option, setting) for setting in settings]
+    if file is not None:
+        sources = [(f"{option}s {file}:", setting) for setting in _of_file(option, example, file)] + sources
+    for source, setting in sources:
+        name, _, text = setting.partition("=")
+        name = name.strip()
+        stage, dot, key = name.rpartition(".")
+        metric = METRICS.get(key)
+        if metric is None:
+            msg = f"{source} {setting!r}: no metric {name!r}; there are: {', '.join(METRICS)}"
+            raise ConfigError(msg)
+        if dot and metric.whole:
+            msg = f"{source} {setting!r}: {key} is of the whole run, not of stage {stage!r}; has to be {key}={text}"
+            raise ConfigError(msg)
+        try:
+            values[name] = parse(metric, text)
+        except ValueError as error:
+            like = f"2{metric.unit}" if parse is _limit else "0.5pp" if metric.unit == "%" else f"3%,2{metric.unit}"
+            msg = f"{source} {name}={text}: has to be like {like}"
+            raise ConfigError(msg) from error
+    return values
+
+
+def _of_file(option: str, example: str, path: Path) -> list[str]:
+    from ruamel.yaml import YAML  # only this needs it
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, AttributeError, YAMLError) as error:  # also a tag or a date that is none
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+        msg = f"{option}s {path}: cannot be read ({why}); it has to be YAML like '{example}'"
+        raise ConfigError(msg) from error
+    if not isinstance(content, Mapping):
+        msg = f"{option}s {path}: it has to be YAML like '{example}'"
+        raise ConfigError(msg)
+    settings = []
+    for name, value in content.items():
+        entries = value.items() if isinstance(value, Mapping) else [("", value)]
+        settings += [f"{name}.{key}={text}" if key else f"{name}={text}" for key, text in entries]
+    return settings
+
+
+def _margin(metric: Metric, text: str) -> Margin:
+    """A margin out of its text, for example `3%` or `2%,0.2ms`; a share changes by percentage points, `0.5pp`."""
+    absolute = "pp" if metric.unit == "%" else metric.unit
+    units = {absolute} if absolute == "pp" else {absolute, "%"}
+    found = {unit: value for value, unit in (_quantity(part, units) for part in text.split(","))}
+    return Margin(found.get("%", 0.0) / 100, found.get(absolute, 0.0))
+
+
+def _limit(metric: Metric, text: str) -> float:
+    return _quantity(text, {metric.unit})[0]
+
+
+def _quantity(text: str, units: Collection[str]) -> tuple[float, str]:
+    """A number and its unit, for example `40ms`; ValueError if it is none, or not in one of these units."""
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None or found[2] not in units:
+        raise ValueError(text)
+    return float(found[1]), found[2]

@@ -1,0 +1,167 @@
+"""The page of `torchperf compare`: one file that needs no network."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from torchperf_ros import __version__
+from torchperf_ros.runs.compare import verdict_text as text
+from torchperf_ros.runs.compare.comparison import Comparison, StageComparison
+from torchperf_ros.runs.compare.run_frames import RunFrames
+from torchperf_ros.runs.compare.verdict import P99, Finding, Verdict
+from torchperf_ros.runs.report.report_page import Block, Page
+from torchperf_ros.runs.report.report_pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    LEGEND,
+    ORANGE,
+    VERMILION,
+    envelope,
+    mark_budget,
+    rounded,
+)  # fmt: skip
+
+_POINTS: Final = 1500
+_WHOLE: Final = 100.0
+_BUDGET_SHOWN: Final = 3.0
+_COLOURS: Final = {"base": BLUE, "new": ORANGE}
+_BANDS: Final = "rgba(0,158,115,0.2)"
+_CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
+_MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
+
+
+def verdict_page(comparison: Comparison) -> str:
+    """The page as HTML."""
+    page = Page()
+    bad = comparison.with_verdict(Verdict.WORSE) or comparison.broken_limits or text.conspicuous(comparison)
+    notes = text.remarks(comparison)
+    page.section("", [
+        {"kind": "words", "css": "bad" if bad else "good",
+         "lines": [text.headline(comparison), *text.samples(comparison)]},
+        {"kind": "note", "title": "What to know", "items": notes} if notes else None,
+    ])  # fmt: skip
+    for stage in comparison.stages:
+        findings = [one for one in comparison.findings if one.estimate.stage == stage.name]
+        pictures = [("Latency: how many frames took longer", exceedance(stage))]
+        if stage.curve:
+            margin = next((one.margin for one in findings if one.estimate.metric is P99), math.nan)
+            pictures.append(("Each quantile: new less base", difference(stage, margin)))
+        blocks = [page.plots(*pictures), page.plots(("Latency over time", over_frames(stage)))]
+        page.section(stage.name, [_table(comparison, findings), *blocks])
+    sides = {"base": comparison.base, "new": comparison.new}
+    if findings := [one for one in comparison.findings if not one.estimate.stage]:
+        sampled = any(len(run.memory_s) for runs in sides.values() for run in runs)
+        picture = page.plots(("Memory of the workers", memory(sides))) if sampled else None
+        page.section("The whole run", [_table(comparison, findings), picture])
+    page.section("The runs", [{
+        "kind": "table", "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
+        "rows": [_run(word, run) for word, runs in sides.items() for run in runs],
+    }])  # fmt: skip
+    count = len(comparison.base) + len(comparison.new)
+    return page.render(
+        f"{text.side_name(comparison.new)} against {text.side_name(comparison.base)}",
+        f"{count} runs compared; intervals are of {1 - comparison.rules.alpha:.0%}.",
+        f"torchperf compare {__version__}. Long series are thinned so that no spike is lost; every number is of all"
+        " frames.",
+    )
+
+
+def exceedance(stage: StageComparison) -> go.Figure:
+    """What share of the frames took as long or longer: the ECDF turned over, whose logarithmic axis shows the tail."""
+    figure = go.Figure()
+    longest_ms = 0.0
+    for word, frames in (("base", stage.base), ("new", stage.new)):
+        values = np.sort(frames.total_ms[np.isfinite(frames.total_ms)])
+        longest_ms = max(longest_ms, float(values.max(initial=0.0)))
+        shares = _WHOLE * (1.0 - np.arange(len(values)) / max(len(values), 1))
+        shown = np.unique(np.round(len(values) - np.geomspace(max(len(values), 1), 1, _POINTS)).astype(int))
+        shown = shown[: len(values)]  # none of none
+        figure.add_scatter(
+            x=rounded(values[shown]), y=rounded(shares[shown]), mode="lines", name=f"{word} ({len(values):,})",
+            line={"color": _COLOURS[word], "width": 2, "shape": "hv"},
+            hovertemplate="%{y:.2f} % took %{x:.2f} ms or more",
+        )  # fmt: skip
+    if stage.new.budget_ms <= _BUDGET_SHOWN * longest_ms:  # without a deadline the budget is a day
+        mark_budget(figure, stage.new.budget_ms)
+    figure.update_xaxes(title_text="ms, receipt to publish")
+    figure.update_yaxes(title_text="% of frames took as long or longer", type="log", dtick=1)
+    figure.update_layout(height=340, legend=LEGEND, showlegend=True)
+    return figure
+
+
+def difference(stage: StageComparison, margin_ms: float) -> go.Figure:
+    """How much longer (up) or shorter each quantile of the new side is, with its interval; NaN for no margin."""
+    share, middle, low, high = (list(column) for column in zip(*stage.curve, strict=True))
+    at = [f"p{_WHOLE * one:g}" for one in share]
+    figure = go.Figure()
+    figure.add_scatter(x=at, y=rounded(high), mode="lines", line={"width": 0}, showlegend=False, hoverinfo="skip")
+    figure.add_scatter(x=at, y=rounded(low), mode="lines", line={"width": 0}, fill="tonexty", fillcolor=_BANDS,
+                       name="interval", hoverinfo="skip")  # fmt: skip
+    figure.add_scatter(
+        x=at, y=rounded(middle), mode="lines+markers", name="new less base", line={"color": GREEN, "width": 2},
+        customdata=[list(pair) for pair in zip(rounded(low), rounded(high), strict=True)],
+        hovertemplate="%{x}: %{y:+.2f} ms (%{customdata[0]:+.2f} to %{customdata[1]:+.2f})",
+    )  # fmt: skip
+    figure.add_hline(y=0, line={"color": GREY, "width": 1})
+    for side in (margin_ms, -margin_ms) if np.isfinite(margin_ms) else ():
+        figure.add_hline(y=side, line={"color": VERMILION, "dash": "dot", "width": 1})
+    figure.update_xaxes(title_text="quantile of the latency; dotted: the margin of the p99", type="category")
+    figure.update_yaxes(title_text="ms longer")
+    figure.update_layout(height=340, legend=LEGEND, showlegend=True)
+    return figure
+
+
+def over_frames(stage: StageComparison) -> go.Figure:
+    """Latency of every frame, in order; of several runs one after the other."""
+    figure = go.Figure()
+    for word, frames in (("base", stage.base), ("new", stage.new)):
+        shown = envelope(frames.total_ms, _POINTS)
+        figure.add_scatter(
+            x=shown.tolist(), y=rounded(frames.total_ms[shown]), mode="lines", name=word, opacity=0.75,
+            line={"color": _COLOURS[word], "width": 1}, hovertemplate="frame %{x}: %{y:.2f} ms",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="frame")
+    figure.update_yaxes(title_text="ms", rangemode="tozero")
+    figure.update_layout(height=300, legend=LEGEND, showlegend=True)
+    return figure
+
+
+def memory(sides: dict[str, tuple[RunFrames, ...]]) -> go.Figure:
+    """What the workers of each run used over time."""
+    figure = go.Figure()
+    for word, run in ((word, run) for word, runs in sides.items() for run in runs):
+        shown = envelope(run.memory_mib, _POINTS)
+        figure.add_scatter(
+            x=rounded(run.memory_s[shown] - run.memory_s[:1]), y=rounded(run.memory_mib[shown]), mode="lines",
+            name=word, line={"color": _COLOURS[word], "width": 2}, hovertemplate="%{x:.0f} s: %{y:,.1f} MiB",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="s")
+    figure.update_yaxes(title_text="MiB", rangemode="tozero")
+    figure.update_layout(height=260, legend=LEGEND, showlegend=True)
+    return figure
+
+
+def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
+    heads = text.columns(comparison)
+    lines: list[list[Any]] = []
+    for finding, row in zip(findings, text.rows(findings), strict=True):
+        verdict: Any = row[-1]
+        if finding.breaks_limit or finding.conspicuous:
+            verdict = {"text": row[-1], "bold": True}
+        elif finding.verdict in _CLASS:
+            verdict = {"text": row[-1], "tag": _CLASS[finding.verdict]}
+        title = f"{finding.estimate.metric.title} [{finding.estimate.metric.unit}]"
+        lines.append([title, *({"text": cell, "css": "n"} for cell in row[1:-1]), verdict])
+    head = [(name, "n" if 0 < at < len(heads) - 1 else "") for at, name in enumerate(heads)]
+    return {"kind": "table", "head": head, "rows": lines}
+
+
+def _run(word: str, run: RunFrames) -> list[Any]:
+    machine = ", ".join(str(run.fact("machine", key)) for key in _MACHINE if run.fact("machine", key))
+    shown = (Path(run.name).as_posix(), run.fact("commit") or "-", run.fact("log", "path") or "-", machine or "-")
+    return [word, *({"text": str(cell), "css": "text"} for cell in shown)]

@@ -1,0 +1,117 @@
+"""The one description of a machine, for everyone who reports figures; it does not import torch."""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_KIB_PER_MIB: Final = 1024
+_DIGITS: Final = 16
+
+
+def machine_facts(device: str = "cpu", proc: Path = Path("/proc")) -> dict[str, object]:
+    """Processor, cores, memory, device and versions, as JSON values.
+
+    `fingerprint` is a hash of those that latency depends on and that an update of software leaves as they are: `cpu`,
+    `cores`, `memory_mib`, `device`. Two machines of one kind share it.
+
+    Args:
+        device: what the models ran on: `cpu`, or the name of a CUDA device.
+        proc: the kernel's view of the machine, or a test's.
+    """
+    hardware = {
+        "cpu": cpu_model(proc),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": installed_mib(_total_mib(proc)),
+        "device": device,
+    }
+    text = "\n".join(f"{key}={value}" for key, value in hardware.items())
+    return {
+        **hardware,
+        "torch": version_of("torch"),
+        "python": platform.python_version(),
+        "fingerprint": hashlib.sha256(text.encode()).hexdigest()[:_DIGITS],
+    }
+
+
+def machine_now(device: str = "cpu") -> dict[str, object]:
+    """`machine_facts`, and what else may matter when the figures are read: kernel, load and date."""
+    return {
+        **machine_facts(device),
+        "kernel": platform.release(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+class ProcessorShare:
+    """How much of the machine's processor time others took since this object was made.
+
+    Right only once the own children have ended and were waited for.
+    """
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._start = _processor_s()
+
+    def of_others(self) -> float:
+        """What other processes used here, 0 to 1: the first thing to know about a deadline that was missed."""
+        busy_s, own_s, _, all_s = self._since()
+        return min(max(busy_s - own_s, 0.0) / all_s, 1.0)
+
+    def stolen(self) -> float:
+        """What the host of a virtual machine took for others, 0 to 1."""
+        _, _, stolen_s, all_s = self._since()
+        return stolen_s / all_s
+
+    def _since(self) -> tuple[float, float, float, float]:
+        busy_s, own_s, stolen_s, all_s = (end - start for start, end in zip(self._start, _processor_s(), strict=True))
+        return busy_s, own_s, stolen_s, max(all_s, 1e-9)
+
+
+def _processor_s() -> tuple[float, float, float, float]:
+    """Seconds of all processors so far: busy, busy for this process and its children, taken by the host, and all."""
+    times = psutil.cpu_times()
+    here_s = times.user + times.nice + times.system + times.irq + times.softirq
+    return here_s, sum(os.times()[:4]), times.steal, here_s + times.idle + times.iowait + times.steal
+
+
+def version_of(package: str) -> str:
+    """The installed version of a Python package, empty if there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def cpu_model(proc: Path = Path("/proc")) -> str:
+    """The processor's name; where it names none (Arm), the board's, else the architecture."""
+    for line in _text(proc / "cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return _text(proc / "device-tree" / "model").strip("\0\n ") or platform.machine()
+
+
+def installed_mib(seen_mib: float) -> int:
+    """The memory that is built in, from what the kernel leaves of it: the next size of 2, 3, 4, 6, 8, 12, ... MiB.
+
+    A kernel keeps a few percent for itself, another version a few more; the machine is the same. 0 stays 0.
+    """
+    sizes = (size for power in range(1, 60) for size in (1 << power, 3 << (power - 1)))
+    return next(size for size in sizes if size >= seen_mib) if seen_mib > 0 else 0
+
+
+def _total_mib(proc: Path) -> float:
+    for line in _text(proc / "meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) / _KIB_PER_MIB
+    return 0.0
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

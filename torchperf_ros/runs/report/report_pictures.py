@@ -1,0 +1,262 @@
+"""The pictures of pages, as plotly figures; colours of text and grid are the page's, light or dark.
+
+The palette is Okabe and Ito's (2008), told apart with every kind of colour vision; outcomes differ by their mark, too.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from torchperf_ros.frame.outcome import Health, Outcome
+from torchperf_ros.runs.run_log import STEPS, RunLog, StageLog
+
+if TYPE_CHECKING:
+    from torchperf_ros.runs.report.report_page import OverviewRow
+
+BLUE: Final = "#0072B2"
+SKY: Final = "#56B4E9"
+ORANGE: Final = "#E69F00"
+VERMILION: Final = "#D55E00"
+PURPLE: Final = "#CC79A7"
+GREEN: Final = "#009E73"
+GREY: Final = "#8a8f98"
+LEGEND: Final = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
+_MARKS: Final = {
+    Outcome.LATE: (ORANGE, "circle"),
+    Outcome.ERROR: (VERMILION, "triangle-up"),
+    Outcome.INVALID: (PURPLE, "diamond"),
+    Outcome.CRASHED: (VERMILION, "x"),
+    Outcome.HUNG: (PURPLE, "square"),
+    Outcome.BAD_INPUT: (GREEN, "triangle-down"),
+    Outcome.STARTING: (GREY, "circle-open"),
+}
+_TIER_COLOURS: Final = (BLUE, SKY, GREEN, PURPLE, ORANGE, GREY)  # the last one: no tier
+_STEP_COLOURS: Final = (GREY, SKY, GREEN, BLUE, PURPLE, ORANGE)
+_STEP_NAMES: Final = ("wait", "decode", "preprocess", "inference", "postprocess", "hand-over and publish")
+_MEMORY_COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
+_BINS: Final = 80
+_SLOWEST: Final = 0.01
+_LEAST: Final = -0.3  # log10: a single frame is a bar, too
+_NS_PER_MS: Final = 1e6
+_BUDGETS_SHOWN: Final = 1.5
+_HEIGHTS_PX: Final = (280, 74, 58)  # of latency, tier and health
+_GAP_PX, _AROUND_PX = 18, 110
+_MOST_NAMED: Final = 12  # logs that have their names below the picture
+_TICK, _TILT_DEGREES = 18, 30  # characters of a name there, and how it stands
+_HALF: Final = 0.5  # of a log's width
+
+
+def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """Indexes of the points to keep, in order, so that no spike is lost (the M4 aggregation, Jugel et al., 2014).
+
+    Args:
+        values: a series, NaN where unknown; unknown ones are kept only as first or last.
+        most: so many points at most, at least 4; a shorter series is kept as it is.
+    """
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    edges = np.linspace(0, count, max(most // 4, 1) + 1).astype(int)
+    kept: set[int] = set()
+    low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
+    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        kept |= {begin, end - 1, begin + int(low[begin:end].argmin()), begin + int(high[begin:end].argmax())}
+    return np.array(sorted(kept), dtype=np.int64)
+
+
+def rounded(values: Any) -> list[float | None]:  # noqa: ANN401 - any sequence of numbers
+    """For a page: to four digits, None where unknown."""
+    return [round(float(value), 4) if np.isfinite(value) else None for value in values]
+
+
+def timeline(stage: StageLog, most: int) -> go.Figure:
+    """Latency of every frame with its budget, and below, on the same axis, the tier that ran and, if known, the health.
+
+    Args:
+        stage: what to show.
+        most: points at most, for the frames that were on time and again for each outcome.
+    """
+    heights = _HEIGHTS_PX if stage.health else _HEIGHTS_PX[:2]  # the axis without data would take its labels with it
+    rows, height_px = len(heights), sum(heights) + _GAP_PX * (len(heights) - 1)
+    figure = make_subplots(
+        rows=rows, cols=1, shared_xaxes=True, row_heights=list(heights), vertical_spacing=_GAP_PX / height_px
+    )
+    frames, total_ms = stage.frames, np.asarray(stage.frames["total_ms"], dtype=np.float64)
+
+    def draw(chosen: Any, name: str, row: int = 1, y: Any = None, **look: Any) -> None:  # noqa: ANN401 - plotly's
+        x = _times(frames["t_ns"][chosen])
+        look = {"hovertemplate": "%{y:.2f} ms", **look}
+        figure.add_scatter(x=x, y=rounded(total_ms[chosen]) if y is None else y, name=name, row=row, col=1, **look)
+
+    fine = np.flatnonzero(stage.on_time)
+    draw(fine[envelope(total_ms[fine], most)], "on time", mode="lines+markers",
+         line={"color": "rgba(0,114,178,0.35)", "width": 1}, marker={"size": 3, "color": BLUE})  # fmt: skip
+    for outcome, (colour, symbol) in _MARKS.items():
+        hit = np.flatnonzero(frames["outcome"] == outcome)
+        if len(hit):
+            draw(hit[envelope(total_ms[hit], most)], f"{outcome.word.replace('_', ' ')} ({len(hit):,})", mode="markers",
+                 marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 0.5}})  # fmt: skip
+    profiled = np.flatnonzero(np.isin(frames["t_ns"], list(stage.profiled)))
+    if len(profiled):
+        draw(profiled, f"under a profiler ({len(profiled):,})", mode="markers", hovertemplate=None, hoverinfo="skip",
+             marker={"color": GREY, "symbol": "circle-open", "size": 12})  # fmt: skip
+    if np.isfinite(frames["budget_ms"]).any():
+        budget = _changes(np.asarray(frames["budget_ms"]))
+        draw(budget, "budget", y=rounded(frames["budget_ms"][budget]), mode="lines", hovertemplate="%{y:.1f} ms",
+             line={"color": VERMILION, "width": 1.5, "dash": "dash", "shape": "hv"})  # fmt: skip
+    ran = np.asarray(frames["tier"], dtype=np.float64)
+    shown = _changes(ran)
+    shown = shown[envelope(ran[shown], most)]
+    draw(shown, "tier", 2, [stage.tier_name(int(tier)) for tier in ran[shown]], mode="lines", showlegend=False,
+         hovertemplate="%{y}", line={"color": GREEN, "width": 1.5, "shape": "hv"})  # fmt: skip
+    if stage.health:
+        times, words = zip(*stage.health, strict=True)
+        end_ns = max(int(frames["t_ns"][-1]) if len(stage) else 0, times[-1])
+        figure.add_scatter(
+            x=_times([*times, end_ns]), y=[*words, words[-1]], name="health", mode="lines", showlegend=False,
+            line={"color": ORANGE, "width": 2, "shape": "hv"}, hovertemplate="%{y}", row=3, col=1,
+        )  # fmt: skip
+        ordered = [health.name for health in reversed(Health) if health.name in set(words)]
+        figure.update_yaxes(title_text="health", categoryorder="array", categoryarray=ordered, row=3, col=1)
+    names = [stage.tier_name(number) for number in sorted({int(tier) for tier in ran}, reverse=True)]
+    figure.update_yaxes(title_text="ms", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="tier", categoryorder="array", categoryarray=names, row=2, col=1)
+    figure.update_xaxes(type="date")
+    figure.update_xaxes(title_text="UTC", row=rows, col=1)
+    figure.update_layout(height=height_px + _AROUND_PX, hovermode="x unified", legend=LEGEND)
+    return figure
+
+
+def distribution(stage: StageLog) -> go.Figure:
+    """How long the answers of each tier took, on a logarithmic count, so that the tail is seen."""
+    figure = go.Figure()
+    total_ms, budget_ms = np.asarray(stage.frames["total_ms"], dtype=np.float64), _budget_ms(stage)
+    known = stage.counted & np.isfinite(total_ms)
+    highest = float(total_ms[known].max(initial=1.0))
+    if np.isfinite(budget_ms):
+        highest = min(highest * 1.02, max(budget_ms * _BUDGETS_SHOWN, float(np.percentile(total_ms[known], 99.9))))
+    edges, most = np.linspace(0.0, highest, _BINS + 1), 1
+    for tier in sorted({int(tier) for tier in stage.frames["tier"][known]}):
+        chosen = total_ms[known & (stage.frames["tier"] == tier)]
+        counts, _ = np.histogram(np.minimum(chosen, highest), edges)
+        most = max(most, int(counts.max()))
+        colour = _TIER_COLOURS[tier if tier < 0 else tier % (len(_TIER_COLOURS) - 1)]
+        figure.add_bar(
+            x=np.round((edges[:-1] + edges[1:]) / 2, 3).tolist(), y=counts.tolist(), opacity=0.7,
+            name=f"{stage.tier_name(tier)} ({len(chosen):,})", hovertemplate="%{x:.1f} ms: %{y:,} frames",
+            marker={"color": colour, "line": {"width": 0}},
+        )  # fmt: skip
+    mark_budget(figure, budget_ms)
+    figure.update_xaxes(title_text="ms, receipt to publish; last bar: and more")
+    figure.update_yaxes(title_text="frames", type="log", dtick=1, range=[_LEAST, float(np.log10(2 * most))])
+    figure.update_layout(height=320, barmode="overlay", bargap=0, showlegend=True, legend=LEGEND)
+    return figure
+
+
+def waterfall(stage: StageLog) -> go.Figure:
+    """Where the time goes, as means over frames whose steps are all known: all, each tier, and the slowest 1 %."""
+    figure = go.Figure()
+    steps = np.array([stage.frames[name] for name in STEPS], dtype=np.float64)
+    total_ms = np.asarray(stage.frames["total_ms"], dtype=np.float64)
+    known = stage.counted & np.isfinite(steps).all(axis=0) & np.isfinite(total_ms)
+    groups = [("all", known)]
+    groups += [(stage.tier_name(tier), known & (stage.frames["tier"] == tier))
+               for tier in sorted({int(tier) for tier in stage.frames["tier"][known]})]  # fmt: skip
+    if known.any():
+        groups.append(("slowest 1 %", known & (total_ms >= np.quantile(total_ms[known], 1 - _SLOWEST))))
+    groups = [(name, chosen) for name, chosen in groups if chosen.any()]
+    means = [steps[:, chosen].mean(axis=1) for _, chosen in groups]
+    rest = [
+        max(float(total_ms[chosen].mean() - mean.sum()), 0.0) for (_, chosen), mean in zip(groups, means, strict=True)
+    ]
+    for number, (name, colour) in enumerate(zip(_STEP_NAMES, _STEP_COLOURS, strict=True)):
+        lengths = [float(mean[number]) for mean in means] if number < len(STEPS) else rest
+        figure.add_bar(
+            y=[f"{group} ({int(chosen.sum()):,})" for group, chosen in groups], x=np.round(lengths, 3).tolist(),
+            name=name, orientation="h", marker={"color": colour}, hovertemplate=f"{name}: %{{x:.2f}} ms",
+        )  # fmt: skip
+    mark_budget(figure, _budget_ms(stage), text="")
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title_text="ms, mean")
+    height_px = 190 + 34 * max(len(groups), 1)
+    figure.update_layout(height=height_px, barmode="stack", bargap=0.3, legend={**LEGEND, "traceorder": "normal"})
+    return figure
+
+
+def memory(run: RunLog, most: int) -> go.Figure:
+    """Memory by whom, in MiB."""
+    figure = go.Figure()
+    sizes = {label: column for label, column in run.memory.items() if label.endswith("_mib")}  # the rest are counts
+    for number, (label, column) in enumerate(sizes.items()):
+        if np.isfinite(column).any() and np.nanmax(column) > 0:
+            shown, turn = envelope(column, most), divmod(number, len(_MEMORY_COLOURS))
+            figure.add_scatter(
+                x=_times(run.memory_t_ns[shown]), y=rounded(column[shown]), mode="lines",
+                name=label.removesuffix("_mib").replace("_", " "), hovertemplate="%{y:,.1f} MiB",
+                line={"color": _MEMORY_COLOURS[turn[1]], "width": 2, "dash": ("solid", "dot")[turn[0] % 2]},
+            )  # fmt: skip
+    figure.update_xaxes(type="date")
+    figure.update_yaxes(title_text="MiB", rangemode="tozero")
+    figure.update_layout(height=280, hovermode="x unified", legend=LEGEND)
+    return figure
+
+
+def latencies(rows: Sequence["OverviewRow"]) -> go.Figure:
+    """A point for each stage of each run; logs in the table's order, budgets as lines over the width of their log."""
+    figure = go.Figure()
+    places = {run: place for place, run in enumerate(dict.fromkeys(row.run for row in rows), start=1)}
+    for number, stage in enumerate(dict.fromkeys(row.stage for row in rows)):
+        own = [row for row in rows if row.stage == stage and math.isfinite(row.figures.p99_ms)]
+        colour = _MEMORY_COLOURS[number % len(_MEMORY_COLOURS)]
+        figure.add_scatter(
+            x=[places[row.run] for row in own], y=rounded(row.figures.p99_ms for row in own), name=stage,
+            text=[row.run for row in own], mode="markers", marker={"color": colour, "size": 6},
+            hovertemplate="%{text}: %{y:.2f} ms",
+        )  # fmt: skip
+        if budgets := [row for row in own if math.isfinite(row.figures.budget_ms)]:
+            figure.add_scatter(
+                x=[places[row.run] + side for row in budgets for side in (-_HALF, _HALF)],
+                y=[row.figures.budget_ms for row in budgets for _ in range(2)], name=f"budget of {stage}", mode="lines",
+                line={"color": colour, "width": 1.5, "dash": "dash"}, hoverinfo="skip",
+            )  # fmt: skip
+    figure.update_xaxes(type="linear", range=[1 - _HALF, len(places) + _HALF], zeroline=False)
+    if len(places) <= _MOST_NAMED:  # a name's beginning and end, which is where names of logs differ
+        names = [run if len(run) <= _TICK else f"{run[: _TICK // 2]}…{run[-_TICK // 2 + 1 :]}" for run in places]
+        figure.update_xaxes(tickvals=list(places.values()), ticktext=[name.replace("<", "&lt;") for name in names],
+                            tickangle=-_TILT_DEGREES, ticklabeloverflow="allow")  # fmt: skip
+    else:
+        figure.update_xaxes(title_text="place in the table", tickformat=",")
+    figure.update_yaxes(title_text="p99, ms", rangemode="tozero")
+    figure.update_layout(height=360, legend=LEGEND)
+    return figure
+
+
+def mark_budget(figure: go.Figure, budget_ms: float, text: str = "budget") -> None:
+    """Draw a line where the budget is, if it is known."""
+    if np.isfinite(budget_ms):
+        figure.add_vline(x=budget_ms, line={"color": VERMILION, "dash": "dash", "width": 1.5},
+                         **({"annotation_text": text, "annotation_position": "top left"} if text else {}))  # fmt: skip
+
+
+def _budget_ms(stage: StageLog) -> float:
+    known = np.asarray(stage.frames["budget_ms"], dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(known[-1]) if len(known) else float("nan")
+
+
+def _times(t_ns: Any) -> list[float]:  # noqa: ANN401 - any sequence of whole numbers
+    """Milliseconds since 1970, which is what a date axis takes."""
+    return np.round(np.asarray(t_ns, dtype=np.int64) / _NS_PER_MS, 1).tolist()  # type: ignore[no-any-return]
+
+
+def _changes(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Where a series changes; its first and its last point, too."""
+    if not len(values):
+        return np.arange(0)
+    changed = np.flatnonzero(np.diff(np.nan_to_num(values, nan=-1.0))) + 1
+    return np.unique(np.concatenate([[0], changed, [len(values) - 1]])).astype(np.int64)

@@ -1,0 +1,179 @@
+"""A run, written down: a summary and a row for each frame, as JSON for people or as Parquet for many frames.
+
+JSON: the summary, with `frames` in each of its `stages`: a list for each column of `FRAME`. Parquet: a row for each
+frame, the columns of `FRAME` after `stage`; the summary is the file's metadata under the key `torchperf_run`.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.frame.frame_table import FRAME
+from torchperf_ros.runs.run_log import RunLogError
+
+RUN_FILE: Final = "run.parquet"
+"""The run in the folder of a log that was replayed beside others."""
+SUFFIXES: Final = (".json", ".parquet")
+VERSION: Final = 1
+_KEY: Final = b"torchperf_run"
+_KIND: Final = "run"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run came to.
+
+    Attributes:
+        summary: a JSON object; see `docs/replay.md` for what stands in it.
+        frames: rows of `FRAME` by stage, in the order of the stages.
+    """
+
+    summary: Mapping[str, Any]
+    frames: Mapping[str, NDArray[np.void]]
+
+
+def check_run_path(path: Path) -> None:
+    """Find out before a long run whether its file can be written at its end.
+
+    Raises:
+        RunLogError: another suffix, no such folder, or pyarrow is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        msg = f"run {path}: has to end in .json or .parquet"
+        raise RunLogError(msg)
+    if not path.resolve().parent.is_dir() or path.is_dir():
+        msg = f"run {path}: has to be a file in a folder that exists"
+        raise RunLogError(msg)
+    if path.suffix == ".parquet":
+        _pyarrow()
+
+
+def write_run(run: Run, path: Path) -> None:
+    """Write a run to a `.json` or `.parquet` file: all of it, or nothing under this name.
+
+    Raises:
+        RunLogError: another suffix, or pyarrow is not installed.
+        OSError: it cannot be written.
+    """
+    check_run_path(path)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        if path.suffix == ".json":
+            _write_json(run, part)
+        else:
+            _write_parquet(run, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_run(path: Path) -> Run:
+    """Read what `write_run` wrote.
+
+    Raises:
+        RunLogError: it cannot be read, or is no run of this version.
+    """
+    try:
+        run = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
+    except OSError as error:
+        msg = f"run {path}: cannot be read: {error.strerror or error}"
+        raise RunLogError(msg) from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
+        raise RunLogError(msg) from error
+    return run
+
+
+def _checked(summary: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401 - whatever the file holds
+    if not isinstance(summary, dict) or summary.get("kind") != _KIND:
+        msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote"
+        raise RunLogError(msg)
+    if summary.get("v") != VERSION:
+        msg = f"run {path}: is of version {summary.get('v')}; this program reads version {VERSION}"
+        raise RunLogError(msg)
+    return summary
+
+
+def _stamped(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {"v": VERSION, "kind": _KIND, **summary}
+
+
+def _write_json(run: Run, path: Path) -> None:
+    summary = _stamped(run.summary)
+    stages = [{**stage, "frames": _lists(run.frames[stage["name"]])} for stage in summary["stages"]]
+    text = json.dumps({**summary, "stages": stages}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    path.write_bytes(_encoded(text + "\n"))
+
+
+def _encoded(text: str) -> bytes:
+    r"""JSON as UTF-8; a byte of a path that is not UTF-8 becomes an escape of JSON like `\udcff`, and is read back."""
+    return text.encode(errors="backslashreplace")
+
+
+def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
+    """Columns for JSON, which has no NaN: null."""
+    return {
+        name: [None if isinstance(value, float) and math.isnan(value) else value for value in rows[name].tolist()]
+        for name in FRAME.names or ()
+    }
+
+
+def _read_json(path: Path) -> Run:
+    summary = _checked(json.loads(path.read_text(encoding="utf-8")), path)
+    frames = {}
+    for stage in summary["stages"]:
+        columns = stage.pop("frames")
+        rows = np.empty(len(columns["seq"]), dtype=FRAME)
+        for name in FRAME.names or ():
+            rows[name] = [math.nan if value is None else value for value in columns[name]]
+        frames[str(stage["name"])] = rows
+    return Run(summary, frames)
+
+
+def _write_parquet(run: Run, path: Path) -> None:
+    pa, pq = _pyarrow()
+    kinds = [("stage", pa.dictionary(pa.int8(), pa.string()))]
+    kinds += [(name, pa.from_numpy_dtype(FRAME[name])) for name in FRAME.names or ()]
+    summary = _encoded(json.dumps(_stamped(run.summary), allow_nan=False, ensure_ascii=False))
+    schema = pa.schema(kinds, metadata={_KEY: summary})
+    names = list(run.frames)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for index, rows in enumerate(run.frames.values()):
+            stage = pa.DictionaryArray.from_arrays(pa.array(np.full(len(rows), index, np.int8)), pa.array(names))
+            columns = [pa.array(np.ascontiguousarray(rows[name])) for name in FRAME.names or ()]
+            writer.write_table(pa.Table.from_arrays([stage, *columns], schema=schema))
+
+
+def _read_parquet(path: Path) -> Run:
+    pa, pq = _pyarrow()
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        msg = f"run {path}: is no Parquet file: {error}"
+        raise RunLogError(msg) from error
+    summary = _checked(json.loads((table.schema.metadata or {})[_KEY]), path)
+    stage = np.asarray(table["stage"].to_pylist(), dtype=object)
+    frames = {}
+    for entry in summary["stages"]:
+        mine = stage == entry["name"]
+        rows = np.empty(int(mine.sum()), dtype=FRAME)
+        for name in FRAME.names or ():
+            rows[name] = table[name].to_numpy()[mine]
+        frames[str(entry["name"])] = rows
+    return Run(summary, frames)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        msg = "Parquet needs pyarrow, which is not installed: `pip install 'torchperf_ros[logs]'`, or use .json"
+        raise RunLogError(msg) from error
+    return pa, pq

@@ -1,0 +1,344 @@
+"""Everything that a `RunLog` is read from: recorded logs, records, incident folders with both, and replayed runs."""
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.logs.log_folder import SUFFIXES as LOG_SUFFIXES
+from torchperf_ros.logs.log_folder import is_log
+from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.runs.run_file import RUN_FILE, SUFFIXES, read_run
+from torchperf_ros.runs.run_log import LoggedAlert, RunLog, RunLogBuilder, RunLogError, StageLog
+
+Progress = Callable[[int, int], None]
+"""Is given how many of how many messages or bytes have been read."""
+
+_METADATA: Final = "metadata.yaml"
+_NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed run"
+_SHOWN: Final = 6
+
+
+def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[RunLog]:
+    """Everything that a path holds.
+
+    Args:
+        path: a recorded log as `LogReader` takes it, a `.jsonl` file of records, a `.json` or `.parquet` file that
+            `torchperf replay` wrote, or a folder with such.
+        progress: is given how far it is.
+        node: only this one, where a recorded log holds several.
+
+    Raises:
+        RunLogError: it does not exist, holds nothing of the kind, or cannot be read.
+    """
+    if not path.exists():
+        msg = f"log {path}: does not exist"
+        raise RunLogError(msg)
+    name = path.resolve().name
+    if path.suffix == ".jsonl":
+        return [_read_records(path, name, progress)]
+    if path.is_file() and path.suffix in SUFFIXES:
+        return [_read_run(path, name)]
+    if path.is_file():
+        return _read_log(path, name, progress, node)
+    if replayed := sorted([*path.glob(RUN_FILE), *path.glob(f"*/{RUN_FILE}")]):
+        return [_beside(file, name if file.parent == path else file.parent.name) for file in replayed]
+    documents, recordings = tuple(sorted(path.glob("*.json"))), recorded_logs(path)
+    if records := [file for file in sorted(path.glob("*.jsonl")) if _is_newest(file)]:
+        # They say more than the topics do; what was recorded beside them shows the inputs.
+        names = [name if len(records) == 1 else f"{name}/{file.name}" for file in records]
+        runs = [_read_records(file, shown, progress) for file, shown in zip(records, names, strict=True)]
+    else:
+        runs = _read_logs(path, name, recordings, progress, node)
+    return [replace(run, documents=documents, recordings=recordings) for run in runs]
+
+
+# -- recorded logs ----------------------------------------------------------------------------------------------------
+
+_ARRAY: Final = "std_msgs/msg/Float64MultiArray"
+_DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
+_TOPICS: Final = {"latency_stages": _ARRAY, "memory_stats": _ARRAY, "anomaly": _DIAGNOSTICS}
+_LITTLE_ENDIAN: Final = b"\x00\x01"
+_MESSAGES_AT_ONCE: Final = 1_000
+
+
+def recorded_logs(path: Path) -> tuple[Path, ...]:
+    """The recorded logs that a path stands for; none if it is something else."""
+    if path.is_file():
+        return (path,) if is_log(path) else ()
+    if (path / _METADATA).is_file():
+        return (path,)
+    folders = (folder for folder in sorted(path.glob("*")) if (folder / _METADATA).is_file() or _log_files(folder))
+    return tuple(_log_files(path) or folders)
+
+
+def _log_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*") if file.name.endswith(LOG_SUFFIXES))
+
+
+def _read_logs(
+    path: Path, name: str, recordings: tuple[Path, ...], progress: Progress, node: str | None
+) -> list[RunLog]:
+    """The recorded logs in a folder: its files are one log, folders in it are several."""
+    logs = {log: name if len(recordings) == 1 else f"{name}/{log.name}" for log in recordings}
+    if len(recordings) > 1 and recordings[0].is_file():
+        logs = {path: name}
+    runs: list[RunLog] = []
+    errors = [] if logs else [f"log {path}: {_NO_LOG}, and holds none"]
+    for log, shown in logs.items():
+        try:
+            runs += _read_log(log, shown, progress, node)
+        except RunLogError as error:
+            errors.append(str(error))
+    if not runs:
+        raise RunLogError(errors[0])
+    return [replace(run, troubles=(*run.troubles, *errors)) for run in runs]
+
+
+class _Rows:
+    """Reads labelled arrays: after the first of its kind, only the numbers at the end of the bytes are new."""
+
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
+        self._labels: list[str] = []
+        self._prefix = b""
+        self._numbers = struct.Struct("")
+
+    def read(self, message: LogMessage) -> dict[str, float]:
+        raw = message.data
+        if not self._labels or raw[: -self._numbers.size] != self._prefix:
+            array = self._log.decode(message)
+            labels = [dim.label for dim in array.layout.dim][: len(array.data)]
+            if raw[:2] != _LITTLE_ENDIAN or len(labels) != len(array.data) or not labels:
+                return dict(zip(labels, map(float, array.data), strict=False))
+            self._labels, self._numbers = labels, struct.Struct(f"<{len(labels)}d")
+            self._prefix = raw[: -self._numbers.size]
+        return dict(zip(self._labels, self._numbers.unpack_from(raw, len(raw) - self._numbers.size), strict=True))
+
+
+def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> list[RunLog]:
+    """What nodes said about themselves, one log for each node; what is damaged is left out, and listed."""
+    notes: list[str] = []
+    try:
+        if path.is_file() and not is_log(path):
+            msg = f"log {path}: {_NO_LOG}"
+            raise RunLogError(msg)
+        with LogReader(path, notes.append) as log:
+            nodes = sorted({_node(topic.name) for topic in log.topics.values() if _is_wanted(topic)})
+            builders = {found: RunLogBuilder(found) for found in nodes if node in {None, found}}
+            if not builders:
+                raise RunLogError(_nothing(path, log, nodes, node))
+            _fold_log(log, builders, progress)
+            missing = {found: _missing(log, found) for found in builders}
+    except LogError as error:
+        raise RunLogError(str(error)) from error
+    except OSError as error:
+        msg = f"log {path}: cannot be read: {error.strerror or error}"
+        raise RunLogError(msg) from error
+    runs = []
+    for found, builder in builders.items():
+        for note in notes:
+            builder.trouble(note)
+        shown = name if len(builders) == 1 else f"{name} {found}"
+        runs.append(replace(builder.build(shown, path, missing[found]), recordings=(path,)))
+    return runs
+
+
+def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: Progress) -> None:
+    wanted = {f"{found}/{topic}": type_name for found in builders for topic, type_name in _TOPICS.items()}
+    wanted["/diagnostics"] = _DIAGNOSTICS
+    topics = [topic for topic in log.topics.values() if wanted.get(topic.name) == topic.type_name]
+    total = sum(max(topic.count, 0) for topic in topics)
+    rows = {topic.name: _Rows(log) for topic in topics}
+    done = 0
+    for done, message in enumerate(log.messages([topic.name for topic in topics]), start=1):
+        if done % _MESSAGES_AT_ONCE == 0:
+            progress(done, total)
+        found, _, topic = message.topic.rpartition("/")
+        try:
+            if message.type_name != wanted[message.topic]:
+                continue
+            if topic == "latency_stages":
+                builders[found].row(message.t_ns, rows[message.topic].read(message))
+            elif topic == "memory_stats":
+                builders[found].memory(message.t_ns, rows[message.topic].read(message))
+            elif topic == "anomaly":
+                builders[found].on_anomaly(message.t_ns, log.decode(message))
+            else:
+                diagnostics = log.decode(message)
+                for builder in builders.values():
+                    builder.on_diagnostics(message.t_ns, diagnostics)
+        except BadInput as error:
+            for builder in builders.values():
+                builder.trouble(f"topic {message.topic}: {error}")
+    progress(done, total)
+    for builder in builders.values() if done < total else ():
+        builder.trouble(f"{total - done:,} of {total:,} messages cannot be read")
+
+
+def _node(topic: str) -> str:
+    return topic.rpartition("/")[0]
+
+
+def _is_wanted(topic: LogTopic) -> bool:
+    """Whether only a node publishes such a topic, as `/perf/latency_stages`."""
+    return _node(topic.name) != "" and _TOPICS.get(topic.name.rpartition("/")[2]) == topic.type_name
+
+
+def _missing(log: LogReader, node: str) -> list[str]:
+    expected = {
+        f"{node}/latency_stages": "latencies, tiers and outcomes",
+        f"{node}/memory_stats": "memory",
+        f"{node}/anomaly": "anomalies",
+        "/diagnostics": "names of stages and tiers, health",
+    }
+    there = {topic.name for topic in log.topics.values() if topic.count}
+    return [f"no {topic} in this log: {what}" for topic, what in expected.items() if topic not in there]
+
+
+def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> str:
+    topics = sorted(log.topics)
+    shown = ", ".join(topics[:_SHOWN]) + (f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else "")
+    others = f"; it has the nodes {', '.join(nodes)}" if nodes else ""
+    return (
+        f"log {path}: no node's topics such as {node or '/perf'}/latency_stages{others}; record them with "
+        f"`ros2 bag record -e '/perf/.*|/diagnostics'`; it has {shown or 'no topics'}"
+    )
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+_VERSION: Final = 1
+_ROTATED: Final = re.compile(r"(?P<stem>.+?)(\.(?P<number>\d+))?\.jsonl")
+_LINES_AT_ONCE: Final = 5_000
+
+
+def _rotated(path: Path) -> list[Path]:
+    """This file and those that were rotated away from it, oldest first: `records.2.jsonl`, ..., `records.jsonl`."""
+    match = _ROTATED.fullmatch(path.name)
+    if match is None or match["number"]:
+        return [path]
+    older = [(int(other["number"]), file) for file in path.parent.iterdir() if (other := _ROTATED.fullmatch(file.name))
+             and other["stem"] == match["stem"] and other["number"]]  # fmt: skip
+    return [file for _, file in sorted(older, reverse=True)] + [path]
+
+
+def _is_newest(path: Path) -> bool:
+    """Whether this is `records.jsonl` rather than `records.3.jsonl`."""
+    match = _ROTATED.fullmatch(path.name)
+    return match is not None and match["number"] is None
+
+
+def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
+    """A file of records, and those rotated away from it; kinds and fields that are not known are passed over."""
+    files = _rotated(path)
+    builder = RunLogBuilder("/perf")
+    kinds: dict[str, int] = {}
+    broken = lost = done = 0
+    try:
+        total = sum(file.stat().st_size for file in files)
+        for file in files:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines):
+                    done += len(line)
+                    if number % _LINES_AT_ONCE == 0:
+                        progress(done, total)
+                    try:
+                        record = json.loads(line)
+                        kind = str(record["kind"]) if record["v"] == _VERSION else "of another version"
+                        lost += int(record["records"]) if kind == "drops" else 0
+                        _fold_record(builder, kind, record)
+                        kinds[kind] = kinds.get(kind, 0) + 1
+                    except (ValueError, KeyError, TypeError, AttributeError):
+                        broken += 1  # a line that was being written when the power went, for example
+    except OSError as error:
+        msg = f"log {path}: cannot be read: {error.strerror or error}"
+        raise RunLogError(msg) from error
+    progress(total, total)
+    if not kinds:
+        msg = f"log {path}: none of its {broken:,} lines is a record; one begins like {{'v': 1, 'kind': 'frame', ...}}"
+        raise RunLogError(msg)
+    if broken:
+        builder.trouble(f"{broken:,} lines could not be read and were left out (a cut-off last line is normal)")
+    if lost:
+        builder.trouble(f"{lost:,} records were not written by the node: too many at once, or no room on the disk")
+    if other := kinds.get("of another version"):
+        builder.trouble(f"{other:,} records are of another version than {_VERSION} and were left out")
+    expected = {"frame": "latencies", "memory": "memory", "health": "health", "anomaly": "anomalies"}
+    missing = [f"no records of kind {kind}: {what}" for kind, what in expected.items() if kind not in kinds]
+    return builder.build(name, path, missing)
+
+
+def _fold_record(builder: RunLogBuilder, kind: str, record: dict[str, Any]) -> None:
+    if kind == "frame":
+        builder.frame(record)
+    elif kind == "memory":
+        builder.memory(int(record["t_ns"]), record["values"])
+    elif kind == "health":
+        builder.health(int(record["t_ns"]), str(record["stage"]), str(record["to"]))
+    elif kind == "anomaly":
+        builder.anomaly(_anomaly(record))
+    elif kind == "dropped":
+        builder.drops(str(record["stage"]), int(record["superseded"]) + int(record["stale"]))
+    elif kind == "start":
+        builder.node = str(record.get("node", builder.node))
+        builder.versions(record.get("versions") or {})
+        for stage in record.get("stages") or ():
+            builder.tiers(str(stage["name"]), map(str, stage.get("tiers") or ()))
+
+
+def _anomaly(entry: Mapping[str, Any]) -> LoggedAlert:
+    values = {str(key): str(value) for key, value in (entry.get("values") or {}).items()}
+    return LoggedAlert(int(entry["t_ns"]), str(entry["level"]), str(entry["name"]), str(entry["message"]), values)
+
+
+# -- runs that a replay wrote -----------------------------------------------------------------------------------------
+
+_NO_DEADLINES: Final = "fast"
+_MEMORY: Final = {"rss_mib": "workers_rss_mib", "own_rss_mib": "node_rss_mib"}
+_SOFTWARE: Final = ("torchperf_ros", "commit", "pace")
+
+
+def _read_run(path: Path, name: str) -> RunLog:
+    """What `write_run` wrote."""
+    run = read_run(path)
+    summary, stages = run.summary, []
+    for entry in summary["stages"]:
+        frames = run.frames[entry["name"]]
+        frames = frames[np.argsort(frames["t_ns"], kind="stable")]
+        if summary.get("pace") == _NO_DEADLINES:
+            frames["budget_ms"] = frames["lateness_ms"] = np.nan
+        drops = [entry[word] for word in ("superseded", "stale") if word in entry]
+        reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
+        at_ns = dict(zip(frames["seq"].tolist(), frames["t_ns"].tolist(), strict=True)) if reasons else {}
+        stages.append(
+            StageLog(
+                str(entry["name"]), tuple(map(str, entry.get("tiers") or ())), frames,
+                dropped=sum(drops) if drops else None,
+                reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
+            )
+        )  # fmt: skip
+    memory = summary.get("memory") or {}  # sampled in the replay's time from its start on
+    begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
+    log = Path(str((summary.get("log") or {}).get("path", "")))
+    return RunLog(
+        name, path, "/perf", tuple(stages), begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64),
+        {label: np.array(memory[key], dtype=np.float64) for key, label in _MEMORY.items() if key in memory},
+        tuple(sorted(map(_anomaly, summary.get("anomalies") or ()), key=lambda anomaly: anomaly.t_ns)),
+        {key: str(summary[key]) for key in _SOFTWARE if key in summary},
+        missing=() if memory.get("t_ns") else ("no memory samples in this run: memory",),
+        troubles=tuple(map(str, summary.get("troubles") or ())),
+        recordings=recorded_logs(log) if log.is_absolute() and log.exists() else (),
+    )  # fmt: skip
+
+
+def _beside(file: Path, name: str) -> RunLog:
+    """A run in the folder of its log; where the log is gone, what was recorded beside the run may show its inputs."""
+    run = _read_run(file, name)
+    return run if run.recordings else replace(run, recordings=tuple(sorted(file.parent.glob("*.mcap"))))

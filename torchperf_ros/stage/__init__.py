@@ -1,0 +1,1 @@
+"""One stage, from mailbox to answer: receive and hand over, wait and decide, answer."""

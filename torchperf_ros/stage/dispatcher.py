@@ -1,0 +1,294 @@
+"""Who runs what: writes frames into the ring, hands them to workers, and takes their responses."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
+from torchperf_ros.frame.frame import Frame, StepTimes, stamp_age_ms
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.stage_counters import StageCounters
+from torchperf_ros.frame.tier_ladder import TierLadder
+from torchperf_ros.frame.waiting import HedgeRule
+from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.frame_in_flight import FrameInFlight, Result, Verdict
+from torchperf_ros.workers.frame_ring import InputBytes
+from torchperf_ros.workers.protocol import Response
+from torchperf_ros.workers.worker_pool import WorkerPool
+from torchperf_ros.workers.worker_process import WorkerProcess
+
+_REHEARSE_AFTER_NS = 5 * NS_PER_S
+_LONGEST_PROBE = 0.5  # of what a worker is killed for
+_INTERVALS = 8  # the shortest of so many says when the next frame may come
+
+
+@dataclass(slots=True)
+class LatestInput:
+    """The newest message of another input than the trigger.
+
+    Attributes:
+        index: in the adapter's `inputs`.
+        stamp_ns: its stamp, 0 if none.
+        data: CDR bytes.
+        received_ns: monotonic receipt.
+        age_ms: ROS time from stamp to receipt, NaN if unknown.
+    """
+
+    index: int
+    stamp_ns: int
+    data: bytes
+    received_ns: int
+    age_ms: float
+
+    def beside(self, frame: Frame) -> InputBytes:
+        """As it goes into the frame's record; it ages until the frame's receipt, also when no newer one comes.
+
+        The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where the
+        frame's stamp does not tell it.
+        """
+        waited_ns, ros_ns = frame.received_ns - self.received_ns, frame.ros_ns(frame.received_ns)
+        age_ms = self.age_ms + waited_ns / NS_PER_MS if ros_ns is None else stamp_age_ms(self.stamp_ns, ros_ns)
+        return InputBytes(self.index, self.stamp_ns, age_ms, self.data, max(waited_ns, 0) // NS_PER_US)
+
+
+class Dispatcher:
+    """The stage's view of its workers; every call holds the stage's lock.
+
+    The worker that ran last is preferred (its caches are warm); while it is busy the other takes over and becomes the
+    preferred one, so that a first worker that comes back becomes the standby.
+
+    Attributes:
+        latest: the newest message of each other input than the trigger.
+        hedge_rule: whether the standby also runs frames that are overdue.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, ladder: TierLadder, outputs: FallbackOutputs, statistics: StageCounters
+    ) -> None:
+        """Take the stage's parts."""
+        self.latest: dict[int, LatestInput] = {}
+        self.hedge_rule = HedgeRule()
+        self._pool = pool
+        self._ladder = ladder
+        self._outputs = outputs
+        self._statistics = statistics
+        self._preferred: WorkerProcess | None = None
+        self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
+        self._probe: int | None = None  # tier that the practice is to try; None: a rehearsal
+        self._lessons: list[tuple[int, float, float]] = []
+        self._started = 0  # frames
+        self._to_retry: FrameInFlight | None = None
+        self._retrying: WorkerProcess | None = None
+        self._has_run: WeakSet[WorkerProcess] = WeakSet()
+        self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
+        self._last_received_ns = 0
+
+    def write(self, in_flight: FrameInFlight, data: bytes | memoryview) -> None:
+        """Write the frame and the latest other inputs into the ring."""
+        frame = in_flight.frame
+        if self._last_received_ns:
+            self._intervals_ns.append(frame.received_ns - self._last_received_ns)
+        self._last_received_ns = frame.received_ns
+        inputs = [
+            InputBytes(0, frame.stamp_ns, frame.age_ms, data),
+            *(each.beside(frame) for each in self.latest.values()),
+        ]
+        try:
+            in_flight.offset, in_flight.length = self._pool.ring.write(frame.seq, inputs)
+        except ValueError as error:
+            in_flight.fail(Outcome.BAD_INPUT, f"the inputs together are too large: {error}")
+        else:
+            in_flight.number, self._started = self._started, self._started + 1
+
+    @property
+    def hedges(self) -> bool:
+        """Whether a frame that is overdue is run on the standby as well."""
+        return self.hedge_rule.allowed
+
+    def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
+        """An idle worker: one that records if there is, else the preferred one, else another."""
+        idle = [worker for worker in self._pool.everyone if worker is not other_than and worker.idle]
+        return min(idle, key=lambda worker: (not worker.recording, worker is not self._preferred), default=None)
+
+    def other_usable(self, worker: WorkerProcess | None) -> bool:
+        """Whether another worker is there, idle or busy."""
+        return any(other is not worker and other.available for other in self._pool.everyone)
+
+    def may_have_backup(self, in_flight: FrameInFlight) -> bool:
+        """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
+        if in_flight.failure is Outcome.BAD_INPUT or in_flight.backup_result is not None or in_flight.backup_failed:
+            return False
+        if in_flight.suspect and in_flight.backup is None:
+            return False
+        return Fallback.BACKUP in self._pool.config.fallback and self.other_usable(in_flight.runner)
+
+    def why_late(self, in_flight: FrameInFlight, now_ns: int) -> Verdict:
+        """What a frame without a result comes to when its time is up, and why."""
+        if in_flight.failure is not None:
+            return in_flight.failure, in_flight.reason
+        if in_flight.runner is not None:
+            busy_ms = (now_ns - in_flight.runner.busy_since_ns) / NS_PER_MS
+            tier = self._pool.config.tiers[in_flight.tier]
+            reason = f"tier {tier} on worker {in_flight.runner.number} was not done after {busy_ms:.1f} ms"
+            return Outcome.LATE, reason
+        if self._pool.ready:
+            return Outcome.LATE, f"no worker is free: {self._pool.progress}"
+        return Outcome.STARTING, self._pool.progress
+
+    def start(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
+        """Run the frame in flight on an idle worker, if there is one, on the tier that fits the time left.
+
+        Args:
+            in_flight: the current frame.
+            fresh_ms: time that a frame has which did not wait; decides the ladder's level.
+            now_ns: monotonic time.
+        """
+        tier = None
+        while worker := self._idle_worker():
+            tier = self._ladder.choose(in_flight.left_ms(now_ns), fresh_ms, now_ns) if tier is None else tier
+            if not self._hand_over(worker, in_flight, tier, now_ns):
+                continue  # it has just died and is no longer idle
+            backup_ms = self._ladder.predicted_ms(self._ladder.last)
+            in_flight.started(worker, tier, now_ns, self._ladder.predicted_ms(tier), backup_ms)
+            self._preferred = worker
+            if self._pool.config.backup == "active":
+                self.start_backup(in_flight, now_ns)
+            return
+
+    def start_backup(self, in_flight: FrameInFlight, now_ns: int) -> None:
+        """Run the frame in flight on another worker as well, on the cheapest tier, if one is idle."""
+        hedged = in_flight.failure is None and self._pool.config.backup != "active"
+        if hedged and in_flight.runner is not None and in_flight.runner.is_ending:
+            in_flight.hedge_ns = 0  # it is no overdue frame, but one that has ended its runner
+            return
+        worker = self._idle_worker(other_than=in_flight.runner)
+        if worker is not None and self._hand_over(worker, in_flight, self._ladder.last, now_ns):
+            in_flight.backup, in_flight.hedged = worker, hedged
+            self._statistics.backups += 1
+
+    def _hand_over(self, worker: WorkerProcess, in_flight: FrameInFlight, tier: int, now_ns: int) -> bool:
+        observe = worker.observed is None or worker.observed < in_flight.number
+        handed = worker.run(
+            tier, in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns,
+            observe=observe, leave_ns=in_flight.leave_ns, missed=_missed(worker, in_flight),
+        )  # fmt: skip
+        if handed:
+            self._running[worker] = in_flight
+            worker.observed = in_flight.number
+        return handed
+
+    def _observe(self, in_flight: FrameInFlight, now_ns: int, *, one: bool = False) -> None:
+        """Let the workers that did not run this frame advance their histories all the same, or only one of them.
+
+        A worker that has seen a later frame already keeps the gap: histories go forward only.
+        """
+        if self._pool.description is None or not self._pool.description.observes or not in_flight.length:
+            return
+        for worker in self._pool.everyone:
+            if worker.observed is None or worker.observed < in_flight.number:
+                missed = _missed(worker, in_flight)
+                if worker.observe(in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, missed=missed):
+                    worker.observed = in_flight.number
+                else:
+                    self._statistics.missed_observations += 1
+                if one:
+                    return
+
+    def practise(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
+        """After an answer, with no frame waiting: run its frame once more where that helps and costs no deadline.
+
+        A spare worker that has not run for a while rehearses on the cheapest tier: a run that nobody waits for brings
+        its code and memory back (the first run of a process can take ten times as long). Else a frame that was late
+        may be run again, to find out whose fault that was. Else the ladder may want to know how long the next tier up
+        takes now.
+        """
+        first = self._idle_worker()
+        if first is None or not in_flight.length or None in self._running.values():
+            return
+        spare = self._idle_worker(other_than=first)
+        if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
+            tier, worker, self._probe = self._ladder.last, spare, None
+            self._statistics.rehearsals += 1
+        elif spare is not None and spare in self._has_run and self._to_retry is not None:
+            late, self._to_retry = self._to_retry, None
+            if spare.run(self._ladder.last, late.frame.seq, late.offset, late.length, now_ns, observe=False):
+                self._running[spare], self._retrying, self._probe = None, spare, None
+            return
+        else:
+            next_ns = self._last_received_ns + min(self._intervals_ns, default=0)
+            room_ms = math.inf if spare is not None else max(0.0, (next_ns - now_ns) / NS_PER_MS)
+            wanted = self._ladder.probe(fresh_ms, now_ns, room_ms, _LONGEST_PROBE * self._pool.config.hang_ms)
+            if wanted is None:
+                return
+            tier, worker, self._probe = wanted, spare or first, wanted
+            self._statistics.probes += 1
+        if worker.run(tier, in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, observe=False):
+            self._running[worker] = None
+
+    def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
+        """Take a response: give it to the frame that it belongs to, and note its times for `learn`."""
+        took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
+        steps = _step_times(response)
+        outcome = Outcome(response.outcome)
+        in_flight = self._running.pop(worker)
+        is_cold = worker not in self._has_run
+        self._has_run.add(worker)
+        if in_flight is not None and worker is in_flight.runner:
+            in_flight.survived = True
+            if in_flight.answered:
+                self._observe(in_flight, now_ns)
+        if in_flight is not None and not is_cold and not math.isnan(steps.inference_ms):
+            self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
+        if worker is self._retrying:
+            self._retrying = None
+            if outcome is Outcome.ON_TIME:  # else it was overwritten meanwhile, or has another fault
+                self.hedge_rule.retried(in_time=took_ms <= fresh_ms)
+        elif in_flight is None:
+            if self._probe is not None:
+                good = outcome is Outcome.ON_TIME and response.tier == self._probe
+                self._ladder.probed(self._probe, steps.inference_ms, took_ms if good else math.inf, fresh_ms)
+        elif outcome is not Outcome.ON_TIME:
+            in_flight.lost(worker, outcome, payload.decode(errors="replace"))
+        elif in_flight.answered:
+            self._statistics.late_results += 1
+            self._outputs.remember(payload, in_flight.frame, late=True)
+            if worker is in_flight.runner and in_flight.backup is None and self.hedge_rule.wants_retrial():
+                self._to_retry = in_flight
+        elif worker is in_flight.runner:
+            in_flight.result = Result(payload, response.tier, steps)
+        else:
+            in_flight.backup_result = Result(payload, response.tier, steps)
+
+    def learn(self, answered: FrameInFlight, now_ns: int) -> None:
+        """Learn from a frame, and let the other workers see it; done when its answer is out."""
+        if answered.hedged and answered.result is None:
+            self.hedge_rule.hedged(in_time=answered.backup_result is not None)
+        if answered.survived or answered.runner is None:  # nobody had time to run it: one of them is to see it
+            self._observe(answered, now_ns, one=answered.runner is None)
+        for tier, inference_ms, overhead_ms in self._lessons:
+            self._ladder.learn(tier, inference_ms, overhead_ms)
+        self._lessons.clear()
+
+    def lost(self, worker: WorkerProcess) -> None:
+        """A worker is gone, whatever it was doing."""
+        practised = worker in self._running
+        in_flight = self._running.pop(worker, None)
+        if worker is self._retrying:
+            self._retrying = None
+            self.hedge_rule.retried(in_time=False)
+        elif practised and in_flight is None and self._probe is not None:
+            self._ladder.probed(self._probe, math.nan, math.inf, 0.0)
+        if in_flight is not None:
+            reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
+            in_flight.lost(worker, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+
+
+def _missed(worker: WorkerProcess, in_flight: FrameInFlight) -> int:
+    """Started frames that the worker has not been told of since the last one that it was; a new one misses none."""
+    return 0 if worker.observed is None else max(0, in_flight.number - worker.observed - 1)
+
+
+def _step_times(response: Response) -> StepTimes:
+    values = (response.decode_ns, response.preprocess_ns, response.inference_ns, response.postprocess_ns)
+    return StepTimes(*(value / NS_PER_MS if value >= 0 else math.nan for value in values))

@@ -1,0 +1,137 @@
+"""What can stand in for a missing result: the last good output, and the stop made from it."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.frame.clock import NS_PER_MS
+from torchperf_ros.frame.frame import USABLE_AGE_MS, Frame, usable_age_ms
+from torchperf_ros.frame.outcome import Fallback
+from torchperf_ros.frame.stop_output import TimedPath, can_stop
+
+
+@dataclass
+class _Made:
+    """An output, and the frame that it was computed from."""
+
+    payload: bytes
+    frame: Frame
+
+    @functools.cached_property
+    def path(self) -> TimedPath | None:
+        return TimedPath.read(self.payload)
+
+
+class FallbackOutputs:
+    """Remembers the newest good output, and makes the stop output from it.
+
+    A stop is made once per failure: from the frame that it is published for until one is answered otherwise, with a
+    fresh result or a held output, every frame gets the same bytes. So the vehicle keeps to one braking trajectory. It
+    ends at standstill, where the vehicle stays however long the failure lasts, and whatever results come late: a stop
+    that began anew with each of them would never end.
+
+    Only the stage's thread calls, except for `forget`.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing to hold."""
+        self._not_before_ns = 0
+        self._good: _Made | None = None
+        self._stop: _Made | None = None
+        self._stopping = False  # the stop is what was published last
+
+    def forget(self, now_ns: int) -> None:
+        """Hold nothing of what was received before now (monotonic): the vehicle may be elsewhere when frames return."""
+        self._not_before_ns = now_ns
+        self._good = self._stop = None
+        self._stopping = False
+
+    def remember(self, payload: bytes, frame: Frame, *, late: bool = False) -> None:
+        """A good output of a frame, published or late; an older one than the held one is ignored."""
+        if not (late and self._stopping):
+            self._stop, self._stopping = None, False
+        is_newer = self._good is None or frame.seq > self._good.frame.seq
+        if is_newer and frame.received_ns >= self._not_before_ns:
+            self._good = _Made(payload, frame)
+
+    def prepare(self, config: StageConfig, output_type: str, answer_ns: int, ros_answer_ns: int) -> None:
+        """Make the stop output ahead of the deadline, if the answer may come to need it; takes at most some 2 ms.
+
+        There is none where the last good output does not say where the vehicle is at that time: see `TimedPath`.
+
+        Args:
+            config: the stage's configuration.
+            output_type: message type of the output.
+            answer_ns: monotonic time of the deadline.
+            ros_answer_ns: the same in ROS time; braking begins then, unless this is no time of the output's own: before
+                the first `/clock`, or for a log that is played without one.
+        """
+        good = self._good
+        if self._stop is not None or good is None or Fallback.STOP not in config.fallback or not can_stop(output_type):
+            return
+        if self._choose(config, answer_ns, backup=False, stop=True) is Fallback.STOP:
+            begin_ns = _in_time_of(good.frame, answer_ns, ros_answer_ns)
+            stop = good.path.stop(begin_ns, config.stop_deceleration) if good.path is not None else None
+            self._stop = _Made(stop, good.frame) if stop is not None else None
+
+    def choose(self, config: StageConfig, answer_ns: int, *, backup: bool = False) -> Fallback:
+        """The first configured fallback that is available for an answer at `answer_ns`, which it is then given.
+
+        Args:
+            config: the stage's configuration.
+            answer_ns: monotonic time of the answer.
+            backup: whether the backup has a result of this frame.
+        """
+        chosen = self._choose(config, answer_ns, backup=backup, stop=self._stop is not None)
+        self._stopping = chosen is Fallback.STOP
+        if not self._stopping:
+            self._stop = None
+        return chosen
+
+    def _choose(self, config: StageConfig, answer_ns: int, *, backup: bool, stop: bool) -> Fallback:
+        age_ms = None if self._good is None else (answer_ns - self._good.frame.received_ns) / NS_PER_MS
+        return choose_fallback(
+            config.fallback, backup=backup, last_age_ms=age_ms, hold_last_ms=config.hold_last_ms, stop=stop
+        )
+
+    def payload(self, fallback: Fallback | None) -> bytes | None:
+        """The bytes to publish for `hold_last` and `stop`; None for the others."""
+        made = {Fallback.HOLD_LAST: self._good, Fallback.STOP: self._stop}.get(fallback) if fallback else None
+        return None if made is None else made.payload
+
+    @property
+    def stamp_ns(self) -> int:
+        """Stamp of the frame that the held output, or the stop, was computed from; 0: there is none."""
+        made = self._stop if self._stopping else self._good
+        return 0 if made is None else made.frame.stamp_ns
+
+
+def _in_time_of(frame: Frame, now_ns: int, ros_now_ns: int) -> int:
+    """ROS time of now; if that is far from where the frame's stamp says it should be, the latter."""
+    if not frame.stamp_ns:
+        return ros_now_ns
+    since_ms = usable_age_ms(frame.age_ms) + (now_ns - frame.received_ns) / NS_PER_MS
+    expected_ns = frame.stamp_ns + round(since_ms * NS_PER_MS)
+    return ros_now_ns if abs(ros_now_ns - expected_ns) <= USABLE_AGE_MS * NS_PER_MS else expected_ns
+
+
+def choose_fallback(
+    order: Sequence[Fallback], *, backup: bool, last_age_ms: float | None, hold_last_ms: float, stop: bool
+) -> Fallback:
+    """The first fallback in `order` that can be published.
+
+    Args:
+        order: as configured.
+        backup: the backup worker has a fresh result for this frame.
+        last_age_ms: age of the last good output in ms, counted from the receipt of its frame; None if there is none.
+        hold_last_ms: how old it may be.
+        stop: a stop output can be made.
+    """
+    available = {
+        Fallback.BACKUP: backup,
+        Fallback.HOLD_LAST: last_age_ms is not None and last_age_ms <= hold_last_ms,
+        Fallback.STOP: stop,
+        Fallback.NONE: True,
+    }
+    return next((kind for kind in order if available[kind]), Fallback.NONE)

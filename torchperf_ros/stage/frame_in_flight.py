@@ -1,0 +1,149 @@
+"""A frame's turn in a stage: who runs it, until when, and what has come of it so far."""
+
+from dataclasses import dataclass
+
+from torchperf_ros.frame.clock import NS_PER_MS
+from torchperf_ros.frame.frame import Answer, Frame, StepTimes
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.workers.worker_process import WorkerProcess
+
+_PREPARE_NS = 4 * NS_PER_MS
+_HEDGE_MARGIN_NS = NS_PER_MS
+
+_INSTEAD = {Fallback.BACKUP: "the standby's", Fallback.HOLD_LAST: "the last one", Fallback.STOP: "a stop"}
+
+PUBLISHED_ON_TIME = " was published on time: "
+"""In the reason of a frame whose own result was too slow; behind it stands why."""
+
+Verdict = tuple[Outcome, str]
+"""It is time to answer the current frame, with this outcome and for this reason."""
+
+
+@dataclass(slots=True)
+class Result:
+    """A good result of one run: output bytes, the tier that gave it, and its times."""
+
+    payload: bytes
+    tier: int
+    steps: StepTimes
+
+
+@dataclass(slots=True)
+class FrameInFlight:
+    """The frame that the stage is answering now.
+
+    Attributes:
+        frame: the frame.
+        wait_ms: time that it spent in the mailbox.
+        leave_ns: when waiting ends: the deadline less the publish margin.
+        hedge_ns: when the backup is asked as well, 0 before the runner has started.
+        offset, length: its record in the ring; length 0: there is none, the frame cannot be run.
+        runner: worker that runs it, None while none is idle.
+        backup: worker that runs it on the cheapest tier, None if none does.
+        hedged: whether the backup was asked because the runner was overdue.
+        tier: tier of the runner's run, -1 before.
+        result: the runner's good result.
+        backup_result: the backup's good result.
+        backup_failed: the backup ran and gave nothing; it is not tried twice.
+        failure, reason: what the runner came to, other than a good result.
+        number: how many frames were started before it; -1: it was not.
+        survived: whether the runner came through it, well or not; only then others get to see it.
+        answered: it is over; what still comes for it is late.
+    """
+
+    frame: Frame
+    wait_ms: float
+    leave_ns: int
+    hedge_ns: int = 0
+    offset: int = 0
+    length: int = 0
+    runner: WorkerProcess | None = None
+    backup: WorkerProcess | None = None
+    hedged: bool = False
+    tier: int = -1
+    result: Result | None = None
+    backup_result: Result | None = None
+    backup_failed: bool = False
+    failure: Outcome | None = None
+    reason: str = ""
+    number: int = -1
+    survived: bool = False
+    answered: bool = False
+
+    def left_ms(self, now_ns: int) -> float:
+        """Time until the answer has to leave."""
+        return (self.leave_ns - now_ns) / NS_PER_MS
+
+    def started(self, runner: WorkerProcess, tier: int, now_ns: int, expected_ms: float, backup_ms: float) -> None:
+        """The runner has the frame and is expected back within `expected_ms`.
+
+        The backup is asked at the last moment at which it could still answer, in `backup_ms`, but not before the
+        runner is overdue.
+        """
+        self.runner, self.tier = runner, tier
+        last_moment_ns = self.leave_ns - round(backup_ms * NS_PER_MS) - _HEDGE_MARGIN_NS
+        self.hedge_ns = max(last_moment_ns, now_ns + round(expected_ms * NS_PER_MS))
+
+    def fail(self, outcome: Outcome, reason: str) -> None:
+        """The runner gives no good result, or there can be none."""
+        self.failure, self.reason = outcome, reason
+
+    def lost(self, worker: WorkerProcess, outcome: Outcome, reason: str) -> None:
+        """A worker failed at this frame: note it if it was the runner; a backup that fails is not tried again."""
+        if worker is self.runner:
+            self.fail(outcome, reason)
+        if worker is self.backup:
+            self.backup_failed = True
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the frame ended the worker that ran it: it is given to nobody else."""
+        return self.failure is Outcome.CRASHED or self.failure is Outcome.HUNG
+
+    def wants_backup(self, now_ns: int, *, hedges: bool) -> bool:
+        """Whether the frame should be run on the backup as well: the runner failed, or is nearly out of time."""
+        if self.backup is not None or self.suspect:
+            return False
+        return self.failure is not None or (hedges and 0 < self.hedge_ns <= now_ns)
+
+    @property
+    def prepare_ns(self) -> int:
+        """When fallbacks that take time to make are made."""
+        return self.leave_ns - _PREPARE_NS
+
+    def next_event_ns(self, now_ns: int) -> int:
+        """When to look at this turn again if nothing happens before."""
+        events = (self.hedge_ns, self.prepare_ns, self.leave_ns)
+        return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)
+
+    def answer(
+        self,
+        verdict: Verdict,
+        fallback: Fallback | None,
+        result: Result | None,
+        payload: bytes | None,
+        budget_ms: float,
+        published_ns: int,
+    ) -> Answer:
+        """The record of how the frame was answered; its own result that was out too late is `late` all the same."""
+        outcome, reason = verdict
+        frame = self.frame
+        lateness_ms = (published_ns - frame.deadline_ns) / NS_PER_MS
+        if outcome is Outcome.ON_TIME and lateness_ms > 0:
+            outcome, reason = Outcome.LATE, f"its own result was out {lateness_ms:.2f} ms after the deadline"
+        elif outcome is Outcome.LATE and self.runner is not None and lateness_ms <= 0 and fallback in _INSTEAD:
+            reason = f"own result too slow, {_INSTEAD[fallback]}{PUBLISHED_ON_TIME}{reason}"
+        return Answer(
+            frame, outcome, fallback, reason,
+            tier=self.tier if result is None else result.tier,
+            wait_ms=self.wait_ms,
+            total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
+            budget_ms=budget_ms,
+            lateness_ms=lateness_ms,
+            published_ns=published_ns,
+            steps=StepTimes() if result is None else result.steps,
+            payload=payload,
+            offset=self.offset,
+            length=self.length,
+            profiled=self.runner is not None and bool(self.runner.recording),
+        )  # fmt: skip

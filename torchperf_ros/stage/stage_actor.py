@@ -1,0 +1,435 @@
+"""The frame's way through a stage: take the newest, hand it over, wait until the deadline, choose, publish, record.
+
+Two threads meet here, under one lock that is never held while anything is published: the thread that received a frame
+hands it to an idle worker itself (waking another thread first would cost more than the copy), and the stage's own
+thread waits for results and for the deadline, and publishes. Events only change the turn; `_decide` alone says what
+follows.
+"""
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.frame import Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.stop_output import warm_up_stop
+from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
+from torchperf_ros.frame.waiting import PublishMargin
+from torchperf_ros.stage.dispatcher import Dispatcher, LatestInput
+from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
+from torchperf_ros.stage.stage_ports import StageMachinery, StagePorts
+from torchperf_ros.stage.stage_statistics import StageStatistics
+from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.workers.worker_process import WorkerProcess
+
+_FIRST_WAKE_MS = 2.0
+_FIRST_WAKE_SHARE = 0.06  # of the budget
+_ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
+_ANSWER_POLL_S = 0.001
+
+
+class StageActor:
+    """One stage: a mailbox, one frame in flight, a pool of workers, a ladder of tiers and its fallbacks.
+
+    Attributes:
+        config: parameters; replaced as a whole when one changes.
+        statistics, ladder, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`.
+    """
+
+    def __init__(
+        self,
+        config: StageConfig,
+        setup: dict[str, Any],
+        ports: StagePorts,
+        ros_now: Callable[[], int],
+        machinery: StageMachinery = StageMachinery(),  # noqa: B008 - frozen
+    ) -> None:
+        """Prepare a stage.
+
+        Args:
+            config: its parameters.
+            setup: what its workers are told at their start.
+            ports: where its answers go.
+            ros_now: gives ROS time in ns.
+            machinery: what it runs on.
+        """
+        self._clock = machinery.clock
+        self.config = config
+        self.statistics = StageStatistics(config, self._clock)
+        self.ladder = TierLadder(len(config.tiers))
+        self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
+        self.memory = MemoryGuard()
+        self.mailbox = Mailbox()
+        self._ports = ports
+        self._ros_now = ros_now
+        self._outputs = FallbackOutputs()
+        self._lock = threading.Lock()
+        self._in_flight: FrameInFlight | None = None
+        self._unlogged = ""  # the traceback of an error that happened under the lock
+        self._accepting = False
+        self._open = True
+        self._waiter: StageWaiter = machinery.waiter()
+        self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
+        self.pool = machinery.pool(config, setup, self, ports.log)
+        self._dispatcher = Dispatcher(self.pool, self.ladder, self._outputs, self.statistics.counters)
+        self.hedge_rule = self._dispatcher.hedge_rule
+        self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers and the stage's thread; frames are taken from `activate` on."""
+        self.pool.start()
+        self._thread.start()
+
+    def warm_up(self) -> None:
+        """Have memory for the first frame and code for a stop at hand, and the stage's thread awake once."""
+        warm_up_stop(self._output_type)
+        self.pool.ring.make_ready(self.config.max_frame_bytes)
+        with self._lock:
+            self._waiter.wake()
+
+    def activate(self) -> None:
+        """Take frames from now on."""
+        self.statistics.activated()
+        self._outputs.forget(self._clock())
+        self._accepting = True
+
+    def deactivate(self) -> None:
+        """Take no more frames; the current one is still answered, a waiting one is counted as superseded."""
+        with self._lock:
+            self._accepting = False
+            self.mailbox.clear()
+
+    def finish(self) -> None:
+        """Wait until the current frame is answered: by its deadline, or a second later on a machine out of breath.
+
+        Not for the stage's own thread, which answers it.
+        """
+        in_flight = self._in_flight
+        if in_flight is None or not self._thread.is_alive():
+            return
+        left_s = (in_flight.frame.deadline_ns - self._clock()) / NS_PER_S
+        give_up_at = time.monotonic() + max(left_s, 0.0) + _ANSWER_MARGIN_S
+        while self._in_flight is in_flight and time.monotonic() < give_up_at:
+            time.sleep(_ANSWER_POLL_S)  # no condition: the frame's way should not pay for what happens once
+
+    def stop(self) -> None:
+        """Answer the current frame, end the thread and kill the workers."""
+        self.deactivate()
+        self.finish()
+        self._open = False
+        with self._lock:
+            self._waiter.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.pool.stop()
+        self._waiter.close()
+
+    def reconfigure(self, config: StageConfig) -> None:
+        """Take changed parameters (those that may change live)."""
+        self.config = self.pool.config = config
+        self.statistics.reconfigure(config)
+
+    def limit_memory(self, used_share: float, share: float) -> None:
+        """Take a sample of the memory in use: above `share` of the limit, lower tiers run and nothing is compiled.
+
+        Args:
+            used_share: memory in use over its limit, NaN where unknown.
+            share: the parameter `memory_share`.
+        """
+        guard, was_tight = self.memory, self.memory.tight
+        guard.update(used_share, share, len(self.config.tiers))
+        self.pool.rolling_update.may_compile = not guard.tight
+        self.ladder.left_out = guard.left_out
+        if guard.tight and not was_tight:
+            self.worker_told(
+                f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%};"
+                " lower tiers run, and nothing is compiled"
+            )
+
+    # -- the receiving thread: a frame comes in -----------------------------------------------------------------------
+
+    def slot(self) -> memoryview | None:
+        """Where the next trigger's bytes can be put before they are offered; None: give them to `offer` as they come.
+
+        For the one thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest record
+        belongs to a frame that runs.
+        """
+        with self._lock:
+            is_free = self._accepting and self._in_flight is None and self.mailbox.waiting is None
+            description = self.pool.description
+            return self.pool.ring.slot(len(description.inputs)) if is_free and description is not None else None
+
+    def offer(
+        self,
+        data: bytes | memoryview | None,
+        stamp_ns: int,
+        *,
+        stamped: bool,
+        upstream: Frame | None = None,
+        refusal: str = "",
+    ) -> None:
+        """A trigger message: start it if the stage is free, else let it wait in the mailbox.
+
+        Args:
+            data: CDR bytes, or the part of `slot` that they take; None where the stage before has nothing to hand over.
+            stamp_ns: `header.stamp`, 0 if none.
+            stamped: whether the message type has a stamp.
+            upstream: the frame of the stage before that this is the output of.
+            refusal: why the message cannot be used, if that is known already.
+        """
+        received_ns = self._clock()
+        if not self._accepting:
+            self.statistics.counters.ignored += 1
+            return
+        frame = admit(
+            self.config, data, stamp_ns,
+            received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal,
+        )  # fmt: skip
+        with self._lock:
+            self.statistics.received(frame, stamped=stamped)
+            self.mailbox.put(frame)
+            if self._in_flight is None:
+                self._begin(received_ns)
+
+    def offer_latest(self, index: int, data: bytes, stamp_ns: int) -> None:
+        """Another input than the trigger: the newest is handed over with the next frame."""
+        if len(data) > self.config.max_frame_bytes:
+            self.statistics.counters.refused_inputs += 1
+            return
+        received = LatestInput(index, stamp_ns, data, self._clock(), stamp_age_ms(stamp_ns, self._ros_now()))
+        with self._lock:
+            self._dispatcher.latest[index] = received
+
+    def _begin(self, now_ns: int) -> None:
+        """Give the waiting frame its turn: hand it to an idle worker, and set the timer."""
+        waiting = self.mailbox.waiting
+        frame = self.mailbox.take(now_ns)
+        if frame is None:
+            if waiting is not None:
+                self.statistics.stale()
+                self._ports.hand_on(None, waiting)  # the next stage still has to answer
+            return
+        leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
+        in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
+        try:
+            self._hand_over(in_flight, now_ns)
+        except Exception as error:  # a thread's boundary, the receiving one's too: the stage answers all the same
+            self.statistics.counters.internal_errors += 1
+            self.pool.last_error = self._unlogged = traceback.format_exc()
+            if in_flight.runner is None:  # nobody else is to run what may be half written
+                in_flight.fail(Outcome.ERROR, f"an error in the node: {type(error).__name__}: {error}")
+                in_flight.backup_failed = True
+            self._waiter.wake()
+
+    def _hand_over(self, in_flight: FrameInFlight, now_ns: int) -> None:
+        frame = in_flight.frame
+        if frame.data is None or frame.refusal:
+            in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
+        else:
+            self._dispatcher.write(in_flight, frame.data)
+        if in_flight.failure is not None:
+            self._waiter.wake()
+            return
+        self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
+        self._waiter.set(in_flight.next_event_ns(now_ns))
+
+    # -- the stage's thread: results, deadline, answer ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._open:
+            try:
+                self.step(self._waiter.wait())
+            except Exception:  # the thread's boundary: this frame is lost, the stage goes on
+                self.statistics.counters.internal_errors += 1
+                self.pool.last_error = traceback.format_exc()
+                self._ports.log("error", f"stage {self.config.name} lost a frame:\n{self.pool.last_error}")
+                with self._lock:
+                    if self._in_flight is not None:
+                        self._in_flight.answered = True  # what still comes for it is late
+                    self._in_flight = None
+                    self._waiter.wake()  # for the frame that waits
+
+    def step(self, descriptors: list[int]) -> None:
+        """Take what is ready, and do what follows: answer the frame, or wait on; called by the stage's thread only."""
+        with self._lock:
+            for descriptor in descriptors:
+                worker = self._waiter.worker(descriptor)
+                if worker is not None:
+                    self._receive(worker)
+            if (
+                self._in_flight is None and self.mailbox.waiting is not None
+            ):  # an error of ours has lost the one before it
+                self._begin(self._clock())
+            in_flight = self._in_flight
+            verdict = None if in_flight is None else self._decide(in_flight, self._clock())
+        if in_flight is not None and verdict is not None:
+            self._answer(in_flight, verdict)
+            self._next(in_flight)
+        elif (
+            in_flight is not None and (now_ns := self._clock()) >= in_flight.prepare_ns
+        ):  # takes a moment: not under the lock
+            ros_leave_ns = self._ros_now() + in_flight.leave_ns - now_ns
+            self._outputs.prepare(self.config, self._output_type, in_flight.leave_ns, ros_leave_ns)
+        if self._unlogged:
+            text, self._unlogged = self._unlogged, ""
+            self._ports.log("error", f"stage {self.config.name} could not hand a frame over:\n{text}")
+        while self._untold:
+            self._ports.anomaly(self._untold.popleft())
+
+    def _receive(self, worker: WorkerProcess) -> None:
+        try:
+            received = worker.receive()
+        except EOFError:
+            self._drop(worker)
+        except ProtocolError as error:
+            worker.kill(str(error))
+            self._drop(worker)
+        else:
+            if received is not None:
+                self._dispatcher.take(worker, *received, self._fresh_ms, self._clock())
+
+    def _decide(self, in_flight: FrameInFlight, now_ns: int) -> Verdict | None:
+        """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
+        if in_flight.result is not None:
+            return Outcome.ON_TIME, ""
+        if in_flight.failure is not None and not self._dispatcher.may_have_backup(in_flight):
+            return in_flight.failure, in_flight.reason
+        if now_ns >= in_flight.leave_ns:
+            self.margin.woke(-in_flight.left_ms(now_ns))
+            return self._dispatcher.why_late(in_flight, now_ns)
+        if in_flight.runner is None:
+            self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
+        elif Fallback.BACKUP in self.config.fallback and in_flight.wants_backup(now_ns, hedges=self._dispatcher.hedges):
+            self._dispatcher.start_backup(in_flight, now_ns)
+        self._waiter.set(in_flight.next_event_ns(now_ns))
+        return None
+
+    def _answer(self, in_flight: FrameInFlight, verdict: Verdict) -> None:
+        """Publish the best there is, hand it on, and record it. Holds no lock."""
+        in_flight.answered = True
+        frame, result, fallback = in_flight.frame, in_flight.result, None
+        started_ns = self._clock()
+        if result is None:
+            if in_flight.backup_result is None:
+                self._outputs.prepare(self.config, self._output_type, started_ns, self._ros_now())
+            fallback = self._outputs.choose(self.config, started_ns, backup=in_flight.backup_result is not None)
+            result = in_flight.backup_result if fallback is Fallback.BACKUP else None
+        payload = self._outputs.payload(fallback) if result is None else result.payload
+        if payload is not None:
+            self._ports.publish(payload)
+        published_ns = self._clock()
+        self._ports.hand_on(payload, frame if result is not None else replace(frame, stamp_ns=self._outputs.stamp_ns))
+        self.margin.published((published_ns - started_ns) / NS_PER_MS)
+        if result is not None:
+            self._outputs.remember(result.payload, frame)
+        answer = in_flight.answer(verdict, fallback, result, payload, self.config.budget_ms, published_ns)
+        frame.data = None  # it is in the ring; who remembers the frame need not keep megabytes
+        self._ports.answered(answer)
+        anomaly = self.statistics.answered(answer)
+        if anomaly is not None:
+            self._ports.anomaly(anomaly)
+
+    def _next(self, answered: FrameInFlight) -> None:
+        """Begin the waiting frame if there is one; else there may be time to practise."""
+        with self._lock:
+            now_ns = self._clock()
+            self._dispatcher.learn(answered, now_ns)
+            self._in_flight = None
+            self._waiter.set(0)
+            self._begin(now_ns)
+            if self._in_flight is None and answered.result is not None:
+                self._dispatcher.practise(answered, self._fresh_ms, now_ns)
+        self.pool.ring.make_ready()
+
+    # -- the pool's thread: workers come and go ----------------------------------------------------------------------
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """A worker can take frames: calibrate the ladder by the first one, and wake the stage: a frame may wait."""
+        warm_up_stop(self._output_type)
+        with self._lock:
+            if not self.pool.ready:
+                self.ladder.calibrate(worker.calibrations)
+            worker.usable = True
+            self._waiter.add(worker)
+            self.statistics.health.ready()
+            self._waiter.wake()
+
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        """A worker is gone, or was never there; the stage's thread answers for it if it had not noticed yet."""
+        with self._lock:
+            pid = 0
+            if worker is not None:
+                self._drop(worker)
+                pid = worker.pid
+            alone, restarts = not self.pool.ready, self.pool.restarts
+            self._untold.append(self.statistics.worker_died(reason, pid, restarts, lasting=lasting, alone=alone))
+            self._waiter.wake()
+
+    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Have nothing more to do with an idle worker; predict from what its successor measured."""
+        with self._lock:
+            if not worker.idle:
+                return False
+            worker.usable = False
+            self._waiter.drop(worker)
+            self.ladder.calibrate(successor.calibrations)
+            return True
+
+    def worker_told(self, text: str) -> None:
+        """Something about a worker's models: for `/perf/anomaly`."""
+        with self._lock:
+            self._untold.append(self.statistics.worker_told(text))
+            self._waiter.wake()
+
+    def _drop(self, worker: WorkerProcess) -> None:
+        """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
+        worker.usable = False
+        if self._waiter.drop(worker):
+            self._dispatcher.lost(worker)
+
+    @property
+    def _fresh_ms(self) -> float:
+        """Time that a frame has which did not wait."""
+        return self.config.budget_ms - self.margin.ms
+
+    @property
+    def _output_type(self) -> str:
+        return "" if self.pool.description is None else self.pool.description.output
+
+
+@dataclass
+class StageInput:
+    """One input of a stage: its topic as resolved, its message type, and whether that has a stamp."""
+
+    stage: StageActor
+    index: int
+    topic: str
+    type_name: str
+    stamped: bool
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """A message from a topic; of a trigger also the part of the stage's slot that holds it."""
+        stamp_ns = header_stamp_ns(data) if self.stamped else 0
+        if self.index == 0:
+            self.stage.offer(data, stamp_ns, stamped=self.stamped)
+        else:
+            self.stage.offer_latest(self.index, bytes(data), stamp_ns)
+
+    def hand_over(self, data: bytes | None, frame: Frame) -> None:
+        """The output of the stage before, None if it has none for this frame; it keeps that frame's stamp."""
+        if self.index == 0:
+            why = "" if data is not None else "the stage before had nothing to hand over"
+            self.stage.offer(data, frame.stamp_ns, stamped=False, upstream=frame, refusal=why)
+        elif data is not None:
+            self.stage.offer_latest(self.index, data, frame.stamp_ns)

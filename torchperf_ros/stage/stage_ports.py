@@ -1,0 +1,46 @@
+"""What a stage is connected to: where its answers go, and the threads, processes and clock that it runs on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.clock import Clock, monotonic_ns
+from torchperf_ros.frame.frame import Answer, Frame
+from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.workers.worker_pool import Log, WorkerPool
+
+
+@dataclass
+class StagePorts:
+    """Where a stage's answers go. All but `log` are called on the stage's thread, `publish` first.
+
+    Attributes:
+        publish: the output's CDR bytes.
+        hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node. A held
+            output comes with the stamp of the frame that it was computed from.
+        answered: the record of a frame.
+        anomaly: an event for `/perf/anomaly`.
+        log: severity and text; also called on the pool's thread.
+    """
+
+    publish: Callable[[bytes], None]
+    hand_on: Callable[[bytes | None, Frame], None]
+    answered: Callable[[Answer], None]
+    anomaly: Callable[[Alert], None]
+    log: Log
+
+
+@dataclass(frozen=True)
+class StageMachinery:
+    """Made once for each stage.
+
+    Attributes:
+        clock: monotonic time in ns.
+        waiter: makes what the stage's thread waits for, see `StageWaiter`.
+        pool: makes the stage's workers, with the arguments of `WorkerPool`.
+    """
+
+    clock: Clock = monotonic_ns
+    waiter: Callable[[], Any] = StageWaiter
+    pool: Callable[..., Any] = WorkerPool

@@ -1,0 +1,67 @@
+"""What a stage remembers of its frames: counters, health, and the anomalies that follow."""
+
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.frame.alert_rules import Alert, AlertRules
+from torchperf_ros.frame.clock import Clock, monotonic_ns
+from torchperf_ros.frame.frame import Answer, Frame
+from torchperf_ros.frame.health import HealthLimits, HealthTracker
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.stage_counters import StageCounters
+from torchperf_ros.frame.stage_figures import StageFigures
+
+
+class StageStatistics:
+    """Counters and health of one stage; every event passes here once.
+
+    Attributes:
+        counters: of frames, answers and runs, and the raw numbers of the last frames.
+        figures: latency and jitter, computed from them by who asks.
+        health: the state machine.
+    """
+
+    def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
+        """Start empty."""
+        self._clock = clock
+        self.counters = StageCounters()
+        now_ns = clock()
+        self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
+        self.health = HealthTracker(HealthLimits(), now_ns)
+        self._rules = AlertRules(config.name)
+        self.reconfigure(config)
+
+    def reconfigure(self, config: StageConfig) -> None:
+        """Take changed limits."""
+        self.health.limits = HealthLimits(config.input_timeout_ms, config.sustained_misses, config.recover_frames)
+        self.figures.window_s = config.window_s
+
+    def activated(self) -> None:
+        """Frames are taken from now on."""
+        self.counters.activated_ns = self._clock()
+
+    def received(self, frame: Frame, *, stamped: bool) -> None:
+        """A frame came in and gets its number; `stamped`: its message type has a stamp."""
+        frame.seq = self.counters.frames
+        self.counters.received(frame.received_ns, frame.stamp_ns, frame.age_ms, stamped=stamped)
+        self.health.input_at(frame.received_ns)
+
+    def stale(self) -> None:
+        """A frame was dropped because its deadline had passed when its turn came: nothing answered it."""
+        self.health.answered(Outcome.LATE, Fallback.NONE, 0)
+
+    def answered(self, answer: Answer) -> Alert | None:
+        """A frame was answered; returns what there is to tell about it."""
+        self.counters.add(answer)
+        self.health.answered(answer.outcome, answer.fallback, answer.tier)
+        return self._rules.answered(answer, self.health.misses_in_a_row, self.health.limits.sustained_misses)
+
+    def worker_told(self, text: str) -> Alert:
+        """Something about a worker's models that is no failure of the worker."""
+        return self._rules.worker_told(text)
+
+    def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Alert:
+        """A worker died; `lasting`: its kind keeps dying, `alone`: no other can serve."""
+        if alone:
+            self.health.lost()
+            if lasting:
+                self.health.gave_up()
+        return self._rules.worker_died(reason, pid, restarts, lasting)

@@ -1,0 +1,179 @@
+"""`torchperf top`: listens to a node and shows it, as a live picture or line by line; so does the demo."""
+
+import contextlib
+import io
+import os
+import re
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from torchperf_ros.telemetry.node_state import NodeState
+from torchperf_ros.top.listener import NodeListener
+from torchperf_ros.top.view import event_line, node_line, node_picture, node_title
+
+SVG_WIDTH: Final = 100
+SVG_HEIGHT: Final = 30
+_REFRESH_S: Final = 0.25
+_LINE_EVERY_S: Final = 1.0  # where there is no terminal
+_ENOUGH_REPORTS: Final = 3  # until `--once` has a picture worth looking at
+_LEAST_HEIGHT: Final = 24
+_NOTHING_HEARD: Final = 1
+_WEB_FONT: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
+
+
+@dataclass(frozen=True)
+class TopOptions:
+    """What to look at, and how.
+
+    Attributes:
+        name: the node, with its namespace.
+        once: one picture, as soon as the node has reported three times, then the end.
+        seconds: how long to look, or with `once` to wait at most; 0: until somebody ends it.
+        svg_file: where the last picture is written, if anywhere.
+    """
+
+    name: str
+    once: bool
+    seconds: float
+    svg_file: Path | None = None
+
+
+class Keys:
+    """While it is open, keys come one by one and unseen; where standard input is no terminal, none ever come."""
+
+    def __enter__(self) -> "Keys":
+        self._before: list[Any] | None = None
+        if sys.stdin.isatty():
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def pressed(self) -> str:
+        """The keys since the last time, empty if there were none."""
+        if self._before is None or not select.select([sys.stdin], [], [], 0)[0]:
+            return ""
+        return os.read(sys.stdin.fileno(), 64).decode(errors="ignore")
+
+
+class Screen:
+    """Shows a node while it is open: a live picture in a terminal; elsewhere new events, and a line a second."""
+
+    def __init__(
+        self, node: NodeState, console: Console, picture: Callable[[int, int], RenderableType] | None,
+        began_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """Show this node.
+
+        Args:
+            node: what is shown.
+            console: where to.
+            picture: draws it in so many columns and rows; None: in lines.
+            began_s: see `node_picture`.
+        """
+        self._node, self._console, self._picture, self._began_s = node, console, picture, began_s
+        self._live = None if picture is None else Live(console=console, screen=True, auto_refresh=False)
+        self._shown_events = 0
+        self._next_line_s = 0.0
+
+    def __enter__(self) -> "Screen":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self) -> None:
+        """Show the state of now."""
+        if self._live is not None and self._picture is not None:
+            self._live.update(self._picture(*self._console.size), refresh=True)
+            return
+        new = min(self._node.event_count - self._shown_events, len(self._node.events))
+        for event in list(self._node.events)[len(self._node.events) - new :]:
+            self._console.print(event_line(event, self._began_s), soft_wrap=True)
+        self._shown_events = self._node.event_count
+        if time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + _LINE_EVERY_S
+            self._console.print(node_line(self._node), highlight=False, markup=False, soft_wrap=True)
+
+
+def save_svg(shown: RenderableType, path: Path, title: str) -> None:
+    """Write what a terminal of 100 columns and 30 rows would show as a picture for a document.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    console = Console(
+        record=True, width=SVG_WIDTH, height=SVG_HEIGHT, file=io.StringIO(), force_terminal=True,
+        color_system="truecolor",
+    )  # fmt: skip
+    console.print(shown)
+    path.write_text(_WEB_FONT.sub("", console.export_svg(title=title)), encoding="utf-8")
+
+
+def look(options: TopOptions, console: Console) -> int:
+    """Look at a node until it is enough; returns 0, or 1 if nothing was heard of it."""
+    node, began_s, paused = NodeState(options.name), time.time(), False
+
+    def picture(width: int, height: int) -> RenderableType:
+        keys = Text(" paused: p goes on ", "bold gold1") if paused else Text(" q quits  p pauses ", "grey42")
+        return node_picture(node, width, height, node_title(node, width), _waits_for(node), keys, began_s)
+
+    def is_enough(pressed: str) -> bool:
+        out_of_time = 0 < options.seconds <= node.elapsed_s
+        return "q" in pressed or out_of_time or (options.once and node.reports >= _ENOUGH_REPORTS)
+
+    screen = Screen(node, console, picture if console.is_terminal and not options.once else None, began_s)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        NodeListener(node, "torchperf_top") as listener,
+        Keys() as keys,
+        screen,
+    ):
+        start_s = time.monotonic()
+        while not is_enough(pressed := keys.pressed()):
+            listener.listen(_REFRESH_S)
+            node.at(time.monotonic() - start_s)
+            if "p" in pressed:
+                paused = not paused
+            if not options.once and (not paused or "p" in pressed):
+                screen.show()
+    if options.once:
+        console.print(picture(console.width, max(console.height, _LEAST_HEIGHT)))
+    if options.svg_file:
+        save_svg(picture(SVG_WIDTH, SVG_HEIGHT), options.svg_file, "torchperf top")
+    return 0 if node.heard else _NOTHING_HEARD
+
+
+def _waits_for(node: NodeState) -> list[str]:
+    """What is looked for, and what may be wrong, as long as there is nothing to see."""
+    if node.heard:
+        return [
+            f"{node.name} is there, and has no stages yet",
+            f"its lifecycle state: {node.node.get('lifecycle', 'unknown')}",
+            "it shows them once it is configured: autostart:=true, or `ros2 lifecycle set`",
+        ]
+    domain = os.environ.get("ROS_DOMAIN_ID", "0")
+    lines = [
+        f"waiting for {node.name} ... {node.elapsed_s:.0f} s",
+        f"listening to /diagnostics, {node.name}/latency_stages, {node.name}/anomaly, {node.name}/memory",
+        f"in ROS_DOMAIN_ID {domain}, by {os.environ.get('RMW_IMPLEMENTATION', 'the default middleware')}",
+        "same ROS_DOMAIN_ID? same FASTDDS_BUILTIN_TRANSPORTS? another name: --node",
+    ]
+    return lines + ([f"heard instead: {', '.join(sorted(node.others))}"] if node.others else [])

@@ -1,0 +1,326 @@
+"""A running node as a picture in a terminal, for `torchperf top` and the demo: functions from its state to text."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.percent import percent
+from torchperf_ros.telemetry.node_state import Event, NodeState, SeenFrame, StageState
+
+HEAD_ROWS: Final = 2
+_STAGE_ROWS: Final = 9
+_LEAST_STAGE_ROWS: Final = 3
+_STRIP_ROWS: Final = 2
+_FRAME_ROWS: Final = 2
+_LEAST_EVENTS: Final = 2
+_SPARK_CELLS: Final = 12
+_STEADY_MIB_PER_MIN: Final = 1.0
+_WIDE: Final = 100
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+DASH: Final = "-"
+
+_OWN: Final = "green3"
+_FALLBACK_COLOURS: Final = {
+    Fallback.BACKUP: "deep_sky_blue1",
+    Fallback.HOLD_LAST: "gold1",
+    Fallback.STOP: "red1",
+    Fallback.NONE: "magenta1",
+}
+_LETTERS: Final = {
+    Outcome.LATE: "L",
+    Outcome.ERROR: "E",
+    Outcome.INVALID: "N",
+    Outcome.CRASHED: "C",
+    Outcome.HUNG: "H",
+    Outcome.BAD_INPUT: "B",
+    Outcome.STARTING: "S",
+}
+_HEALTH_COLOURS: Final = {
+    "STARTING": "steel_blue1",
+    "WAITING": "steel_blue1",
+    "NOMINAL": "green3",
+    "DEGRADED": "gold1",
+    "SAFE_STOP": "red1",
+}
+_EVENT_MARKS: Final = {
+    "ok": ("·", "green3"),
+    "note": ("·", "grey62"),
+    "warn": ("▲", "gold1"),
+    "error": ("■", "red1"),
+    "sabotage": ("✗", "orchid1"),
+}
+
+
+def node_picture(
+    node: NodeState, width: int, height: int, title: RenderableType, waits: Sequence[str], note: Text | None = None,
+    began_s: float | None = None,
+) -> RenderableType:  # fmt: skip
+    """The whole view, to fill a terminal of this size.
+
+    Args:
+        node: what to show.
+        width: columns.
+        height: rows; with few of them, stages leave out what matters least.
+        title: the first row.
+        waits: lines that are shown as long as no stage is known.
+        note: stands below in the frame of the events.
+        began_s: seconds since 1970 when the listening began, for the time of day of events; None: seconds since then.
+    """
+    head = (title, _numbers(node, width))
+    if not node.stages:
+        return Group(*head, _waiting(waits, height - HEAD_ROWS - _FRAME_ROWS, note))
+    stages = list(node.stages.values())
+    room = height - HEAD_ROWS - _FRAME_ROWS - _LEAST_EVENTS
+    rows = max(_LEAST_STAGE_ROWS, min(_STAGE_ROWS, room // len(stages)))
+    fitting = stages[: max(1, room // rows)]
+    hidden = ", ".join(stage.name for stage in stages[len(fitting) :])
+    events = max(_LEAST_EVENTS, height - HEAD_ROWS - _FRAME_ROWS - rows * len(fitting))
+    return Group(
+        *head,
+        *(_stage_panel(stage, width, rows, explained=not number) for number, stage in enumerate(fitting)),
+        _events_panel(node, events, f"events (no room for {hidden})" if hidden else "events", note, began_s),
+    )
+
+
+def ends(left: Text, right: Text, width: int) -> Table:
+    """A row with text at both its ends."""
+    table = Table.grid(expand=True)
+    table.width = width
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True, overflow="ellipsis")
+    table.add_row(left, right)
+    return table
+
+
+def node_title(node: NodeState, width: int) -> Table:
+    """The node's name and health, and whether it is heard at all."""
+    left = Text.assemble((" torchperf top ", "bold black on green3"), (f" {node.name} ", "bold"))
+    if not node.heard:
+        left.append("● WAITING", "bold steel_blue1")
+    elif node.silent:
+        left.append(f"● SILENT for {node.silence_s:.0f} s", "bold red1").append("  what follows is old", "red1")
+    else:
+        health = node.node.get("health", "") or "NO HEALTH"
+        left.append(f"● {health.replace('_', ' ')}", f"bold {_HEALTH_COLOURS.get(health, 'grey62')}")
+        left.append(f" {node.node.get('lifecycle', '')}", "grey62")
+    right = Text()
+    if node.restarts:
+        right.append(f"node restarts {node.restarts}  ", "bold gold1")
+    if pid := node.node.get("pid"):
+        right.append("pid ", "grey62").append(f"{pid} ")
+    return ends(left, right, width)
+
+
+def node_line(node: NodeState) -> str:
+    """The node in one line, where there is no terminal to draw in."""
+    if not node.heard:
+        others = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""
+        return f"waiting for {node.name}: nothing heard for {node.elapsed_s:.0f} s{others}"
+    parts = [f"{node.elapsed_s:6.1f} s {node.name}"]
+    if node.silent:
+        parts.append(f"SILENT for {node.silence_s:.0f} s; last known:")
+    parts += [_stage_line(stage) for stage in node.stages.values()] or [node.node.get("lifecycle", "no stages")]
+    if node.memory:
+        parts.append(f"workers {node.memory[-1][1]:.0f} MiB")
+    return " | ".join(parts)
+
+
+def event_line(event: Event, began_s: float | None = None) -> Text:
+    """An event in one line; its time as in `node_picture`."""
+    mark, colour = _EVENT_MARKS.get(event.kind, _EVENT_MARKS["note"])
+    line = Text(no_wrap=True, overflow="ellipsis")
+    at = f"{event.at_s:6.1f} s" if began_s is None else time.strftime("%H:%M:%S", time.localtime(began_s + event.at_s))
+    line.append(f"{at} ", "grey62").append(f"{mark} ", colour)
+    return line.append(f"{event.source:<11}", "bold").append(event.text, colour if event.kind == "error" else "")
+
+
+def _events_panel(node: NodeState, rows: int, title: str, note: Text | None, began_s: float | None) -> Panel:
+    shown = [event_line(event, began_s) for event in list(node.events)[-rows:]]
+    return Panel(
+        Group(*shown, *[Text()] * (rows - len(shown))), title=Text(f" {title} ", "bold"), title_align="left",
+        border_style="grey42", padding=(0, 1), subtitle=note, subtitle_align="right",
+    )  # fmt: skip
+
+
+def _waiting(lines: Sequence[str], rows: int, note: Text | None) -> Panel:
+    shown = [Text(line, "grey62" if number else "bold", no_wrap=True, overflow="ellipsis")
+             for number, line in enumerate(lines[: max(rows, 1)])]  # fmt: skip
+    filled = Group(*shown, *[Text()] * (rows - len(shown)))
+    return Panel(filled, border_style="steel_blue1", padding=(0, 1), subtitle=note, subtitle_align="right")
+
+
+def _numbers(node: NodeState, width: int) -> Table:
+    """End to end, and memory with where it goes."""
+    left, right = Text(" "), Text()
+    recent = [value for value in node.end_to_end_ms if math.isfinite(value)]
+    if recent:
+        left.append("end to end p50 ", "grey62").append(f"{np.percentile(recent, 50):.1f}", "bold")
+        left.append(" p99 ", "grey62").append(f"{np.percentile(recent, 99):.1f}", "bold").append(" ms", "grey62")
+    if node.memory:
+        right.append("workers ", "grey62").append(f"{node.memory[-1][1]:,.0f} MiB ", "bold")
+        right.append(_spark([mib for _, mib in node.memory]), "deep_sky_blue1")
+        if math.isfinite(trend := node.memory_trend):
+            right.append(f" {trend:+.1f} MiB/min ", "grey62" if abs(trend) < _STEADY_MIB_PER_MIN else "gold1")
+    for label, word in (("node_rss_mib", "node"), ("cuda_allocated_mib", "cuda"), ("cuda_free_mib", "free")):
+        if math.isfinite(mib := node.memory_parts.get(label, math.nan)) and (width >= _WIDE or label[0] == "c"):
+            right.append(f" {word} ", "grey62").append(f"{mib:,.0f} ", "bold")
+    return ends(left, right, width)
+
+
+def _spark(values: list[float]) -> str:
+    """The course of a number in a few cells, the highest of each part of the time."""
+    cells = min(_SPARK_CELLS, len(values))
+    parts = [values[len(values) * cell // cells : len(values) * (cell + 1) // cells] for cell in range(cells)]
+    low, span = min(values), max(values) - min(values)
+    steps = len(_BARS) - 2
+    return "".join(_BARS[1 + round((max(part) - low) / span * steps) if span > 0 else 1] for part in parts)
+
+
+def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -> Panel:
+    """All that is known about a stage, in a frame of so many rows; the least important are left out first."""
+    health = stage.health or "NO WORD YET"
+    colour = _HEALTH_COLOURS.get(health, "grey62")
+    title = Text.assemble(
+        (f" {stage.name} ", "bold"), ("● ", colour), (health.replace("_", " "), f"bold {colour}"), " "
+    )
+    if stage.tier:
+        title.append("tier ", "grey62").append(f"{stage.tier} ", "bold")
+    if kept_down := stage.values.get("ladder"):
+        title.append(f"{kept_down} ", "gold1")
+    if engine := stage.values.get("engine"):
+        title.append("engine ", "grey62").append(f"{engine} ", "bold")
+    if math.isfinite(stage.rate_hz):
+        title.append(f"{stage.rate_hz:.1f} ", "bold").append("Hz ", "grey62")
+    if stage.health == "STARTING" and (progress := stage.values.get("progress")):
+        title.append(f"{progress} ", "grey62")
+    inside = width - 4
+    shown = _rows(stage, inside, rows - 2)
+    for row in shown:
+        row.truncate(inside, overflow="ellipsis")
+    return Panel(
+        Group(*shown), title=title, title_align="left", border_style=colour, width=width, padding=(0, 1),
+        subtitle=Text(" a column is a frame, full height its budget ", "grey42") if explained else None,
+        subtitle_align="right",
+    )  # fmt: skip
+
+
+def _stage_line(stage: StageState) -> str:
+    why = stage.values.get("progress" if stage.health == "STARTING" else "ladder")
+    health = f"{stage.health or DASH} ({why})" if why else stage.health or DASH
+    p50, p99, budget = (short(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
+    return f"{stage.name} {health} {stage.tier} p50 {p50} p99 {p99} of {budget} ms, {_on_time(stage)} on time"
+
+
+def _rows(stage: StageState, width: int, count: int) -> list[Text]:
+    """Those that matter most, in the order in which they are read."""
+    latency, numbers = _latency(stage, width), [_counters(stage), _fallbacks(stage), _workers(stage)]
+    if count >= _STAGE_ROWS - 2:
+        return [latency, *_strip(stage, width), *numbers]
+    if count == _STAGE_ROWS - 3:
+        return [latency, *_strip(stage, width), *numbers[:2]]
+    return [latency, *numbers][:count]
+
+
+def _latency(stage: StageState, width: int) -> Text:
+    """p50 and p99 in numbers, and as a bar on the scale of the budget."""
+    row = Text()
+    for key, unit in (("p50_ms", ""), ("p95_ms", ""), ("p99_ms", ""), ("max_ms", ""), ("budget_ms", " ms")):
+        row.append(f"{key.removesuffix('_ms')} ", "grey62").append(f"{short(stage.values.get(key)):>5}{unit}  ", "bold")
+    p50, p99, budget = (_float(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
+    cells = width - row.cell_len - 1
+    if cells < 10 or not all(math.isfinite(x) for x in (p50, p99, budget)) or budget <= 0:  # noqa: PLR2004 - no room
+        return row
+    to_p50, to_p99 = (min(round(cells * value / budget), cells) for value in (p50, p99))
+    row.append("━" * to_p50, "green3").append("━" * max(to_p99 - to_p50, 0), "gold1")
+    row.append("╌" * (cells - max(to_p99, to_p50)), "grey35").append("┃", "bold")
+    return row
+
+
+def _strip(stage: StageState, width: int) -> list[Text]:
+    """The last frames, one column each, newest right: bars as high as the share of the budget, then what went wrong."""
+    records = list(stage.recent)[-width:]
+    rows = [Text(" " * (width - len(records))) for _ in range(_STRIP_ROWS + 1)]
+    for record in records:
+        colour = _OWN if record.fallback is None else _FALLBACK_COLOURS[record.fallback]
+        eighths = _eighths(record)
+        for level, row in enumerate(rows[:_STRIP_ROWS]):
+            above = (_STRIP_ROWS - 1 - level) * 8
+            row.append(_BARS[min(max(eighths - above, 0), 8)], colour)
+        rows[_STRIP_ROWS].append(_LETTERS.get(record.outcome, " "), f"bold {colour}")
+    return rows
+
+
+def _eighths(record: SeenFrame) -> int:
+    """Height of a frame's bar in eighths of a row, never none: the top is its budget."""
+    if not record.budget_ms > 0 or not math.isfinite(record.total_ms):
+        return 1
+    return max(1, min(round(record.total_ms / record.budget_ms * _STRIP_ROWS * 8), _STRIP_ROWS * 8))
+
+
+def _counters(stage: StageState) -> Text:
+    row = Text()
+    _pair(row, "answered", stage.count("answered"))
+    if stage.unanswered:
+        _pair(row, "unanswered", stage.unanswered)
+    _pair(row, "on time", _on_time(stage))
+    for outcome, letter in _LETTERS.items():
+        if count := stage.count(outcome.word):
+            _pair(row, f"{letter} {outcome.word.replace('_', ' ')}", count)
+    return row
+
+
+def _on_time(stage: StageState) -> str:
+    return percent(stage.on_time_share) if math.isfinite(stage.on_time_share) else DASH
+
+
+def _fallbacks(stage: StageState) -> Text:
+    """What was published, in the colours of the strip; then the frames that no one started."""
+    row = Text()
+    shares = [("own", "on_time", _OWN)]
+    shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]
+    for name, key, colour in shares:
+        row.append("■ ", colour if stage.count(key) else "grey35")
+        _pair(row, name, stage.count(key))
+    _pair(row, "dropped", stage.dropped)
+    if stale := stage.count("stale"):
+        _pair(row, "of them stale", stale)
+    return row
+
+
+def _workers(stage: StageState) -> Text:
+    row = Text()
+    _pair(row, "restarts", stage.count("restarts"))
+    numbers = sorted({key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1})
+    for number in numbers or ["0"]:
+        pid, state, rss = (stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state", "rss_mib"))
+        row.append(f"worker {number} ", "grey62").append(f"{state.split(' (')[0]} ", "bold")
+        row.append("pid ", "grey62").append(f"{pid} ").append(f"{short(rss)} MiB   ")
+    return row
+
+
+def _pair(row: Text, name: str, value: int | str | None) -> None:
+    shown = f"{value:,}" if isinstance(value, int) else value or DASH
+    row.append(f"{name} ", "grey62").append(f"{shown}  ", "bold" if value else "grey62")
+
+
+def _float(text: str | None) -> float:
+    try:
+        return float(text) if text else math.nan
+    except ValueError:
+        return math.nan
+
+
+def short(text: str | None) -> str:
+    """A number of a status in at most four characters, a dash if it is none."""
+    number = _float(text)
+    if not math.isfinite(number):
+        return DASH
+    return f"{number:.1f}" if number < 100 else f"{number:.0f}"  # noqa: PLR2004 - four characters

@@ -1,0 +1,1 @@
+"""Signals, the detector, rules, alerts and their grouping."""

@@ -1,0 +1,236 @@
+"""What a stage's inputs hold: frozen, black or empty ones look like any other to whoever only counts frames."""
+
+import io
+import math
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.config.message_types import decode, has_header
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.watch.signals import alert, since
+from torchperf_ros.workers.frame_ring import InputBytes
+
+_IMAGE, _COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
+_CLOUD = "sensor_msgs/msg/PointCloud2"
+_SENSED = {_IMAGE, _COMPRESSED, _CLOUD}  # sensors that have noise: the same bytes twice are no measurement
+_HEADER_END = 12  # CDR encapsulation and stamp
+_SAMPLES = 128  # bytes by which two messages are compared first; each is a look into memory that is in no cache
+_LOOK_EVERY_NS = NS_PER_S // 2
+_BLIND_LOOKS = 3
+_FROZEN_S, _FROZEN_FRAMES = 1.0, 3
+_STOOD_S, _STOOD_INTERVALS = 1.0, 5.0
+_MOST_BYTES = 64 << 20
+_CLOUD_POINTS = 2048
+_IMAGE_POINTS = 64  # rows and columns that are looked at
+_BLACK, _WHITE = 0.08, 0.98  # of the full scale
+_FLAT = 0.02  # of the full scale, between the 2nd and the 98th percentile
+_SATURATED = 0.8  # of the points
+_EIGHT_BITS = re.compile(r"(mono8|rgba?8|bgra?8|8uc\d|8sc\d|bayer_\w+8)")
+_SIXTEEN_BITS = re.compile(r"(mono16|16uc\d|rgba?16|bgra?16|bayer_\w+16)")
+_LUMA = {"yuv422": (1, 2), "uyvy": (1, 2), "yuv422_yuy2": (0, 2), "yuyv": (0, 2), "nv12": (0, 1), "nv21": (0, 1),
+         "nv24": (0, 1)}  # fmt: skip
+"""Where the brightness is among an image's bytes: the first, and every which one."""
+
+Points = NDArray[Any]
+
+
+class InputContent:
+    """One input of one stage. Every message is compared by some bytes; two a second are decoded.
+
+    Attributes:
+        seen: what the last look found: `black`, `empty` and the like, `frozen` excepted; empty if all is well.
+    """
+
+    def __init__(self, stage: str, topic: str, type_name: str, *, trigger: bool) -> None:
+        """Name the stage and the input; `trigger`: it is the one that the stage runs for."""
+        self.seen = ""
+        self._stage = stage
+        self._topic, self._type_name = topic, type_name
+        self._suffix = "" if trigger else f" ({topic})"
+        self._sensed = type_name in _SENSED
+        self._stamped = has_header(type_name)
+        self._sample = b""
+        self._length = 0
+        self._second = b""  # a copy of the second of the messages that have been the same
+        self._same_since_ns = 0
+        self._same = 0
+        self._stamp_ns = 0
+        self._stamp_since_ns = 0
+        self._stamp_frames = 0
+        self._usual_stamp_s = math.nan
+        self._next_look_ns = 0
+        self._looks = 0
+        self._blind_since_ns = 0
+
+    def take(self, item: InputBytes, now_ns: int) -> None:
+        """Take what one frame was computed from; `now_ns`: monotonic time of its receipt."""
+        if self._stamped:
+            self._follow_stamp(item.stamp_ns, now_ns)
+        if not self._sensed or self._stamp_frames:  # the message of the frame before once more: nothing new
+            return
+        self._compare(item.data, now_ns)
+        if now_ns >= self._next_look_ns and len(item.data) <= _MOST_BYTES:
+            self._next_look_ns = now_ns + _LOOK_EVERY_NS
+            self._look(item.data, now_ns)
+
+    def _follow_stamp(self, stamp_ns: int, now_ns: int) -> None:
+        """How long the stamp has stood, and how long it usually does."""
+        if stamp_ns == self._stamp_ns:
+            self._stamp_frames += 1
+            return
+        if self._stamp_since_ns and self._stamp_ns:
+            stood_s = (now_ns - self._stamp_since_ns) / NS_PER_S
+            usual_s = self._usual_stamp_s
+            self._usual_stamp_s = stood_s if math.isnan(usual_s) else usual_s + 0.05 * (stood_s - usual_s)
+        self._stamp_ns, self._stamp_since_ns, self._stamp_frames = stamp_ns, now_ns, 0
+
+    def _compare(self, data: bytes | memoryview, now_ns: int) -> None:
+        """Count how often the same bytes have come; a stamp that advances is left out of them."""
+        sample = bytes(data[_HEADER_END :: max(1, len(data) // _SAMPLES)])
+        if sample == self._sample and len(data) == self._length:
+            self._same += 1
+            self._second = self._second or bytes(data)  # `data` may be a view on what is overwritten soon
+            return
+        self._begin(data, sample, now_ns)
+
+    def _begin(self, data: bytes | memoryview, sample: bytes, now_ns: int) -> None:
+        self._sample, self._length, self._second, self._same_since_ns, self._same = sample, len(data), b"", now_ns, 1
+
+    def _look(self, data: bytes | memoryview, now_ns: int) -> None:
+        """Decode a message and see whether there is anything in it."""
+        if self._same > 1 and not _equal(data, self._second):
+            self._begin(data, self._sample, now_ns)
+        try:
+            seen = self._judge(data)
+        except TorchperfError:  # the worker says so of the frame, as `bad input`
+            seen = ""
+        if seen != self.seen:
+            self.seen, self._looks, self._blind_since_ns = seen, 0, now_ns
+        self._looks += 1
+
+    def _judge(self, data: bytes | memoryview) -> str:
+        message = decode(data, self._type_name)
+        if self._type_name == _CLOUD:
+            return "empty" if _is_empty(message) else ""
+        points = raw_points(message) if self._type_name == _IMAGE else compressed_points(message)
+        return "" if points is None else blindness(points)
+
+    def alerts(self, now_ns: int) -> list[Alert]:
+        """What is wrong at present, once a second."""
+        return [*self._frozen(now_ns), *self._stood(now_ns), *self._blind(now_ns)]
+
+    def _frozen(self, now_ns: int) -> list[Alert]:
+        frozen_s = (now_ns - self._same_since_ns) / NS_PER_S
+        if self._same < _FROZEN_FRAMES or frozen_s < _FROZEN_S or self._stamp_frames:
+            return []
+        text = f"{self._topic} is frozen: {self._same} messages with new stamps and equal data"
+        return [self._alert("input frozen", Level.ERROR, text, self._same, 1, frozen_s)]
+
+    def _stood(self, now_ns: int) -> list[Alert]:
+        """A stamp that stands still, of an input whose stamps have advanced regularly before."""
+        stood_s = (now_ns - self._stamp_since_ns) / NS_PER_S
+        usual_s = self._usual_stamp_s
+        if math.isnan(usual_s) or self._stamp_frames < _FROZEN_FRAMES:
+            return []
+        if stood_s < max(_STOOD_S, _STOOD_INTERVALS * usual_s):
+            return []
+        text = f"the stamp of {self._topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
+        return [self._alert("input stands still", Level.WARN, text, stood_s, usual_s, stood_s)]
+
+    def _blind(self, now_ns: int) -> list[Alert]:
+        if not self.seen or self._looks < _BLIND_LOOKS:
+            return []
+        since_s = (now_ns - self._blind_since_ns) / NS_PER_S
+        noun = "point clouds" if self._type_name == _CLOUD else "images"
+        level = Level.WARN if self.seen == "saturated" else Level.ERROR
+        text = f"{noun} of {self._topic} are {self.seen}"
+        return [self._alert(f"input {self.seen}", level, text, 1, 0, since_s)]
+
+    def _alert(self, kind: str, level: Level, text: str, value: float, baseline: float, since_s: float) -> Alert:
+        name, numbers = f"{self._stage}: {kind}{self._suffix}", (f"{value:.3g}", f"{baseline:.3g}", "")
+        text += since(since_s)
+        return alert(level, name, text, numbers, "flat", since_s, more={"topic": self._topic})
+
+
+def _equal(one: bytes | memoryview, other: bytes) -> bool:
+    """Whether two messages of one length hold the same behind their stamps."""
+    words, end = max(0, len(one) - _HEADER_END) // 4, len(one) & ~3
+    first, second = (np.frombuffer(data, np.uint32, words, _HEADER_END if words else 0) for data in (one, other))
+    return bool((first == second).all()) and one[end:] == other[end:]
+
+
+def _is_empty(cloud: object) -> bool:
+    """Whether a `sensor_msgs/msg/PointCloud2` holds no point, or none that is a number."""
+    count = int(cloud.width) * int(cloud.height)  # type: ignore[attr-defined]
+    if not count:
+        return True
+    field = next((field for field in cloud.fields if field.name == "x"), None)  # type: ignore[attr-defined]
+    kind = {7: "f4", 8: "f8"}.get(field.datatype, "") if field is not None else ""
+    step, data = int(cloud.point_step), np.asarray(cloud.data)  # type: ignore[attr-defined]
+    if not kind or step < int(kind[1]) or len(data) < count * step:
+        return False
+    order = ">" if cloud.is_bigendian else "<"  # type: ignore[attr-defined]
+    rows = data[: count * step].reshape(count, step)[:: max(1, count // _CLOUD_POINTS)]
+    start = int(field.offset)  # type: ignore[union-attr]
+    values = np.ascontiguousarray(rows[:, start : start + int(kind[1])]).view(order + kind)
+    return not bool(np.isfinite(values).any())
+
+
+def raw_points(message: Any) -> Points | None:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+    """Some points of a `sensor_msgs/msg/Image` on a scale from 0 to 1; None if its encoding or size is not usable.
+
+    Depth in 16 bits or floats has no full scale: its largest value counts as that.
+    """
+    encoding = str(message.encoding).lower()
+    height, step, data = int(message.height), int(message.step), np.asarray(message.data)
+    if not height or not step or len(data) < height * step:
+        return None
+    rows = data[: height * step].reshape(height, step)[:: max(1, height // _IMAGE_POINTS)]
+    if encoding in _LUMA:
+        first, every = _LUMA[encoding]
+        return _some(rows[:, first::every]) / 255.0
+    if _EIGHT_BITS.fullmatch(encoding):
+        return _some(rows) / 255.0
+    kind = "u2" if _SIXTEEN_BITS.fullmatch(encoding) else "f4" if encoding.startswith("32fc") else ""
+    if not kind or step % int(kind[1]):
+        return None
+    values = np.nan_to_num(_some(rows.view((">" if message.is_bigendian else "<") + kind)).astype(np.float64))
+    largest = float(values.max(initial=0.0))
+    return values / largest if largest > 0 else np.zeros_like(values)
+
+
+def compressed_points(message: Any) -> Points | None:  # noqa: ANN401
+    """The same of a `sensor_msgs/msg/CompressedImage`; None if it cannot be decoded."""
+    from PIL import Image, UnidentifiedImageError  # 10 MiB that most recorders never need
+
+    try:
+        with Image.open(io.BytesIO(bytes(message.data))) as image:
+            image.draft("L", (_IMAGE_POINTS, _IMAGE_POINTS))  # a JPEG is decoded at an eighth of its size
+            return (
+                np.asarray(image.convert("L").resize((_IMAGE_POINTS, _IMAGE_POINTS), Image.Resampling.NEAREST)) / 255.0
+            )
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
+        return None
+
+
+def blindness(points: Points) -> str:
+    """Why nothing can be seen: `black`, `white`, `saturated` or `featureless`; empty where something can."""
+    if not points.size:
+        return ""
+    if float((points >= _WHITE).mean()) >= _SATURATED:
+        return "white" if float(points.mean()) >= _WHITE else "saturated"
+    ranks = tuple(round(share * (points.size - 1)) for share in (0.02, 0.98))
+    low, high = (float(value) for value in np.partition(points, ranks, axis=None)[list(ranks)])
+    if high - low > _FLAT:
+        return ""
+    return "black" if high <= _BLACK else "featureless"
+
+
+def _some(rows: Points) -> Points:
+    """Every so many-th of each row; an odd step, so that all channels have their turn."""
+    return rows[:, :: max(1, rows.shape[1] // _IMAGE_POINTS) | 1]

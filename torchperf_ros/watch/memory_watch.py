@@ -1,0 +1,274 @@
+"""Follows the memory of the node and of every worker: what grows for good, how fast, and how long that can last.
+
+It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/incidents.md` says how and
+the reason of each.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist, median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from torchperf_ros.frame.alert_rules import Alert, Level
+
+if TYPE_CHECKING:
+    from torchperf_ros.stage.stage_actor import StageActor
+    from torchperf_ros.telemetry.memory import MemoryUse
+
+NODE = "node"
+_MIB = 1 << 20
+_S_PER_H = 3600.0
+_ERROR_S = 600.0  # memory that is used up within these is an error
+_SERIES = {"history": "histories", "allocated": "CUDA memory in use", "reserved": "CUDA memory reserved"}
+
+_BUCKETS_S = (2.0, 16.0, 128.0, 1024.0)  # of one point at each scale; the windows are 2 min, 16 min, 2.1 h and 17 h
+_POINTS, _LEAST_POINTS = 60, 40  # of a window, and those that a verdict needs
+_SETTLE_S = 60.0  # what comes first is not looked at: caches fill
+_P_VALUE = 0.01  # of the Mann-Kendall test, one-sided
+_LEAST_MIB = 8.0  # growth over the window that is worth a word
+_OVER_NOISE = 4.0  # growth over the window in standard deviations of what is left without the trend
+_THIRDS, _THIRD_SHARE = 3, 0.25  # each third grows by this part of the slope: not so a step, or what has stopped
+_OVER_BEFORE = 0.5  # the last third lies above all before the window by this part of its range: not so what comes back
+_BRIEF_S, _URGENT_S = 300.0, 1800.0  # a shorter window counts only if memory would be used up within so long
+_IN_A_ROW = 2  # verdicts that raise or clear a suspicion
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+_Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A trend over one window.
+
+    Attributes:
+        mib_per_hour: Theil-Sen slope.
+        confidence: one less the p-value of the Mann-Kendall test, 0 to 1.
+        window_s: how long the window is that it was seen in.
+    """
+
+    mib_per_hour: float
+    confidence: float
+    window_s: float
+
+    def lasts_s(self, room_mib: float) -> float:
+        """Seconds until `room_mib` more are used up if it goes on; infinite if it does not grow."""
+        return max(0.0, room_mib) / self.mib_per_hour * _S_PER_H if self.mib_per_hour > 0 else math.inf
+
+
+@dataclass
+class _Scale:
+    """One window of bucket medians, and how its last verdicts went."""
+
+    bucket_s: float
+    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_POINTS))
+    pending: list[tuple[float, float]] = field(default_factory=list)
+    growth: Growth | None = None
+    suspicious: bool = False
+    against: int = 0
+
+    def take(self, time_s: float, mib: float) -> tuple[float, float] | None:
+        """Add to the bucket; the bucket's point once it is over."""
+        closed = None
+        if self.pending and time_s - self.pending[0][0] >= self.bucket_s * 0.999:
+            closed = (self.pending[0][0], median(value for _, value in self.pending))
+            self.points.append(closed)
+            self.pending.clear()
+        self.pending.append((time_s, mib))
+        return closed
+
+
+class MemoryTrend:
+    """One series of memory samples, kept as bucket medians at several time scales: bounded, however long it runs."""
+
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self._scales = [_Scale(bucket_s) for bucket_s in _BUCKETS_S]
+        self._began_s: float | None = None
+
+    def add(self, time_s: float, mib: float) -> None:
+        """Take a sample; NaN is passed over. Times rise, about one second apart."""
+        if math.isnan(mib):
+            return
+        self._began_s = time_s if self._began_s is None else self._began_s
+        if time_s - self._began_s < _SETTLE_S:
+            return
+        point: tuple[float, float] | None = (time_s, mib)
+        for scale in self._scales:
+            if point is None:
+                return
+            point = scale.take(*point)
+            if point is not None and len(scale.points) >= _LEAST_POINTS:
+                self._judge(scale)
+
+    def suspicion(self, room_mib: float = math.inf) -> Growth | None:
+        """The growth that is suspected, by the longest window that shows it; None if none is.
+
+        Args:
+            room_mib: how much more there is to be used; with less of it, shorter windows are believed.
+        """
+        found = [scale.growth for scale in self._scales if scale.suspicious and scale.growth is not None]
+        if not found or (found[-1].window_s < _BRIEF_S and found[-1].lasts_s(room_mib) > _URGENT_S):
+            return None
+        return found[-1]
+
+    @property
+    def growth(self) -> Growth | None:
+        """What the longest window with a verdict shows, suspicious or not; None while there is none."""
+        found = [scale.growth for scale in self._scales if scale.growth is not None]
+        return found[-1] if found else None
+
+    def _judge(self, scale: _Scale) -> None:
+        """Look at the window anew; a suspicion is raised and cleared by several verdicts in a row."""
+        times, values = np.array(scale.points, dtype=np.float64).T
+        slope = theil_sen_slope(times, values)
+        p_value = mann_kendall_p(values)
+        window_s = float(times[-1] - times[0]) + scale.bucket_s
+        scale.growth = Growth(slope * _S_PER_H, 1.0 - p_value, window_s)
+        grows = p_value < _P_VALUE and self._lasting(scale, times, values, slope)
+        scale.against = 0 if grows is scale.suspicious else scale.against + 1
+        if scale.against >= _IN_A_ROW:
+            scale.suspicious, scale.against = grows, 0
+
+    def _lasting(self, scale: _Scale, times: _Array, values: _Array, slope: float) -> bool:
+        """Whether a significant trend is more than noise, a step, a warm-up, or memory that was in use before."""
+        residuals = values - slope * times
+        noise = _MAD_TO_SIGMA * float(np.median(np.abs(residuals - np.median(residuals))))
+        growth = slope * float(times[-1] - times[0])
+        if growth < max(_LEAST_MIB, _OVER_NOISE * noise):
+            return False
+        thirds = zip(np.array_split(times, _THIRDS), np.array_split(values, _THIRDS), strict=True)
+        if any(_end_slope(*third) < _THIRD_SHARE * slope for third in thirds):
+            return False
+        before = list(self._before(float(times[0])))
+        if scale.suspicious or not before:
+            return True
+        last = float(np.median(np.array_split(values, _THIRDS)[-1]))
+        return last > max(before) + _OVER_BEFORE * (max(before) - min(before))
+
+    def _before(self, time_s: float) -> Iterator[float]:
+        """What was in use before this time, as far as it is remembered."""
+        return (mib for scale in self._scales for began_s, mib in scale.points if began_s + scale.bucket_s <= time_s)
+
+
+class MemoryWatch:
+    """One trend for each series; a replaced worker begins new ones. Called once a second, by one thread."""
+
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self._trends: dict[tuple[str, str], MemoryTrend] = {}
+        self._rooms_mib: dict[tuple[str, str], float] = {}  # how much more there is to be used
+
+    def step(self, use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int, now_s: float) -> list[Alert]:
+        """Take a sample; returns what is suspected, one alert per owner, for as long as it is.
+
+        Args:
+            use: the sample.
+            stages: those that it was taken of.
+            limit_mib: parameter `memory_limit_mib`.
+            now_s: monotonic time.
+        """
+        series = {(owner, what): (mib, room_mib) for owner, what, mib, room_mib in _samples(use, stages, limit_mib)}
+        self._trends = {key: self._trends.get(key) or MemoryTrend() for key in series}
+        self._rooms_mib = {key: room_mib for key, (_, room_mib) in series.items()}
+        for key, (mib, _) in series.items():
+            self._trends[key].add(now_s, mib)
+        worst = {owner: self._worst(owner) for owner, _ in series}
+        return [self._alert(owner, *found) for owner, found in worst.items() if found is not None]
+
+    def values(self, owner: str) -> Mapping[str, str]:
+        """What `/diagnostics` says of a stage, or of the node: MiB/h, and seconds to exhaustion; nan while unknown."""
+        worst = self._worst(owner)
+        if worst is not None:
+            what, growth = worst
+            return _values(growth, self._rooms_mib[owner, what])
+        known = [trend.growth for (whose, _), trend in self._trends.items() if whose == owner and trend.growth]
+        most = max((growth.mib_per_hour for growth in known), default=math.nan)
+        return {"memory_growth_mib_per_hour": f"{most:.3f}", "memory_exhausted_in_s": "nan"}
+
+    def _worst(self, owner: str) -> tuple[str, Growth] | None:
+        """The owner's series whose memory is used up first."""
+        found = [
+            (what, growth)
+            for (whose, what), trend in self._trends.items()
+            if whose == owner and (growth := trend.suspicion(self._rooms_mib[whose, what])) is not None
+        ]
+        return min(found, key=lambda each: each[1].lasts_s(self._rooms_mib[owner, each[0]]), default=None)
+
+    def _alert(self, owner: str, what: str, growth: Growth) -> Alert:
+        room_mib = self._rooms_mib[owner, what]
+        left_s = growth.lasts_s(room_mib)
+        return Alert(
+            Level.ERROR if left_s < _ERROR_S else Level.WARN,
+            f"{owner}: memory grows",
+            f"{what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
+            f" the {room_mib:.0f} MiB that are left last {_duration(left_s)}",
+            {"series": what, "confidence": f"{growth.confidence:.4f}", "window_s": f"{growth.window_s:.0f}"}
+            | _values(growth, room_mib),
+        )
+
+
+def _samples(
+    use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int
+) -> Iterator[tuple[str, str, float, float]]:
+    """Every series: whose it is, what, its MiB now and the MiB that are left.
+
+    Of workers only those that are ready, as loading is growth, too.
+    """
+    available = psutil.virtual_memory().available / _MIB
+    on_cuda = "allocated" in use.told
+    room = max(0.0, limit_mib - use.workers_mib) if limit_mib else math.inf
+    rss_room = available if on_cuda else min(room, available)
+    yield NODE, "resident memory of the node", use.node_rss / _MIB, available
+    for stage in stages:
+        for worker in stage.pool.everyone:
+            if worker.ready_at_ns is None:
+                continue
+            if (rss := use.rss_by_pid.get(worker.pid)) is not None:
+                yield stage.config.name, f"resident memory of pid {worker.pid}", rss / _MIB, rss_room
+            for key, words in _SERIES.items():
+                if (used := worker.memory_bytes.get(key)) is not None:
+                    left = rss_room if key == "history" else min(room, use.told["free"] / _MIB)
+                    yield stage.config.name, f"{words} of pid {worker.pid}", used / _MIB, left
+
+
+def _values(growth: Growth, room_mib: float) -> dict[str, str]:
+    return {
+        "memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}",
+        "memory_exhausted_in_s": f"{growth.lasts_s(room_mib):.0f}",
+    }
+
+
+def _duration(seconds: float) -> str:
+    hours = seconds / 3600.0
+    return f"{hours:.1f} h" if hours >= 1 else f"{seconds / 60:.0f} min"
+
+
+def theil_sen_slope(times: _Array, values: _Array) -> float:
+    """Median of the slopes of all pairs (Theil 1950, Sen 1968): a third of the points may lie anywhere.
+
+    Args:
+        times: shape (n,), rising, n >= 2.
+        values: shape (n,).
+    """
+    first, second = np.triu_indices(len(times), 1)
+    return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
+
+
+def mann_kendall_p(values: _Array) -> float:
+    """One-sided p-value of the Mann-Kendall test against "no growth"; `values`: shape (n,), in order of time."""
+    n = len(values)
+    score = float(np.sum(np.sign(values[None, :] - values[:, None])[np.triu_indices(n, 1)]))
+    return 1.0 - NormalDist().cdf(score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18))
+
+
+def _end_slope(times: _Array, values: _Array) -> float:
+    """Slope of a third from the median of its first to that of its last third: sees a stair wherever it lies."""
+    size = max(1, len(times) // _THIRDS)
+    rise = float(np.median(values[-size:]) - np.median(values[:size]))
+    return rise / float(np.median(times[-size:]) - np.median(times[:size]))

@@ -1,0 +1,286 @@
+"""The signals of one stage, second by second: its input, its answers, its counters; and what is unusual about them."""
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.telemetry.record_stream import FrameRecord
+from torchperf_ros.watch.series_detector import MovingMedian
+from torchperf_ros.watch.signals import Signal, SignalRule, alert, number, since
+
+Judged = tuple[dict[str, float], list[Alert]]
+"""What the last second was, by name, and what is unusual about it."""
+
+_STOPPED_S, _STOPPED_INTERVALS = 3.0, 5.0
+_STOPPED_AFTER = 10  # frames that make an input one that comes regularly
+_FEWEST_INTERVALS = 3
+_MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, until this one,
+_MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
+_MOSTLY = 0.5
+_KNOWN_FRAMES = 600  # after which it is known how many misses are usual
+_STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
+_STEP_WINDOW = 300  # seconds
+
+
+class InputSignals:
+    """The receipt of one stage's trigger. Frames that were dropped count, too: they leave gaps in the numbers."""
+
+    def __init__(self, stage: str, topic: str, budget_ms: float) -> None:
+        """Name the stage and its trigger's topic."""
+        self._stage = stage
+        self._topic = topic
+        self._rate = Signal(SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2))
+        self._jitter = Signal(SignalRule("jitter of the input", "jitter", "ms", "up", 5.0, 1.0, confirm_s=5))
+        self._age = Signal(SignalRule("age at receipt", "age", "ms", "up", max(5.0, 0.1 * budget_ms), 0.3))
+        self._last: tuple[int, int] | None = None  # seq and receipt of the last frame,
+        self._before: tuple[int, int] | None = None  # and of the last one of the second before
+        self._frames = 0
+        self._intervals_ms: list[float] = []
+        self._ages_ms: list[float] = []
+
+    def frame(self, record: FrameRecord) -> None:
+        """Take a frame."""
+        now = (record.seq, record.received_ns)
+        if self._last is None or record.seq <= self._last[0]:  # the first, or of a stage that was configured again
+            self._before = None
+        elif record.seq == self._last[0] + 1:
+            self._intervals_ms.append((record.received_ns - self._last[1]) / NS_PER_MS)
+        self._last = now
+        self._before = self._before or now
+        self._frames += 1
+        if math.isfinite(record.age_ms):
+            self._ages_ms.append(record.age_ms)
+
+    def second(self, now_ns: int, *, active: bool) -> Judged:
+        """Judge the second that ends at `now_ns`; `active`: whether the node takes frames at all at present."""
+        rate_hz, jitter_ms = self._rate_hz(), math.nan
+        if len(self._intervals_ms) >= _FEWEST_INTERVALS:
+            middle = median(self._intervals_ms)
+            jitter_ms = fmean(abs(interval - middle) for interval in self._intervals_ms)
+        age_ms = median(self._ages_ms) if self._ages_ms else math.nan
+        values = {"rate_hz": rate_hz, "jitter_ms": jitter_ms, "age_ms": age_ms}
+        self._intervals_ms, self._ages_ms = [], []
+        if not active:
+            self._last = self._before = None
+            self._frames = 0
+            return values, []
+        alerts = self._stopped(now_ns)
+        for signal, value in zip((self._rate, self._jitter, self._age), values.values(), strict=True):
+            if signal.update(now_ns / NS_PER_S, value):
+                alerts.append(signal.alert(self._stage, f" ({self._topic})"))
+        return values, alerts
+
+    def _rate_hz(self) -> float:
+        """Frames received per second, from the last one of the second before to the last one."""
+        before, last = self._before, self._last
+        self._before = last
+        if before is None or last is None or last[1] <= before[1]:
+            return math.nan
+        return (last[0] - before[0]) * NS_PER_S / (last[1] - before[1])
+
+    def _stopped(self, now_ns: int) -> list[Alert]:
+        usual_hz = self._rate.usual
+        if self._last is None or self._frames < _STOPPED_AFTER or not usual_hz > 0:
+            return []
+        silent_s = (now_ns - self._last[1]) / NS_PER_S
+        if silent_s < max(_STOPPED_S, _STOPPED_INTERVALS / usual_hz):
+            return []
+        usual = number(usual_hz)
+        text = f"nothing on {self._topic} for {silent_s:.0f} s, usually {usual} Hz"
+        return [alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)]
+
+
+class StageSignals:
+    """One stage's answers.
+
+    Attributes:
+        missed: deadlines that were missed in the last second.
+        harmed: whether the last second had misses, or an unusual latency.
+        superseded, stale: frames of this second that will never be answered; set by whoever hears of them.
+    """
+
+    def __init__(self, stage: str, tiers: Sequence[str], budget_ms: float) -> None:
+        """Name the stage and its tiers."""
+        self.missed = 0
+        self.harmed = False
+        self.superseded = self.stale = 0
+        self._stage, self._tiers, self._budget_ms = stage, tiers, budget_ms
+        self._latency: dict[int, tuple[Signal, Signal]] = {}
+        self._usual_steps: dict[int, dict[str, MovingMedian]] = {}
+        self._tier = Signal(SignalRule("tier", "tier", "", "up", 0.5, confirm_s=5))
+        self._drops = Signal(SignalRule("share of dropped frames", "drops", "%", "up", 10.0, 0.5))
+        self._missing_since_s: float | None = None
+        self._counted = Counter[str]()
+        self._recent: deque[Counter[str]] = deque(maxlen=_MISSES_S)
+        self._frames_before = 0
+        self._frames: list[FrameRecord] = []
+
+    def frame(self, record: FrameRecord) -> None:
+        """Take an answered frame."""
+        self._frames.append(record)
+
+    def second(self, now_ns: int, others: str) -> Judged:
+        """Judge the second that ends at `now_ns`.
+
+        Args:
+            now_ns: monotonic time.
+            others: percent of the processor that other processes took meanwhile; empty if unknown.
+        """
+        frames, self._frames = [f for f in self._frames if f.outcome is not Outcome.STARTING], []
+        time_s = now_ns / NS_PER_S
+        values = dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
+        dropped = self.superseded + self.stale
+        received = dropped + max(len(frames), self._frames_before)  # drops are heard of up to a second later
+        self._frames_before = len(frames)
+        values |= {"frames": float(len(frames)), "superseded": float(self.superseded), "stale": float(self.stale)}
+        self.superseded = self.stale = 0
+        alerts = self._judge_misses(time_s, frames, others)
+        values["misses"] = float(self.missed)
+        if received:
+            values["drops_share"] = dropped / received
+            if self._drops.update(time_s, 100 * values["drops_share"]):
+                alerts.append(self._drops.alert(self._stage))
+        if frames:
+            values["tier"] = fmean(max(0, frame.tier) for frame in frames)
+            if self._tier.update(time_s, values["tier"]):
+                now, usual = (self._tiers[round(tier)] for tier in (self._tier.value, self._tier.baseline))
+                alerts.append(self._tier.alert(self._stage, text=f"tier {now}, usually {usual}"))
+            alerts += self._judge_latency(time_s, frames, values)
+        self.harmed = self.missed > 0 or any(found.name.endswith(": latency") for found in alerts)
+        return values, alerts
+
+    def _judge_latency(self, time_s: float, frames: list[FrameRecord], values: dict[str, float]) -> list[Alert]:
+        """By what is usual for the tier that most frames ran on: another tier's latency is another signal."""
+        ((tier, _),) = Counter(frame.tier for frame in frames).most_common(1)
+        frames = [frame for frame in frames if frame.tier == tier]
+        totals = [frame.total_ms for frame in frames]
+        values["latency_p50_ms"], values["latency_max_ms"] = median(totals), max(totals)
+        budget_ms = self._budget_ms
+        if tier not in self._latency:
+            on = f" on tier {self._tiers[tier]}" if tier >= 0 and len(self._tiers) > 1 else ""
+            self._latency[tier] = (
+                Signal(SignalRule(f"latency p50{on}", "latency", "ms", "up", max(1.0, 0.05 * budget_ms), 0.15)),
+                Signal(SignalRule(f"latency maximum{on}", "latency", "ms", "up", max(5.0, 0.25 * budget_ms), 1.0, 5)),
+            )
+            self._usual_steps[tier] = {step: MovingMedian(_STEP_WINDOW) for step in _STEPS}
+        steps = {step: value for step in _STEPS if math.isfinite(value := _middle(frames, step))}
+        usual, highest = self._latency[tier]
+        slower = usual.update(time_s, values["latency_p50_ms"])
+        stalls = highest.update(time_s, values["latency_max_ms"])
+        if not slower:
+            for step, value in steps.items():
+                values[f"{step}_ms"] = value
+                self._usual_steps[tier][step].add(value)
+        if not slower and not stalls:
+            return []
+        signal = usual if slower else highest
+        return [signal.alert(self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline))]
+
+    def _most_of_it(self, tier: int, steps: dict[str, float], grown_ms: float) -> str:
+        """The step that grew most, if that is most of what the whole grew by."""
+        usual = {step: window.median() for step, window in self._usual_steps[tier].items() if len(window)}
+        grown = {step: value - usual[step] for step, value in steps.items() if step in usual}
+        step = max(grown, key=grown.__getitem__, default="")
+        if not step or grown[step] < _MOSTLY * grown_ms:
+            return ""
+        return f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
+
+    def _judge_misses(self, time_s: float, frames: list[FrameRecord], others: str) -> list[Alert]:
+        outcomes = Counter(f.outcome.word for f in frames if f.outcome is not Outcome.ON_TIME)
+        unanswered = sum(f.outcome is not Outcome.ON_TIME and f.fallback is not Fallback.BACKUP for f in frames)
+        self.missed = outcomes.total()
+        self._recent.append(outcomes + Counter({"frames": len(frames), "unanswered": unanswered}))
+        recent = sum(self._recent, Counter[str]())
+        total, stale = recent.pop("frames", 0), recent.pop("unanswered", 0)
+        share = recent.total() / max(1, total)
+        if share <= _FEW_MISSES:
+            self._missing_since_s = None
+        elif self._missing_since_s is None and share >= _MISSES and recent.total() >= _FEWEST_MISSES:
+            self._missing_since_s = time_s
+        if self._missing_since_s is None:
+            self._counted += Counter({"frames": len(frames), "misses": self.missed})
+            return []
+        counted = self._counted["frames"]
+        usual = self._counted["misses"] / counted if counted >= _KNOWN_FRAMES else math.nan
+        since_s = time_s - self._missing_since_s
+        outcomes_text = ", ".join(f"{count} {word}" for word, count in recent.most_common())
+        text = f"{share:.0%} of the last {total} frames had no own result in time ({outcomes_text})"
+        text += f", usually {usual:.1%}" if math.isfinite(usual) else ""
+        text += since(since_s)
+        if others:
+            text += f"; other processes took {others} % of the CPU"
+        level = Level.ERROR if stale >= _MOSTLY * total else Level.WARN
+        more = {"misses": str(recent.total()), "others_cpu_percent": others}
+        numbers = (number(100 * share), number(100 * usual), "%")
+        return [alert(level, f"{self._stage}: misses", text, numbers, "level", since_s, more=more)]
+
+
+def _middle(frames: Sequence[FrameRecord], step: str) -> float:
+    """Median of one step's time in ms, NaN where no frame has it."""
+    times = [f.wait_ms if step == "wait" else float(getattr(f.steps, f"{step}_ms")) for f in frames]
+    known = [time for time in times if math.isfinite(time)]
+    return median(known) if known else math.nan
+
+
+class _CounterRule(NamedTuple):
+    key: str
+    kind: str
+    least: int
+    within_s: float
+    text: str
+
+
+_COUNTERS = (
+    _CounterRule("restarts", "restarts", 3, 300.0, "workers were restarted"),
+    _CounterRule("recompiles", "recompilation", 1, 10.0, "frames would have been compiled for again, eager answered"),
+    _CounterRule("misses", "recompilation", 10, 60.0, "frames had sizes that nothing was prepared for, eager answered"),
+    _CounterRule("engine_errors", "model error", 3, 60.0, "calls failed in the engine, eager answered"),
+)
+"""At least so many in so many seconds are an alert."""
+
+
+class CounterSignals:
+    """Counters of one stage on `/diagnostics` that should stand still: restarts, recompilations, new sizes."""
+
+    def __init__(self, stage: str, tiers: Sequence[str]) -> None:
+        """Name the stage and its tiers."""
+        self._stage = stage
+        self._tiers = tiers
+        self._totals: dict[str, int] = {}
+        self._rises: dict[str, deque[tuple[float, int]]] = {rule.key: deque() for rule in _COUNTERS}
+
+    def status(self, time_s: float, values: Mapping[str, str]) -> None:
+        """Take the stage's values on `/diagnostics`."""
+        self._count(time_s, "restarts", "restarts", values)
+        for rule in _COUNTERS[1:]:
+            for tier in self._tiers:
+                self._count(time_s, rule.key, f"tier_{tier}_{rule.key}", values)
+
+    def _count(self, time_s: float, key: str, name: str, values: Mapping[str, str]) -> None:
+        if not values.get(name, "").isdecimal():  # as before a worker is ready
+            return
+        total = int(values[name])
+        rise = total - self._totals.get(name, total)
+        self._totals[name] = total
+        if rise > 0:
+            self._rises[key].append((time_s, rise))
+
+    def second(self, time_s: float) -> Judged:
+        """How much each has risen in its span of time, and what of it is too much."""
+        values, alerts = {}, []
+        for rule in _COUNTERS:
+            rises = self._rises[rule.key]
+            while rises and rises[0][0] <= time_s - rule.within_s:
+                rises.popleft()
+            count = sum(rise for _, rise in rises)
+            values[rule.key] = float(count)
+            if count >= rule.least:
+                text, since_s = f"{count} {rule.text}, in the last {rule.within_s:.0f} s", time_s - rises[0][0]
+                name = f"{self._stage}: {rule.kind}"
+                alerts.append(alert(Level.WARN, name, text, (str(count), "0", ""), "level", since_s))
+        return values, alerts

@@ -1,0 +1,165 @@
+"""The watch over a node's signals: the recorder feeds it, and once a second it says what is unusual, and since when."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.telemetry.machine_signals import MachineSignals
+from torchperf_ros.telemetry.machine_signals_gpu import GpuSource, gpu_source
+from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord
+from torchperf_ros.watch.content_input import InputContent
+from torchperf_ros.watch.content_output import OutputContent
+from torchperf_ros.watch.machine_watch import MachineWatch
+from torchperf_ros.watch.stage_signals import CounterSignals, InputSignals, StageSignals
+
+_DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
+_PREFIX = "perf: "
+_NODE = f"{_PREFIX}node"
+_MOST_SECONDS = 600  # a longer silence is not judged second by second
+
+
+class StageWatch:
+    """All signals of one stage, second by second of the frames' own time.
+
+    What comes late because the recorder had no processor is judged as if it had come in time.
+
+    Attributes:
+        active: whether the node takes frames.
+        others_percent: of the processor that other processes took in the last second; empty if unknown.
+        values: what the last second was.
+        alerts: what was unusual about it.
+        missed, harmed: deadlines missed, and whether answers were late or slower than usual, since `Watch` reset them.
+    """
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        """Take what the node says of the stage at the start, see `Recorder`."""
+        name, inputs, tiers, budget_ms = setup["name"], setup["inputs"], setup["tiers"], setup["budget_ms"]
+        trigger = inputs[0][0] if inputs and inputs[0] is not None else ""  # none where another stage gives it out
+        self.active, self.others_percent = True, ""
+        self.missed, self.harmed = 0, False
+        self.values: dict[str, float] = {}
+        self.alerts: list[Alert] = []
+        self.signals = StageSignals(name, tiers, budget_ms)
+        self.counters = CounterSignals(name, tiers)
+        self._input = InputSignals(name, trigger, budget_ms) if trigger else None
+        self._contents = {
+            index: InputContent(name, *topic, trigger=index == 0)
+            for index, topic in enumerate(inputs) if topic is not None and topic[1]
+        }  # fmt: skip
+        self._output = OutputContent(name, *setup["output"])
+        self._end_ns = 0
+
+    def frame(self, record: FrameRecord) -> None:
+        """Take an answered frame."""
+        self.advance(record.received_ns + round(record.total_ms * NS_PER_MS))
+        self.signals.frame(record)
+        if self._input is not None:
+            self._input.frame(record)
+        for item in record.inputs:
+            if (content := self._contents.get(item.index)) is not None:
+                content.take(item, record.received_ns)
+        self._output.take(record)
+
+    def advance(self, known_ns: int) -> None:
+        """Judge the seconds that end until `known_ns`, up to which every frame has come."""
+        if not self._end_ns or known_ns - self._end_ns > _MOST_SECONDS * NS_PER_S:
+            self._end_ns = known_ns + NS_PER_S
+        while known_ns >= self._end_ns:
+            self._second(self._end_ns)
+            self._end_ns += NS_PER_S
+
+    def _second(self, now_ns: int) -> None:
+        values, alerts = self.signals.second(now_ns, self.others_percent)
+        judged = [self.counters.second(now_ns / NS_PER_S), self._output.second(now_ns)]
+        if self._input is not None:
+            judged.append(self._input.second(now_ns, active=self.active))
+        for more, found in judged:
+            values |= more
+            alerts += found
+        if self.active:
+            for content in self._contents.values():
+                alerts += content.alerts(now_ns)
+        self.values, self.alerts = values, alerts
+        self.missed += self.signals.missed
+        self.harmed |= self.signals.harmed
+
+
+class Watch:
+    """Watches one node.
+
+    Attributes:
+        signals: what the last second was, as the records have it: `machine` and `stages`.
+    """
+
+    def __init__(
+        self, setup: Mapping[str, Any], gpu: GpuSource | None = None, proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+    ) -> None:  # fmt: skip
+        """Take what the node says at its start.
+
+        Args:
+            setup: see `Recorder`.
+            gpu: the card; by default that of the node's parameter `device`.
+            proc: where the kernel shows processes.
+            sys: where it shows devices.
+        """
+        self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
+        self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
+        self._by_index = list(self._stages.values())
+        topics = [name for name, _ in setup["topics"]]
+        self._diagnostics = topics.index("/diagnostics") if "/diagnostics" in topics else -1
+        gpu = gpu or gpu_source(str(setup["parameters"].get("device", "auto")), sys)
+        self._machine = MachineWatch(MachineSignals(setup["pid"], proc, sys), gpu)
+        self._status: dict[str, Mapping[str, str]] = {}
+
+    @property
+    def gpu(self) -> str:
+        """The card, or why none is watched."""
+        return self._machine.gpu_word
+
+    def take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
+        """Take a record of the node: frames; drops; of `/diagnostics` the counters and the lifecycle."""
+        if isinstance(record, FrameRecord):
+            self._by_index[record.stage].frame(record)
+        elif isinstance(record, MessageRecord):
+            if record.topic == self._diagnostics:
+                self._diagnosed(record)
+        elif record.fields["kind"] == "dropped":
+            signals = self._stages[record.fields["stage"]].signals
+            signals.superseded += record.fields["superseded"]
+            signals.stale += record.fields["stale"]
+
+    def _diagnosed(self, record: MessageRecord) -> None:
+        for status in decode(record.data, _DIAGNOSTICS).status:
+            self._status[status.name] = {pair.key: pair.value for pair in status.values}
+
+    def tick(self, now_ns: int, known_ns: int) -> list[Alert]:
+        """Once a second: what is unusual now. What lasts is returned every time, until it is over.
+
+        Args:
+            now_ns: monotonic time, as `FrameRecord.received_ns`.
+            known_ns: the time until which all records of the node have been taken; earlier than `now_ns` where the
+                machine has left this process no time.
+        """
+        time_s = now_ns / NS_PER_S
+        machine, gpu = self._machine.read(time_s)
+        active = self._status.get(_NODE, {}).get("lifecycle", "active") == "active"
+        missed, harmed = 0, False
+        for name, stage in self._stages.items():
+            stage.active, stage.others_percent = active, self._machine.others_percent
+            stage.counters.status(known_ns / NS_PER_S, self._status.get(f"{_PREFIX}{name}", {}))
+            stage.advance(known_ns)
+            missed, harmed = missed + stage.missed, harmed or stage.harmed
+            stage.missed, stage.harmed = 0, False
+        causes = self._machine.judge(time_s, machine, gpu, missed, harmed=harmed)
+        stages = {name: _json(stage.values) for name, stage in self._stages.items()}
+        self.signals = {"machine": _json(self._machine.values), "stages": stages}
+        return causes + [found for stage in self._stages.values() for found in stage.alerts]
+
+
+def _json(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: round(value, 3) if math.isfinite(value) else None for name, value in values.items()}

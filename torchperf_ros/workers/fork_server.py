@@ -1,0 +1,197 @@
+"""The fork server seen from the node: a warm process out of which a worker comes in milliseconds.
+
+Importing torch takes seconds, and a vehicle that has lost a worker has not got them. So one process of the node, the
+base, imports torch and nothing else. Each stage forks its own server from it, which imports the adapter's module, and
+each worker is a fork of that server. Neither runs a model, starts a thread or touches a GPU: a fork inherits no thread
+and cannot use its parent's CUDA context. What they have imported is shared, copy on write, so that a worker costs less
+memory than a process of its own. Their side is `model/fork_main.py`.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
+
+_FORK_TAKES_AT_MOST_S = 10.0
+_EXIT_TELLS_WITHIN_S = 1.0
+_KEPT_EXITS = 64
+
+
+class _Base:
+    """The process that has imported torch and nothing of the user's; it ends when the last reference to this does."""
+
+    _current: "_Base | None" = None
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self.surroundings = (dict(os.environ), os.getcwd())
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # stdout belongs to the program that started us, which may write its results there
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "torchperf_ros.model.fork_main", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
+            )  # fmt: skip
+        weakref.finalize(self, _end, self._socket, self._process)
+
+    @classmethod
+    def get(cls) -> "_Base":
+        """The one of this process; a new one where there is none, it has ended, or the environment has changed."""
+        with cls._lock:
+            base = cls._current
+            if base is None or not base.lives or base.surroundings != (dict(os.environ), os.getcwd()):
+                base = cls._current = cls()
+            return base
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def fork_stage_server(self, far: socket.socket, module: str) -> None:
+        """Have it fork a server that imports this module and serves at the other end of `far`.
+
+        Raises:
+            OSError: it has just ended.
+        """
+        socket.send_fds(self._socket, [pack_control("server", module=module)], [far.fileno()])
+
+
+def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End a base that nobody needs any more, whatever it is importing."""
+    node.close()
+    process.kill()
+    process.wait()
+
+
+def start_base() -> None:
+    """Start to import torch in the background, so that the first worker need not wait for all of it."""
+    _Base.get()
+
+
+class ForkServer:
+    """Forks one stage's workers. One thread at a time uses it.
+
+    Attributes:
+        ready: whether it can fork now.
+        ended: whether it is gone, and its workers with it.
+        why_bare: why workers import the adapter's module themselves, which takes them longer; "" if they need not.
+    """
+
+    def __init__(self, module: str, why_bare: str = "") -> None:
+        """Start it; returns at once.
+
+        Args:
+            module: what it imports for its workers, "" for nothing.
+            why_bare: why that is nothing.
+        """
+        self.ready = self.ended = False
+        self.why_bare = why_bare
+        self.started_ns = time.monotonic_ns()
+        self._module = module
+        self._unfit = ""
+        self._pid = 0
+        self._pidfd = -1
+        self._forked: tuple[int, int] | None = None
+        self._exits: dict[int, int] = {}
+        self._base = _Base.get()
+        self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        with far, contextlib.suppress(OSError):  # a base that has just died: `step` finds the far end closed
+            self._base.fork_stage_server(far, module)
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when `step` has something to do."""
+        return self._socket.fileno()
+
+    def renewed(self) -> "ForkServer":
+        """Another one in the place of one that has ended: without the module if that is what ended it."""
+        why = self.why_bare or self._unfit
+        if not why and not self.ready and self._base.lives:
+            why = f"a process that imported {self._module} did not come through it"
+        return ForkServer("" if why else self._module, why)
+
+    def step(self) -> None:
+        """Take in what it says."""
+        while not self.ended:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_CONTROL_BYTES, 1)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data, descriptors = b"", []
+            if not data:
+                self.ended = True
+                return
+            message = unpack_control(data)
+            kind = message["kind"]
+            if kind == "hello":
+                self._pid, self._pidfd = message["pid"], descriptors[0]
+            elif kind == "ready":
+                self.ready = True
+            elif kind == "unfit":
+                self._unfit = message["why"]
+            elif kind == "forked":
+                self._forked = message["pid"], descriptors[0]
+            elif kind == "exited":
+                self._exits[message["pid"]] = message["code"]
+                while len(self._exits) > _KEPT_EXITS:
+                    del self._exits[next(iter(self._exits))]
+
+    def fork(self, descriptors: Sequence[int], folder: str) -> tuple[int, int]:
+        """Fork a worker; returns its process id and a descriptor of the process.
+
+        Args:
+            descriptors: frames, control, ring, result, and where it prints, see `model/main.py`.
+            folder: where it keeps its temporary files.
+
+        Raises:
+            ProtocolError: it does not; it is ended then, with all its workers.
+        """
+        self._forked = None
+        with contextlib.suppress(OSError):  # it has just ended: the wait finds out
+            socket.send_fds(self._socket, [pack_control("worker", folder=folder)], list(descriptors))
+        self._wait(lambda: self._forked is not None, _FORK_TAKES_AT_MOST_S)
+        if self._forked is None:
+            self.close()
+            msg = f"the fork server (pid {self._pid}) gave no worker within {_FORK_TAKES_AT_MOST_S:.0f} s, or has ended"
+            raise ProtocolError(msg)
+        return self._forked
+
+    def exit_code(self, pid: int) -> int | None:
+        """The exit status of a worker that has ended, negative for a signal; None if nobody knows it any more."""
+        self._wait(lambda: pid in self._exits, _EXIT_TELLS_WITHIN_S)
+        return self._exits.get(pid)
+
+    def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Take in what it says until the condition holds, it has ended, or the time is up."""
+        give_up_at = time.monotonic() + seconds
+        self.step()
+        while not condition() and not self.ended and (left_s := give_up_at - time.monotonic()) > 0:
+            poll = select.poll()  # not `select`, which takes no descriptor above 1023
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(left_s * 1000)
+            self.step()
+
+    def close(self) -> None:
+        """End it, and whatever of its workers is left."""
+        self.ended = True
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll(_FORK_TAKES_AT_MOST_S * 1000)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._socket.close()

@@ -1,0 +1,250 @@
+"""The ring of shared memory that a stage writes its frames into and its workers read them from.
+
+An anonymous memory file: nothing is left behind by any death. Records are written once and read by every worker of the
+stage in place. The writer never waits: a reader that is too slow finds out, by asking, that its record is gone.
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
+
+_MAGIC = 0x54504652
+_HEAD = 8  # byte position of the u64 that says how far the writer has come
+_DATA = mmap.PAGESIZE
+_RING = struct.Struct("<IIQQ")  # magic, version, head, capacity
+_RECORD = struct.Struct("<QII")  # seq, number of inputs, zero
+_INPUT = struct.Struct("<IIqdQQ")  # index, waited_us, stamp_ns, age_ms, offset in the record, length
+_MOST_US = 2**32 - 1
+_VERSION = 1
+_AT_ONCE = 256 * 1024
+_SLOT_MORE = 8  # by an eighth it is larger than the longest record: what is compressed varies, other inputs may come
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; Python has no name for it
+
+
+@dataclass(slots=True)
+class InputBytes:
+    """One input message in a record.
+
+    Attributes:
+        index: in the adapter's `inputs`.
+        stamp_ns: its stamp, 0 if none.
+        age_ms: ROS time since the stamp when the frame was received, NaN if unknown.
+        data: CDR bytes.
+        waited_us: time from its own receipt to that of the frame; 71 min if longer.
+    """
+
+    index: int
+    stamp_ns: int
+    age_ms: float
+    data: bytes | memoryview
+    waited_us: int = 0
+
+
+def _aligned(length: int) -> int:
+    return (length + 7) & ~7
+
+
+def record_size(lengths: Sequence[int]) -> int:
+    """Bytes that a record with inputs of these lengths takes."""
+    return _RECORD.size + len(lengths) * _INPUT.size + sum(_aligned(length) for length in lengths)
+
+
+@dataclass
+class RingExtra:
+    """Bytes by which the rings of a node may still grow together; it takes no lock, as a few more do not matter."""
+
+    left_bytes: int
+
+
+class FrameRing:
+    """Writer's side. One thread at a time.
+
+    A record's place is its offset modulo the capacity. Where a round ends before the capacity, the next record's offset
+    leaves out the rest: so a ring can grow while readers look at it.
+
+    Attributes:
+        capacity: bytes that it can grow to.
+    """
+
+    def __init__(self, room: int, capacity: int = 0) -> None:
+        """Make the memory file, touched only as far as frames reach.
+
+        Args:
+            room: bytes after which it begins anew, and of the largest record.
+            capacity: what it can grow to, see `keep`; 0: it does not grow.
+        """
+        self._room = self._largest = _aligned(room)
+        self.capacity = max(_aligned(capacity), self._room)
+        self.fd = os.memfd_create("torchperf_frames", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, _DATA + self.capacity)
+        self._map = mmap.mmap(self.fd, _DATA + self.capacity)
+        self._view = memoryview(self._map)
+        self._head_word = self._view[_HEAD : _HEAD + 8].cast("Q")
+        _RING.pack_into(self._map, 0, _MAGIC, _VERSION, 0, self.capacity)
+        self._head = self._at_hand = self._longest = 0
+        self._keep_ns = self._round_ns = self._slot = 0
+        self._extra = RingExtra(0)
+
+    def keep(self, seconds: float, extra: RingExtra) -> None:
+        """From now on grow, as far as `extra` reaches, so that records stay for so many seconds."""
+        self._keep_ns, self._extra = round(seconds * NS_PER_S), extra
+
+    def _may_grow(self, more: int) -> bool:
+        """Whether a round goes on behind the room's end: what it began with is still to be kept."""
+        if not self._keep_ns or self._room + more > self.capacity or more > self._extra.left_bytes:
+            return False
+        return monotonic_ns() - self._round_ns < self._keep_ns
+
+    def make_ready(self, length: int = 0) -> None:
+        """Have the kernel give the memory that comes next, which a frame would otherwise pay for: 3 ms for an image.
+
+        Args:
+            length: bytes of the next record; as many as the longest one so far, if that is more.
+        """
+        end = self._head % self.capacity + max(length, self._longest)
+        if end > self._room and not self._may_grow(end - self._room):
+            end = self._room
+        if end <= self._at_hand:
+            return
+        begin = self._at_hand // mmap.PAGESIZE * mmap.PAGESIZE
+        self._at_hand = end
+        with contextlib.suppress(OSError):  # an older kernel: then frames pay for it
+            for at in range(begin, _DATA + end, _AT_ONCE):  # the call keeps the interpreter from other threads
+                self._map.madvise(_POPULATE_WRITE, at, min(_AT_ONCE, _DATA + end - at))
+
+    def slot(self, inputs: int) -> memoryview | None:
+        """Where the first input of the next record can be put before `write` is called with it, so that nobody copies.
+
+        It holds a little more than the longest record so far; None before there was one. It may be left unused.
+
+        Args:
+            inputs: that the record can have at most.
+        """
+        if not self._longest:
+            return None
+        place = record_size([0] * inputs)
+        length = min(self._longest + self._longest // _SLOT_MORE, self._largest)
+        if length <= place:
+            return None
+        start = _DATA + self._allot(length) % self.capacity
+        self._slot = start + place
+        return self._view[start + place : start + length]
+
+    def _allot(self, length: int) -> int:
+        """Offset of the next record; readers know from now on that the bytes of older ones there may change."""
+        offset = self._head
+        more = offset % self.capacity + length - self._room
+        if more > 0 and self._may_grow(more):
+            self._room += more
+            self._extra.left_bytes -= more
+        elif more > 0:  # records do not wrap
+            offset += self.capacity - offset % self.capacity
+        if self._keep_ns and offset % self.capacity == 0:
+            self._round_ns = monotonic_ns()
+        self._head = offset
+        self._head_word[0] = max(self._head_word[0], offset + length)
+        return offset
+
+    def write(self, seq: int, inputs: Sequence[InputBytes]) -> tuple[int, int]:
+        """Write one record and return its (offset, length); `offset` counts all bytes ever written.
+
+        The first input's bytes stay where they are if they are in the ring's slot.
+
+        Raises:
+            ValueError: the record is larger than the ring.
+        """
+        first = inputs[0].data if inputs else b""
+        slot = self._slot if isinstance(first, memoryview) and first.obj is self._map else 0
+        place = slot - _DATA - self._head % self.capacity if slot else record_size([0] * len(inputs))
+        length = place + sum(_aligned(len(item.data)) for item in inputs)
+        if length > self._largest:
+            msg = f"a record of {length} bytes does not fit a ring of {self._largest}"
+            raise ValueError(msg)
+        self._longest, self._slot = max(self._longest, length), 0
+        offset = self._allot(length)
+        start = _DATA + offset % self.capacity
+        _RECORD.pack_into(self._map, start, seq, len(inputs), 0)
+        for number, item in enumerate(inputs):
+            entry = start + _RECORD.size + number * _INPUT.size
+            waited_us = min(item.waited_us, _MOST_US)
+            _INPUT.pack_into(self._map, entry, item.index, waited_us, item.stamp_ns, item.age_ms, place, len(item.data))
+            if number or start + place != slot:
+                self._view[start + place : start + place + len(item.data)] = item.data
+            place += _aligned(len(item.data))
+        self._head = offset + length
+        return offset, length
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of memory that the ring has touched so far."""
+        return max(min(self._head, self._room), self._at_hand)
+
+    def close(self) -> None:
+        """Release the memory; workers that still map it keep it until they end."""
+        self._head_word.release()
+        self._view.release()
+        with contextlib.suppress(BufferError):  # the bytes of a frame that nobody answered are in a slot still
+            self._map.close()
+        os.close(self.fd)
+
+
+class FrameReader:
+    """Reader's side, in a worker; maps the ring read-only."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the ring behind `fd`.
+
+        Raises:
+            ProtocolError: it is not a ring of this version.
+        """
+        size = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        self._view = memoryview(self._map)
+        magic, version, _, self._capacity = _RING.unpack_from(self._map, 0)
+        if magic != _MAGIC or version != _VERSION or size != _DATA + self._capacity:
+            msg = f"not a frame ring of version {_VERSION}: magic {magic:#x}, version {version}, {size} bytes"
+            raise ProtocolError(msg)
+        self._head_word = self._view[_HEAD : _HEAD + 8].cast("Q")
+
+    def holds(self, offset: int) -> bool:
+        """Whether the record at `offset` has not been overwritten; ask again after using it."""
+        return bool(self._head_word[0] <= offset + self._capacity)
+
+    def check(self, offset: int, seq: int) -> None:
+        """Make sure that the record at `offset` has not been overwritten; ask again after using it.
+
+        Raises:
+            FrameOverwritten: it has.
+        """
+        if not self.holds(offset):
+            msg = f"frame {seq} was overwritten by newer ones before this worker was done with it"
+            raise FrameOverwritten(msg)
+
+    def read(self, offset: int, length: int, seq: int) -> list[InputBytes]:
+        """The inputs of a record, as views on the ring.
+
+        Raises:
+            FrameOverwritten: the record is gone.
+            ProtocolError: the record is not the one asked for, or its lengths do not add up.
+        """
+        self.check(offset, seq)
+        start = _DATA + offset % self._capacity
+        record = self._view[start : start + length]
+        found, count, _ = _RECORD.unpack_from(record, 0)
+        # a record that is overwritten meanwhile holds anything: look only as far as it reaches, then ask again
+        count = min(count, (length - _RECORD.size) // _INPUT.size)
+        entries = [_INPUT.unpack_from(record, _RECORD.size + n * _INPUT.size) for n in range(count)]
+        self.check(offset, seq)
+        if found != seq or any(place + size > length for *_, place, size in entries):
+            msg = f"record at {offset} holds frame {found}, not {seq}, or lengths beyond its {length} bytes"
+            raise ProtocolError(msg)
+        return [
+            InputBytes(index, stamp_ns, age_ms, record[place : place + size], waited_us)
+            for index, waited_us, stamp_ns, age_ms, place, size in entries
+        ]

@@ -1,0 +1,159 @@
+"""How processes are set up: the node's for deadlines, each step with a word on it; those that it starts to give way."""
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+SWITCH_INTERVAL_S = 1e-4
+LARGEST_KEPT_BYTES = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of malloc.c: a larger threshold is refused
+_NICE = -10
+_MCL_CURRENT_AND_FUTURE = 3
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_BACKGROUND_PRIORITY = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_INT_MAX = 2**31 - 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prefer_this_process(priority: int) -> str:
+    """SCHED_FIFO for every thread of the process; where that is not permitted nice, else a word of warning.
+
+    Args:
+        priority: 1 to 98; 0 leaves the scheduler alone.
+
+    Returns:
+        What holds now: `fifo 10`, `nice -10`, `normal`, or `normal: ...` with what to do about it.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    if not priority:
+        return "normal"
+    try:
+        _for_each_thread(lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority)))
+    except PermissionError:
+        try:
+            set_nice(os.getpid(), _NICE)
+        except PermissionError:
+            return "normal: SCHED_FIFO and nice are not permitted; give the user an rtprio limit, or CAP_SYS_NICE"
+        return f"nice {_NICE}"
+    return f"fifo {priority}"
+
+
+def step_back() -> None:
+    """Make the calling thread, which no frame waits for, give way to the process's others.
+
+    It stays real-time where they are: a thread of normal priority that holds the interpreter lock would make them wait
+    for the whole machine.
+    """
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_BACKGROUND_PRIORITY))
+
+
+def stop_collecting() -> None:
+    """Take what is there out of garbage collection, and collect from now on only when asked to.
+
+    What an earlier call took out is looked at again first: stages of a configuration that has ended are garbage now.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def lock_memory() -> str:
+    """Lock the process in memory; returns `locked`, or why not."""
+    if _libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0:
+        return "locked"
+    return f"not locked: {os.strerror(ctypes.get_errno())}; raise the memlock limit"
+
+
+def pin_this_process(cpus: tuple[int, ...]) -> None:
+    """Let every thread of the process run on these CPUs only.
+
+    Raises:
+        OSError: a CPU that is not there.
+    """
+    _for_each_thread(lambda thread: os.sched_setaffinity(thread, cpus))
+
+
+def _for_each_thread(act: Callable[[int], None]) -> None:
+    """Do this to every thread of the process; one that ends meanwhile does not matter."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            act(int(thread.name))
+
+
+def leave_priority() -> None:
+    """Normal priority and any CPU, whatever the node has for itself."""
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Be killed when the thread ends that spawned this process.
+
+    Args:
+        parent: its process id; a parent that has ended already ends this process now.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def detach_from_node() -> None:
+    """Leave its priority, and die with the thread of it that spawned this process."""
+    leave_priority()
+    die_with_parent()
+
+
+def set_nice(pid: int, nice: int) -> None:
+    """Give every thread of a process this nice value (-20 to 19); a process or thread that has just ended is left out.
+
+    Raises:
+        PermissionError: lower than the user may.
+    """
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), nice)
+    # where the kernel shares out time by sessions (sched_autogroup_enabled), the nice value of a session counts
+    with contextlib.suppress(OSError):
+        if os.getsid(pid) == pid:
+            Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
+
+
+def keep_freed_memory(largest_bytes: int, kept_bytes: int = 0) -> None:
+    """Let glibc keep freed blocks instead of returning their pages to the kernel.
+
+    A message of a few MB otherwise costs a page fault for every 4 KiB, several times over, each time it is taken: that
+    was 3 of the 4 ms that taking a 2.7 MB image took. A model's temporaries cost likewise.
+
+    Args:
+        largest_bytes: of a block that is kept; glibc takes at most 32 MiB.
+        kept_bytes: free bytes at the heap's end from which they go back; 0: eight of the largest.
+    """
+    if hasattr(_libc, "mallopt"):  # glibc; other C libraries have no such habit to change
+        _libc.mallopt(_M_MMAP_THRESHOLD, min(largest_bytes, LARGEST_KEPT_BYTES))
+        _libc.mallopt(_M_TRIM_THRESHOLD, min(kept_bytes or 8 * largest_bytes, _INT_MAX))
+
+
+class _MallocInfo(ctypes.Structure):
+    """`struct mallinfo2` of malloc.h: ten sizes, of which the ninth is of the free blocks, in bytes."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+def kept_bytes() -> int | None:
+    """Freed memory that malloc keeps for this process, in bytes; None where the C library does not say."""
+    if not hasattr(_libc, "mallinfo2"):  # glibc since 2.33
+        return None
+    _libc.mallinfo2.restype = _MallocInfo
+    return int(_libc.mallinfo2().fordblks)

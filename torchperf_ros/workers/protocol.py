@@ -1,0 +1,147 @@
+"""What node and worker say to each other: fixed structs for frames, small JSON objects for everything else.
+
+Two `SOCK_SEQPACKET` sockets per worker keep message borders. Payloads are in shared memory: the frame's in the stage's
+ring, the result's in the worker's own area. Every message starts with the version; lengths are checked on both sides.
+No pickle.
+"""
+
+import enum
+import json
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from torchperf_ros.frame.errors import ProtocolError
+
+VERSION = 3
+MAX_CONTROL_BYTES = 65_536
+RESULT_OFFSET = 8
+"""The worker's area begins with a u64: how many requests it has handled; the result follows."""
+_MAX_TEXT = 8_000
+STACK_SIGNAL = signal.SIGUSR1
+STACK_FILE = "stacks.txt"
+"""A worker that gets this signal appends its stacks to this file in its TMPDIR, whatever it is doing."""
+
+
+class Kind(enum.IntFlag):
+    """What a worker is asked to do with a frame."""
+
+    OBSERVE = 1
+    RUN = 2
+
+
+_REQUEST = struct.Struct("<HHIQQQQI")
+_RESPONSE = struct.Struct("<HHIQQ4q")
+
+
+@dataclass(slots=True)
+class Request:
+    """Node to worker: the frame at `offset` of the ring, `length` bytes.
+
+    For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for it. For
+    OBSERVE: how many started frames this worker was not told of since the last one that it observed.
+    """
+
+    kind: Kind
+    tier: int
+    seq: int
+    offset: int
+    length: int
+    leave_ns: int = 0
+    missed: int = 0
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return _REQUEST.pack(
+            VERSION, self.kind, self.tier, self.seq, self.offset, self.length, self.leave_ns, self.missed
+        )
+
+
+@dataclass(slots=True)
+class Response:
+    """Worker to node, for RUN: outcome index, and the length of the result (or of the reason) in the worker's area.
+
+    Step times are in ns, -1 where the step was not reached.
+    """
+
+    outcome: int
+    tier: int
+    seq: int
+    length: int
+    decode_ns: int
+    preprocess_ns: int
+    inference_ns: int
+    postprocess_ns: int
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return _RESPONSE.pack(
+            VERSION, self.outcome, self.tier, self.seq, self.length,
+            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns,
+        )  # fmt: skip
+
+
+def peer_pid(node: socket.socket) -> int:
+    """The process that made this socket pair: the node, also where a fork server stands between it and the worker."""
+    credentials = struct.Struct("3i")  # pid, uid, gid, see unix(7)
+    return int(credentials.unpack(node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[0])
+
+
+def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
+    if len(data) != layout.size:
+        msg = f"{what} of {len(data)} bytes; version {VERSION} has {layout.size}"
+        raise ProtocolError(msg)
+    version, *fields = layout.unpack(data)
+    if version != VERSION:
+        msg = f"{what} of version {version}; this side speaks version {VERSION}"
+        raise ProtocolError(msg)
+    return tuple(fields)
+
+
+def unpack_request(data: bytes) -> Request:
+    """Parse a request.
+
+    Raises:
+        ProtocolError: other length or version.
+    """
+    kind, *rest = _unpack(_REQUEST, data, "request")
+    return Request(Kind(kind), *rest)
+
+
+def unpack_response(data: bytes) -> Response:
+    """Parse a response.
+
+    Raises:
+        ProtocolError: other length or version.
+    """
+    return Response(*_unpack(_RESPONSE, data, "response"))
+
+
+def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """A control message as bytes; long texts keep their end, where a traceback says what happened."""
+    short = {key: value[-_MAX_TEXT:] if isinstance(value, str) else value for key, value in fields.items()}
+    text = json.dumps({"version": VERSION, "kind": kind, **short}, ensure_ascii=False)
+    data = text.encode(errors="replace")
+    if len(data) > MAX_CONTROL_BYTES:
+        msg = f"control message {kind!r} of {len(data)} bytes; at most {MAX_CONTROL_BYTES}"
+        raise ProtocolError(msg)
+    return data
+
+
+def unpack_control(data: bytes) -> dict[str, Any]:
+    """Parse a control message.
+
+    Raises:
+        ProtocolError: not JSON, no kind, or another version.
+    """
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        msg = f"control message of {len(data)} bytes is not JSON: {error}"
+        raise ProtocolError(msg) from error
+    if not isinstance(message, dict) or message.get("version") != VERSION or "kind" not in message:
+        msg = f"control message without kind or of another version than {VERSION}: {str(message)[:100]}"
+        raise ProtocolError(msg)
+    return message

@@ -1,0 +1,441 @@
+"""A stage's worker processes: started, watched, killed when they hang, replaced when they die, later and later."""
+
+import select
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.frame.clock import NS_PER_S, Clock
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.workers.capture import Capture
+from torchperf_ros.workers.fork_server import ForkServer
+from torchperf_ros.workers.frame_ring import FrameRing
+from torchperf_ros.workers.process_setup import step_back
+from torchperf_ros.workers.rolling_update import RollingUpdate
+from torchperf_ros.workers.worker_process import Description, WorkerProcess
+
+
+class RestartPolicy:
+    """Exponential back-off over early deaths, those within `proven_s` of being ready.
+
+    A worker that had served for longer is replaced at once, and what came before is forgotten; so is one that dies
+    early for the first time. Each further early death doubles the delay, from `first_delay_s` up to `longest_delay_s`.
+    After `give_up_after` early deaths in a row the failure is lasting: health says so, and the delay goes on growing as
+    before. After an error that no restart mends the failure is lasting at once, and the delay the longest.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        proven_s: float = 5.0,
+        first_delay_s: float = 0.5,
+        longest_delay_s: float = 30.0,
+        give_up_after: int = 3,
+    ) -> None:
+        """Take the clock and the bounds."""
+        self._clock = clock
+        self._proven_ns = round(proven_s * NS_PER_S)
+        self._first_ns = round(first_delay_s * NS_PER_S)
+        self._longest_ns = round(longest_delay_s * NS_PER_S)
+        self._give_up_after = give_up_after
+        self._early_deaths = 0
+        self._permanent = False
+        self.restarts = 0
+
+    def died(self, ready_at_ns: int | None) -> int:
+        """A worker died that was ready at `ready_at_ns` (None: never); returns when to start its replacement, in ns."""
+        now_ns = self._clock()
+        proven = ready_at_ns is not None and now_ns - ready_at_ns >= self._proven_ns
+        permanent, self._permanent = self._permanent, False
+        self._early_deaths = 0 if proven else self._early_deaths + 1
+        self.restarts += 1
+        if permanent:
+            self._early_deaths = max(self._early_deaths, self._give_up_after)
+            return now_ns + self._longest_ns
+        if self._early_deaths <= 1:
+            return now_ns
+        return now_ns + min(self._first_ns << (self._early_deaths - 2), self._longest_ns)
+
+    def give_up(self) -> None:
+        """Another try would fail alike, as with an adapter that does not exist: the next death is a lasting failure."""
+        self._permanent = True
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the workers died too often in a row to call it anything but a lasting failure."""
+        return self._early_deaths >= self._give_up_after
+
+
+COUNTERS = ("recompiles", "engine_errors", "eager_answers", "hits", "misses", "chunked")
+
+
+class TierTally:
+    """Adds up over workers, those that are gone included."""
+
+    def __init__(self, tiers: Sequence[str]) -> None:
+        """Name the tiers."""
+        self._tiers = tiers
+        self._gone = [dict.fromkeys(COUNTERS, 0) for _ in tiers]
+        self._out_of_memory = 0
+
+    def left(self, worker: WorkerProcess) -> None:
+        """Keep what a worker counted that is gone."""
+        self._out_of_memory += worker.out_of_memory
+        for kept, last in zip(self._gone, worker.tiers, strict=False):
+            for name in COUNTERS:
+                kept[name] += last[name]
+
+    def out_of_memory(self, workers: Iterable[WorkerProcess]) -> int:
+        """Frames for which a tier had not enough memory."""
+        return self._out_of_memory + sum(worker.out_of_memory for worker in workers)
+
+    def rows(self, workers: Iterable[WorkerProcess]) -> list[dict[str, Any]]:
+        """One row per tier, see `TierFacts`; empty before any worker is ready."""
+        said = [worker.tiers for worker in workers if worker.tiers]
+        if not said:
+            return []
+        rows = []
+        for number, gone in enumerate(self._gone):
+            counted = {name: gone[name] + sum(tiers[number][name] for tiers in said) for name in COUNTERS}
+            rows.append({**said[0][number], **counted})
+        return rows
+
+
+_TICK_MS = 50
+_RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
+_RING_HEADERS = 65_536
+_TOLD = 64
+_IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
+_DIES_WITHIN_MS = 100.0  # of its socket's end: the kernel takes a process down step by step
+_COMPILING_TAKES = 10  # times as long as loading
+_OUR_ERROR = "an error in the node"
+Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
+
+
+class PoolListener(Protocol):
+    """What a pool tells its stage; called on the pool's thread."""
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """The worker can take frames from now on."""
+
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        """The worker is gone; `lasting` if its kind keeps dying. Its descriptors close when this returns.
+
+        None: it could not even be started.
+        """
+
+    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Give a worker no more frames, as another takes its place; False if it is busy with one."""
+
+    def worker_told(self, text: str) -> None:
+        """Something about a worker's models that people should know, and that is no failure of the worker."""
+
+
+class WorkerPool:
+    """One or two workers of a stage, for a while one more that is to replace one, and the thread that looks after them.
+
+    The second one is started when the first is ready: the first answer matters more. The thread spawns the workers
+    and lives as long as they do, because they are made to die with the thread that started them.
+    """
+
+    def __init__(self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log) -> None:
+        """Take the stage's configuration and what each worker is told at its start; nothing runs before `start`."""
+        self.config = config
+        self.description: Description | None = None
+        self.last_error = ""
+        self.workers: list[WorkerProcess | None] = [None] * config.workers
+        self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
+        self.rolling_update = RollingUpdate(config, setup, self._tell)
+        self.tally = TierTally(config.tiers)
+        self.capture = Capture(config.name, setup.get("evidence"), log)
+        room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
+        self.ring = FrameRing(room, room + (int(setup.get("black_box_mib", 0)) << 20))
+        self._result_bytes = config.max_frame_bytes
+        self._listener = listener
+        self._log = log
+        self._start_at_ns = [0] * config.workers
+        self._start_timeout_s = float(setup["start_timeout_s"])
+        self._server: ForkServer | None = None
+        self._calibrated: tuple[int, list[tuple[float, float]]] | None = None  # of the first worker of which kit
+        self._told: deque[str] = deque(maxlen=_TOLD)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
+
+    @property
+    def everyone(self) -> list[WorkerProcess]:
+        """The workers that there are, the one that is to replace another included."""
+        return [worker for worker in (*self.workers, self.rolling_update.candidate) if worker is not None]
+
+    @property
+    def restarts(self) -> int:
+        """Workers replaced so far."""
+        return sum(policy.restarts for policy in self.policies)
+
+    @property
+    def gave_up(self) -> bool:
+        """No worker can serve, and the last ones died too often in a row."""
+        return not self.ready and self.policies[0].gave_up
+
+    @property
+    def ready(self) -> bool:
+        """Whether any worker can serve."""
+        return any(worker.usable for worker in self.everyone)
+
+    @property
+    def progress(self) -> str:
+        """What the workers are doing, one phrase each."""
+        words = [f"worker {number} {self.state(number)}" for number in range(len(self.workers))]
+        if (candidate := self.rolling_update.candidate) is not None:
+            words.append(f"new worker {candidate.state}")
+        return "; ".join([self.rolling_update.compiling, *words] if self.rolling_update.compiling else words)
+
+    def state(self, number: int) -> str:
+        """What one worker is doing: loading, idle, busy, or why there is none."""
+        worker = self.workers[number]
+        if worker is not None:
+            return worker.state
+        if self._server is None or not self._server.ready:
+            return "waits for torch to be imported"
+        if not self.policies[number].restarts:
+            return "starts when the first is ready"
+        left_s = (self._start_at_ns[number] - time.monotonic_ns()) / NS_PER_S
+        return "waits for its restart" + (f" in {left_s:.0f} s" if left_s >= 1 else "")
+
+    def start(self) -> None:
+        """Start the watching thread, which starts the workers, and what they are forked from."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Kill the workers, end the thread, release the memory."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.ring.close()
+
+    def _watch(self) -> None:
+        step_back()
+        while not self._stopping.is_set():
+            now_ns = time.monotonic_ns()
+            self._spawn_missing(now_ns)
+            self._wait_for_news()
+            for worker in self.everyone:
+                try:
+                    self._look_after(worker)
+                except Exception:  # the thread's boundary: one worker's nonsense must not leave the others alone
+                    self.last_error = traceback.format_exc()
+                    self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
+                    worker.kill("it could not be looked after")
+            now_ns, replaced = time.monotonic_ns(), self._listener.worker_replaced
+            try:
+                self.capture.step(self.workers, now_ns)
+            except Exception:  # likewise: what people would like to know must not end what is good
+                self._log("error", f"{self.config.name}: a capture failed:\n{traceback.format_exc()}")
+                self.capture.give_up(_OUR_ERROR)
+            try:
+                self.rolling_update.step(self.workers, now_ns, self._spawn, replaced, self._dismiss)
+            except Exception:  # likewise: nor must what could be better
+                self._log("error", f"{self.config.name}: replacing workers failed:\n{traceback.format_exc()}")
+                self.rolling_update.give_up(_OUR_ERROR)
+        self.rolling_update.stop()
+        for worker in self.everyone:
+            worker.kill("the node stops")
+            worker.close()
+        self.workers = [None] * len(self.workers)
+        if self._server is not None:
+            self._server.close()
+
+    def _spawn_missing(self, now_ns: int) -> None:
+        for number, worker in enumerate(self.workers):
+            first_is_up = number == 0 or self.ready
+            if worker is None and now_ns >= self._start_at_ns[number] and first_is_up:
+                try:
+                    if self._can_fork(now_ns):
+                        self.workers[number] = self._spawn(number)
+                except Exception as error:  # the thread's boundary: no memory to be had, options too long, a mistake
+                    self.last_error = f"worker {number} cannot be started: {type(error).__name__}: {error}"
+                    if not isinstance(error, (OSError, ProtocolError)):
+                        self.last_error += f"\n{traceback.format_exc()}"
+                    self._log("error", f"{self.config.name}: {self.last_error}")
+                    policy = self.policies[number]
+                    self._start_at_ns[number] = policy.died(None)
+                    self._listener.worker_died(None, self.last_error, lasting=policy.gave_up)
+
+    def _can_fork(self, now_ns: int) -> bool:
+        """Whether the fork server is up; one that has ended gets a successor.
+
+        Raises:
+            ProtocolError: it has ended, or says nothing, for no reason that a successor would do better.
+        """
+        server = self._server
+        if server is None:
+            server = self._server = ForkServer(self.config.adapter.partition(":")[0])
+        if not server.ready and now_ns - server.started_ns > max(self._start_timeout_s, _IMPORTS_WITHIN_S) * NS_PER_S:
+            server.close()
+        if server.ended:
+            server.close()
+            new = self._server = server.renewed()
+            if new.why_bare != server.why_bare:
+                self._log("warn", f"{self.config.name}: workers take longer to start, as {new.why_bare}")
+            elif not server.ready:
+                msg = "the process that imports torch ended, or was not done in time; its stderr says why"
+                raise ProtocolError(msg)
+            server = new
+        return server.ready
+
+    def _spawn(self, number: int) -> WorkerProcess:
+        assert self._server is not None
+        kit = self.rolling_update.renewal.kit(candidate=number == len(self.workers))
+        # the first one has to serve at once; what takes long to compile is left to those that come beside it, unless
+        # nobody waits: `compile_first`
+        begins = self.ready or bool(kit.setup.get("compile_first"))
+        compiles = begins and self.rolling_update.may_compile
+        setup = {**kit.setup, "background": self.ready, "compile": compiles}
+        if self.description is not None:  # a worker that finds no GPU any more must not come up on the CPU
+            setup["device_before"] = self.description.device
+        if self._calibrated is not None and self._calibrated[0] == kit.number:
+            setup["calibrations"] = self._calibrated[1]
+        worker = WorkerProcess(number, setup, self.ring, self._result_bytes, self._server)
+        worker.generation = kit.number
+        return worker
+
+    def _dismiss(self, worker: WorkerProcess, why: str) -> None:
+        self.tally.left(worker)
+        worker.kill(why)
+        self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
+        worker.close()
+
+    def _tell(self, text: str) -> None:
+        """Say something of the models, once: the next worker finds the same."""
+        if text in self._told:
+            return
+        self._told.append(text)
+        self._log("warn", f"{self.config.name}: {text}")
+        self._listener.worker_told(text)
+
+    # -- news ---------------------------------------------------------------------------------------------------------
+
+    def _wait_for_news(self) -> None:
+        poll = select.poll()
+        if self._server is not None and not self._server.ended:
+            poll.register(self._server, select.POLLIN)
+        for descriptor in self.rolling_update.news:
+            poll.register(descriptor, select.POLLIN)
+        for worker in self.everyone:
+            for descriptor in worker.speaking:
+                poll.register(descriptor, select.POLLIN)
+        poll.poll(_TICK_MS)
+        if self._server is not None:
+            self._server.step()
+
+    def _look_after(self, worker: WorkerProcess) -> None:
+        """Take in what a worker says; kill it if it hangs; bury it if it is dead."""
+        dead = worker.is_dead()
+        self._print_output(worker)
+        try:
+            while (message := worker.receive_control()) is not None:
+                self._take(worker, message)
+        except ProtocolError as error:
+            worker.kill(str(error))
+        if dead:
+            self._bury(worker)
+            return
+        now_ns = time.monotonic_ns()
+        if worker.kill_reason:
+            return  # it is on its way out
+        if worker.lost_ms(now_ns) > _DIES_WITHIN_MS:
+            worker.kill("it closed its socket and did not exit")
+            return
+        stuck_ms = worker.stuck_ms(now_ns)
+        if stuck_ms > self.config.hang_ms and worker is not self.capture.busy_with:
+            doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
+            worker.hung = True
+            worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
+        if worker.ready_at_ns is None and not self.ready:
+            worker.hurry()
+        timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
+        if worker.ready_at_ns is None and now_ns - worker.started_ns > timeout_s * NS_PER_S:
+            worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
+
+    def _print_output(self, worker: WorkerProcess) -> None:
+        who = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
+        lines, left_out = worker.read_lines(time.monotonic_ns())
+        for line in lines:
+            self._log("warn", f"{who}: {line}")
+        if left_out:
+            self._log("warn", f"{who}: and {left_out} bytes more, which are not shown")
+
+    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "hello":
+            inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
+            found = Description(
+                inputs, message["output"], message["observes"], message["device"], message.get("card", "")
+            )
+            if self.description is not None and found != self.description:
+                worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
+                return
+            worker.description = self.description = found
+        elif kind == "progress":
+            worker.progress = message["text"]
+        elif kind == "ready":
+            worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
+            worker.tiers, worker.missing = message["tiers"], message["missing"]
+            self._ready(worker)
+        elif kind == "tiers":
+            worker.tiers, worker.out_of_memory = message["tiers"], message["out_of_memory"]
+        elif kind == "anomaly":
+            self._tell(message["text"])
+        elif kind in {"recording", "recorded", "evidence"}:
+            self.capture.take(worker, message, time.monotonic_ns())
+        elif kind == "memory":
+            worker.memory_bytes = message["bytes"]
+        elif kind == "error":
+            self._failed(worker, message)
+        elif kind == "warn":
+            self._log("warn", f"{self.config.name} worker {worker.number}: {message['text']}")
+        else:
+            worker.kill(f"unknown control message {kind!r}")
+
+    def _failed(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """It says why it is about to end."""
+        worker.error = self.last_error = message["text"]
+        if message.get("without_graphs"):
+            self.rolling_update.renewal.without_graphs(worker.generation)
+            self._tell(f"{message['text']}; the next worker runs without CUDA graphs")
+        if message["permanent"] and worker is not self.rolling_update.candidate:  # that is not tried again anyway
+            self.policies[worker.number].give_up()
+
+    def _ready(self, worker: WorkerProcess) -> None:
+        """Let it serve, unless it came with a package that is too slow to be swapped in."""
+        refusal = self.rolling_update.why_too_slow(worker, self.config.budget_ms)
+        if refusal:
+            worker.kill(refusal)
+            return
+        if self._calibrated is None or self._calibrated[0] != worker.generation:
+            self._calibrated = worker.generation, [(each.median_ms, each.p99_ms) for each in worker.calibrations]
+        worker.ready_at_ns = time.monotonic_ns()
+        self._listener.worker_ready(worker)
+        self.rolling_update.complete(worker)
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        self.tally.left(worker)
+        reason = worker.death_reason()
+        self.last_error = reason
+        if worker is self.rolling_update.candidate:
+            self.rolling_update.lost(worker, reason)
+            self._listener.worker_died(worker, reason, lasting=False)
+            worker.close()
+            return
+        policy = self.policies[worker.number]
+        self._start_at_ns[worker.number] = policy.died(worker.ready_at_ns)
+        self.workers[worker.number] = None
+        worker.usable = False
+        self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
+        self._listener.worker_died(worker, reason, lasting=policy.gave_up)
+        worker.close()

@@ -1,0 +1,363 @@
+"""One worker process seen from the node: spawned, spoken to, killed."""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.workers.fork_server import ForkServer
+from torchperf_ros.workers.frame_ring import FrameRing
+from torchperf_ros.workers.process_setup import set_nice
+from torchperf_ros.workers.protocol import (
+    MAX_CONTROL_BYTES,
+    RESULT_OFFSET,
+    Kind,
+    Request,
+    Response,
+    pack_control,
+    unpack_control,
+    unpack_response,
+)
+from torchperf_ros.workers.worker_setup import WorkerFolder
+
+_REAP_S = 5.0
+_OUTPUT_TAIL = 4_000
+_SHOWN_BYTES = 16_384  # of what was printed since the last look
+_LINES_A_SECOND = 20
+_FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
+_PIPE_BYTES = 1 << 20  # of what a worker has printed and nobody has read: what fits does not hold it up
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an adapter says of itself: inputs in order (topic, type), output type, whether it keeps histories.
+
+    On CUDA `card` is the device's name.
+    """
+
+    inputs: tuple[tuple[str, str], ...]
+    output: str
+    observes: bool
+    device: str
+    card: str = ""
+
+
+class WorkerProcess:
+    """A spawned Python process that runs one stage's model.
+
+    Attributes:
+        number: 0 or 1, its place in the stage's pool; 2 while it is to take another's place.
+        seq: frame that it is running, None if idle.
+        busy_since_ns: when that run began.
+        observed: number of the last started frame that it was told to observe, None before.
+        ready_at_ns: when it reported ready, None before.
+        usable: ready and not known to be dead; cleared by whoever notices first.
+        generation: of the pool's renewal in which it was started.
+        swapped: the tier that it has a new package for, None if none.
+        compiles: whether it compiles while it loads, which takes its time.
+        tiers: what it last said of each tier, see `TierFacts`.
+        missing: tiers that run in eager because they are not compiled yet.
+        away: why it takes no frames for a while, for example `profile: writing`; "" mostly.
+        recording: what it records while it serves, "" mostly; it runs the frames if it can.
+        out_of_memory: frames for which the device's memory did not suffice.
+    """
+
+    def __init__(
+        self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer
+    ) -> None:
+        """Have it forked by `server`, and send it its setup.
+
+        Raises:
+            OSError: no descriptors or memory are to be had.
+            ProtocolError: the setup is too long, or the server forks nobody.
+        """
+        self.number = number
+        self.seq: int | None = None
+        self.busy_since_ns = 0
+        self.observed: int | None = None
+        self.generation = 0
+        self.compiles = bool(setup.get("compile", False)) and any(
+            build["engine"] == "compile" for build in setup.get("build", ())
+        )
+        self.swapped: int | None = setup.get("swapped")
+        self._hurried = not setup.get("background", False)
+        self._sent = 0
+        self._handled_at_last_look = 0
+        self._waiting_since_ns = 0
+        self.ready_at_ns: int | None = None
+        self.usable = False
+        self.progress = "starting"
+        self.error = ""
+        self.kill_reason = ""
+        self.hung = False
+        self.description: Description | None = None
+        self.calibrations: list[Calibration] = []
+        self.tiers: list[dict[str, Any]] = []
+        self.missing: list[str] = []
+        self.out_of_memory = 0
+        self.away = self.recording = ""
+        self.memory_bytes: dict[str, int] = {}
+        self._tail = b""
+        self._lines_since_ns = self._lost_since_ns = self._left_out = 0
+        self._lines_left = _LINES_A_SECOND
+        self._own_folder = WorkerFolder()
+        self._server = server
+        self._start(pack_control("setup", **setup), ring, result_bytes)
+        # An end that the worker has closed is always readable: it is taken out, or whoever waits for it would spin,
+        # at real-time priority, until the kernel has taken the process down.
+        self.speaking = {self.pidfd, self.control.fileno(), self._stdout_fd}
+        for descriptor in (self.frames, self.control):
+            descriptor.setblocking(False)
+        os.set_blocking(self._stdout_fd, False)
+        self.started_ns = time.monotonic_ns()
+
+    def _start(self, first_message: bytes, ring: FrameRing, result_bytes: int) -> None:
+        """Make what the two sides share, and have the process forked with it."""
+        with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
+            result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
+            given_away.callback(os.close, result_fd)
+            os.ftruncate(result_fd, RESULT_OFFSET + result_bytes)
+            self._result = mmap.mmap(result_fd, RESULT_OFFSET + result_bytes, prot=mmap.PROT_READ)
+            self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
+            self.frames, worker_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            given_away.enter_context(worker_frames)
+            self.control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            given_away.enter_context(worker_control)
+            self.control.send(first_message)  # it waits in the socket until the worker is up
+            self._stdout_fd, worker_stdout = os.pipe2(os.O_CLOEXEC)
+            given_away.callback(os.close, worker_stdout)
+            on_failure.callback(os.close, self._stdout_fd)
+            with contextlib.suppress(PermissionError):  # beyond what the user may have in pipes
+                fcntl.fcntl(self._stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            passed = (worker_frames.fileno(), worker_control.fileno(), ring.fd, result_fd, worker_stdout)
+            self.pid, self.pidfd = self._server.fork(passed, self._own_folder.path)
+            on_failure.pop_all()
+
+    @property
+    def folder(self) -> str:
+        """Where it keeps its temporary files; removed with it."""
+        return self._own_folder.path
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can take a frame now."""
+        return self.available and self.seq is None
+
+    @property
+    def available(self) -> bool:
+        """Whether it takes frames, now or when it is done with one."""
+        return self.usable and not self.away
+
+    @property
+    def state(self) -> str:
+        """One word or phrase for `/diagnostics`."""
+        if self.ready_at_ns is None:
+            return self.progress
+        if not self.usable:
+            return "dead"
+        doing = "idle" if self.seq is None else "busy"
+        return self.away or (f"{doing}, {self.recording}" if self.recording else doing)
+
+    def run(
+        self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0,
+        missed: int = 0,
+    ) -> bool:  # fmt: skip
+        """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead."""
+        kind = Kind.RUN | Kind.OBSERVE if observe else Kind.RUN
+        if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed), now_ns):
+            self.kill("it takes no more frames")
+            return False
+        self.busy_since_ns = now_ns
+        self.seq = seq
+        return True
+
+    def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
+        """Let it advance its histories; False if its queue is full, and it misses the frame."""
+        request = Request(Kind.OBSERVE, 0, seq, offset, length, missed=missed)
+        return not self.usable or self._send(request, now_ns)
+
+    def _send(self, request: Request, now_ns: int) -> bool:
+        if self._handled[0] == self._sent:
+            self._waiting_since_ns = now_ns
+        try:
+            self.frames.send(request.pack())
+        except OSError:  # EAGAIN: its queue is full, EPIPE: it died; the caller turns both into an outcome
+            return False
+        self._sent += 1
+        return True
+
+    def stuck_ms(self, now_ns: int) -> float:
+        """For how long it has not finished what it has been given; the pool asks now and then.
+
+        The worker counts what it has handled in shared memory, so that nobody has to be woken for a frame that was
+        only observed.
+        """
+        handled = self._handled[0]
+        if handled != self._handled_at_last_look:
+            self._handled_at_last_look = handled
+            self._waiting_since_ns = now_ns
+        return 0.0 if handled == self._sent else (now_ns - self._waiting_since_ns) / NS_PER_MS
+
+    def has_not_waited(self, now_ns: int) -> None:
+        """Count `stuck_ms` from now: it was busy with something else than what it has been given."""
+        self._waiting_since_ns = now_ns
+
+    def receive(self) -> tuple[Response, bytes] | None:
+        """The next response and its payload (result, or reason), None if there is none.
+
+        Raises:
+            EOFError: the worker is gone.
+            ProtocolError: it does not speak the protocol.
+        """
+        try:
+            data = self.frames.recv(256)
+        except BlockingIOError:
+            return None
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        response = unpack_response(data)
+        if RESULT_OFFSET + response.length > len(self._result):
+            msg = f"response of {response.length} bytes in a result area of {len(self._result) - RESULT_OFFSET}"
+            raise ProtocolError(msg)
+        if response.seq != self.seq:
+            msg = f"response to frame {response.seq}; it was given {'none' if self.seq is None else self.seq}"
+            raise ProtocolError(msg)
+        self.seq = None
+        return response, self._result[RESULT_OFFSET : RESULT_OFFSET + response.length]
+
+    def receive_control(self) -> dict[str, Any] | None:
+        """The next control message, None if there is none (also once the worker is gone).
+
+        Raises:
+            ProtocolError: it does not speak the protocol.
+        """
+        try:
+            data = self.control.recv(MAX_CONTROL_BYTES)
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            data = b""
+        if data:
+            return unpack_control(data)
+        self.speaking.discard(self.control.fileno())
+        return None
+
+    def command(self, kind: str, **fields: object) -> bool:
+        """Have it do something else than frames, see `CaptureTaker`; False if it cannot be told."""
+        try:
+            self.control.send(pack_control(kind, **fields))
+        except OSError:  # EAGAIN: it has not read the last ones, EPIPE: it died
+            return False
+        return True
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether it has handled all that it has been given."""
+        return bool(self._handled[0] == self._sent)
+
+    def read_lines(self, now_ns: int) -> tuple[list[str], int]:
+        """Lines that the worker printed since the last call, at most 20 a second, and how many bytes were left out.
+
+        A model that prints megabytes is to slow itself down, not the node. The end is kept for `death_reason`.
+        """
+        left_out = 0
+        if now_ns - self._lines_since_ns > NS_PER_S:
+            self._lines_since_ns, self._lines_left = now_ns, _LINES_A_SECOND
+            left_out, self._left_out = self._left_out, 0
+        try:
+            data = os.read(self._stdout_fd, _PIPE_BYTES)
+        except BlockingIOError:
+            return [], left_out
+        if not data:
+            self.speaking.discard(self._stdout_fd)
+        self._tail = (self._tail + data[-_OUTPUT_TAIL:])[-_OUTPUT_TAIL:]
+        shown, rest = data[:_SHOWN_BYTES], data[_SHOWN_BYTES:]
+        lines = [line for line in shown.decode(errors="replace").splitlines() if line.strip()]
+        self._left_out += sum(len(line) + 1 for line in lines[self._lines_left :]) + len(rest)
+        lines = lines[: self._lines_left]
+        self._lines_left -= len(lines)
+        return lines, left_out
+
+    def lost_ms(self, now_ns: int) -> float:
+        """For how long it has not been usable although it had reported ready and nobody has killed it; 0 while it is.
+
+        That is a worker that has closed its socket.
+        """
+        if self.usable or self.ready_at_ns is None or self.kill_reason:
+            self._lost_since_ns = 0
+        elif not self._lost_since_ns:
+            self._lost_since_ns = now_ns
+        return (now_ns - self._lost_since_ns) / NS_PER_MS if self._lost_since_ns else 0.0
+
+    def hurry(self) -> None:
+        """Load at normal priority: nobody else serves any more. Where that is not permitted it never stepped back."""
+        if not self._hurried:
+            self._hurried = True
+            with contextlib.suppress(PermissionError):
+                set_nice(self.pid, 0)
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended; not yet reaped."""
+        poll = select.poll()  # not `select`, which takes no descriptor above 1023
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the kernel is taking the process down, which shows on its socket only when its memory is freed."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+        except OSError:
+            return True
+        flags = int(stat.rpartition(b")")[2].split()[_FLAGS])
+        return bool(flags & _PF_EXITING)
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL: nothing that a model does can prevent it."""
+        self.usable = False
+        self.kill_reason = self.kill_reason or reason
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def death_reason(self) -> str:
+        """Why the process ended: by whom, which signal or exit status, and the last it said."""
+        code = self._server.exit_code(self.pid)
+        if code is None:
+            how = "an unknown cause: its fork server is gone"
+        else:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        text = f"worker {self.number} (pid {self.pid}) ended by {how}"
+        if self.kill_reason:
+            text += f": {self.kill_reason}"
+        if self.error:
+            return f"{text}: {self.error}"
+        said = self._tail.decode(errors="replace").strip()
+        return f"{text}\n{said}" if said else text
+
+    def close(self) -> None:
+        """Wait for the process's end and release every descriptor.
+
+        A process that the kernel cannot end (one that waits for a driver) is left to it after 5 s.
+        """
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        poll.poll(_REAP_S * 1000)
+        os.close(self.pidfd)
+        os.close(self._stdout_fd)
+        self.control.close()
+        self.frames.close()
+        self._handled.release()
+        self._result.close()
+        self._own_folder.remove()
