@@ -121,7 +121,8 @@ class _Novelty:
         """The distance in decades above a thousandth of the span, 0 to 4."""
         if distance == 0 or span == 0:
             return self._DECADES if distance else 0.0
-        return min(self._DECADES, max(0.0, 3.0 + math.log10(distance) - math.log10(span)))
+        ratio = distance / span  # before the logarithm: it stays the same to the last bit in any unit
+        return min(self._DECADES, 3.0 + math.log10(ratio)) if ratio > 1e-3 else 0.0
 
     def _insert(self, place: int, value: float) -> None:
         self._values.insert(place, value)
@@ -150,7 +151,7 @@ class _Rarity:
         self._bins = [0.0] * self._BINS
         self._count = 0
         self._top = 0
-        self._middle = math.nan  # log10 of the first step, which is in the middle bin
+        self._first = math.nan  # the first step, which is in the middle bin
 
     def judge(self, size: float) -> float:
         """Surprise of a step >= 0; learns it."""
@@ -172,9 +173,10 @@ class _Rarity:
         """The first for no step, the others for ten sizes a decade."""
         if size == 0:
             return 0
-        if math.isnan(self._middle):
-            self._middle = math.log10(size)
-        bin_ = self._BINS // 2 + round(_BINS_A_DECADE * (math.log10(size) - self._middle))
+        if math.isnan(self._first):
+            self._first = size
+        ratio = min(1e300, max(1e-300, size / self._first))  # a ratio of subnormals may be 0 or infinite
+        bin_ = self._BINS // 2 + round(_BINS_A_DECADE * math.log10(ratio))
         return min(self._BINS - 1, max(1, bin_))
 
 
