@@ -122,7 +122,7 @@ class _Novelty:
         if distance == 0 or span == 0:
             return self._DECADES if distance else 0.0
         ratio = distance / span  # before the logarithm: it stays the same to the last bit in any unit
-        return min(self._DECADES, 3.0 + math.log10(ratio)) if ratio > 1e-3 else 0.0
+        return min(self._DECADES, max(0.0, 3.0 + math.log10(ratio))) if ratio else 0.0
 
     def _insert(self, place: int, value: float) -> None:
         self._values.insert(place, value)
