@@ -75,9 +75,10 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     )
     configured = OnStateTransition(
         target_lifecycle_node=node,
-        start_state="configuring",  # not on the way back from active: who deactivates the node wants it inactive
+        start_state="configuring",
         goal_state="inactive",
         entities=[_change(node, lifecycle_msgs.msg.Transition.TRANSITION_ACTIVATE)],
+        handle_once=True,  # who cleans the node up later and configures it anew decides when to activate it
     )
     return [
         *(SetEnvironmentVariable(name, value) for name, value in image_transport(context.environment).items()),

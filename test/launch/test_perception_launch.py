@@ -17,8 +17,8 @@ from launch import LaunchDescription  # noqa: E402
 from launch.actions import IncludeLaunchDescription, RegisterEventHandler  # noqa: E402
 from launch.event_handlers import OnProcessExit, OnProcessStart  # noqa: E402
 from launch.launch_description_sources import PythonLaunchDescriptionSource  # noqa: E402
-from lifecycle_msgs.msg import State  # noqa: E402
-from lifecycle_msgs.srv import GetState  # noqa: E402
+from lifecycle_msgs.msg import State, Transition  # noqa: E402
+from lifecycle_msgs.srv import ChangeState, GetState  # noqa: E402
 
 pytestmark = pytest.mark.ros
 
@@ -63,12 +63,22 @@ def wait_for(condition, what):
         assert time.monotonic() < until, f"not within {WITHIN_S} s: {what}"
 
 
-def state_of(node, listener):
-    client = listener.create_client(GetState, f"{node}/get_state")
-    answer = client.call_async(GetState.Request())
-    rclpy.spin_until_future_complete(listener, answer, timeout_sec=1.0)
+def call(service, name, request, listener):
+    client = listener.create_client(service, name)
+    answer = client.call_async(request)
+    rclpy.spin_until_future_complete(listener, answer, timeout_sec=1.0 if service is GetState else WITHIN_S)
     listener.destroy_client(client)
-    return answer.result().current_state.id if answer.done() else State.PRIMARY_STATE_UNKNOWN
+    return answer.result() if answer.done() else None
+
+
+def state_of(node, listener):
+    answer = call(GetState, f"{node}/get_state", GetState.Request(), listener)
+    return answer.current_state.id if answer else State.PRIMARY_STATE_UNKNOWN
+
+
+def change(node, transition_id, listener):
+    request = ChangeState.Request(transition=Transition(id=transition_id))
+    assert call(ChangeState, f"{node}/change_state", request, listener).success
 
 
 @pytest.mark.launch(fixture=perception)
@@ -84,6 +94,12 @@ def test_node_becomes_active_speaks_and_ends_cleanly_on_sigint(listener):
     (environment,) = environments
     chosen = {name: Path(environment[name]).name for name in TRANSPORT if name in environment}
     assert list(chosen.values()) == ["fastdds_shared_memory.xml"]  # and this process, with the defaults, hears it
+
+    for transition_id in (Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP):
+        change("/perf", transition_id, listener)
+    change("/perf", Transition.TRANSITION_CONFIGURE, listener)
+    time.sleep(2.0)  # time for a launch file that would activate the node on its own account
+    assert state_of("/perf", listener) == State.PRIMARY_STATE_INACTIVE  # it does so once, at the start
 
     yield  # launch now interrupts what it started, and waits for it
 
