@@ -103,6 +103,8 @@ class OutputLog:
             OSError: writing has failed, as on a full disk.
             ReplayError: a message cannot be written.
         """
+        if isinstance(self._error, OSError):  # writing to an open file does not know its name
+            raise OSError(self._error.errno, self._error.strerror, str(self.path)) from self._error
         if self._error is not None:
             raise self._error
 
@@ -112,34 +114,33 @@ class OutputLog:
         Raises:
             OSError, ReplayError: not all could be written; nothing is there under the final name.
         """
-        self._queue.put(None)
-        self._thread.join()
         try:
-            self.check()
-            self._mcap.finish()
+            self._end()
+            if self._error is None:
+                self._mcap.finish()
         except OSError as error:
-            raise self._named(error) from error
+            self._error = error
         finally:
             self.discard()
+        self.check()
 
     def discard(self) -> None:
         """Leave nothing behind; after `close` this does nothing."""
+        self._end()
+        self._mcap.__exit__()
+
+    def _end(self) -> None:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        self._mcap.__exit__()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            if self._error is None:
+            if self._error is None:  # else `check` raises it, and the queue is emptied until then
                 try:
                     self._mcap.add(*item)
-                except OSError as error:  # `check` raises it; until then the queue is emptied
-                    self._error = self._named(error)
+                except OSError as error:
+                    self._error = error
                 except Exception as error:  # the thread's boundary: an unknown type, a time before 1970, ...
                     msg = f"output {self.path}: a message of {item[0]} ({item[1]}) cannot be written: {error}"
                     self._error = ReplayError(msg)
-
-    def _named(self, error: OSError) -> OSError:
-        """The error with the name of the file, which writing to an open one does not know."""
-        return OSError(error.errno, error.strerror, str(self.path))

@@ -27,13 +27,9 @@ from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_result import (
     ReplayResult,
     anomalies_summary,
-    compile_s,
-    device_of,
     log_hash,
-    model_hashes,
-    place_summary,
+    models_summary,
     stage_results,
-    stage_summary,
 )
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.workers.fork_server import start_base
@@ -150,26 +146,24 @@ class _Replay(contextlib.ExitStack):
         self._settle()
         stages, record, actors = self._stages, self._record, self._stages.actors
         copied = frozenset() if output is None else feed.to_copy(stages.takers, stages.outputs)
-        models, compiled_s = model_hashes(actors), compile_s(actors)  # asked while the workers are there
+        models = models_summary(actors)
         started_s = time.monotonic()
         complete = self._through(feed, pace, output, copied)
         took_s = time.monotonic() - started_s
         if output is not None:
             output.close()
         results = stage_results(actors, record, options.output)
-        findings = asdict(self._reader.findings)
         duration_s = (pace.now() - feed.start_ns) / NS_PER_S
+        findings = asdict(self._reader.findings)
         summary = {
             "log": {**identity, "messages": self._given, "duration_s": duration_s, "findings": findings},
-            "params_sha256": self._params_sha256, "model": models,
-            "pace": options.pace, "seed": options.seed, **pace.summary,
-            **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compiled_s,
-            "took_s": took_s, "memory": record.memory, "stages": [stage_summary(stage) for stage in results],
+            "params_sha256": self._params_sha256, "pace": options.pace, "seed": options.seed, **pace.summary, **models,
+            "start_up_s": stages.start_up_s, "took_s": took_s, "memory": record.memory,
+            "stages": [stage.summary() for stage in results.values()],
             "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
             "complete": complete,
         }  # fmt: skip
-        by_name = {stage.name: stage for stage in results}
-        return ReplayResult(self._log, by_name, tuple(record.anomalies), summary, options.output, complete)
+        return ReplayResult(self._log, results, tuple(record.anomalies), summary, options.output, complete)
 
     def _pace(self, start_ns: int) -> ReplayPace:
         options = self._options

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from torchperf_ros.config.config import NodeConfig, StageConfig
@@ -72,8 +73,8 @@ class ReplayStages:
     def _actor(self, index: int, stage: StageConfig) -> StageActor:
         ports = StagePorts(
             publish=lambda payload: self._record.publish(index, payload),
-            hand_on=lambda payload, frame: self._hand_on(index, payload, frame),
-            answered=lambda answer: self._record.answer(index, answer),
+            hand_on=partial(self._hand_on, index),
+            answered=partial(self._record.answer, index),
             anomaly=self._record.found,
             log=lambda severity, text: None if severity == "info" else self._say(text),
         )

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from torchperf_ros import __version__
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.runs.run_file import RUN_FILE
 
 if TYPE_CHECKING:
     from torchperf_ros.replay.batch.batch_task import Ended
     from torchperf_ros.runs.run_log import RunLog
 
-RUN_FILE, SUMMARY_FILE, OUTPUT_FILE = "run.parquet", "summary.json", "output.mcap"
-"""What lies in the folder of a replayed log: its frames, what came of it, and what was published."""
+SUMMARY_FILE, OUTPUT_FILE = "summary.json", "output.mcap"
+"""What lies in the folder of a replayed log beside its frames: what came of it, and what was published."""
 KIND: Final = "replayed log"
 """What the summary in such a folder says that it is of."""
 SUMMARY_PARQUET, PAGE = "summary.parquet", "report.html"
@@ -132,23 +133,21 @@ def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, A
     Args:
         summaries: what each log came to, by name.
     """
-    rows = [[_row(name, summary, stage) for stage in summary["stages"]] for name, summary in summaries.items()]
-    rows.sort(key=lambda own: (_worst(own, "miss_ratio"), _worst(own, "p99_ms")), reverse=True)
-    return [row for own in rows for row in own]
 
+    def worst(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [max((r[key] for r in rows if r[key] is not None), default=-1.0) for key in ("miss_ratio", "p99_ms")]
 
-def _row(name: str, summary: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
-    log_s, seconds = float(summary["log"]["duration_s"]), float(summary["seconds"])
-    own = {
-        "name": name, "path": summary["log"]["path"], "stage": stage["name"], "reason": None,
-        "frames": stage["answered"], "attempt": summary["attempt"], "troubles": len(summary["troubles"]),
-        "log_s": log_s, "seconds": seconds, "speed": log_s / seconds if seconds > 0 else None,
-    }  # fmt: skip
-    return {key: own[key] if key in own else stage[key] for key in (*_TEXT, *_WHOLE, *_REAL)}
-
-
-def _worst(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    return max((row[key] for row in rows if row[key] is not None), default=-1.0)
+    logs = []
+    for name, summary in summaries.items():
+        log_s, seconds = float(summary["log"]["duration_s"]), float(summary["seconds"])
+        own = {
+            "path": summary["log"]["path"], "reason": None, "attempt": summary["attempt"],
+            "troubles": len(summary["troubles"]), "log_s": log_s, "seconds": seconds,
+            "speed": log_s / seconds if seconds > 0 else None,
+        }  # fmt: skip
+        stages = [{**s, **own, "name": name, "stage": s["name"], "frames": s["answered"]} for s in summary["stages"]]
+        logs.append([{key: stage[key] for key in (*_TEXT, *_WHOLE, *_REAL)} for stage in stages])
+    return [row for rows in sorted(logs, key=worst, reverse=True) for row in rows]
 
 
 def write_summary(

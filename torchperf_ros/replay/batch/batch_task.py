@@ -14,17 +14,10 @@ from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
-from torchperf_ros.replay.batch.batch_results import (
-    KIND,
-    OUTPUT_FILE,
-    RUN_FILE,
-    SUMMARY_FILE,
-    check_replaceable,
-    read_summary,
-)
+from torchperf_ros.replay.batch.batch_results import KIND, OUTPUT_FILE, SUMMARY_FILE, check_replaceable, read_summary
 from torchperf_ros.replay.replay import Progress, replay
 from torchperf_ros.replay.replay_options import ReplayOptions, prefer_this_process, read_config
-from torchperf_ros.runs.run_file import write_run
+from torchperf_ros.runs.run_file import RUN_FILE, write_run
 
 _VERSION: Final = 1
 _LASTING: Final = (LogError, ConfigError, BatchError)
@@ -84,12 +77,8 @@ def replay_one(task: LogTask, progress: Progress = lambda _done, _total: None) -
 
 def why_invisible(folder: Path) -> str:
     """Why this machine cannot take part: it does not see the folder of results; "" if it does."""
-    if folder.is_dir():
-        return ""
-    return (
-        f"{folder.parent} is not there on {socket.gethostname()}; logs and results have to lie under the same path "
-        "on a file system that all machines of the cluster share"
-    )
+    where = "logs and results have to lie under the same path on a file system that all machines of the cluster share"
+    return "" if folder.is_dir() else f"{folder.parent} is not there on {socket.gethostname()}; {where}"
 
 
 def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
@@ -106,12 +95,11 @@ def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
     if not result.complete:
         return Ended(troubles[-1])
     write_run(result.run, part / RUN_FILE)
-    found = {name: len(stage.anomalies) for name, stage in result.stages.items()}
     summary = {
         **result.summary, "v": _VERSION, "kind": KIND, "key": task.key, "name": log.name,
         "seconds": time.monotonic() - began_s, "host": socket.gethostname(), "attempt": task.attempt,
         "anomalies": len(result.anomalies), "troubles": troubles,
-        "stages": [{**stage, "anomalies": found[stage["name"]]} for stage in result.summary["stages"]],
+        "stages": [{**of, "anomalies": len(result.stage(of["name"]).anomalies)} for of in result.summary["stages"]],
         "files": {file.name: file.stat().st_size for file in part.iterdir()},
     }  # fmt: skip
     (part / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -19,7 +19,6 @@ from torchperf_ros.replay.golden.golden_file import (
     GoldenError,
     compare_frames,
     golden_of,
-    published,
     read_golden,
     write_golden,
 )
@@ -200,10 +199,11 @@ class GoldenFixture:
         own_rules = {**self._rules, **(rules or {})}
         try:
             check_rules(own_rules)
+            now = golden_of(result, names)
             if self._request.config.getoption("--refresh-golden") and path not in self._written:
-                self._write(golden_of(result, names), path)
+                self._write(now, path)
                 return
-            problem = self._problem(result, names, path, {**BUILT_IN, **own_rules})
+            problem = self._problem(now, path, {**BUILT_IN, **own_rules}, result)
         except (TorchperfError, OSError) as error:
             raise AssertionError(str(error)) from None
         if problem:
@@ -224,26 +224,23 @@ class GoldenFixture:
         count = sum(map(len, golden.frames.values()))
         self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs"))
 
-    def _problem(self, result: ReplayResult, stages: tuple[str, ...], path: Path, rules: Rules) -> list[str]:
+    def _problem(self, now: Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
         shown = self._shown(path)
-        frames = {stage: list(published(result, result.stage(stage))) for stage in stages}
         if not path.exists():
             return [f"golden file {shown} is missing"]
         try:
             golden = read_golden(path)
         except GoldenError as error:
             return [str(error)]
-        changes = golden.changes(result)
+        changes = now.changed_since(golden)
         if "log" in changes:
             return [f"golden file {shown} is stale: it is of another log than {result.log}"]
-        absent = [stage for stage, found in frames.items() if found and stage not in golden.frames]
-        if absent:
+        if absent := [stage for stage, found in now.frames.items() if found and stage not in golden.frames]:
             return [f"golden file {shown} holds no outputs of {', '.join(absent)}, only of {', '.join(golden.frames)}"]
-        comparisons = [
-            compare_frames(stage, found, golden.frames.get(stage, ()), rules) for stage, found in frames.items()
+        compared = [
+            compare_frames(name, found, golden.frames.get(name, ()), rules) for name, found in now.frames.items()
         ]
-        lines = [line for comparison in comparisons if comparison.differing for line in comparison.text()]
-        if lines:
+        if lines := [line for stage in compared if stage.differing for line in stage.text()]:
             cause = f" ({', '.join(changes)} changed since)" if changes else ""
             return [f"outputs differ from golden file {shown}{cause}", *lines]
         if changes:
