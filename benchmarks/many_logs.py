@@ -29,7 +29,7 @@ from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, Cluster, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
-from torchperf_ros.replay.batch.batch_task import Ended, LogTask, replay_one
+from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one
 from torchperf_ros.replay.replay_options import ReplayOptions
 
 _PACE: Final = "fast"

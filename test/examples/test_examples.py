@@ -18,7 +18,7 @@ TEST, RULES = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
 @pytest.fixture
 def package(pytester, monkeypatch):
     """A copy of the example, in which pytest runs."""
-    for name in ("CI", "BUILD_NUMBER"):  # with them pytest shows long texts to their ends; the guide has what people see
+    for name in ("CI", "BUILD_NUMBER"):  # where they are set pytest shows long texts to their ends
         monkeypatch.delenv(name, raising=False)
     ignored = shutil.ignore_patterns("__pycache__", ".*")
     return shutil.copytree(EXAMPLES / "guarded_drive", pytester.path, ignore=ignored, dirs_exist_ok=True)

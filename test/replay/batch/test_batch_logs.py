@@ -16,8 +16,7 @@ from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, default_parallel
 from torchperf_ros.replay.batch.batch_logs import BatchError, duration_s, find_logs, is_batch
-from torchperf_ros.replay.batch.batch_results import KIND, options_key, owner_in, result_key
-from torchperf_ros.replay.batch.batch_task import sharing
+from torchperf_ros.replay.batch.batch_results import KIND, owner_in, result_keys, sharing
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
 from ..conftest import write_drive
@@ -161,8 +160,7 @@ def test_given_a_result_when_what_it_depends_on_changes_then_its_key_does(tmp_pa
     params.write_text("perf: {}", encoding="utf-8")
 
     def key(**changed):
-        (log,) = find_logs([tmp_path])
-        return result_key(log, options_key(ReplayOptions(params=params, **changed), keep_output=False))
+        return result_keys(find_logs([tmp_path]), ReplayOptions(params=params, **changed), keep_output=False)
 
     before = key()
     assert key() == before

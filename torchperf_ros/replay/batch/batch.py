@@ -16,16 +16,16 @@ from torchperf_ros.frame.percent import percent
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, check_installed, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, duration_s, find_logs
 from torchperf_ros.replay.batch.batch_results import (
+    Ended,
+    LogTask,
     check_results,
     finished,
-    options_key,
     owner_in,
-    result_key,
+    result_keys,
     summary_rows,
     write_page,
     write_summary,
 )
-from torchperf_ros.replay.batch.batch_task import Ended, LogTask
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ def _found(
     """The logs, and what the result of each depends on, by name."""
     logs = find_logs(paths, owner_in(batch.folder), say)
     check_results(logs, batch.folder)
-    of_options = options_key(options, batch.keep_output)
-    return logs, {log.name: result_key(log, of_options) for log in logs}
+    return logs, result_keys(logs, options, batch.keep_output)
 
 
 def _finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]]:

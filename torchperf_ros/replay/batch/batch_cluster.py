@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
-from torchperf_ros.replay.batch.batch_task import Ended, LogTask, replay_one, why_invisible
+from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one, why_invisible
 
 if TYPE_CHECKING:
     from distributed import Client, Future
