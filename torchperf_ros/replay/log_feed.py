@@ -2,8 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from torchperf_ros.config.message_types import full_name
 from torchperf_ros.frame.clock import NS_PER_S
@@ -19,15 +18,10 @@ _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly"
 _OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """An input that no stage of the replay gives out.
+class Wanted(NamedTuple):
+    """An input that no stage of the replay gives out: who wants it, and what as the adapter says.
 
-    Attributes:
-        stage: who wants it.
-        topic: as the adapter names it, for example `image`.
-        type_name: for example `sensor_msgs/msg/Image`.
-        needed: whether it is the trigger, without which the stage gets no frame.
+    `needed`: it is the trigger, without which the stage gets no frame.
     """
 
     stage: str

@@ -106,7 +106,7 @@ class _Replay(contextlib.ExitStack):
         self.callback(self._record.close)
         # what workers say is shown; at the virtual pace it is not kept, as it holds process ids
         say = self._say if virtual else self._note
-        self._stages = ReplayStages(self._config, self._pace.life, self._record, say, options.seed, definitions)
+        self._stages = ReplayStages(self._config, self._pace, self._record, say, options.seed, definitions)
         self.callback(self._stages.stop)
         self._stages.start()
 

@@ -110,10 +110,7 @@ class ReplayFixture:
         __tracebackhide__ = True
         config = self._request.config
         field_logs = config.getoption("--fieldlogs") or os.environ.get(_FOLDER, "")
-        folders = [self._file.parent, config.rootpath]
-        if field_logs:
-            folders.append(config.invocation_params.dir / field_logs)
-        places = [folder / name for folder in folders]  # an absolute path is found in each of them
+        places = [*self._places(name), *([config.invocation_params.dir / field_logs / name] if field_logs else [])]
         found = next((path for path in places if path.exists()), None)
         if found is not None:
             return found
@@ -124,13 +121,16 @@ class ReplayFixture:
             pytest.skip(text)
         pytest.fail(text)
 
+    def _places(self, name: str | Path) -> list[Path]:
+        """Where a file of the test can be; an absolute path is found in each of them."""
+        return [folder / name for folder in (self._file.parent, self._request.config.rootpath)]
+
     def _beside(self, what: str, name: str | Path) -> Path:
         """A file or folder that belongs to the test."""
         __tracebackhide__ = True
-        root = self._request.config.rootpath
-        found = next((path for folder in (self._file.parent, root) if (path := folder / name).exists()), None)
+        found = next((path for path in self._places(name) if path.exists()), None)
         if found is None:
-            pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {root}")
+            pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._request.config.rootpath}")
         return found
 
 

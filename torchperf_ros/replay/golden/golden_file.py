@@ -12,7 +12,7 @@ from mcap.reader import make_reader
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.replay.golden.message_rule import Difference, Rules, compare_messages
-from torchperf_ros.replay.output_log import McapOutput
+from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, stamp_text, text_columns
 
 _ORIGIN: Final = "torchperf_golden"
@@ -87,13 +87,12 @@ def write_golden(golden: Golden, path: Path) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with McapOutput(path) as file:
-        file.add_metadata(_ORIGIN, dict(golden.origin))
+    with OutputLog(path, metadata=(_ORIGIN, dict(golden.origin))) as file:
         for stage, frames in golden.frames.items():
             for frame in frames:
                 stamp_ns = frame.stamp_ns
-                file.add(stage, frame.type_name, frame.data, max(0, stamp_ns), stamp_ns & _WORD, frame.seq)
-        file.finish()
+                file.write(stage, frame.type_name, frame.data, max(0, stamp_ns), stamp_ns & _WORD, frame.seq)
+        file.close()
 
 
 def read_golden(path: Path) -> Golden:

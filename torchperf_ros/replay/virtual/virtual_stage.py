@@ -17,7 +17,7 @@ from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.replay.paces import ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_stages import ReplayStages, StageLife
+from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
 from torchperf_ros.stage.stage_ports import StageMachinery
 from torchperf_ros.workers.frame_ring import FrameReader
@@ -46,17 +46,16 @@ class VirtualPace(ReplayPace):
         self._waiters = [_Waiter() for _ in times]
         self._pools: dict[int, _Pool] = {}
 
-    def life(self, stage: int) -> StageLife:
+    threaded = False
+
+    def machinery(self, stage: int) -> StageMachinery:
         """Stand-ins for the stage's threads, processes and clock."""
 
         def pool(*arguments: Any) -> _Pool:  # noqa: ANN401 - those of `WorkerPool`
             self._pools[stage] = _Pool(self._times[stage], self._clock, *arguments)
             return self._pools[stage]
 
-        def settle() -> None:
-            self._pools[stage].settle()
-
-        return StageLife(StageMachinery(self._clock, lambda: self._waiters[stage], pool), self._clock, settle)
+        return StageMachinery(self._clock, lambda: self._waiters[stage], pool)
 
     def now(self) -> int:
         """The clock."""
