@@ -1,8 +1,8 @@
 """A stage on a virtual clock: real processes compute, and the clock says how long that took.
 
 The replay goes from one event to the next, however long the work in between really takes. `VirtualPace` has the clock.
-Of what a stage runs on (`StageMachinery`), `_Waiter` stands in for its thread's waiter, `_Pool` for the worker pool,
-and `_Worker` for each worker process.
+Of what a stage runs on (`StageMachinery`), `_Pool` stands in for its thread's waiter and for its worker pool, and
+`_Worker` for each worker process.
 """
 
 import select
@@ -40,22 +40,17 @@ class VirtualPace(ReplayPace):
     is due at the same time, workers come before messages, and stages in their own order.
     """
 
+    threaded = False
+
     def __init__(self, start_ns: int, times: Sequence[StageTimes]) -> None:
         """Begin at this time of the log, with the times of each stage's runs."""
-        self._clock, self._times = VirtualClock(start_ns), times
-        self._waiters = [_Waiter() for _ in times]
-        self._pools: dict[int, _Pool] = {}
-
-    threaded = False
+        self._clock = VirtualClock(start_ns)
+        self._pools = [_Pool(each, self._clock) for each in times]
 
     def machinery(self, stage: int) -> StageMachinery:
         """Stand-ins for the stage's threads, processes and clock."""
-
-        def pool(*arguments: Any) -> _Pool:  # noqa: ANN401 - those of `WorkerPool`
-            self._pools[stage] = _Pool(self._times[stage], self._clock, *arguments)
-            return self._pools[stage]
-
-        return StageMachinery(self._clock, lambda: self._waiters[stage], pool)
+        pool = self._pools[stage]
+        return StageMachinery(self._clock, lambda: pool, pool.opened)
 
     def now(self) -> int:
         """The clock."""
@@ -72,85 +67,45 @@ class VirtualPace(ReplayPace):
 
     def _run(self, until_ns: int | None, stages: ReplayStages, record: ReplayRecord) -> None:
         while until_ns is not None or record.pending > stages.unanswered:
-            next_ns = [each.next_ns for each in self._waiters] + [each.next_ns for each in self._pools.values()]
-            due = [at_ns for at_ns in next_ns if at_ns is not None]
+            due = [at_ns for pool in self._pools if (at_ns := pool.next_ns) is not None]
             if not due or (until_ns is not None and min(due) > until_ns):
                 return
             self._clock.reach(min(due))
             with held_interrupt():
-                for stage, (actor, waiter) in enumerate(zip(stages.actors, self._waiters, strict=True)):
-                    if descriptors := waiter.ready(self._clock()):
+                for actor, pool in zip(stages.actors, self._pools, strict=True):
+                    if descriptors := pool.due(self._clock()):
                         actor.step(descriptors)
-                    self._pools[stage].step(self._clock())
+                    pool.step(self._clock())
             record.tick()
 
 
-class _Waiter:
-    """Stands in for `StageWaiter`; nobody blocks: the pace asks when something is due, and hands it over."""
-
-    def __init__(self) -> None:
-        self._timer_ns = _NEVER
-        self._workers: dict[int, _Worker] = {}
-
-    @property
-    def next_ns(self) -> int | None:
-        """When something is due; None: nothing is."""
-        due = [worker.due_ns for worker in self._workers.values() if worker.due_ns is not None]
-        return min(due + ([self._timer_ns] if self._timer_ns else []), default=None)
-
-    def ready(self, now_ns: int) -> list[int]:
-        """Descriptors of what is due, for `StageActor.step`; responses in the order in which they came."""
-        due = sorted((w.due_ns, n) for n, w in self._workers.items() if w.due_ns is not None and w.due_ns <= now_ns)
-        timer = [_TIMER] if self._timer_ns and self._timer_ns <= now_ns else []
-        return timer + [number for _, number in due]
-
-    def worker(self, descriptor: int) -> "_Worker | None":
-        """The worker that has something to say; None for the timer, which is cleared, or a worker just dropped."""
-        if descriptor == _TIMER:
-            self._timer_ns = _NEVER
-        return self._workers.get(descriptor)
-
-    def set(self, at_ns: int) -> None:
-        self._timer_ns = at_ns
-
-    def wake(self) -> None:
-        self._timer_ns = 1
-
-    def add(self, worker: "_Worker") -> None:
-        self._workers[worker.number] = worker
-
-    def drop(self, worker: "_Worker") -> bool:
-        """No longer wait for this worker; False if it was dropped before."""
-        return self._workers.get(worker.number) is worker and bool(self._workers.pop(worker.number))
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 class _Pool:
-    """Stands in for a `WorkerPool`; what is not here is the real one's (`ring`, `description`, `start`, `stop`).
+    """Stands in for what a stage's thread waits for (`StageWaiter`), and for its `WorkerPool`.
 
-    A worker that dies is replaced after `restart_ms` of the clock and the delays of `RestartPolicy`, however long the
-    process really takes to start. It is the real pool's listener: that closes a dead worker's descriptors after
-    `worker_died`, when nobody may be using them.
+    Nobody blocks: the pace asks when something is due, and hands it over. A worker that dies is replaced after
+    `restart_ms` of the clock and the delays of `RestartPolicy`, however long the process really takes to start. What is
+    not here is the real pool's (`ring`, `description`, `start`, `stop`). It is the listener of that, which closes a
+    dead worker's descriptors after `worker_died`, when nobody may be using them.
     """
 
-    def __init__(
-        self, times: StageTimes, clock: Clock, config: StageConfig, setup: dict[str, Any], listener: PoolListener,
-        log: Log,
-    ) -> None:  # fmt: skip
-        self.config = config
-        self.last_error = ""
-        self.policies = [RestartPolicy(clock) for _ in range(config.workers)]
-        self.workers: list[_Worker | None] = [None] * config.workers
-        self.using = threading.Lock()
+    def __init__(self, times: StageTimes, clock: Clock) -> None:
         self.times = times
-        self._clock, self._listener, self._log = clock, listener, log
+        self.using = threading.Lock()
+        self.last_error = ""
+        self._clock, self._timer_ns = clock, _NEVER
+        self._waited: dict[int, _Worker] = {}
         self._start_at_ns: dict[int, int] = {}
+
+    def opened(self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log) -> "_Pool":
+        """With its processes, from the arguments of `WorkerPool`."""
+        self.config, self._listener, self._log = config, listener, log
+        self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
+        self.workers: list[_Worker | None] = [None] * config.workers
         longest_ms = max(config.hang_ms, _LONGEST_RUN_MS)  # a slow machine is no hang: the virtual clock tells those
         self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, self, log)
         self._real.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in self.policies]
         self._ring, self._seq, self._runs = FrameReader(self._real.ring.fd), -1, 0
+        return self
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._real, name)
@@ -203,8 +158,38 @@ class _Pool:
 
     @property
     def next_ns(self) -> int | None:
-        """When a worker's replacement is ready; None: none is missing."""
-        return min(self._start_at_ns.values(), default=None)
+        """When something is due: the timer, a worker, or its replacement; None: nothing is."""
+        workers = [worker.due_ns for worker in self._waited.values() if worker.due_ns is not None]
+        timer = [self._timer_ns] if self._timer_ns else []
+        return min([*timer, *workers, *self._start_at_ns.values()], default=None)
+
+    def due(self, now_ns: int) -> list[int]:
+        """Descriptors of what is due, for `StageActor.step`; responses in the order in which they came."""
+        due = sorted((w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns)
+        timer = [_TIMER] if self._timer_ns and self._timer_ns <= now_ns else []
+        return timer + [number for _, number in due]
+
+    def worker(self, descriptor: int) -> "_Worker | None":
+        """The worker that has something to say; None for the timer, which is cleared, or a worker just dropped."""
+        if descriptor == _TIMER:
+            self._timer_ns = _NEVER
+        return self._waited.get(descriptor)
+
+    def set(self, at_ns: int) -> None:
+        self._timer_ns = at_ns
+
+    def wake(self) -> None:
+        self._timer_ns = 1
+
+    def add(self, worker: "_Worker") -> None:
+        self._waited[worker.number] = worker
+
+    def drop(self, worker: "_Worker") -> bool:
+        """No longer wait for this worker; False if it was dropped before."""
+        return self._waited.get(worker.number) is worker and bool(self._waited.pop(worker.number))
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def step(self, now_ns: int) -> None:
         """Bury workers that the stage has dropped, and put replacements in the place of those that are due."""
