@@ -45,13 +45,9 @@ class ReplayRecord:
     def __init__(
         self, stages: Sequence[StageConfig], now: Callable[[], int], output: OutputLog | None, *, portable: bool = False
     ) -> None:
-        """Start empty.
+        """Start empty; `now` gives the log's time in ns, and messages go to the output.
 
-        Args:
-            stages: whose answers come.
-            now: gives the log's time in ns.
-            output: where messages go.
-            portable: leave out what differs from machine to machine: tracebacks, with their paths, memory and health.
+        `portable`: leave out what differs from machine to machine: tracebacks, with their paths, memory and health.
         """
         self.tables = [FrameTable() for _ in stages]
         self.reasons: list[dict[int, str]] = [{} for _ in stages]

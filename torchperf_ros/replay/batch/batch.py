@@ -43,14 +43,9 @@ _MOST_ROWS: Final = 40
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of many logs.
+    """What became of many logs: names of those replayed now and before, and why the others were not, by name.
 
-    Attributes:
-        replayed: names of those that were replayed now.
-        kept: names of those that had been replayed before.
-        failed: why the others were not, by name.
-        unusable: whether no log has results, as none can be used like this.
-        interrupted: whether the user ended it.
+    `unusable`: no log has results, as none can be used like this. `interrupted`: the user ended it.
     """
 
     replayed: tuple[str, ...]
@@ -88,9 +83,7 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
 def replay_batch(
     paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, told: "Console", shown: "Console"
 ) -> BatchResult:
-    """Replay logs side by side; what is done already is kept, what fails stops nothing.
-
-    Ctrl-C ends it; the next start goes on from there.
+    """Replay logs side by side; what is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
 
     Args:
         paths: logs, and folders to search.

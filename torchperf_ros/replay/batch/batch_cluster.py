@@ -75,15 +75,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster to submit to.
-
-    Attributes:
-        client: of Dask.
-        slots: so many logs at a time.
-        beside: so many of them on one machine.
-        dashboard: where to look, "" for nowhere.
-        given: whether it was there before, and stays.
-    """
+    """A cluster to submit to: `slots` logs at a time, `beside` of them on one machine; a given one stays."""
 
     client: "Client"
     slots: int

@@ -140,13 +140,8 @@ class LogTask:
     """What a worker gets: small, and paths that mean the same on every machine.
 
     Attributes:
-        log: what to replay.
-        options: how.
-        folder: of all results.
-        run_folder: of this start of the command, in `folder`: what is not complete lies there.
+        folder, run_folder: of all results; in it that of this start, where what is not complete lies.
         key: see `result_keys`.
-        attempt: 0, 1, ...
-        keep_output: whether to write what was published.
         beside: so many logs are replayed on one machine at a time, this one among them.
     """
 

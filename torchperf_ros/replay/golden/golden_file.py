@@ -29,12 +29,7 @@ class GoldenError(TorchperfError):
 
 @dataclass(frozen=True)
 class Golden:
-    """Outputs to compare with.
-
-    Attributes:
-        origin: what they were made from, in words and hashes; see `origin_of`.
-        frames: by stage.
-    """
+    """Outputs to compare with, by stage, and what they were made from, see `origin_of`."""
 
     origin: Mapping[str, str]
     frames: Mapping[str, tuple[PublishedFrame, ...]]
@@ -134,13 +129,7 @@ class FrameDifference(NamedTuple):
 
 @dataclass(frozen=True)
 class StageComparison:
-    """A stage's outputs beside golden ones.
-
-    Attributes:
-        stage: its name.
-        frames: how many frames were compared, those that only one side has among them.
-        differing: the frames that differ, by stamp.
-    """
+    """A stage's outputs beside golden ones: of `frames`, those that only one side has among them, which differ."""
 
     stage: str
     frames: int
