@@ -17,11 +17,8 @@ def match(log, *wanted, remap=None):
     return match_topics(wanted or [CAMERA], log, remap or {}, "drive.mcap", said.append), said
 
 
-def test_given_a_topic_of_the_same_name_when_matched_then_it_is_taken_without_a_word():
+def test_given_a_topic_of_the_name_or_the_only_one_of_the_type_when_matched_then_it_is_taken_and_a_guess_is_said():
     assert match(topics(image=IMAGE, other=IMAGE)) == ({"image": "/image"}, [])
-
-
-def test_given_the_only_topic_of_the_type_when_matched_then_it_is_taken_and_said():
     found, said = match(topics(front=IMAGE, odom=ODOM))
     assert found == {"image": "/front"}
     assert said == ["perception takes image (sensor_msgs/msg/Image) from /front, the only topic of this type"]
