@@ -27,9 +27,9 @@ from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, BatchView, Cluster, open_cluster, replay_on
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions, Cluster, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
-from torchperf_ros.replay.batch.batch_task import Ended, LogTask, replay_one
+from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one
 from torchperf_ros.replay.replay_options import ReplayOptions
 
 _PACE: Final = "fast"
@@ -184,7 +184,7 @@ def _processor_s() -> float:
 
 
 def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
-    for _, how in replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0), BatchView()):
+    for _, how in replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0)):
         _check(how)
 
 

@@ -37,25 +37,19 @@ def test_given_a_stage_when_asked_for_figures_then_they_are_those_of_the_result(
     assert f"{stage.miss_ratio:.0%} {stage.miss_ratio!r}" == "10% 0.1"
 
 
-def test_given_missed_frames_when_their_table_is_asked_for_then_it_has_only_them_longest_first(stage):
+def test_given_frames_when_their_table_is_asked_for_then_the_ten_longest_are_in_it_of_all_or_of_the_missed_ones(stage):
     head, columns, *rows = [line.split() for line in stage.miss_ratio.stage.worst_frames(only_missed=True)]
     assert " ".join(head) == "perception: 3 of 30 frames not on time; those that took longest:"
     assert columns == ["seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"]
     assert [row[0] for row in rows] == ["12", "11", "10"]
     told = "11 1760000001.100000000 61.0 late full hold_last tier full on worker 0 was not done after 48 ms"
     assert " ".join(rows[1]) == told
-
-
-def test_given_all_frames_when_their_table_is_asked_for_then_the_ten_longest_are_in_it(stage):
     rows = [line.split() for line in stage.worst_frames(only_missed=False)[2:]]
     assert [int(row[0]) for row in rows] == [12, 11, 10, 29, 28, 27, 26, 25, 24, 23]
+    assert repr(stage) == "<stage perception: 30 frames, 27 on_time, 3 late>"
 
 
 def test_given_no_missed_frame_when_their_table_is_asked_for_then_it_says_so():
     stage = stage_result("perception", KIND, [frame_row(0, b"")])
     assert stage.worst_frames(only_missed=True) == ["perception: no frame not on time"]
     assert np.isnan(stage_result("perception", KIND, []).p99_ms)
-
-
-def test_given_a_stage_when_shown_then_one_line_says_how_its_frames_ended(stage):
-    assert repr(stage) == "<stage perception: 30 frames, 27 on_time, 3 late>"

@@ -2,8 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from torchperf_ros.config.message_types import full_name
 from torchperf_ros.frame.clock import NS_PER_S
@@ -19,15 +18,10 @@ _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly"
 _OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """An input that no stage of the replay gives out.
+class Wanted(NamedTuple):
+    """An input that no stage of the replay gives out: who wants it, and what as the adapter says.
 
-    Attributes:
-        stage: who wants it.
-        topic: as the adapter names it, for example `image`.
-        type_name: for example `sensor_msgs/msg/Image`.
-        needed: whether it is the trigger, without which the stage gets no frame.
+    `needed`: it is the trigger, without which the stage gets no frame.
     """
 
     stage: str
@@ -95,17 +89,16 @@ def match_topics(
             msg = f"topic {item.topic}: {other.stage} takes it as {other.type_name}, {item.stage} as {item.type_name}"
             raise LogError(msg)
         topic = topics.get(named.get(key, key))
-        if key not in named and (topic is None or not item.is_of(topic)):
-            topic = _only_one(item, topics.values(), log, say)
-            if topic is None:
-                continue
-        if topic is None:
+        if key in named and topic is None:
             msg = f"log {log}: has no topic {named[key]}, which --map names; it has: {_listed(topics.values())}"
             raise LogError(msg)
-        if not item.is_of(topic):
+        if topic is not None and key in named and not item.is_of(topic):
             msg = f"log {log}: {topic.name} is {topic.type_name}; {item.stage} takes {item.type_name}{_hint(topic)}"
             raise LogError(msg)
-        found[item.topic] = topic.name
+        if topic is None or not item.is_of(topic):
+            topic = _only_one(item, topics.values(), log, say)
+        if topic is not None:
+            found[item.topic] = topic.name
     return found
 
 
@@ -138,7 +131,7 @@ def _hint(topic: LogTopic) -> str:
 def _listed(topics: Iterable[LogTopic]) -> str:
     shown = [f"{topic.name} ({topic.type_name})" for topic in topics]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) + more) if shown else "none"
+    return (", ".join(shown[:_SHOWN]) + more) or "none"
 
 
 class LogFeed:

@@ -1,4 +1,4 @@
-"""The MCAP files that a replay writes: outputs as they come, on a thread of their own, and golden outputs."""
+"""The MCAP files that a replay writes: outputs as they come, and golden outputs."""
 
 import contextlib
 import queue
@@ -16,66 +16,24 @@ _WAITING: Final = 256  # messages; a writer that is slower than this holds up th
 _ROS2: Final = 2
 
 
-class McapOutput:
-    """An MCAP file with message definitions; a context that leaves all of it, or nothing under its name."""
-
-    def __init__(self, path: Path, *, compress: bool = True) -> None:
-        """Begin the file beside `path`; compressing images is not worth the time.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        self._path, self._part = path, path.with_name(f".{path.name}.part")
-        self._file = self._part.open("wb")
-        how = CompressionType.ZSTD if compress else CompressionType.NONE
-        self._writer: Any = Writer(self._file, compression=how)  # its own types are partial
-        self._writer.start(profile="ros2", library="torchperf_ros")
-        self._schemas: dict[str, int] = {}
-        self._channels: dict[tuple[str, str], int] = {}
-
-    def add_metadata(self, name: str, values: dict[str, str]) -> None:
-        """Add a named table of texts."""
-        self._writer.add_metadata(name, values)
-
-    def add(
-        self, topic: str, type_name: str, data: bytes, log_ns: int, publish_ns: int | None = None, seq: int = 0
-    ) -> None:
-        """Add a message."""
-        channel = self._channels.get((topic, type_name))
-        if channel is None:
-            name = full_name(type_name)
-            if name not in self._schemas:
-                text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
-                self._schemas[name] = self._writer.register_schema(name, "ros2msg", text.encode())
-            channel = self._writer.register_channel(topic, "cdr", self._schemas[name])
-            self._channels[topic, type_name] = channel
-        publish_ns = log_ns if publish_ns is None else publish_ns
-        self._writer.add_message(channel, log_time=log_ns, data=data, publish_time=publish_ns, sequence=seq)
-
-    def finish(self) -> None:
-        """Write what is left, and give the file its name."""
-        self._writer.finish()
-        self._file.close()
-        self._part.replace(self._path)
-
-    def __enter__(self) -> "McapOutput":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # a full disk says so again when the buffer is flushed
-            self._file.close()
-        self._part.unlink(missing_ok=True)
-
-
 class OutputLog:
-    """What a replay publishes: a thread writes it, so that no stage waits for the disk.
+    """An MCAP file with message definitions; a context that leaves all of it, or nothing under its name.
+
+    A thread writes it, so that no stage waits for the disk.
 
     Attributes:
         path: the file as it is called when it is whole.
     """
 
-    def __init__(self, path: Path, *, compress: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None
+    ) -> None:
         """Begin the file.
+
+        Args:
+            path: its name, once it is whole.
+            compress: compressing images is not worth the time.
+            metadata: a named table of texts to begin with.
 
         Raises:
             ConfigError: the name cannot be that of an MCAP file.
@@ -84,17 +42,26 @@ class OutputLog:
         if path.suffix != ".mcap" or path.is_dir() or not path.resolve().parent.is_dir():
             msg = f"output {path}: has to be a file that ends in .mcap, in a folder that exists"
             raise ConfigError(msg)
-        self.path = path
-        self._mcap = McapOutput(path, compress=compress)
+        self.path, self._part = path, path.with_name(f".{path.name}.part")
+        self._file = self._part.open("wb")
+        how = CompressionType.ZSTD if compress else CompressionType.NONE
+        self._writer: Any = Writer(self._file, compression=how)  # its own types are partial
+        self._writer.start(profile="ros2", library="torchperf_ros")
+        if metadata is not None:
+            self._writer.add_metadata(*metadata)
+        self._schemas: dict[str, int] = {}
+        self._channels: dict[tuple[str, str], int] = {}
         self._error: Exception | None = None
-        self._queue: queue.Queue[tuple[str, str, bytes, int] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[str, str, bytes, int, int, int] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._run, name="output-log", daemon=True)
         self._thread.start()
 
-    def write(self, topic: str, type_name: str, data: bytes, t_ns: int) -> None:
+    def write(
+        self, topic: str, type_name: str, data: bytes, log_ns: int, publish_ns: int | None = None, seq: int = 0
+    ) -> None:
         """Have a message written, from any thread; one topic's messages keep their order. Errors: see `check`."""
         if self._error is None:
-            self._queue.put((topic, type_name, data, t_ns))
+            self._queue.put((topic, type_name, data, log_ns, log_ns if publish_ns is None else publish_ns, seq))
 
     def check(self) -> None:
         """Ask whether all is well; the replay's thread does, as a stage's thread has no use for the answer.
@@ -103,6 +70,8 @@ class OutputLog:
             OSError: writing has failed, as on a full disk.
             ReplayError: a message cannot be written.
         """
+        if isinstance(self._error, OSError):  # writing to an open file does not know its name
+            raise OSError(self._error.errno, self._error.strerror, str(self.path)) from self._error
         if self._error is not None:
             raise self._error
 
@@ -112,34 +81,52 @@ class OutputLog:
         Raises:
             OSError, ReplayError: not all could be written; nothing is there under the final name.
         """
-        self._queue.put(None)
-        self._thread.join()
+        self._end()
         try:
-            self.check()
-            self._mcap.finish()
+            if self._error is None:
+                self._writer.finish()
+                self._file.close()
+                self._part.replace(self.path)
         except OSError as error:
-            raise self._named(error) from error
-        finally:
-            self.discard()
+            self._error = error
+        self.discard()
+        self.check()
 
     def discard(self) -> None:
         """Leave nothing behind; after `close` this does nothing."""
+        self._end()
+        with contextlib.suppress(OSError):  # a full disk says so again when the buffer is flushed
+            self._file.close()
+        self._part.unlink(missing_ok=True)
+
+    def __enter__(self) -> "OutputLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def _end(self) -> None:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        self._mcap.__exit__()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            if self._error is None:
+            if self._error is None:  # else `check` raises it, and the queue is emptied until then
                 try:
-                    self._mcap.add(*item)
-                except OSError as error:  # `check` raises it; until then the queue is emptied
-                    self._error = self._named(error)
+                    self._add(*item)
+                except OSError as error:
+                    self._error = error
                 except Exception as error:  # the thread's boundary: an unknown type, a time before 1970, ...
                     msg = f"output {self.path}: a message of {item[0]} ({item[1]}) cannot be written: {error}"
                     self._error = ReplayError(msg)
 
-    def _named(self, error: OSError) -> OSError:
-        """The error with the name of the file, which writing to an open one does not know."""
-        return OSError(error.errno, error.strerror, str(self.path))
+    def _add(self, topic: str, type_name: str, data: bytes, log_ns: int, publish_ns: int, seq: int) -> None:
+        if (topic, type_name) not in self._channels:
+            name = full_name(type_name)
+            if name not in self._schemas:
+                text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
+                self._schemas[name] = self._writer.register_schema(name, "ros2msg", text.encode())
+            self._channels[topic, type_name] = self._writer.register_channel(topic, "cdr", self._schemas[name])
+        channel = self._channels[topic, type_name]
+        self._writer.add_message(channel, log_time=log_ns, data=data, publish_time=publish_ns, sequence=seq)

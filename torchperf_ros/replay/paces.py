@@ -11,7 +11,7 @@ from typing import Final
 from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.logs.player import Pace, Tally
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_stages import ReplayStages, StageLife
+from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.stage.stage_ports import StageMachinery
 
 _LOOK_S: Final = 0.2
@@ -51,9 +51,12 @@ def held_interrupt() -> Iterator[None]:
 class ReplayPace(abc.ABC):
     """What decides when a message of the log is given to the stages."""
 
-    def life(self, stage: int) -> StageLife:
-        """What the stage of this index runs on: as in the node, but for the clock of the ages."""
-        return StageLife(StageMachinery(), self.now)
+    threaded = True
+    """Whether stages have threads of their own, as in the node. Else their pools have to settle, and the pace steps."""
+
+    def machinery(self, stage: int) -> StageMachinery:
+        """What the stage of this index runs on."""
+        return StageMachinery()
 
     @property
     def summary(self) -> dict[str, object]:

@@ -4,11 +4,10 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.logs.log_reader import LogError, LogReader
@@ -27,13 +26,9 @@ from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_result import (
     ReplayResult,
     anomalies_summary,
-    compile_s,
-    device_of,
     log_hash,
-    model_hashes,
-    place_summary,
+    models_summary,
     stage_results,
-    stage_summary,
 )
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.workers.fork_server import start_base
@@ -61,11 +56,10 @@ def replay(
         ReplayError: a stage cannot run.
         OSError: the output cannot be written.
     """
-    config = read_config(options, log)
     if options.output is not None and options.output.resolve().is_relative_to(log.resolve()):
         msg = f"output {options.output}: is in the log that is replayed; choose another place"
         raise ConfigError(msg)
-    with _Replay(log, options, config, progress, say) as running:
+    with _Replay(log, options, progress, say) as running:
         return running.run()
 
 
@@ -75,16 +69,17 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
     Raises:
         As `replay` does.
     """
-    with _Replay(log, options, read_config(options, log), lambda _done, _total: None, lambda _: None) as running:
+    with _Replay(log, replace(options, output=None), lambda _done, _total: None, lambda _: None) as running:
         yield from running.plan()
 
 
 class _Replay(contextlib.ExitStack):
     """One replay while it runs; a context that ends what it starts."""
 
-    def __init__(self, log: Path, options: ReplayOptions, config: NodeConfig, progress: Progress, say: Say) -> None:
+    def __init__(self, log: Path, options: ReplayOptions, progress: Progress, say: Say) -> None:
         super().__init__()
         self._log, self._options, self._progress, self._say = log, options, progress, say
+        config = read_config(options, log)
         self._params_sha256, self._config = params_hash(config), paced(config, options.pace)
         self._troubles: list[str] = []
         self._given = 0
@@ -95,24 +90,35 @@ class _Replay(contextlib.ExitStack):
         if len(self._troubles) < _MOST_TROUBLES:
             self._troubles.append(text)
 
-    def _open(self) -> LogFeed:
-        """Open the log."""
+    def _start(self) -> None:
+        """Open the log, and start stages that know its types."""
         start_base()  # it imports torch meanwhile
+        options, virtual = self._options, self._options.pace == "virtual"
         self._reader = self.enter_context(LogReader(recording_in(self._log), self._note))
-        return LogFeed(self._reader, self._options)
-
-    def _start(self, pace: ReplayPace, output: OutputLog | None) -> None:
-        """Start stages that know the log's types."""
+        self._feed = LogFeed(self._reader, options)
+        self._pace, self._output = self._make_pace(self._feed.start_ns), None
+        if options.output is not None:
+            self._output = OutputLog(options.output, compress=options.inputs == "none")
+            self.callback(self._output.discard)
         definitions = self.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
         self._reader.write_definitions(self._reader.topics, Path(definitions))
-        virtual = self._options.pace == "virtual"
-        self._record = ReplayRecord(self._config.stages, pace.now, output, portable=virtual)
+        self._record = ReplayRecord(self._config.stages, self._pace.now, self._output, portable=virtual)
         self.callback(self._record.close)
         # what workers say is shown; at the virtual pace it is not kept, as it holds process ids
         say = self._say if virtual else self._note
-        self._stages = ReplayStages(self._config, pace.life, self._record, say, self._options.seed, definitions)
+        self._stages = ReplayStages(self._config, self._pace, self._record, say, options.seed, definitions)
         self.callback(self._stages.stop)
         self._stages.start()
+
+    def _make_pace(self, start_ns: int) -> ReplayPace:
+        options = self._options
+        if options.pace != "virtual":
+            return RealPace(start_ns) if options.pace == "real" else FastPace(start_ns)
+        from torchperf_ros.replay.virtual.step_times import read_step_times
+        from torchperf_ros.replay.virtual.virtual_stage import VirtualPace
+
+        times = read_step_times(options.step_times, self._log, self._config, options.seed, self._note)
+        return VirtualPace(start_ns, times)
 
     def _settle(self) -> None:
         """Find the stages' topics in the log, and wait until their workers are ready."""
@@ -122,70 +128,50 @@ class _Replay(contextlib.ExitStack):
 
     def plan(self) -> Iterator[str]:
         """See `plan`."""
-        self._open()
-        reader = self._reader
-        self._start(FastPace(reader.start_ns), None)
+        self._start()
         self._settle()
+        reader = self._reader
         yield f"log {self._log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
         for topic in sorted(reader.topics.values(), key=lambda topic: topic.name):
             takers = [source.stage.config.name for source in self._stages.takers.get(topic.name, ())]
             count = f"{topic.count:,} messages" if topic.count >= 0 else "how many is not said"
             used = f", goes to {' and '.join(takers)}" if takers else ""
             yield f"  {topic.name} ({topic.type_name}), {count}{used}"
-        for index, stage in enumerate(self._config.stages):
+        for stage, output in zip(self._config.stages, self._record.topics, strict=True):
             tiers = ", ".join(stage.tiers)
             budget = "no deadline" if self._options.pace == "fast" else f"budget {stage.budget_ms:g} ms"
-            yield f"stage {stage.name}: {tiers}; engine {stage.engine}, {budget}; gives {self._record.topics[index]}"
+            yield f"stage {stage.name}: {tiers}; engine {stage.engine}, {budget}; gives {output}"
         yield from self._troubles
 
     def run(self) -> ReplayResult:
         """Take the log through the stages."""
-        options, feed = self._options, self._open()
-        pace, output = self._pace(feed.start_ns), None
-        if options.output is not None:
-            output = OutputLog(options.output, compress=options.inputs == "none")
-            self.callback(output.discard)
-        self._start(pace, output)
+        self._start()
         identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}  # while the workers start
         self._settle()
-        stages, record, actors = self._stages, self._record, self._stages.actors
-        copied = frozenset() if output is None else feed.to_copy(stages.takers, stages.outputs)
-        models, compiled_s = model_hashes(actors), compile_s(actors)  # asked while the workers are there
+        options, pace, stages, record = self._options, self._pace, self._stages, self._record
+        models = models_summary(stages.actors)
         started_s = time.monotonic()
-        complete = self._through(feed, pace, output, copied)
+        complete = self._through()
         took_s = time.monotonic() - started_s
-        if output is not None:
-            output.close()
-        results = stage_results(actors, record, options.output)
+        if self._output is not None:
+            self._output.close()
+        results = stage_results(stages.actors, record, options.output)
+        duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
         findings = asdict(self._reader.findings)
-        duration_s = (pace.now() - feed.start_ns) / NS_PER_S
         summary = {
             "log": {**identity, "messages": self._given, "duration_s": duration_s, "findings": findings},
-            "params_sha256": self._params_sha256, "model": models,
-            "pace": options.pace, "seed": options.seed, **pace.summary,
-            **place_summary(device_of(actors)), "start_up_s": stages.start_up_s, "compile_s": compiled_s,
-            "took_s": took_s, "memory": record.memory, "stages": [stage_summary(stage) for stage in results],
+            "params_sha256": self._params_sha256, "pace": options.pace, "seed": options.seed, **pace.summary, **models,
+            "start_up_s": stages.start_up_s, "took_s": took_s, "memory": record.memory,
+            "stages": [stage.summary() for stage in results.values()],
             "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
             "complete": complete,
         }  # fmt: skip
-        by_name = {stage.name: stage for stage in results}
-        return ReplayResult(self._log, by_name, tuple(record.anomalies), summary, options.output, complete)
+        return ReplayResult(self._log, results, tuple(record.anomalies), summary, options.output, complete)
 
-    def _pace(self, start_ns: int) -> ReplayPace:
-        options = self._options
-        if options.pace == "real":
-            return RealPace(start_ns)
-        if options.pace == "fast":
-            return FastPace(start_ns)
-        from torchperf_ros.replay.virtual.step_times import read_step_times
-        from torchperf_ros.replay.virtual.virtual_stage import VirtualPace
-
-        times = read_step_times(options.step_times, self._log, self._config, options.seed, self._note)
-        return VirtualPace(start_ns, times)
-
-    def _through(self, feed: LogFeed, pace: ReplayPace, output: OutputLog | None, copied: frozenset[str]) -> bool:
+    def _through(self) -> bool:
         """Take the log through the stages; whether that was all of it."""
-        stages, record, complete = self._stages, self._record, True
+        feed, pace, stages, record, complete = self._feed, self._pace, self._stages, self._record, True
+        copied = frozenset() if self._output is None else feed.to_copy(stages.takers, stages.outputs)
         try:
             with contextlib.closing(feed.messages(copied.union(stages.takers))) as messages:
                 for message in messages:
@@ -194,8 +180,8 @@ class _Replay(contextlib.ExitStack):
                     record.check()
                     record.sample(stages.actors)
                     with held_interrupt():
-                        if output is not None and message.topic in copied:
-                            output.write(message.topic, message.type_name, message.data, message.t_ns)
+                        if self._output is not None and message.topic in copied:
+                            self._output.write(message.topic, message.type_name, message.data, message.t_ns)
                         self._given += stages.offer(message.topic, message.data)
                     self._progress(message.t_ns - feed.start_ns, feed.length_ns)
             if not self._given:

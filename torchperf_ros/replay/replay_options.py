@@ -69,11 +69,7 @@ def recording_in(log: Path) -> Path:
 def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     """The parameters, as the node would have them.
 
-    Those of a file, if one is named; else those that a folder of evidence holds; else every default.
-
-    Args:
-        options: which file, and what replaces its values.
-        log: what is to be replayed.
+    Those of a file, if the options name one; else those that the log's folder holds, an incident's; else every default.
 
     Raises:
         ConfigError: the file cannot be used, or a value is not allowed.
@@ -94,10 +90,10 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     known = {p.name for p in NODE_PARAMETERS}
     known |= {f"{stage.name}.{p.name}" for stage in config.stages for p in STAGE_PARAMETERS}
     if unknown := sorted(set(options.overrides) - known):
-        msg = (
-            f"parameter {unknown[0]}: is not there; it has to be one of the node's, or STAGE.PARAMETER with a stage of"
-        )
-        raise ConfigError(f"{msg} {', '.join(stage.name for stage in config.stages)}; see config/perception.yaml")
+        stages = ", ".join(stage.name for stage in config.stages)
+        what = "it has to be one of the node's, or STAGE.PARAMETER with a stage of"
+        msg = f"parameter {unknown[0]}: is not there; {what} {stages}; see config/perception.yaml"
+        raise ConfigError(msg)
     return config
 
 

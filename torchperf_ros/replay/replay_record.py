@@ -45,13 +45,9 @@ class ReplayRecord:
     def __init__(
         self, stages: Sequence[StageConfig], now: Callable[[], int], output: OutputLog | None, *, portable: bool = False
     ) -> None:
-        """Start empty.
+        """Start empty; `now` gives the log's time in ns, and messages go to the output.
 
-        Args:
-            stages: whose answers come.
-            now: gives the log's time in ns.
-            output: where messages go.
-            portable: leave out what differs from machine to machine: tracebacks, with their paths, memory and health.
+        `portable`: leave out what differs from machine to machine: tracebacks, with their paths, memory and health.
         """
         self.tables = [FrameTable() for _ in stages]
         self.reasons: list[dict[int, str]] = [{} for _ in stages]
@@ -65,11 +61,11 @@ class ReplayRecord:
         self._portable = portable
         self._output = output
         self._failure: Exception | None = None
-        self._desk = AlertGrouping()
+        self._grouping = AlertGrouping()
         self._labelled_memory = LabelledArray(LABELS)
         self._samples: list[tuple[float, float, float]] = []
         self._next_sample_s, self._sample_every_s = 0.0, 1.0
-        self._next_tick_ns: int | None = None
+        self._next_tick_ns = 0
 
     # -- the stages' threads ------------------------------------------------------------------------------------------
 
@@ -102,12 +98,10 @@ class ReplayRecord:
             if last:
                 self._output.write(f"{NODE}/latency", _FLOAT, float64_bytes(answer_ms), t_ns)
 
-    def found(self, anomaly: Alert) -> None:
-        """A finding."""
-        if self._portable and "detail" in anomaly.values:
-            values = {key: value for key, value in anomaly.values.items() if key != "detail"}
-            anomaly = replace(anomaly, values=values)
-        self._desk.report(anomaly, self._now())
+    def found(self, alert: Alert) -> None:
+        """A stage has an alert."""
+        values = {key: value for key, value in alert.values.items() if key != "detail" or not self._portable}
+        self._grouping.report(replace(alert, values=values), self._now())
 
     # -- the replay's thread ------------------------------------------------------------------------------------------
 
@@ -131,17 +125,14 @@ class ReplayRecord:
     def tick(self, *, end: bool = False) -> None:
         """Tell what was found, once in each second of the log, as the node does; at the `end` what is left."""
         now_ns = self._now()
-        if self._next_tick_ns is None:
-            self._next_tick_ns = now_ns + NS_PER_S
+        self._next_tick_ns = self._next_tick_ns or now_ns + NS_PER_S
         if now_ns < self._next_tick_ns and not end:
             return
         self._next_tick_ns = now_ns + NS_PER_S
-        for event in self._desk.tick(now_ns):
-            for anomaly in event:
-                if len(self.anomalies) < _MOST:
-                    self.anomalies.append((now_ns, anomaly))
-                else:
-                    self.unkept += 1
+        for event in self._grouping.tick(now_ns):
+            kept = event[: max(0, _MOST - len(self.anomalies))]
+            self.anomalies += [(now_ns, alert) for alert in kept]
+            self.unkept += len(event) - len(kept)
             if self._output is not None:
                 data = diagnostic_bytes(event, NODE, now_ns)
                 self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
@@ -178,7 +169,7 @@ class ReplayRecord:
     @property
     def lost(self) -> int:
         """What was found and cannot be shown any more."""
-        return self.unkept + self._desk.lost
+        return self.unkept + self._grouping.lost
 
     def close(self) -> None:
         """Remove the tables' files."""

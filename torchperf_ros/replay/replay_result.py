@@ -208,6 +208,18 @@ class StageResult:
             reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}...",
         )
 
+    def summary(self) -> dict[str, Any]:
+        """Counts, latency, and what it is: what `--json` writes of it; null stands for NaN, which JSON has not."""
+        times_ms = {name: getattr(self, name) for name in ("miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms")}
+        return {
+            "name": self.name, "tiers": list(self.tiers), "output": self.output_topic, "type": self.output_type,
+            "budget_ms": self.budget_ms, "received": self.received, "answered": len(self.frames),
+            "superseded": self.superseded, "stale": self.stale, "outcomes": dict(self.outcomes),
+            "fallbacks": dict(self.fallbacks),
+            **{name: value if math.isfinite(value) else None for name, value in times_ms.items()},
+            "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in self.reasons.items()},
+        }  # fmt: skip
+
     def __repr__(self) -> str:
         ends = ", ".join(f"{count} {word}" for word, count in self.outcomes.items())
         return f"<stage {self.name}: {len(self.frames)} frames, {ends or 'none answered'}>"
@@ -257,37 +269,13 @@ def log_hash(path: Path) -> str:
         OSError: it cannot be read.
     """
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
+    for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
         if file != path:
             digest.update(os.fsencode(file.relative_to(path)) + f"\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:
             while block := content.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def model_hashes(actors: Sequence[StageActor]) -> dict[str, str]:
-    """Hash of weights and code of all tiers, by stage."""
-    found = {}
-    for actor in actors:
-        worker = next((worker for worker in actor.pool.everyone if worker.tiers), None)
-        texts = [] if worker is None else [str(tier.get("model", "")) for tier in worker.tiers]
-        found[actor.config.name] = hashlib.sha256("".join(texts).encode()).hexdigest() if any(texts) else ""
-    return found
-
-
-def compile_s(actors: Sequence[StageActor]) -> float | None:
-    """Seconds in which torch.compile made the first workers' tiers ready; None where no tier runs by it."""
-    workers = [next(iter(actor.pool.everyone), None) for actor in actors]
-    tiers = [tier for worker in workers if worker is not None for tier in worker.tiers if tier["engine"] == "compile"]
-    return sum(float(tier["load_s"]) for tier in tiers) if tiers else None
-
-
-def device_of(actors: Sequence[StageActor]) -> str:
-    """What the models ran on: `cpu`, or the name of a card, as another one's figures are not to be compared."""
-    described = [actor.pool.description for actor in actors if actor.pool.description is not None]
-    return (described[0].card or described[0].device) if described else ""
 
 
 def commit_of(folder: Path) -> str:
@@ -302,33 +290,40 @@ def commit_of(folder: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def stage_results(actors: Sequence[StageActor], record: ReplayRecord, output: Path | None) -> list[StageResult]:
+def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
+    """Of the summary what workers know: to be asked while they are there.
+
+    `model`: a hash of weights and code of all tiers, by stage. `compile_s`: in which torch.compile made the first
+    workers' tiers ready, None where no tier runs by it. `machine`: with what the models ran on, `cpu` or the name of a
+    card, as another one's figures are not to be compared.
+    """
+    tiers: dict[str, list[dict[str, Any]]] = {
+        actor.config.name: next((worker.tiers for worker in actor.pool.everyone if worker.tiers), [])
+        for actor in actors
+    }
+    models = {stage: "".join(str(tier.get("model", "")) for tier in of_stage) for stage, of_stage in tiers.items()}
+    compiled = [float(t["load_s"]) for of_stage in tiers.values() for t in of_stage if t["engine"] == "compile"]
+    described = next((actor.pool.description for actor in actors if actor.pool.description is not None), None)
+    return {
+        "model": {stage: hashlib.sha256(text.encode()).hexdigest() if text else "" for stage, text in models.items()},
+        "compile_s": sum(compiled) if compiled else None,
+        "machine": machine_facts("" if described is None else described.card or described.device),
+        "commit": commit_of(Path.cwd()), "torchperf_ros": __version__,
+    }  # fmt: skip
+
+
+def stage_results(actors: Sequence[StageActor], record: ReplayRecord, output: Path | None) -> dict[str, StageResult]:
     """What became of each stage's frames; `output` is the MCAP that holds what it published."""
-    results = []
+    results = {}
     for index, actor in enumerate(actors):
         config, prefix = actor.config, f"{actor.config.name}: "
-        results.append(
-            StageResult(
-                config.name, config.tiers, record.topics[index], record.types[index], config.budget_ms,
-                record.tables[index].rows(), actor.statistics.counters.frames, actor.mailbox.superseded,
-                actor.mailbox.stale, tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
-                record.reasons[index], output,
-            )
+        results[config.name] = StageResult(
+            config.name, config.tiers, record.topics[index], record.types[index], config.budget_ms,
+            record.tables[index].rows(), actor.statistics.counters.frames, actor.mailbox.superseded,
+            actor.mailbox.stale, tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
+            record.reasons[index], output,
         )  # fmt: skip
     return results
-
-
-def stage_summary(stage: StageResult) -> dict[str, Any]:
-    """One stage: counts, latency, and what it is."""
-    fallbacks = stage.fallbacks
-    return {
-        "name": stage.name, "tiers": list(stage.tiers), "output": stage.output_topic, "type": stage.output_type,
-        "budget_ms": stage.budget_ms, "received": stage.received, "answered": len(stage.frames),
-        "superseded": stage.superseded, "stale": stage.stale, "outcomes": dict(stage.outcomes),
-        "fallbacks": dict(fallbacks), "miss_ratio": known(stage.miss_ratio), "p50_ms": known(stage.p50_ms),
-        "p95_ms": known(stage.p95_ms), "p99_ms": known(stage.p99_ms), "max_ms": known(stage.max_ms),
-        "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in stage.reasons.items()},
-    }  # fmt: skip
 
 
 def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, Any]]:
@@ -337,13 +332,3 @@ def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, 
         {"t_ns": t_ns, "level": a.level.name, "name": a.name, "message": a.message, "values": dict(a.values)}
         for t_ns, a in anomalies[:_MOST_ANOMALIES]
     ]
-
-
-def place_summary(device: str) -> Mapping[str, Any]:
-    """Where and by what the replay was done."""
-    return {"machine": machine_facts(device), "commit": commit_of(Path.cwd()), "torchperf_ros": __version__}
-
-
-def known(value: float) -> float | None:
-    """For JSON, which has no NaN."""
-    return value if math.isfinite(value) else None

@@ -3,8 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from torchperf_ros.config.config import NodeConfig, StageConfig
 from torchperf_ros.config.message_types import has_header
@@ -13,26 +13,14 @@ from torchperf_ros.replay.log_feed import Wanted, absolute
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.stage.stage_actor import StageActor, StageInput
-from torchperf_ros.stage.stage_ports import StageMachinery, StagePorts
+from torchperf_ros.stage.stage_ports import StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
+
+if TYPE_CHECKING:
+    from torchperf_ros.replay.paces import ReplayPace
 
 _POLL_S: Final = 0.005
 _COMPILING_TAKES: Final = 10  # times as long as loading
-
-
-@dataclass(frozen=True)
-class StageLife:
-    """What a stage of a replay runs on: see `StageActor` for the first two.
-
-    Attributes:
-        machinery: the clock among it.
-        ros_now: gives the log's time in ns.
-        settle: waits until its workers are ready; the replay then calls `step`. None: the stage has a thread for that.
-    """
-
-    machinery: StageMachinery
-    ros_now: Callable[[], int]
-    settle: Callable[[], None] | None = None
 
 
 class ReplayStages:
@@ -46,24 +34,23 @@ class ReplayStages:
     """
 
     def __init__(
-        self, config: NodeConfig, life: Callable[[int], StageLife], record: ReplayRecord, say: Callable[[str], None],
+        self, config: NodeConfig, pace: "ReplayPace", record: ReplayRecord, say: Callable[[str], None],
         seed: int, definitions: str,
     ) -> None:  # fmt: skip
         """Make the stages.
 
         Args:
             config: the parameters.
-            life: what the stage of an index runs on.
+            pace: what they run on, and the log's time.
             record: what is kept of what they do.
             say: gets what workers print and what becomes of them.
             seed: of what models draw at random.
             definitions: a prefix whose `share` holds message types beside those that are installed.
         """
-        self._config, self._record, self._say = config, record, say
+        self._config, self._pace, self._record, self._say = config, pace, record, say
         self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
-        self._lives = [life(index) for index in range(len(config.stages))]
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
-        self.outputs = frozenset(absolute(stage.output) for stage in config.stages)
+        self.outputs = frozenset(record.topics)
         self.takers: dict[str, list[StageInput]] = {}
         self.start_up_s = self._started_s = 0.0
         self._followers: list[list[StageInput]] = [[] for _ in self.actors]
@@ -72,13 +59,13 @@ class ReplayStages:
     def _actor(self, index: int, stage: StageConfig) -> StageActor:
         ports = StagePorts(
             publish=lambda payload: self._record.publish(index, payload),
-            hand_on=lambda payload, frame: self._hand_on(index, payload, frame),
-            answered=lambda answer: self._record.answer(index, answer),
+            hand_on=partial(self._hand_on, index),
+            answered=partial(self._record.answer, index),
             anomaly=self._record.found,
             log=lambda severity, text: None if severity == "info" else self._say(text),
         )
-        life, setup = self._lives[index], {**worker_setup(stage, self._config), **self._own}
-        return StageActor(stage, setup, ports, life.ros_now, life.machinery)
+        setup = {**worker_setup(stage, self._config), **self._own}
+        return StageActor(stage, setup, ports, self._pace.now, self._pace.machinery(index))
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
         for follower in self._followers[index]:
@@ -89,11 +76,8 @@ class ReplayStages:
     def start(self) -> None:
         """Start the workers."""
         self._started_s = time.monotonic()
-        for actor, life in zip(self.actors, self._lives, strict=True):
-            if life.settle is None:
-                actor.start()
-            else:
-                actor.pool.start()
+        for actor in self.actors:  # without threads the pace calls their `step`
+            (actor.start if self._pace.threaded else actor.pool.start)()
 
     def wanted(self) -> list[Wanted]:
         """Wait until each stage has described itself; returns what they want of a log.
@@ -130,9 +114,9 @@ class ReplayStages:
         Raises:
             ReplayError: a stage cannot run.
         """
-        for actor, life in zip(self.actors, self._lives, strict=True):
-            if life.settle is not None:
-                life.settle()
+        for actor in self.actors:
+            if not self._pace.threaded:
+                actor.pool.settle()
             self._wait(actor, _is_complete)
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:

@@ -30,19 +30,6 @@ for _name in ("dask", "distributed", "pyarrow"):
     pytest.importorskip(_name, reason=f"{_name} is not installed")
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMAND = """
-import json
-import sys
-from pathlib import Path
-from rich.console import Console
-from torchperf_ros.replay.batch.batch import replay_batch
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions
-from torchperf_ros.replay.replay_options import ReplayOptions
-if __name__ == "__main__":
-    logs, out = map(Path, sys.argv[1:3])
-    options = ReplayOptions(overrides=json.loads(sys.argv[3]))
-    print(replay_batch([logs], options, BatchOptions(out, parallel=2), Console(stderr=True), Console()).status)
-"""
 
 
 class Drives:
@@ -110,28 +97,18 @@ def test_given_good_bad_and_lost_logs_when_replayed_then_every_good_one_has_its_
     assert (replayed.out / "monday" / "output.mcap").stat().st_size == summary["files"]["output.mcap"]
 
 
-def test_given_a_bad_log_when_replayed_then_it_is_told_with_its_reason_and_not_tried_again(replayed):
+def test_given_bad_and_lost_logs_when_replayed_then_only_what_may_go_well_is_tried_again(replayed):
     assert set(replayed.result.failed) == {"friday", "thursday"}
     assert str(replayed.logs / "friday.mcap") in replayed.result.failed["friday"]
     assert "friday: again" not in replayed.report
     assert "friday: failed: " in replayed.report
-
-
-def test_given_a_lost_worker_when_replayed_then_its_log_is_tried_again_and_then_given_up(replayed):
     assert "thursday: again, as its worker was lost" in replayed.report
     assert "its worker was lost" in replayed.result.failed["thursday"]
     wednesday = json.loads((replayed.out / "wednesday" / "summary.json").read_text(encoding="utf-8"))
     assert wednesday["attempt"] == 1
 
 
-def test_given_lost_workers_when_replayed_then_no_process_and_no_half_result_is_left(replayed):
-    wait_until(lambda: not workers_alive(replayed.notes), "no worker of a stage is left")
-    assert sorted(path.name for path in replayed.out.iterdir()) == [
-        ".lock", "monday", "report.html", "summary.json", "summary.parquet", "tuesday", "wednesday",
-    ]  # fmt: skip
-
-
-def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each(replayed):
+def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each_and_nothing_else_is_left(replayed):
     import pyarrow.parquet as pq
 
     table = pq.read_table(replayed.out / "summary.parquet").to_pylist()
@@ -143,6 +120,10 @@ def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each(rep
     page = (replayed.out / "report.html").read_text(encoding="utf-8")
     assert 'id="run2"' in page
     assert "<b>friday</b>" in page
+    wait_until(lambda: not workers_alive(replayed.notes), "no worker of a stage is left")
+    assert sorted(path.name for path in replayed.out.iterdir()) == [
+        ".lock", "monday", "report.html", "summary.json", "summary.parquet", "tuesday", "wednesday",
+    ]  # fmt: skip
 
 
 def test_given_results_when_replayed_again_then_only_what_is_incomplete_or_changed_is(replayed):
@@ -177,8 +158,8 @@ def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_th
 ):
     drives = Drives(tmp_path)
     endless = write_drive(drives.logs / "endless", "slow", frames=5000)
-    result = drives.replay(endless, timeout_s=3.0, retries=0, scheduler=scheduler)
-    assert result.failed == {"endless": "took longer than --timeout 3 s"}
+    result = drives.replay(endless, timeout_s=2.0, retries=0, scheduler=scheduler)
+    assert result.failed == {"endless": "took longer than --timeout 2 s"}
     assert result.status == 1
     wait_until(lambda: not workers_alive(drives.notes), "no worker of a stage is left")
 
@@ -186,19 +167,20 @@ def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_th
     assert drives.replay(good, scheduler=scheduler).replayed == ("good",)
 
 
-def test_given_no_cluster_when_asked_for_then_the_error_names_the_address(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scheduler": "tcp://127.0.0.1:1"}, "^--scheduler tcp://127.0.0.1:1: nobody answers there"),
+        ({"dashboard": "nowhere.invalid:8787"}, r"^--dashboard nowhere\.invalid:8787: [^\n]+$"),
+    ],
+)
+def test_given_no_cluster_and_no_place_for_pages_when_asked_for_then_the_error_names_it(
+    tmp_path, monkeypatch, options, words
+):
     monkeypatch.setattr("torchperf_ros.replay.batch.batch_cluster._CONNECT_S", 0.2)
     drives = Drives(tmp_path)
-    log = write_drive(drives.logs / "good")
-    with pytest.raises(BatchError, match="--scheduler tcp://127.0.0.1:1: nobody answers there"):
-        drives.replay(log, scheduler="tcp://127.0.0.1:1")
-
-
-def test_given_a_dashboard_where_none_can_be_when_asked_for_then_one_line_says_so(tmp_path):
-    drives = Drives(tmp_path)
-    log = write_drive(drives.logs / "good")
-    with pytest.raises(BatchError, match=r"^--dashboard nowhere\.invalid:8787: [^\n]+$"):
-        drives.replay(log, dashboard="nowhere.invalid:8787")
+    with pytest.raises(BatchError, match=words):
+        drives.replay(write_drive(drives.logs / "good"), **options)
 
 
 def listening_now():
@@ -222,23 +204,20 @@ def test_given_no_dashboard_when_a_cluster_is_open_then_no_page_of_it_is_served_
                     urlopen(f"http://127.0.0.1:{address.port}/{page}", timeout=10)
 
 
-def test_given_a_folder_that_another_replay_writes_to_when_replayed_then_it_is_refused(tmp_path):
+def test_given_a_folder_in_use_or_a_bad_parameter_when_replayed_then_it_is_told_before_anything_is_started(tmp_path):
     drives = Drives(tmp_path)
     write_drive(drives.logs / "good")
+    good, drives.options = drives.options, ReplayOptions(overrides={**drives.values, "first.budget_ms": -1.0})
+    with pytest.raises(ConfigError, match="budget_ms"):
+        drives.replay()
+    assert not drives.out.exists()
+
+    drives.options = good
     drives.out.mkdir()
     with open(drives.out / ".lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(BatchError, match="another replay writes there now"):
             drives.replay()
-
-
-def test_given_a_bad_parameter_when_replayed_then_it_is_told_once_before_anything_is_started(tmp_path):
-    drives = Drives(tmp_path)
-    write_drive(drives.logs / "good")
-    drives.options = ReplayOptions(overrides={**drives.values, "first.budget_ms": -1.0})
-    with pytest.raises(ConfigError, match="budget_ms"):
-        drives.replay()
-    assert not drives.out.exists()
 
 
 def test_given_logs_when_planned_then_each_is_told_with_its_size_and_length(replayed):
@@ -256,11 +235,11 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
     drives = Drives(tmp_path)
     for name in ("first", "second"):
         write_drive(drives.logs / name, "slow", frames=5000)
-    command = [sys.executable, "-c", COMMAND, drives.logs, drives.out, json.dumps(drives.values)]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed command leaves its temporary folder behind
+    sets = [word for name, value in drives.values.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
-        env=environment,
+        [sys.executable, "-m", "torchperf_ros.cli", "replay", drives.logs, "-o", drives.out, "--parallel", "2", *sets],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # a killed command leaves its temporary folder behind
     )  # fmt: skip
     try:
         wait_until((drives.notes / "slow").exists, "a frame is replayed, by a process that lives", process)
@@ -275,6 +254,6 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
     assert "Traceback" not in err
     assert not [path for path in drives.out.iterdir() if not path.name.startswith(".") and path.is_dir()]
     if number == signal.SIGINT:
-        assert (process.returncode, out.splitlines()[-1:]) == (0, ["1"])
+        assert (process.returncode, out.splitlines()[-1:]) == (1, [f"0 of 2 logs have results in {drives.out}"])
         assert "interrupted: " in err
         assert [path.name for path in drives.out.glob(".run-*")] == []

@@ -16,8 +16,7 @@ from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, default_parallel
 from torchperf_ros.replay.batch.batch_logs import BatchError, duration_s, find_logs, is_batch
-from torchperf_ros.replay.batch.batch_results import KIND, options_key, owner_in, result_key
-from torchperf_ros.replay.batch.batch_task import sharing
+from torchperf_ros.replay.batch.batch_results import KIND, owner_in, result_keys, sharing
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
 from ..conftest import write_drive
@@ -54,10 +53,10 @@ def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_d
         "notes.txt",
         ".hidden.mcap",
         "20260301T120000.250Z_late/black_box/",
-        "out/monday/run.parquet",  # a replay's results
+        "out/monday/run.parquet",
         "out/monday/output.mcap",
         ".trash/d.bag",
-    )
+    )  # fmt: skip - out/monday: a replay's results
     assert found(tmp_path) == {
         "20260301T120000.250Z_late": tmp_path / "20260301T120000.250Z_late",
         "a": tmp_path / "a.mcap",
@@ -91,23 +90,20 @@ def test_given_a_folder_whose_metadata_is_lost_when_searched_then_numbered_files
     assert is_batch([tmp_path / "d"])
 
 
-def test_given_logs_of_one_name_when_found_then_each_has_a_name_of_its_own_in_any_order(tmp_path):
+def test_given_logs_of_one_name_when_found_then_each_has_a_name_of_its_own_and_results_keep_theirs(tmp_path):
     make(tmp_path, "a/drive.mcap", "b/drive.mcap", "b/other.mcap")
     names = found(tmp_path)
     assert len(names) == 3
     assert sorted(name[:8] for name in names) == ["a-drive-", "b-drive-", "other"]
     assert found(tmp_path / "b", tmp_path / "a") == names
 
-
-def test_given_a_result_of_another_log_of_that_name_when_found_then_the_name_is_not_taken_from_it(tmp_path):
-    make(tmp_path, "a/drive.mcap", "b/drive.mcap")
-    (tmp_path / "out" / "drive").mkdir(parents=True)
+    results, other = tmp_path / "out", tmp_path / "b" / "drive.mcap"
+    (results / "drive").mkdir(parents=True)
     owner = {"kind": KIND, "log": {"path": str(tmp_path / "a" / "drive.mcap")}}
-    (tmp_path / "out" / "drive" / "summary.json").write_text(json.dumps(owner), encoding="utf-8")
-    names = {path: name for name, path in found(tmp_path / "a", tmp_path / "b", results=tmp_path / "out").items()}
+    (results / "drive" / "summary.json").write_text(json.dumps(owner), encoding="utf-8")
+    names = {path: name for name, path in found(tmp_path / "a", tmp_path / "b", results=results).items()}
     assert names[tmp_path / "a" / "drive.mcap"] == "drive"
-    (alone,) = found(tmp_path / "b", results=tmp_path / "out")
-    assert alone == names[tmp_path / "b" / "drive.mcap"] != "drive"
+    assert list(found(other, results=results)) == [names[other]] != ["drive"]
 
 
 def test_given_no_log_when_searched_then_the_error_says_what_one_is(tmp_path):
@@ -161,8 +157,7 @@ def test_given_a_result_when_what_it_depends_on_changes_then_its_key_does(tmp_pa
     params.write_text("perf: {}", encoding="utf-8")
 
     def key(**changed):
-        (log,) = find_logs([tmp_path])
-        return result_key(log, options_key(ReplayOptions(params=params, **changed), keep_output=False))
+        return result_keys(find_logs([tmp_path]), ReplayOptions(params=params, **changed), keep_output=False)
 
     before = key()
     assert key() == before

@@ -20,14 +20,10 @@ def compare(mine, golden, rules=BUILT_IN):
     return compare_frames("perception", mine, golden, rules)
 
 
-def test_given_equal_frames_when_compared_then_none_differs_and_all_are_counted():
-    comparison = compare(frames(array(1.0), array(2.0)), frames(array(1.0), array(2.0)))
-    assert (comparison.frames, comparison.differing) == (2, ())
-
-
 def test_given_frames_with_other_numbers_when_their_stamps_are_equal_then_they_are_compared():
     mine = [frame._replace(seq=frame.seq + 100) for frame in frames(array(1.0), array(2.0))]
-    assert compare(mine, frames(array(1.0), array(2.0))).differing == ()
+    comparison = compare(mine, frames(array(1.0), array(2.0)))
+    assert (comparison.frames, comparison.differing) == (2, ())
     assert len(compare(mine, frames(array(1.0), array(5.0))).differing) == 1
 
 

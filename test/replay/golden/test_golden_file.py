@@ -49,7 +49,7 @@ def test_given_a_golden_file_when_opened_as_a_log_then_any_tool_can_read_its_mes
 def test_given_a_later_result_when_asked_what_changed_then_it_is_named(tmp_path, summary, changes):
     stages = {"perception": [], "planning": []}
     golden = golden_of(result_of(tmp_path, stages), stages)
-    assert golden.changes(result_of(tmp_path, stages, **summary)) == changes
+    assert golden_of(result_of(tmp_path, stages, **summary), stages).changed_since(golden) == changes
 
 
 def test_given_a_result_that_says_nothing_for_sure_when_made_golden_then_it_is_refused(tmp_path):

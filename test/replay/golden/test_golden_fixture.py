@@ -61,7 +61,7 @@ def told(result, test):
 
 
 def test_given_several_checks_of_a_test_when_refreshed_then_none_replaces_what_another_has_written(checks):
-    result = checks.runpytest_subprocess("--refresh-golden")
+    result = checks.runpytest_inprocess("-p", "torchperf", "--refresh-golden")
 
     result.assert_outcomes(passed=1, failed=4)
     parts = told(result, "test_parts")
@@ -73,7 +73,7 @@ def test_given_several_checks_of_a_test_when_refreshed_then_none_replaces_what_a
 
 
 def test_given_what_is_no_result_or_no_stage_when_checked_then_the_error_says_what_would_be_one(checks):
-    result = checks.runpytest_subprocess("-k", "test_stage or test_unknown")
+    result = checks.runpytest_inprocess("-p", "torchperf", "-k", "test_stage or test_unknown")
 
     result.assert_outcomes(failed=2)
     assert "TypeError: golden.check takes what replay() gave, and stages by name" in told(result, "test_stage")
@@ -82,7 +82,7 @@ def test_given_what_is_no_result_or_no_stage_when_checked_then_the_error_says_wh
 
 def test_given_a_folder_that_cannot_be_written_when_refreshed_then_the_golden_file_is_named(checks):
     (checks.path / "golden").touch()
-    result = checks.runpytest_subprocess("--refresh-golden", "-k", "test_names")
+    result = checks.runpytest_inprocess("-p", "torchperf", "--refresh-golden", "-k", "test_names")
 
     result.assert_outcomes(failed=1)
     assert "golden file golden/test_checks.test_names.first.mcap: cannot be written (File exists)" in told(

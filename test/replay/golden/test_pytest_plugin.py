@@ -89,7 +89,7 @@ def lines_of(result, test):
 def test_given_tests_of_a_drive_when_run_then_what_fails_says_why(drive):
     drive.makepyfile(test_drive=DRIVE)
     (drive.mkdir("fieldlogs") / "field.mcap").touch()
-    result = drive.runpytest_subprocess("--fieldlogs", "fieldlogs", "-rs", "-vv")
+    result = drive.runpytest_inprocess("-p", "torchperf", "--fieldlogs", "fieldlogs", "-rs", "-vv")
     result.assert_outcomes(passed=2, failed=10, skipped=1)
 
     told = "\n".join(lines_of(result, "test_ratio"))

@@ -82,50 +82,32 @@ def table(folder, text):
 
 
 def records(folder, *frames):
-    start = {
-        "v": 1,
-        "kind": "start",
-        "t_ns": 1,
-        "stages": [{"name": "perception", "tiers": ["full", "medium", "fast"]}],
-    }
-    steps = {"age_ms": 1, "wait_ms": 0, "decode_ms": 1, "preprocess_ms": 2, "inference_ms": 20, "postprocess_ms": 3}
-    own = {"total_ms": 26.5, "budget_ms": 50, "tier": "full", "outcome": "on_time", "fallback": None}
-    lines = [
-        {
-            "v": 1,
-            "kind": "frame",
-            "stage": "perception",
-            "seq": n,
-            "t_ns": n + 1,
-            "stamp_ns": 1000 + n,
-            **steps,
-            **own,
-            **f,
-        }
-        for n, f in enumerate(frames)
-    ]
+    tiers = ["full", "medium", "fast"]
+    start = {"v": 1, "kind": "start", "t_ns": 1, "stages": [{"name": "perception", "tiers": tiers}]}
+    frame = {
+        "v": 1, "kind": "frame", "stage": "perception", "age_ms": 1, "wait_ms": 0, "decode_ms": 1, "preprocess_ms": 2,
+        "inference_ms": 20, "postprocess_ms": 3, "total_ms": 26.5, "budget_ms": 50, "tier": "full",
+        "outcome": "on_time", "fallback": None,
+    }  # fmt: skip
+    lines = [{**frame, "seq": n, "t_ns": n + 1, "stamp_ns": 1000 + n, **own} for n, own in enumerate(frames)]
     path = folder / "records.jsonl"
     path.write_text("\n".join(map(json.dumps, [start, *lines])) + "\n", encoding="utf-8")
     return path
 
 
 def test_given_a_table_when_read_then_numbers_lists_and_distributions_are_times(tmp_path):
-    (times,), said = read(
-        table(
-            tmp_path,
-            "perception: {full: {inference_ms: {median: 20, p99: 40}, decode_ms: 0.5},"
-            " medium: {inference_ms: [8, 9]}, fast: {inference_ms: 3}}\nrestart_ms: 500",
-        )
-    )
+    text = """
+        perception:
+          full: {inference_ms: {median: 20, p99: 40}, decode_ms: 0.5}
+          medium: {inference_ms: [8, 9]}
+          fast: {inference_ms: 3}
+        restart_ms: 500"""
+    (times,), said = read(table(tmp_path, text))
     assert said == []
-    assert [(c.median_ms, c.p99_ms) for c in times.calibrations()] == [
-        (20.0, pytest.approx(40.0)),
-        (8.0, 9.0),
-        (3.0, 3.0),
-    ]
+    assert [c.median_ms for c in times.calibrations()] == [20.0, 8.0, 3.0]
+    assert [c.p99_ms for c in times.calibrations()] == [pytest.approx(40.0), 9.0, 3.0]
     assert times.run(0, 0, 0, 0).steps.decode_ms == 0.5
-    assert times.restart_ms == 500
-    assert times.seed == 3
+    assert (times.restart_ms, times.seed) == (500, 3)
 
 
 def test_given_a_tier_that_is_not_told_when_read_then_it_is_as_slow_as_the_next_better_one_and_that_is_said(tmp_path):

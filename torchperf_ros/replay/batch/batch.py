@@ -3,29 +3,29 @@
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.percent import percent
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, BatchView, check_installed, open_cluster, replay_on
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions, check_installed, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, duration_s, find_logs
 from torchperf_ros.replay.batch.batch_results import (
+    Ended,
+    LogTask,
     check_results,
     finished,
-    options_key,
     owner_in,
-    result_key,
+    result_keys,
     summary_rows,
     write_page,
     write_summary,
 )
-from torchperf_ros.replay.batch.batch_task import Ended, LogTask
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
 if TYPE_CHECKING:
@@ -43,14 +43,9 @@ _MOST_ROWS: Final = 40
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of many logs.
+    """What became of many logs: names of those replayed now and before, and why the others were not, by name.
 
-    Attributes:
-        replayed: names of those that were replayed now.
-        kept: names of those that had been replayed before.
-        failed: why the others were not, by name.
-        unusable: whether no log has results, as none can be used like this.
-        interrupted: whether the user ended it.
+    `unusable`: no log has results, as none can be used like this. `interrupted`: the user ended it.
     """
 
     replayed: tuple[str, ...]
@@ -88,9 +83,7 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
 def replay_batch(
     paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, told: "Console", shown: "Console"
 ) -> BatchResult:
-    """Replay logs side by side; what is done already is kept, what fails stops nothing.
-
-    Ctrl-C ends it; the next start goes on from there.
+    """Replay logs side by side; what is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
 
     Args:
         paths: logs, and folders to search.
@@ -104,15 +97,14 @@ def replay_batch(
         OSError: the folder of results cannot be written.
     """
     check_installed()
-
-    def say(text: str) -> None:
-        told.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    say = functools.partial(told.print, highlight=False, markup=False, soft_wrap=True)
     options = _absolute(options)
     read_config(options)  # an error for every log comes before one is looked at
     logs, keys = _found(paths, options, batch, say)
     batch.folder.mkdir(parents=True, exist_ok=True)
     folder = batch.folder.resolve()
+    ended: dict[str, tuple[FoundLog, Ended]] = {}
+    interrupted = False
     with _own(folder) as run_folder:
         kept = {} if batch.fresh else _finished(folder, keys)
         if kept:
@@ -122,21 +114,31 @@ def replay_batch(
             for log in sorted(logs, key=lambda log: -log.size_bytes)  # the longest one does not begin last
             if log.name not in kept
         ]
-        ended: dict[str, tuple[FoundLog, Ended]] = {}
-        interrupted = False
         try:
             if tasks:
-                _replay(tasks, batch, told, ended)
+                _replay(tasks, batch, told, say, ended)
         except KeyboardInterrupt:
             interrupted = True
             say("interrupted: what is done is kept, and the same command goes on from there")
         failed = {name: pair for name, pair in ended.items() if pair[1].reason}
         summaries = _finished(folder, {name: keys[name] for name in keys if name in kept or name in ended})
-        _tell(folder, len(logs), summaries, failed, told, shown)
+        rows = summary_rows(summaries)
+        write_summary(folder, rows, failed)
+        if rows:
+            if not shown.is_terminal:  # a file is as wide as it needs to be
+                shown.width = max(shown.width, _PLAIN_WIDTH)
+            shown.print(_table(rows))
+        text = f"{len(summaries):,} of {len(logs):,} logs have results in {folder}"
+        if rows:
+            with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
+                try:
+                    text += f"; {write_page(folder, rows, failed)}"
+                except (TorchperfError, OSError) as error:
+                    text += f"; no page: {error}"
+        shown.print(text, highlight=False, markup=False, soft_wrap=True)
     reasons = {name: how.reason for name, (_, how) in failed.items()}
     unusable = bool(failed) and not summaries and not interrupted and all(how.lasting for _, how in failed.values())
-    replayed = tuple(name for name in ended if name not in failed)
-    return BatchResult(replayed, tuple(kept), reasons, unusable, interrupted)
+    return BatchResult(tuple(n for n in ended if n not in failed), tuple(kept), reasons, unusable, interrupted)
 
 
 def _found(
@@ -145,8 +147,7 @@ def _found(
     """The logs, and what the result of each depends on, by name."""
     logs = find_logs(paths, owner_in(batch.folder), say)
     check_results(logs, batch.folder)
-    of_options = options_key(options, batch.keep_output)
-    return logs, {log.name: result_key(log, of_options) for log in logs}
+    return logs, result_keys(logs, options, batch.keep_output)
 
 
 def _finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -155,39 +156,19 @@ def _finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]
 
 
 def _replay(
-    tasks: Sequence[LogTask], batch: BatchOptions, console: "Console", ended: dict[str, tuple[FoundLog, Ended]]
-) -> None:
-    with (
-        open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster,
-        _Bars(console, [task.log for task in tasks]) as bars,
-    ):
+    tasks: Sequence[LogTask], batch: BatchOptions, console: "Console", say: Callable[[str], None],
+    ended: dict[str, tuple[FoundLog, Ended]],
+) -> None:  # fmt: skip
+    with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster:
         if cluster.dashboard:
-            console.print(f"dashboard: {cluster.dashboard}", highlight=False, markup=False, soft_wrap=True)
+            say(f"dashboard: {cluster.dashboard}")
         sharing = [dataclasses.replace(task, beside=cluster.beside) for task in tasks]
-        with contextlib.closing(replay_on(cluster, sharing, batch, bars)) as replayed:
+        with (
+            _Bars(console, say, [task.log for task in tasks]) as bars,
+            contextlib.closing(replay_on(cluster, sharing, batch, bars.progress, bars.ended)) as replayed,
+        ):
             for task, how in replayed:
                 ended[task.log.name] = task.log, how
-
-
-def _tell(
-    folder: Path, logs: int, summaries: Mapping[str, Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]],
-    told: "Console", shown: "Console",
-) -> None:  # fmt: skip
-    """Write and show what all of it came to."""
-    rows = summary_rows(summaries)
-    if rows:
-        if not shown.is_terminal:  # a file is as wide as it needs to be
-            shown.width = max(shown.width, _PLAIN_WIDTH)
-        shown.print(_table(rows))
-    write_summary(folder, rows, failed)
-    text = f"{len(summaries):,} of {logs:,} logs have results in {folder}"
-    if rows:
-        with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
-            try:
-                text += f"; {write_page(folder, rows, failed)}"
-            except (TorchperfError, OSError) as error:
-                text += f"; no page: {error}"
-    shown.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> "Table":
@@ -201,28 +182,31 @@ def _table(rows: Sequence[dict[str, Any]]) -> "Table":
     table.add_column("stage", no_wrap=True)
     for name in ("frames", "missed", "p50", "p99", "anomalies", "notes", "seconds", "speed"):
         table.add_column(name, justify="right", no_wrap=True)
+
+    def cell(value: float | None, how: str = ",.1f", unit: str = "") -> str:
+        return "-" if value is None else f"{value:{how}}{unit}"
+
     before = ""
     for row in rows[:_MOST_ROWS]:
         first, before = row["name"] != before, row["name"]
-        missed = "-" if row["miss_ratio"] is None else percent(row["miss_ratio"], 2)
-        times = ["-" if row[name] is None else f"{row[name]:,.1f}" for name in ("p50_ms", "p99_ms")]
-        speed = "-" if row["speed"] is None else f"{row['speed']:.1f}x"
-        of_log = [f"{row['troubles']:,}", f"{row['seconds']:.1f}", speed] if first else []
+        of_log = [f"{row['troubles']:,}", f"{row['seconds']:.1f}", cell(row["speed"], ".1f", "x")] if first else []
         table.add_row(
-            escape(row["name"]) if first else "", escape(row["stage"]), f"{row['frames']:,}", missed, *times,
-            f"{row['anomalies']:,}", *of_log,
+            escape(row["name"]) if first else "", escape(row["stage"]), f"{row['frames']:,}",
+            "-" if row["miss_ratio"] is None else percent(row["miss_ratio"], 2), cell(row["p50_ms"]),
+            cell(row["p99_ms"]), f"{row['anomalies']:,}", *of_log,
         )  # fmt: skip
     if len(rows) > _MOST_ROWS:
         table.caption = f"{len(rows) - _MOST_ROWS:,} more rows in summary.parquet"
     return table
 
 
-class _Bars(BatchView):
+class _Bars(contextlib.ExitStack):
     """Bars in a terminal, a line for each log elsewhere. A log counts by its bytes."""
 
-    def __init__(self, console: "Console", logs: Sequence[FoundLog]) -> None:
+    def __init__(self, console: "Console", say: Callable[[str], None], logs: Sequence[FoundLog]) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+        super().__init__()
         columns = (
             TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
         )  # fmt: skip
@@ -230,50 +214,37 @@ class _Bars(BatchView):
             *columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=4,
             speed_estimate_period=600.0,
         )  # fmt: skip
-        self._console, self._count, self._done, self._failed = console, len(logs), 0, 0
+        self._say, self._lines, self._count, self._done, self._failed = say, not console.is_terminal, len(logs), 0, 0
         self._tasks: dict[str, TaskID] = {}
-        self._shares = {log.name: 0.0 for log in logs}
-        self._bytes = {log.name: max(1.0, float(log.size_bytes)) for log in logs}
-        self._all = self._bars.add_task("", total=sum(self._bytes.values()))
+        self._bytes = dict.fromkeys((log.name for log in logs), 0.0)
+        self._all = self.enter_context(self._bars).add_task("", total=sum(max(1.0, log.size_bytes) for log in logs))
         self._update()
 
     def progress(self, log: FoundLog, done_ns: int, total_ns: int) -> None:
         if log.name not in self._tasks:
             self._tasks[log.name] = self._bars.add_task(f"  {log.name}", total=None)
         self._bars.update(self._tasks[log.name], completed=done_ns, total=total_ns or None)
-        self._shares[log.name] = min(1.0, done_ns / total_ns) if total_ns else 0.0
+        self._bytes[log.name] = log.size_bytes * min(1.0, done_ns / total_ns) if total_ns else 0.0
         self._update()
 
     def ended(self, log: FoundLog, ended: Ended, again: bool) -> None:
         if (task := self._tasks.pop(log.name, None)) is not None:
             self._bars.remove_task(task)
-        self._shares[log.name] = 0.0 if again else 1.0
+        self._bytes[log.name] = 0.0 if again else max(1.0, log.size_bytes)
         if again:
             self._say(f"{log.name}: again, as {ended.reason}")
         else:
             self._done += 1
             self._failed += bool(ended.reason)
-            if ended.reason or not self._console.is_terminal:
+            if ended.reason or self._lines:
                 how = f"failed: {ended.reason}" if ended.reason else "done"
                 self._say(f"[{self._done}/{self._count}] {log.name}: {how}")
         self._update()
 
     def _update(self) -> None:
         failed = f", {self._failed} failed" if self._failed else ""
-        done = sum(self._bytes[name] * share for name, share in self._shares.items())
-        self._bars.update(self._all, completed=done, description=f"{self._done} of {self._count} logs{failed}")
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def __enter__(self) -> "_Bars":
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bars.stop()
+        done = f"{self._done} of {self._count} logs{failed}"
+        self._bars.update(self._all, completed=sum(self._bytes.values()), description=done)
 
 
 def _absolute(options: ReplayOptions) -> ReplayOptions:

@@ -13,14 +13,14 @@ import signal
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
-from torchperf_ros.replay.batch.batch_task import Ended, LogTask, replay_one, why_invisible
+from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one, why_invisible
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -75,15 +75,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster to submit to.
-
-    Attributes:
-        client: of Dask.
-        slots: so many logs at a time.
-        beside: so many of them on one machine.
-        dashboard: where to look, "" for nowhere.
-        given: whether it was there before, and stays.
-    """
+    """A cluster to submit to: `slots` logs at a time, `beside` of them on one machine; a given one stays."""
 
     client: "Client"
     slots: int
@@ -91,15 +83,10 @@ class Cluster:
     dashboard: str = ""
     given: bool = False
 
-
-class BatchView:
-    """Gets how it goes; this one shows nothing."""
-
-    def progress(self, log: FoundLog, done_ns: int, total_ns: int) -> None:
-        """A log is so far; `total_ns` is 0 where it is not known."""
-
-    def ended(self, log: FoundLog, ended: Ended, again: bool) -> None:
-        """A log is done, has failed, or is tried `again`."""
+    @property
+    def reachable(self) -> bool:
+        """Whether there is a scheduler to talk to."""
+        return bool(self.client.status == "running")
 
 
 def check_installed() -> None:
@@ -135,7 +122,8 @@ def open_cluster(batch: BatchOptions, pace: str, logs: int) -> Iterator[Cluster]
     import distributed  # noqa: F401 - brings its defaults, which the settings below replace
 
     with dask.config.set(_QUIET), contextlib.ExitStack() as stack:
-        stack.enter_context(_silent())
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)  # Dask logs comings and goings; the command shows them, once
         cluster = _reached(stack, batch) if batch.scheduler else _started(stack, batch, pace, logs)
         stack.enter_context(cluster.client.as_current())
         try:
@@ -216,123 +204,92 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Dask logs comings and goings; the command shows them, once."""
-    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in {"distributed", "tornado"}]
-    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
-
-
 def replay_on(
-    cluster: Cluster, tasks: Sequence[LogTask], batch: BatchOptions, view: BatchView
-) -> Generator[tuple[LogTask, Ended], None, None]:
+    cluster: Cluster, tasks: Sequence[LogTask], batch: BatchOptions,
+    progress: Callable[[FoundLog, int, int], None] = lambda _log, _done, _total: None,
+    ended: Callable[[FoundLog, Ended, bool], None] = lambda _log, _how, _again: None,
+) -> Generator[tuple[LogTask, Ended], None, None]:  # fmt: skip
     """Replay logs on a cluster; gives how each ended. To be closed: then no task goes on.
+
+    Args:
+        cluster: of `open_cluster`.
+        tasks: the logs, all of one start of the command.
+        batch: time-out and retries.
+        progress: gets how much of how much of a log's time is replayed, in ns; of 0 where it is not known.
+        ended: gets how a log ended, and whether it is tried again.
 
     Raises:
         BatchError: a machine of the cluster does not see the folder of results.
         KeyboardInterrupt: the user does not want to wait.
     """
-    client, run_folder = cluster.client, tasks[0].run_folder
-    for worker, why in client.run(why_invisible, run_folder).items():
-        if why:
-            msg = f"worker {worker}: {why}"
-            raise BatchError(msg)
-    waiting, running = deque(tasks), _Running(client, run_folder.name, batch.timeout_s)
+    from distributed import CancelledError, wait
+    from distributed import TimeoutError as Overdue
+
+    client, topic = cluster.client, tasks[0].run_folder.name
+    _check_visible(client, tasks[0].run_folder)
+    waiting = deque(tasks)
+    running: dict[Future, LogTask] = {}
+    begun_s: dict[str, float] = {}
+    heard: dict[str, dict[str, Any]] = {}
+
+    def hear(event: tuple[float, dict[str, Any]]) -> None:
+        """An event, on Dask's thread: `key`, `done_ns` and `total_ns` of a task, and the `worker` that it is from."""
+        _, message = event
+        begun_s.setdefault(message["key"], time.monotonic())
+        heard[message["key"]] = message
+
+    client.subscribe_topic(topic, hear)
     try:
-        while waiting or running.tasks:
-            while waiting and running.reachable and len(running.tasks) < cluster.slots:
-                running.submit(waiting.popleft())
-            ended = [*running.finished(), *running.overdue()]
-            if not running.tasks and not running.reachable:
-                ended += [(task, _GONE) for task in waiting]
+        while waiting or running:
+            while waiting and cluster.reachable and len(running) < cluster.slots:
+                task = waiting.popleft()
+                key = f"{topic}-{task.log.name}-{task.attempt}"
+                running[client.submit(_in_worker, task, topic, key, key=key, pure=False, retries=0)] = task
+            if running:
+                with contextlib.suppress(Overdue, CancelledError):  # what the cluster no longer knows has ended, too
+                    wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
+            done = [(running.pop(future), _outcome(future)) for future in list(running) if future.done()]
+            late = [future for future in running if _is_late(begun_s.get(future.key), batch.timeout_s)]
+            how = Ended(f"took longer than --timeout {batch.timeout_s:g} s")
+            done += [(running.pop(future), how) for future in late]
+            _end(cluster, late, heard)
+            if not running and not cluster.reachable:
+                done += [(task, _GONE) for task in waiting]
                 waiting.clear()
-            running.show(view)
-            for task, how in ended:
-                failed = bool(how.reason) and not how.lasting
-                again = failed and task.attempt < batch.retries and running.reachable
-                view.ended(task.log, how, again)
+            for future, task in running.items():
+                if message := heard.get(future.key):
+                    progress(task.log, message["done_ns"], message["total_ns"])
+            for task, how in done:
+                again = bool(how.reason) and not how.lasting and task.attempt < batch.retries and cluster.reachable
+                ended(task.log, how, again)
                 if again:
                     waiting.append(replace(task, attempt=task.attempt + 1))
                 else:
                     yield task, how
     finally:
-        if running.reachable:
-            client.unsubscribe_topic(run_folder.name)
+        if cluster.reachable:
+            client.unsubscribe_topic(topic)
         if cluster.given:  # another one ends with the command
-            running.end(list(running.tasks))
+            _end(cluster, list(running), heard)
 
 
-class _Running:
-    """The tasks in the cluster. A worker tells how far it is by events of a topic that is the run's own."""
-
-    def __init__(self, client: "Client", topic: str, timeout_s: float) -> None:
-        self.tasks: dict[Future, LogTask] = {}
-        self._client, self._topic, self._timeout_s = client, topic, timeout_s
-        self._begun_s: dict[str, float] = {}
-        self._told: dict[str, dict[str, Any]] = {}
-        client.subscribe_topic(topic, self._hear)
-
-    def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
-        """An event, on Dask's thread: `key`, `done_ns` and `total_ns` of a task, and the `worker` that it is from."""
-        _, message = event
-        self._begun_s.setdefault(message["key"], time.monotonic())
-        self._told[message["key"]] = message
-
-    @property
-    def reachable(self) -> bool:
-        """Whether there is a scheduler to talk to."""
-        return bool(self._client.status == "running")
-
-    def submit(self, task: LogTask) -> None:
-        key = f"{self._topic}-{task.log.name}-{task.attempt}"
-        future = self._client.submit(_in_worker, task, self._topic, key, key=key, pure=False, retries=0)
-        self.tasks[future] = task
-
-    def finished(self) -> Iterator[tuple[LogTask, Ended]]:
-        """Wait a moment for tasks that end."""
-        _wait(self.tasks, _LOOK_S)
-        for future in [future for future in self.tasks if future.done()]:
-            yield self.tasks.pop(future), _outcome(future)
-
-    def show(self, view: BatchView) -> None:
-        for future, task in self.tasks.items():
-            if message := self._told.get(future.key):
-                view.progress(task.log, message["done_ns"], message["total_ns"])
-
-    def overdue(self) -> Iterator[tuple[LogTask, Ended]]:
-        """End tasks that take too long."""
-        now_s = time.monotonic()
-        for future, task in list(self.tasks.items()):
-            if self._timeout_s and now_s - self._begun_s.get(future.key, now_s) > self._timeout_s:
-                self.end([future])
-                yield task, Ended(f"took longer than --timeout {self._timeout_s:g} s")
-
-    def end(self, futures: "list[Future]") -> None:
-        """Let tasks go, and restart the workers that are at them: a thread cannot be ended from outside."""
-        for future in futures:
-            del self.tasks[future]
-        if futures and self.reachable:
-            workers = [message["worker"] for future in futures if (message := self._told.get(future.key))]
-            self._client.cancel(futures, force=True)
-            if workers:
-                self._client.restart_workers(workers, timeout=_RESTART_S, raise_for_error=False)
+def _check_visible(client: "Client", folder: Path) -> None:
+    for worker, why in client.run(why_invisible, folder).items():
+        if why:
+            msg = f"worker {worker}: {why}"
+            raise BatchError(msg)
 
 
-def _wait(futures: "Collection[Future]", timeout_s: float) -> None:
-    """Wait for a task to end, but not for longer; also those that the cluster no longer knows have ended."""
-    from distributed import CancelledError, wait
-    from distributed import TimeoutError as Overdue
+def _is_late(begun_s: float | None, timeout_s: float) -> bool:
+    return begun_s is not None and 0.0 < timeout_s < time.monotonic() - begun_s
 
-    if futures:
-        with contextlib.suppress(Overdue, CancelledError):
-            wait(list(futures), timeout=timeout_s, return_when="FIRST_COMPLETED")
+
+def _end(cluster: Cluster, futures: "list[Future]", heard: dict[str, dict[str, Any]]) -> None:
+    """Let tasks go, and restart the workers that are at them: a thread cannot be ended from outside."""
+    if futures and cluster.reachable:
+        cluster.client.cancel(futures, force=True)
+        if workers := [heard[future.key]["worker"] for future in futures if future.key in heard]:
+            cluster.client.restart_workers(workers, timeout=_RESTART_S, raise_for_error=False)
 
 
 def _in_worker(task: LogTask, topic: str, key: str) -> Ended:

@@ -1,23 +1,32 @@
-"""The folder of results of many logs: what in it is ours, what is done already, and all of it as a table and a page."""
+"""A log's folder of results, from the log's bytes to its frames and summary; and all folders as a table and a page."""
 
 import hashlib
 import importlib.util
 import json
+import os
+import shutil
+import socket
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros import __version__
+from torchperf_ros.config.config import NodeConfig
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
-from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.replay.replay import Progress, replay
+from torchperf_ros.replay.replay_options import ReplayOptions, prefer_this_process, read_config
+from torchperf_ros.runs.run_file import RUN_FILE, write_run
 
 if TYPE_CHECKING:
-    from torchperf_ros.replay.batch.batch_task import Ended
     from torchperf_ros.runs.run_log import RunLog
 
-RUN_FILE, SUMMARY_FILE, OUTPUT_FILE = "run.parquet", "summary.json", "output.mcap"
-"""What lies in the folder of a replayed log: its frames, what came of it, and what was published."""
+SUMMARY_FILE, OUTPUT_FILE = "summary.json", "output.mcap"
+"""What lies in the folder of a replayed log beside its frames: what came of it, and what was published."""
 KIND: Final = "replayed log"
 """What the summary in such a folder says that it is of."""
 SUMMARY_PARQUET, PAGE = "summary.parquet", "report.html"
@@ -32,6 +41,8 @@ _WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "atte
 _REAL: Final = (
     "miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms", "log_s", "seconds", "speed",
 )  # fmt: skip
+_LASTING: Final = (LogError, ConfigError, BatchError)
+"""What fails the same way again."""
 
 
 def read_summary(folder: Path, kind: str = KIND) -> dict[str, Any]:
@@ -48,27 +59,25 @@ def owner_in(results: Path) -> Callable[[str], str]:
     return lambda name: str(read_summary(results / name).get("log", {}).get("path", ""))
 
 
-def options_key(options: ReplayOptions, keep_output: bool) -> str:
-    """What every result depends on: options, parameters, step times, this version; not the code of an adapter.
+def result_keys(logs: Sequence[FoundLog], options: ReplayOptions, keep_output: bool) -> dict[str, str]:
+    """What the result of each log depends on, by name: a hash.
+
+    Of the log its files' names, sizes and times of change; the options, parameters and step times; this version. Not
+    of the code of an adapter.
 
     Raises:
-        OSError: a file that the options name cannot be read.
+        OSError: a file is gone, or one that the options name cannot be read.
     """
     values = {**asdict(options), "params": None, "output": None, "keep_output": keep_output}
     times = Path(options.step_times)
-    files = [options.params, times if options.step_times != "log" and times.is_file() else None]
-    contents = [hashlib.blake2b(path.read_bytes()).hexdigest() for path in files if path is not None]
-    return json.dumps([_VERSION, __version__, values, contents], sort_keys=True, default=str)
-
-
-def result_key(log: FoundLog, of_options: str) -> str:
-    """What a log's result depends on: `options_key`, and name, size and time of change of the log's files.
-
-    Raises:
-        OSError: a file is gone.
-    """
-    files = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in log.files]
-    return hashlib.blake2b(json.dumps([of_options, files]).encode(), digest_size=16).hexdigest()
+    named = [options.params, times if options.step_times != "log" and times.is_file() else None]
+    contents = [hashlib.blake2b(path.read_bytes()).hexdigest() for path in named if path is not None]
+    same = json.dumps([_VERSION, __version__, values, contents], sort_keys=True, default=str)
+    keys = {}
+    for log in logs:
+        files = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in log.files]
+        keys[log.name] = hashlib.blake2b(json.dumps([same, files]).encode(), digest_size=16).hexdigest()
+    return keys
 
 
 def finished(folder: Path, key: str) -> dict[str, Any]:
@@ -126,33 +135,122 @@ def _is_page(page: Path) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class LogTask:
+    """What a worker gets: small, and paths that mean the same on every machine.
+
+    Attributes:
+        folder, run_folder: of all results; in it that of this start, where what is not complete lies.
+        key: see `result_keys`.
+        beside: so many logs are replayed on one machine at a time, this one among them.
+    """
+
+    log: FoundLog
+    options: ReplayOptions
+    folder: Path
+    run_folder: Path
+    key: str
+    attempt: int = 0
+    keep_output: bool = False
+    beside: int = 1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a task ended: "" or why it failed, whether it would fail again, and where in the code if that is unknown."""
+
+    reason: str = ""
+    lasting: bool = False
+    traceback: str = ""
+
+
+def replay_one(task: LogTask, progress: Progress = lambda _done, _total: None) -> Ended:
+    """Replay a log into its folder of results, which gets its name when all of it is there."""
+    part = task.run_folder / f"{task.log.name}.{task.attempt}"
+    try:
+        if why := why_invisible(task.run_folder):
+            return Ended(why, lasting=True)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        return _replay_into(part, task, progress)
+    except TorchperfError as error:
+        return Ended(str(error), isinstance(error, _LASTING))
+    except Exception as error:  # the task's boundary: the command shows it
+        return Ended(f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def why_invisible(folder: Path) -> str:
+    """Why this machine cannot take part: it does not see the folder of results; "" if it does."""
+    where = "logs and results have to lie under the same path on a file system that all machines of the cluster share"
+    return "" if folder.is_dir() else f"{folder.parent} is not there on {socket.gethostname()}; {where}"
+
+
+def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
+    log = task.log
+    if not log.path.exists():
+        return Ended(f"log {log.path}: is not there on {socket.gethostname()}", lasting=True)
+    options = replace(task.options, output=part / OUTPUT_FILE if task.keep_output else None)
+    config = read_config(options, log.path)
+    if options.pace == "real" and task.beside == 1:
+        prefer_this_process(config)
+    troubles: list[str] = []
+    began_s = time.monotonic()
+    result = replay(log.path, sharing(options, config, task.beside), progress, troubles.append)
+    if not result.complete:
+        return Ended(troubles[-1])
+    write_run(result.run, part / RUN_FILE)
+    summary = {
+        **result.summary, "v": _VERSION, "kind": KIND, "key": task.key, "name": log.name,
+        "seconds": time.monotonic() - began_s, "host": socket.gethostname(), "attempt": task.attempt,
+        "anomalies": len(result.anomalies), "troubles": troubles,
+        "stages": [{**of, "anomalies": len(result.stage(of["name"]).anomalies)} for of in result.summary["stages"]],
+        "files": {file.name: file.stat().st_size for file in part.iterdir()},
+    }  # fmt: skip
+    (part / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    final = task.folder / log.name
+    check_replaceable(final, bool(read_summary(final)))  # once more: it may have come while the log was replayed
+    if final.exists():
+        final.rename(task.run_folder / f"{log.name}.{task.attempt}.old")
+    part.rename(final)
+    return Ended()
+
+
+def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOptions:
+    """The same with this machine's cores shared among the logs, unless the parameters say how many threads it is."""
+    cores = len(os.sched_getaffinity(0))
+    threads = max(1, cores // beside)
+    if config.worker_threads or threads >= cores - 1:  # which is what a worker takes by itself
+        return options
+    return replace(options, overrides={**options.overrides, "worker_threads": threads})
+
+
 def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each log and stage: the logs with the most misses first, among equal ones those with the longest p99.
 
     Args:
         summaries: what each log came to, by name.
     """
-    rows = [[_row(name, summary, stage) for stage in summary["stages"]] for name, summary in summaries.items()]
-    rows.sort(key=lambda own: (_worst(own, "miss_ratio"), _worst(own, "p99_ms")), reverse=True)
-    return [row for own in rows for row in own]
 
+    def worst(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [max((r[key] for r in rows if r[key] is not None), default=-1.0) for key in ("miss_ratio", "p99_ms")]
 
-def _row(name: str, summary: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
-    log_s, seconds = float(summary["log"]["duration_s"]), float(summary["seconds"])
-    own = {
-        "name": name, "path": summary["log"]["path"], "stage": stage["name"], "reason": None,
-        "frames": stage["answered"], "attempt": summary["attempt"], "troubles": len(summary["troubles"]),
-        "log_s": log_s, "seconds": seconds, "speed": log_s / seconds if seconds > 0 else None,
-    }  # fmt: skip
-    return {key: own[key] if key in own else stage[key] for key in (*_TEXT, *_WHOLE, *_REAL)}
-
-
-def _worst(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    return max((row[key] for row in rows if row[key] is not None), default=-1.0)
+    logs = []
+    for name, summary in summaries.items():
+        log_s, seconds = float(summary["log"]["duration_s"]), float(summary["seconds"])
+        own = {
+            "path": summary["log"]["path"], "reason": None, "attempt": summary["attempt"],
+            "troubles": len(summary["troubles"]), "log_s": log_s, "seconds": seconds,
+            "speed": log_s / seconds if seconds > 0 else None,
+        }  # fmt: skip
+        stages = [{**s, **own, "name": name, "stage": s["name"], "frames": s["answered"]} for s in summary["stages"]]
+        logs.append([{key: stage[key] for key in (*_TEXT, *_WHOLE, *_REAL)} for stage in stages])
+    return [row for rows in sorted(logs, key=worst, reverse=True) for row in rows]
 
 
 def write_summary(
-    folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, "tuple[FoundLog, Ended]"]
+    folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]]
 ) -> None:
     """Write `summary.json` and `summary.parquet`.
 
@@ -180,7 +278,7 @@ def write_summary(
     _replace(folder / SUMMARY_PARQUET, lambda part: pq.write_table(table, part, compression="zstd"))
 
 
-def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, "tuple[FoundLog, Ended]"]) -> str:
+def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]]) -> str:
     """Write `report.html`: all logs in a table, and the worst in detail. Returns where it is, or why there is none.
 
     One run is in memory at a time, and those that are shown in detail.

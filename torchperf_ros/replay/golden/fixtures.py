@@ -19,7 +19,6 @@ from torchperf_ros.replay.golden.golden_file import (
     GoldenError,
     compare_frames,
     golden_of,
-    published,
     read_golden,
     write_golden,
 )
@@ -85,6 +84,8 @@ class ReplayFixture:
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for the workers
+                # pytest's own; in another environment they would need another process that imports torch
+                patch.delenv("PYTEST_CURRENT_TEST", raising=False)
                 result = replay(log, options, say=print)
         except (TorchperfError, OSError) as error:
             why = str(error)
@@ -109,10 +110,7 @@ class ReplayFixture:
         __tracebackhide__ = True
         config = self._request.config
         field_logs = config.getoption("--fieldlogs") or os.environ.get(_FOLDER, "")
-        folders = [self._file.parent, config.rootpath]
-        if field_logs:
-            folders.append(config.invocation_params.dir / field_logs)
-        places = [folder / name for folder in folders]  # an absolute path is found in each of them
+        places = [*self._places(name), *([config.invocation_params.dir / field_logs / name] if field_logs else [])]
         found = next((path for path in places if path.exists()), None)
         if found is not None:
             return found
@@ -123,13 +121,16 @@ class ReplayFixture:
             pytest.skip(text)
         pytest.fail(text)
 
+    def _places(self, name: str | Path) -> list[Path]:
+        """Where a file of the test can be; an absolute path is found in each of them."""
+        return [folder / name for folder in (self._file.parent, self._request.config.rootpath)]
+
     def _beside(self, what: str, name: str | Path) -> Path:
         """A file or folder that belongs to the test."""
         __tracebackhide__ = True
-        root = self._request.config.rootpath
-        found = next((path for folder in (self._file.parent, root) if (path := folder / name).exists()), None)
+        found = next((path for path in self._places(name) if path.exists()), None)
         if found is None:
-            pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {root}")
+            pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._request.config.rootpath}")
         return found
 
 
@@ -200,10 +201,11 @@ class GoldenFixture:
         own_rules = {**self._rules, **(rules or {})}
         try:
             check_rules(own_rules)
+            now = golden_of(result, names)
             if self._request.config.getoption("--refresh-golden") and path not in self._written:
-                self._write(golden_of(result, names), path)
+                self._write(now, path)
                 return
-            problem = self._problem(result, names, path, {**BUILT_IN, **own_rules})
+            problem = self._problem(now, path, {**BUILT_IN, **own_rules}, result)
         except (TorchperfError, OSError) as error:
             raise AssertionError(str(error)) from None
         if problem:
@@ -224,26 +226,23 @@ class GoldenFixture:
         count = sum(map(len, golden.frames.values()))
         self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs"))
 
-    def _problem(self, result: ReplayResult, stages: tuple[str, ...], path: Path, rules: Rules) -> list[str]:
+    def _problem(self, now: Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
         shown = self._shown(path)
-        frames = {stage: list(published(result, result.stage(stage))) for stage in stages}
         if not path.exists():
             return [f"golden file {shown} is missing"]
         try:
             golden = read_golden(path)
         except GoldenError as error:
             return [str(error)]
-        changes = golden.changes(result)
+        changes = now.changed_since(golden)
         if "log" in changes:
             return [f"golden file {shown} is stale: it is of another log than {result.log}"]
-        absent = [stage for stage, found in frames.items() if found and stage not in golden.frames]
-        if absent:
+        if absent := [stage for stage, found in now.frames.items() if found and stage not in golden.frames]:
             return [f"golden file {shown} holds no outputs of {', '.join(absent)}, only of {', '.join(golden.frames)}"]
-        comparisons = [
-            compare_frames(stage, found, golden.frames.get(stage, ()), rules) for stage, found in frames.items()
+        compared = [
+            compare_frames(name, found, golden.frames.get(name, ()), rules) for name, found in now.frames.items()
         ]
-        lines = [line for comparison in comparisons if comparison.differing for line in comparison.text()]
-        if lines:
+        if lines := [line for stage in compared if stage.differing for line in stage.text()]:
             cause = f" ({', '.join(changes)} changed since)" if changes else ""
             return [f"outputs differ from golden file {shown}{cause}", *lines]
         if changes:

@@ -2,17 +2,18 @@
 
 import io
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mcap.reader import make_reader
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.replay.golden.message_rule import Difference, Rules, compare_messages
-from torchperf_ros.replay.output_log import McapOutput
-from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, StageResult, stamp_text, text_columns
+from torchperf_ros.replay.output_log import OutputLog
+from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, stamp_text, text_columns
 
 _ORIGIN: Final = "torchperf_golden"
 _WORD: Final = (1 << 64) - 1
@@ -28,20 +29,15 @@ class GoldenError(TorchperfError):
 
 @dataclass(frozen=True)
 class Golden:
-    """Outputs to compare with.
-
-    Attributes:
-        origin: what they were made from, in words and hashes; see `origin_of`.
-        frames: by stage.
-    """
+    """Outputs to compare with, by stage, and what they were made from, see `origin_of`."""
 
     origin: Mapping[str, str]
     frames: Mapping[str, tuple[PublishedFrame, ...]]
 
-    def changes(self, result: ReplayResult) -> list[str]:
-        """What the result was made from that the golden outputs were not, for example `parameters`."""
-        now = origin_of(result)
-        return [what for what in now if now[what] and self.origin.get(what) and now[what] != self.origin[what]]
+    def changed_since(self, other: "Golden") -> list[str]:
+        """What these were made from that the others were not, for example `parameters`."""
+        mine, theirs = self.origin, other.origin
+        return [what for what in mine if mine[what] and theirs.get(what) and mine[what] != theirs[what]]
 
 
 def origin_of(result: ReplayResult) -> dict[str, str]:
@@ -60,15 +56,6 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
     """What these stages published, as golden outputs.
 
     Raises:
-        GoldenError, ReplayError: see `published`.
-    """
-    return Golden(origin_of(result), {name: tuple(published(result, result.stage(name))) for name in stages})
-
-
-def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFrame]:
-    """What a stage published, in order, with the frames that it was published for.
-
-    Raises:
         GoldenError: the replay was interrupted, depends on the machine, or its outputs were not kept.
         ReplayError: its outputs were changed since.
     """
@@ -82,7 +69,7 @@ def published(result: ReplayResult, stage: StageResult) -> Iterator[PublishedFra
     if why:
         msg = f"replay of {result.log} cannot be compared with golden outputs: {why}"
         raise GoldenError(msg)
-    yield from stage.messages
+    return Golden(origin_of(result), {name: tuple(result.stage(name).messages) for name in stages})
 
 
 def write_golden(golden: Golden, path: Path) -> None:
@@ -95,13 +82,12 @@ def write_golden(golden: Golden, path: Path) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with McapOutput(path) as file:
-        file.add_metadata(_ORIGIN, dict(golden.origin))
+    with OutputLog(path, metadata=(_ORIGIN, dict(golden.origin))) as file:
         for stage, frames in golden.frames.items():
             for frame in frames:
                 stamp_ns = frame.stamp_ns
-                file.add(stage, frame.type_name, frame.data, max(0, stamp_ns), stamp_ns & _WORD, frame.seq)
-        file.finish()
+                file.write(stage, frame.type_name, frame.data, max(0, stamp_ns), stamp_ns & _WORD, frame.seq)
+        file.close()
 
 
 def read_golden(path: Path) -> Golden:
@@ -130,24 +116,20 @@ def read_golden(path: Path) -> Golden:
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
 
 
-@dataclass(frozen=True)
-class FrameDifference:
+class FrameDifference(NamedTuple):
     """A frame whose output is not as the golden one: the frame's number and stamp, and the fields that differ."""
 
     seq: int
     stamp_ns: int
     differences: tuple[Difference, ...]
 
+    def __str__(self) -> str:
+        return f"seq {self.seq}, stamp {stamp_text(self.stamp_ns)}"
+
 
 @dataclass(frozen=True)
 class StageComparison:
-    """A stage's outputs beside golden ones.
-
-    Attributes:
-        stage: its name.
-        frames: how many frames were compared, those that only one side has among them.
-        differing: the frames that differ, by stamp.
-    """
+    """A stage's outputs beside golden ones: of `frames`, those that only one side has among them, which differ."""
 
     stage: str
     frames: int
@@ -155,14 +137,14 @@ class StageComparison:
 
     def text(self) -> list[str]:
         """For people: how many frames differ, the first difference, and the worst one of each field."""
-        count, first = len(self.differing), self.differing[0]
-        some = first.differences[0]
-        others = len(first.differences) - 1
+        first = self.differing[0]
+        some, others = first.differences[0], len(first.differences) - 1
         more = f", with {others} more field{'s' if others > 1 else ''}" if others else ""
+        distance = "" if math.isnan(some.error) else f": off by {some.error:.4g}, allowed {some.allowed:.4g}"
         return [
-            f"{self.stage}: {count} of {self.frames} frames differ",
-            f"  first in frame {_frame(first)}{more}:",
-            f"    {some.path} is {_short(some.value)}, golden {_short(some.golden)}{_distance(some)}",
+            f"{self.stage}: {len(self.differing)} of {self.frames} frames differ",
+            f"  first in frame {first}{more}:",
+            f"    {some.path} is {_short(some.value)}, golden {_short(some.golden)}{distance}",
             "  by field, the worst of each:",
             *text_columns(list(self._worst()), "    "),
         ]
@@ -176,9 +158,9 @@ class StageComparison:
         yield "field", "frames", "is", "golden", "off by", "allowed", "in frame"
         for name, found in list(fields.items())[:_MOST_FIELDS]:
             frame, worst = max(found, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
+            numbers = ["" if math.isnan(worst.error) else f"{number:.4g}" for number in (worst.error, worst.allowed)]
             frames = len({id(frame) for frame, _ in found})
-            numbers = [f"{worst.error:.4g}", f"{worst.allowed:.4g}"] if not math.isnan(worst.error) else ["", ""]
-            yield name, str(frames), _short(worst.value), _short(worst.golden), *numbers, _frame(frame)
+            yield name, str(frames), _short(worst.value), _short(worst.golden), *numbers, str(frame)
         if len(fields) > _MOST_FIELDS:
             yield f"and {len(fields) - _MOST_FIELDS} more", *[""] * 6
 
@@ -194,23 +176,22 @@ def compare_frames(
         ComparisonError: see `compare_messages`.
     """
     mine, theirs = _by_stamp(frames), _by_stamp(golden)
-    differing = []
-    for key in sorted({*mine, *theirs}):
+    keys, differing = sorted({*mine, *theirs}), []
+    for key in keys:
         frame, wanted = mine.get(key), theirs.get(key)
-        found = tuple(_differences(frame, wanted, rules))
-        if found:
-            some = frame or wanted
-            assert some is not None  # the key is from one of the two
-            differing.append(FrameDifference(some.seq, some.stamp_ns, found))
-    return StageComparison(stage, len({*mine, *theirs}), tuple(differing))
+        if found := tuple(_differences(frame, wanted, rules)):
+            of = mine[key] if frame else theirs[key]
+            differing.append(FrameDifference(of.seq, of.stamp_ns, found))
+    return StageComparison(stage, len(keys), tuple(differing))
 
 
 def _by_stamp(frames: Sequence[PublishedFrame]) -> dict[tuple[int, int], PublishedFrame]:
-    counts: dict[int, int] = {}
+    """By stamp, and how many of the same stamp come before."""
+    counts: Counter[int] = Counter()
     found = {}
     for frame in frames:
-        nth = counts[frame.stamp_ns] = counts.get(frame.stamp_ns, -1) + 1
-        found[frame.stamp_ns, nth] = frame
+        found[frame.stamp_ns, counts[frame.stamp_ns]] = frame
+        counts[frame.stamp_ns] += 1
     return found
 
 
@@ -221,16 +202,6 @@ def _differences(frame: PublishedFrame | None, golden: PublishedFrame | None, ru
         yield Difference(_OUTPUT, frame.type_name, golden.type_name)
     elif frame.data != golden.data:
         yield from compare_messages(frame.message, golden.message, rules)
-
-
-def _frame(frame: FrameDifference) -> str:
-    return f"seq {frame.seq}, stamp {stamp_text(frame.stamp_ns)}"
-
-
-def _distance(difference: Difference) -> str:
-    if math.isnan(difference.error):
-        return ""
-    return f": off by {difference.error:.4g}, allowed {difference.allowed:.4g}"
 
 
 def _short(value: object) -> str:

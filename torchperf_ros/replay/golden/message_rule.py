@@ -127,7 +127,8 @@ def _type_of(inside: str, path: str, rule: str) -> str:
 
 
 _EXACT: Final = Tolerance()
-_NO_RULE: Final = MessageRule()
+_Seen = tuple[tuple[MessageRule, str], ...]
+"""A place in a message as the rules on the way to it see it: the rule and its path, the outermost one first."""
 
 
 @dataclass(frozen=True)
@@ -153,47 +154,6 @@ class Difference:
         return re.sub(r"\[\d+]", "[]", self.path)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where in a message: its path, and the same seen from each rule on the way, the outermost rule first."""
-
-    path: str
-    seen_from: tuple[tuple[MessageRule, str], ...]
-
-    def field(self, name: str) -> "_Place":
-        def down(path: str) -> str:
-            return f"{path}.{name}" if path else name
-
-        return _Place(down(self.path), tuple((rule, down(path)) for rule, path in self.seen_from))
-
-    def element(self, index: int) -> "_Place":
-        return _Place(f"{self.path}[{index}]", self.seen_from)
-
-    def within(self, rule: MessageRule) -> "_Place":
-        return _Place(self.path, (*self.seen_from, (rule, "")))
-
-    @property
-    def ignored(self) -> bool:
-        return any(path in rule.ignore for rule, path in self.seen_from)
-
-    @property
-    def wraps(self) -> bool:
-        return any(path in rule.angles for rule, path in self.seen_from)
-
-    @property
-    def matched(self) -> Matched | None:
-        return next((rule.matched[path] for rule, path in self.seen_from if path in rule.matched), None)
-
-    def tolerance(self, whole: bool) -> Tolerance:
-        for rule, path in self.seen_from:
-            named = [name for name in rule.tolerances if name and f"{path}.".startswith(f"{name}.")]
-            if named:
-                return rule.tolerances[max(named, key=len)]
-            if "" in rule.tolerances and not whole:
-                return rule.tolerances[""]
-        return _EXACT if whole else USUAL
-
-
 def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401 - any message
     """Where a message is not as the golden one of the same type; of each array of numbers only the worst element.
 
@@ -202,69 +162,68 @@ def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Differ
     Raises:
         ComparisonError: elements are to be matched, and scipy is not installed.
     """
-    yield from _messages(message, golden, _Place("", ()), rules)
+    yield from _values(message, golden, "", (), rules)
 
 
-def _messages(message: Any, golden: Any, place: _Place, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401
+def _values(value: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401
+    if any(own in rule.ignore for rule, own in seen):
+        return
+    if hasattr(golden, "__msgtype__"):
+        yield from _messages(value, golden, path, seen, rules)
+    elif isinstance(golden, list):
+        yield from _lists(value, golden, path, seen, rules)
+    elif isinstance(golden, (bool, str)):
+        if value != golden:
+            yield Difference(path, value, golden)
+    elif isinstance(golden, np.ndarray) and len(value) != len(golden):
+        yield _lengths(value, golden, path)
+    elif not np.array_equal(value, golden):
+        yield from _numbers(np.atleast_1d(value), np.atleast_1d(golden), path, seen, indexed=np.ndim(golden) > 0)
+
+
+def _messages(message: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401
     kind = golden.__msgtype__
-    place = place.within(rules.get(kind, _NO_RULE))
-    sign = -1.0 if kind == _QUATERNION and _dot(message, golden) < 0.0 else 1.0
+    seen = (*seen, (rules.get(kind, MessageRule()), ""))
+    sign = -1.0 if kind == _QUATERNION and sum(getattr(message, i) * getattr(golden, i) for i in "xyzw") < 0.0 else None
     found: list[Difference] = []
-    for name in _fields(golden):
+    for name in (entry.name for entry in dataclasses.fields(golden) if not entry.name.startswith("__")):
         value, wanted = getattr(message, name), getattr(golden, name)
-        found += _values(value * sign if sign < 0 else value, wanted, place.field(name), rules)
-    yield from _time(message, golden, place, found) if found and kind in _TIMES else found
+        inside = tuple((rule, f"{own}.{name}" if own else name) for rule, own in seen)
+        found += _values(sign * value if sign else value, wanted, f"{path}.{name}" if path else name, inside, rules)
+    yield from _time(message, golden, path, found) if found and kind in _TIMES else found
 
 
-def _time(message: Any, golden: Any, place: _Place, found: Sequence[Difference]) -> Iterator[Difference]:  # noqa: ANN401
+def _time(message: Any, golden: Any, path: str, found: Sequence[Difference]) -> Iterator[Difference]:  # noqa: ANN401
     """One difference in s for those of a time's two fields, which both differ where a second ends in between."""
     mine, theirs = (item.sec * NS_PER_S + item.nanosec for item in (message, golden))
     allowed = sum(part.allowed / (NS_PER_S if part.path.endswith("nanosec") else 1) for part in found)
     error = abs(mine - theirs) / NS_PER_S
     if error > allowed:
-        yield Difference(place.path, _seconds(mine), _seconds(theirs), error, allowed)
+        yield Difference(path, _seconds(mine), _seconds(theirs), error, allowed)
 
 
 def _seconds(ns: int) -> str:
-    whole, rest = divmod(abs(ns), NS_PER_S)
-    return f"{'-' if ns < 0 else ''}{whole}.{rest:09d}"
+    return f"{'-' if ns < 0 else ''}{abs(ns) // NS_PER_S}.{abs(ns) % NS_PER_S:09d}"
 
 
-def _fields(message: Any) -> list[str]:  # noqa: ANN401
-    return [entry.name for entry in dataclasses.fields(message) if not entry.name.startswith("__")]
+def _tolerance(seen: _Seen, *, whole: bool) -> Tolerance:
+    for rule, path in seen:
+        if named := [name for name in rule.tolerances if name and f"{path}.".startswith(f"{name}.")]:
+            return rule.tolerances[max(named, key=len)]
+        if "" in rule.tolerances and not whole:
+            return rule.tolerances[""]
+    return _EXACT if whole else USUAL
 
 
-def _dot(a: Any, b: Any) -> float:  # noqa: ANN401
-    return float(a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w)
-
-
-def _values(value: Any, golden: Any, place: _Place, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401
-    if place.ignored:
-        return
-    if hasattr(golden, "__msgtype__"):
-        yield from _messages(value, golden, place, rules)
-    elif isinstance(golden, np.ndarray):
-        yield from _arrays(value, golden, place)
-    elif isinstance(golden, list):
-        yield from _lists(value, golden, place, rules)
-    elif isinstance(golden, (bool, str)):
-        if value != golden:
-            yield Difference(place.path, value, golden)
-    elif value != golden:
-        for found in _arrays(np.asarray([value]), np.asarray([golden]), place):
-            yield dataclasses.replace(found, path=place.path)
-
-
-def _arrays(values: NDArray[Any], golden: NDArray[Any], place: _Place) -> Iterator[Difference]:
+def _numbers(
+    values: NDArray[Any], golden: NDArray[Any], path: str, seen: _Seen, *, indexed: bool
+) -> Iterator[Difference]:
     """The worst element, by how many times more it is off than allowed."""
-    if len(values) != len(golden):
-        yield Difference(place.path, f"{len(values)} elements", f"{len(golden)} elements")
-        return
-    tolerance = place.tolerance(whole=golden.dtype.kind != "f")
+    tolerance = _tolerance(seen, whole=golden.dtype.kind != "f")
     got, wanted = values.astype(np.float64), golden.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.abs(got - wanted)
-        if place.wraps:
+        if any(own in rule.angles for rule, own in seen):
             error = np.abs(np.remainder(error + math.pi, 2.0 * math.pi) - math.pi)
         allowed = tolerance.absolute + tolerance.relative * np.abs(wanted)
         fine = (values == golden) | (np.isnan(got) & np.isnan(wanted))
@@ -272,51 +231,53 @@ def _arrays(values: NDArray[Any], golden: NDArray[Any], place: _Place) -> Iterat
             fine |= error <= np.where(np.isfinite(allowed), allowed, 0.0)
         if fine.all():
             return
-        excess = np.where(fine, -1.0, np.nan_to_num(error / allowed, nan=np.inf))
-    worst = int(np.argmax(excess))
-    if np.isinf(excess[worst]):  # nothing is allowed: the one that is farthest off
-        worst = int(np.argmax(np.where(np.isinf(excess), np.nan_to_num(error, nan=np.inf), -1.0)))
-    path = place.element(worst).path
+        excess = np.where(fine, -1.0, np.nan_to_num(error / allowed, nan=np.inf, posinf=np.inf))
+    # where nothing is allowed, several exceed it infinitely: the worst one is farthest off
+    worst = int(np.argmax(np.where(excess == excess.max(), np.nan_to_num(error, nan=np.inf), -1.0)))
+    path = f"{path}[{worst}]" if indexed else path
     yield Difference(path, values[worst].item(), golden[worst].item(), float(error[worst]), float(allowed[worst]))
 
 
-def _lists(values: Sequence[Any], golden: Sequence[Any], place: _Place, rules: Rules) -> Iterator[Difference]:
-    if place.matched is None:
-        if len(values) != len(golden):
-            yield Difference(place.path, f"{len(values)} elements", f"{len(golden)} elements")
-            return
-        pairs = [(index, index) for index in range(len(golden))]
+def _lengths(value: Sequence[Any] | NDArray[Any], golden: Sequence[Any] | NDArray[Any], path: str) -> Difference:
+    return Difference(path, f"{len(value)} elements", f"{len(golden)} elements")
+
+
+def _lists(values: Sequence[Any], golden: Sequence[Any], path: str, seen: _Seen, rules: Rules) -> Iterator[Difference]:
+    matched = next((rule.matched[own] for rule, own in seen if own in rule.matched), None)
+    if matched is not None:
+        pairs = _pairs(values, golden, path, matched)
+    elif len(values) == len(golden):
+        pairs = {index: index for index in range(len(golden))}
     else:
-        pairs = _pairs(values, golden, place, place.matched)
-    mine, theirs = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
-    for index, partner in pairs:
-        yield from _values(values[index], golden[partner], place.element(index), rules)
-    if place.matched is not None:
-        for index in sorted(set(range(len(values))) - mine):
-            yield Difference(place.element(index).path, _at(values[index], place.matched), "none")
-        for index in sorted(set(range(len(golden))) - theirs):
-            yield Difference(place.element(index).path, "none", _at(golden[index], place.matched))
+        yield _lengths(values, golden, path)
+        return
+    for index, partner in pairs.items():
+        yield from _values(values[index], golden[partner], f"{path}[{index}]", seen, rules)
+    if matched is not None:
+        for index in sorted(set(range(len(values))) - set(pairs)):
+            yield Difference(f"{path}[{index}]", _at(values[index], matched), "none")
+        for index in sorted(set(range(len(golden))) - set(pairs.values())):
+            yield Difference(f"{path}[{index}]", "none", _at(golden[index], matched))
 
 
-def _pairs(values: Sequence[Any], golden: Sequence[Any], place: _Place, rule: Matched) -> list[tuple[int, int]]:
-    """Which value belongs to which golden one: as many pairs as can be, and then those that are nearest together."""
+def _pairs(values: Sequence[Any], golden: Sequence[Any], path: str, rule: Matched) -> dict[int, int]:
+    """The golden element of each that has one: as many pairs as can be, and then those that are nearest together."""
     if not values or not golden:
-        return []
+        return {}
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
-        msg = f"{place.path} is matched by position, which needs scipy: `pip install 'torchperf_ros[analysis]'`"
+        msg = f"{path} is matched by position, which needs scipy: `pip install 'torchperf_ros[analysis]'`"
         raise ComparisonError(msg) from error
     a, b = (np.array([_position(item, rule) for item in items]) for items in (values, golden))
     apart = a[:, None, :] - b[None, :, :]
     apart[np.isnan(a)[:, None, :] & np.isnan(b)[None, :, :]] = 0.0
     distance = np.linalg.norm(apart, axis=2)
     keys = [[[_get(item, name) for name in rule.same] for item in items] for items in (values, golden)]
-    alike = np.array([[mine == other for other in keys[1]] for mine in keys[0]])
-    near = alike & (distance <= rule.within)
+    near = np.array([[mine == other for other in keys[1]] for mine in keys[0]]) & (distance <= rule.within)
     # more than all pairs together: one pair more is worth any distance
     cost = np.where(near, distance, (len(values) + 1) * (rule.within + 1.0))
-    return [(int(i), int(j)) for i, j in zip(*linear_sum_assignment(cost), strict=True) if near[i, j]]
+    return {int(i): int(j) for i, j in zip(*linear_sum_assignment(cost), strict=True) if near[i, j]}
 
 
 def _position(item: Any, rule: Matched) -> list[float]:  # noqa: ANN401

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from torchperf_ros.config.config import NodeConfig, StageConfig
 from torchperf_ros.config.params_file import read_yaml
 from torchperf_ros.frame.errors import ConfigError
@@ -21,9 +23,8 @@ from torchperf_ros.runs.run_log_source import read_runs
 Say = Callable[[str], None]
 _P99_SIGMAS: Final = 2.3263478740408408  # the 99th percentile of the standard normal distribution
 _NEAR_NS: Final = 5_000_000  # between a stamp and what a recorder's row says of it
-_STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
-_INFERENCE: Final = "inference_ms"
-_OTHERS: Final = ("decode_ms", "preprocess_ms", "postprocess_ms", "overhead_ms")
+_PARTS: Final = ("decode", "preprocess", "inference", "postprocess")
+_STEPS: Final = tuple(f"{part}_ms" for part in _PARTS)
 _ENDS_BADLY: Final = frozenset({Outcome.LATE, Outcome.HUNG, Outcome.CRASHED})
 _EXAMPLE: Final = "perception: {full: {inference_ms: {median: 20, p99: 35}}, fast: {inference_ms: 6}}"
 _RESTART: Final = "restart_ms"
@@ -141,9 +142,8 @@ class StageTimes:
 
     def _draw(self, seq: int, tier: int, attempt: int) -> RunTimes:
         rng = random.Random(f"{self.seed} {seq} {tier} {attempt}")  # the same whatever was drawn before it
-        times = self.tiers[tier]
-        spreads = (times.decode, times.preprocess, times.inference, times.postprocess)
-        return RunTimes(StepTimes(*(spread.draw(rng) for spread in spreads)), times.overhead.draw(rng))
+        steps = [getattr(self.tiers[tier], part).draw(rng) for part in _PARTS]
+        return RunTimes(StepTimes(*steps), self.tiers[tier].overhead.draw(rng))
 
 
 def read_step_times(where: str, log: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
@@ -181,35 +181,35 @@ def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path
         msg = f"step times: {path} has no frame of stage {stage.name}; give --times a table, for example `{_EXAMPLE}`"
         raise ConfigError(msg)
     # the index of a tier in the parameters by its index in the log; by name where the log has names
-    tier_of = {old: stage.tiers.index(name) for old, name in enumerate(logged.tiers) if name in stage.tiers}
-    if not logged.tiers:
-        tier_of = {tier: tier for tier in range(len(stage.tiers))}
-    columns = {name: logged.frames[name].tolist() for name in logged.frames.dtype.names or ()}
-    runs = [_run_of(columns, row, tier_of) for row in range(len(logged))]
-    on_time = [run for run in runs if run.ending is Outcome.ON_TIME and run.tier >= 0]
-    found = {tier: _tier_times([run for run in on_time if run.tier == tier]) for tier in {run.tier for run in on_time}}
-    known = {stamp_ns: run for stamp_ns, run in zip(columns["stamp_ns"], runs, strict=True) if stamp_ns}
+    names = logged.tiers or stage.tiers
+    tier_of = {old: stage.tiers.index(name) for old, name in enumerate(names) if name in stage.tiers}
+    runs = [_run_of(row, tier_of) for row in logged.frames]
+    found = {}
+    for tier in range(len(stage.tiers)):
+        own = [run for run in runs if run.ending is Outcome.ON_TIME and run.tier == tier][:_MOST_SAMPLES]
+        if own:
+            steps = [_samples(getattr(run.steps, name) for run in own) for name in _STEPS]
+            found[tier] = TierTimes(
+                **dict(zip(_PARTS, steps, strict=True)), overhead=_samples(r.overhead_ms for r in own)
+            )
+    known = {run_ns: run for run_ns, run in zip(logged.frames["stamp_ns"].tolist(), runs, strict=True) if run_ns}
     return StageTimes(_complete(found, stage, str(path), say), known, seed)
 
 
-def _run_of(columns: Mapping[str, list[Any]], row: int, tier_of: Mapping[int, int]) -> RunTimes:
-    steps = [round(columns[name][row], 3) for name in _STEPS]
-    parts = [part for part in (columns["wait_ms"][row], *steps) if math.isfinite(part)]
-    outcome, rest_ms = Outcome(columns["outcome"][row]), columns["total_ms"][row] - sum(parts)
+def _run_of(row: np.void, tier_of: Mapping[int, int]) -> RunTimes:
+    """What a row of `FRAME` says that its run took."""
+    steps = [round(float(row[name]), 3) for name in _STEPS]
+    outcome = Outcome(int(row["outcome"]))
+    rest_ms = float(row["total_ms"]) - sum(part for part in (float(row["wait_ms"]), *steps) if math.isfinite(part))
     counts = outcome is Outcome.ON_TIME and math.isfinite(rest_ms)
     return RunTimes(
         StepTimes(*steps), round(max(0.0, rest_ms), 3) if counts else 0.0, outcome,
-        tier_of.get(columns["tier"][row], -1), columns["fallback"][row] == Fallback.BACKUP,
+        tier_of.get(int(row["tier"]), -1), row["fallback"] == Fallback.BACKUP,
     )  # fmt: skip
 
 
-def _tier_times(runs: Sequence[RunTimes]) -> TierTimes:
-    def spread(values: Iterable[float]) -> Spread:
-        return Spread(tuple(value for value in values if math.isfinite(value)) or (0.0,))
-
-    runs = runs[:_MOST_SAMPLES]
-    decode, preprocess, inference, postprocess = (spread(getattr(run.steps, name) for run in runs) for name in _STEPS)
-    return TierTimes(inference, decode, preprocess, postprocess, spread(run.overhead_ms for run in runs))
+def _samples(values: Iterable[float]) -> Spread:
+    return Spread(tuple(value for value in values if math.isfinite(value)) or (0.0,))
 
 
 def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, say: Say) -> list[TierTimes]:
@@ -239,35 +239,36 @@ def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, sa
 
 
 def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
-    table = read_yaml(path, "step times")
+    table, where = read_yaml(path, "step times"), f"step times {path}"
     if not isinstance(table, Mapping):
-        msg = f"step times {path}: has to be a table like `{_EXAMPLE}`"
+        msg = f"{where}: has to be a table like `{_EXAMPLE}`"
         raise ConfigError(msg)
-    names = {stage.name for stage in config.stages} | {_RESTART}
-    if unknown := sorted(str(name) for name in table if name not in names):
-        msg = f"step times {path}: there is no stage {unknown[0]}; there are {', '.join(sorted(names - {_RESTART}))}"
-        raise ConfigError(msg)
-    restart_ms = _number(table.get(_RESTART, _RESTART_MS), f"step times {path}: {_RESTART}")
+    stages = {stage.name: stage for stage in config.stages}
+    _check_names(table, [*stages, _RESTART], f"{where}: there is no stage", "there are")
+    restart_ms = _number(table.get(_RESTART, _RESTART_MS), f"{where}: {_RESTART}")
     times = []
-    for stage in config.stages:
-        tiers = table.get(stage.name)
+    for name, stage in stages.items():
+        tiers = table.get(name)
         if not isinstance(tiers, Mapping) or not tiers:
-            msg = f"step times {path}: {stage.name} is not there; it has to be like `{_EXAMPLE}`"
+            msg = f"{where}: {name} is not there; it has to be like `{_EXAMPLE}`"
             raise ConfigError(msg)
-        if unknown := sorted(str(name) for name in tiers if name not in stage.tiers):
-            msg = f"step times {path}: {stage.name} has no tier {unknown[0]}; it has {', '.join(stage.tiers)}"
-            raise ConfigError(msg)
-        found = {
-            stage.tiers.index(name): _tier(steps, f"step times {path}: {stage.name}.{name}")
-            for name, steps in tiers.items()
-        }
+        _check_names(tiers, stage.tiers, f"{where}: {name} has no tier", "it has")
+        found = {stage.tiers.index(tier): _tier(steps, f"{where}: {name}.{tier}") for tier, steps in tiers.items()}
         times.append(StageTimes(_complete(found, stage, str(path), say), {}, seed, restart_ms))
     return times
 
 
+def _check_names(table: Mapping[Any, object], known: Sequence[str], what: str, has: str) -> None:
+    if unknown := sorted(str(name) for name in table if name not in known):
+        msg = f"{what} {unknown[0]}; {has} {', '.join(known)}"
+        raise ConfigError(msg)
+
+
 def _tier(steps: object, what: str) -> TierTimes:
-    if not isinstance(steps, Mapping) or _INFERENCE not in steps or set(steps) - {_INFERENCE, *_OTHERS}:
-        msg = f"{what}: {steps!r} has to hold {_INFERENCE}, and may hold {', '.join(_OTHERS)}"
+    parts = [f"{part}_ms" for part in (*_PARTS, "overhead")]
+    if not isinstance(steps, Mapping) or "inference_ms" not in steps or set(steps) - set(parts):
+        others = ", ".join(part for part in parts if part != "inference_ms")
+        msg = f"{what}: {steps!r} has to hold inference_ms, and may hold {others}"
         raise ConfigError(msg)
     return TierTimes(**{key.removesuffix("_ms"): _read_spread(value, f"{what}.{key}") for key, value in steps.items()})
 

@@ -1,8 +1,8 @@
 """A stage on a virtual clock: real processes compute, and the clock says how long that took.
 
 The replay goes from one event to the next, however long the work in between really takes. `VirtualPace` has the clock.
-Of what a stage runs on (`StageMachinery`), `_Waiter` stands in for its thread's waiter, `_Pool` for the worker pool,
-and `_Worker` for each worker process.
+Of what a stage runs on (`StageMachinery`), `_Pool` stands in for its thread's waiter and for its worker pool, and
+`_Worker` for each worker process.
 """
 
 import select
@@ -15,18 +15,17 @@ from typing import Any, Final
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.replay.paces import ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_stages import ReplayStages, StageLife
+from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
 from torchperf_ros.stage.stage_ports import StageMachinery
-from torchperf_ros.workers.frame_ring import FrameReader, FrameRing
+from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import Log, PoolListener, RestartPolicy, WorkerPool
-from torchperf_ros.workers.worker_process import Description, WorkerProcess
+from torchperf_ros.workers.worker_process import WorkerProcess
 
-_POLL_S: Final = 0.01
+_POLL_S: Final = 0.005
 _LOOK_S: Final = 0.05
 _CATCH_UP_S: Final = 0.0002
 _LONGEST_RUN_MS: Final = 600_000.0
@@ -41,24 +40,17 @@ class VirtualPace(ReplayPace):
     is due at the same time, workers come before messages, and stages in their own order.
     """
 
+    threaded = False
+
     def __init__(self, start_ns: int, times: Sequence[StageTimes]) -> None:
         """Begin at this time of the log, with the times of each stage's runs."""
         self._clock = VirtualClock(start_ns)
-        self._times = list(times)
-        self._waiters = [_Waiter() for _ in self._times]
-        self._pools: dict[int, _Pool] = {}
+        self._pools = [_Pool(each, self._clock) for each in times]
 
-    def life(self, stage: int) -> StageLife:
+    def machinery(self, stage: int) -> StageMachinery:
         """Stand-ins for the stage's threads, processes and clock."""
-
-        def pool(*arguments: Any) -> _Pool:  # noqa: ANN401 - those of `WorkerPool`
-            self._pools[stage] = _Pool(self._times[stage], self._clock, *arguments)
-            return self._pools[stage]
-
-        def settle() -> None:
-            self._pools[stage].settle()
-
-        return StageLife(StageMachinery(self._clock, lambda: self._waiters[stage], pool), self._clock, settle)
+        pool = self._pools[stage]
+        return StageMachinery(self._clock, lambda: pool, pool.opened)
 
     def now(self) -> int:
         """The clock."""
@@ -75,122 +67,48 @@ class VirtualPace(ReplayPace):
 
     def _run(self, until_ns: int | None, stages: ReplayStages, record: ReplayRecord) -> None:
         while until_ns is not None or record.pending > stages.unanswered:
-            due = [waiter.next_ns for waiter in self._waiters] + [pool.next_ns for pool in self._pools.values()]
-            next_ns = min((at_ns for at_ns in due if at_ns is not None), default=None)
-            if next_ns is None or (until_ns is not None and next_ns > until_ns):
+            due = [at_ns for pool in self._pools if (at_ns := pool.next_ns) is not None]
+            if not due or (until_ns is not None and min(due) > until_ns):
                 return
-            self._clock.reach(next_ns)
+            self._clock.reach(min(due))
             with held_interrupt():
-                self._step(self._clock(), stages)
+                for actor, pool in zip(stages.actors, self._pools, strict=True):
+                    if descriptors := pool.due(self._clock()):
+                        actor.step(descriptors)
+                    pool.step(self._clock())
             record.tick()
-
-    def _step(self, now_ns: int, stages: ReplayStages) -> None:
-        for stage, (actor, waiter) in enumerate(zip(stages.actors, self._waiters, strict=True)):
-            if descriptors := waiter.ready(now_ns):
-                actor.step(descriptors)
-            self._pools[stage].step(now_ns)
-
-
-class _Waiter:
-    """Stands in for `StageWaiter`; nobody blocks: the pace asks when something is due, and hands it over."""
-
-    def __init__(self) -> None:
-        self._timer_ns = _NEVER
-        self._workers: dict[int, _Worker] = {}
-
-    @property
-    def next_ns(self) -> int | None:
-        """When something is due; None: nothing is."""
-        due = [worker.due_ns for worker in self._workers.values() if worker.due_ns is not None]
-        return min(due + ([self._timer_ns] if self._timer_ns else []), default=None)
-
-    def ready(self, now_ns: int) -> list[int]:
-        """Descriptors of what is due, for `StageActor.step`; responses in the order in which they came."""
-        due = sorted((w.due_ns, n) for n, w in self._workers.items() if w.due_ns is not None and w.due_ns <= now_ns)
-        timer = [_TIMER] if self._timer_ns and self._timer_ns <= now_ns else []
-        return timer + [number for _, number in due]
-
-    def worker(self, descriptor: int) -> "_Worker | None":
-        """The worker that has something to say; None for the timer, which is cleared, or a worker just dropped."""
-        if descriptor == _TIMER:
-            self._timer_ns = _NEVER
-        return self._workers.get(descriptor)
-
-    def set(self, at_ns: int) -> None:
-        self._timer_ns = at_ns
-
-    def wake(self) -> None:
-        self._timer_ns = 1
-
-    def add(self, worker: "_Worker") -> None:
-        self._workers[worker.number] = worker
-
-    def drop(self, worker: "_Worker") -> bool:
-        """No longer wait for this worker; False if it was dropped before."""
-        if self._workers.get(worker.number) is not worker:
-            return False
-        del self._workers[worker.number]
-        return True
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class _Processes:
-    """The listener of the real pool: lets its workers serve, and leaves all else to the virtual one.
-
-    The pool closes a dead worker's descriptors after `worker_died`: nobody may be using them then.
-    """
-
-    def __init__(self, using: threading.Lock) -> None:
-        self._using = using
-
-    def worker_ready(self, worker: WorkerProcess) -> None:
-        worker.usable = True
-
-    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
-        if worker is not None:
-            with self._using:
-                worker.usable = False
-
-    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
-        return False  # nothing is compiled and nothing swapped in a replay
-
-    def worker_told(self, text: str) -> None:
-        """The pool has logged it."""
 
 
 class _Pool:
-    """Stands in for a `WorkerPool`; attributes that are not here are the real one's.
+    """Stands in for what a stage's thread waits for (`StageWaiter`), and for its `WorkerPool`.
 
-    A worker that dies is replaced after `restart_ms` of the clock and the delays of `RestartPolicy`, however long the
-    process really takes to start.
+    Nobody blocks: the pace asks when something is due, and hands it over. A worker that dies is replaced after
+    `restart_ms` of the clock and the delays of `RestartPolicy`, however long the process really takes to start. What is
+    not here is the real pool's (`ring`, `description`, `start`, `stop`). It is the listener of that, which closes a
+    dead worker's descriptors after `worker_died`, when nobody may be using them.
     """
 
-    def __init__(
-        self, times: StageTimes, clock: Clock, config: StageConfig, setup: dict[str, Any], listener: PoolListener,
-        log: Log,
-    ) -> None:  # fmt: skip
-        self.config = config
+    def __init__(self, times: StageTimes, clock: Clock) -> None:
+        self.times = times
+        self.using = threading.Lock()
         self.last_error = ""
-        self.policies = [RestartPolicy(clock) for _ in range(config.workers)]
+        self._clock, self._timer_ns = clock, _NEVER
+        self._waited: dict[int, _Worker] = {}
+        self._start_at_ns: dict[int, int] = {}
+
+    def opened(self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log) -> "_Pool":
+        """With its processes, from the arguments of `WorkerPool`."""
+        self.config, self._listener, self._log = config, listener, log
+        self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
         self.workers: list[_Worker | None] = [None] * config.workers
-        self._start_at_ns: list[int | None] = [None] * config.workers
-        self._times, self._clock, self._listener, self._log = times, clock, listener, log
-        self._using = threading.Lock()
         longest_ms = max(config.hang_ms, _LONGEST_RUN_MS)  # a slow machine is no hang: the virtual clock tells those
-        self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, _Processes(self._using), log)
+        self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, self, log)
         self._real.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in self.policies]
-        self.start, self.stop = self._real.start, self._real.stop
-        self._runs = _RunCounter(self._real.ring.fd)
+        self._ring, self._seq, self._runs = FrameReader(self._real.ring.fd), -1, 0
+        return self
 
-    @property
-    def ring(self) -> FrameRing:
-        return self._real.ring
-
-    @property
-    def description(self) -> Description | None:
-        return self._real.description
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._real, name)
 
     @property
     def everyone(self) -> "list[_Worker]":
@@ -211,9 +129,27 @@ class _Pool:
 
     @property
     def progress(self) -> str:
-        """What the workers are doing, one phrase each."""
+        """What the workers are doing, one phrase each; the same each time, as reasons quote it."""
         states = ["waits for its restart" if worker is None else worker.state for worker in self.workers]
         return "; ".join(f"worker {number} {state}" for number, state in enumerate(states))
+
+    # -- the real pool's thread ---------------------------------------------------------------------------------------
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        worker.usable = True
+
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        if worker is not None:
+            with self.using:
+                worker.usable = False
+
+    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        return False  # nothing is compiled and nothing swapped in a replay
+
+    def worker_told(self, text: str) -> None:
+        """The real pool has logged it."""
+
+    # -- the replay's thread ------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Wait until every process is ready; the stage gets them at the clock's time of now."""
@@ -222,73 +158,101 @@ class _Pool:
 
     @property
     def next_ns(self) -> int | None:
-        """When a worker's replacement is ready; None: none is missing."""
-        return min((at_ns for at_ns in self._start_at_ns if at_ns is not None), default=None)
+        """When something is due: the timer, a worker, or its replacement; None: nothing is."""
+        workers = [worker.due_ns for worker in self._waited.values() if worker.due_ns is not None]
+        timer = [self._timer_ns] if self._timer_ns else []
+        return min([*timer, *workers, *self._start_at_ns.values()], default=None)
+
+    def due(self, now_ns: int) -> list[int]:
+        """Descriptors of what is due, for `StageActor.step`; responses in the order in which they came."""
+        due = sorted((w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns)
+        timer = [_TIMER] if self._timer_ns and self._timer_ns <= now_ns else []
+        return timer + [number for _, number in due]
+
+    def worker(self, descriptor: int) -> "_Worker | None":
+        """The worker that has something to say; None for the timer, which is cleared, or a worker just dropped."""
+        if descriptor == _TIMER:
+            self._timer_ns = _NEVER
+        return self._waited.get(descriptor)
+
+    def set(self, at_ns: int) -> None:
+        self._timer_ns = at_ns
+
+    def wake(self) -> None:
+        self._timer_ns = 1
+
+    def add(self, worker: "_Worker") -> None:
+        self._waited[worker.number] = worker
+
+    def drop(self, worker: "_Worker") -> bool:
+        """No longer wait for this worker; False if it was dropped before."""
+        return self._waited.get(worker.number) is worker and bool(self._waited.pop(worker.number))
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def step(self, now_ns: int) -> None:
         """Bury workers that the stage has dropped, and put replacements in the place of those that are due."""
         for number, worker in enumerate(self.workers):
             if worker is not None and worker.dead and not worker.usable:
-                self._bury(number, worker, now_ns)
-            start_ns = self._start_at_ns[number]
-            if start_ns is not None and start_ns <= now_ns:
-                self._start_at_ns[number] = None
+                policy = self.policies[number]
+                after_ns = policy.died(worker.ready_at_ns)
+                self._start_at_ns[number] = max(after_ns, now_ns) + round(self.times.restart_ms * NS_PER_MS)
+                self.workers[number] = None
+                self.last_error = f"worker {number} ended: {worker.dead}"
+                self._log("warn", f"{self.config.name}: {self.last_error}, at {now_ns / NS_PER_S:.3f} s of the log")
+                self._listener.worker_died(worker, self.last_error, lasting=policy.gave_up)  # type: ignore[arg-type]
+            if self._start_at_ns.get(number, now_ns + 1) <= now_ns:
+                del self._start_at_ns[number]
                 self._place(number)
-
-    def _bury(self, number: int, worker: "_Worker", now_ns: int) -> None:
-        policy = self.policies[number]
-        after_ns = policy.died(worker.ready_at_ns)
-        self._start_at_ns[number] = max(after_ns, now_ns) + round(self._times.restart_ms * NS_PER_MS)
-        self.workers[number] = None
-        self.last_error = f"worker {number} ended: {worker.dead}"
-        self._log("warn", f"{self.config.name}: {self.last_error}, at {now_ns / NS_PER_S:.3f} s of the log")
-        self._listener.worker_died(worker, self.last_error, lasting=policy.gave_up)  # type: ignore[arg-type]
 
     def _place(self, number: int) -> None:
         """Wait for the process that serves in this place, and let it; without one if none can be started."""
         while not self._real.gave_up:
-            with self._using:
+            with self.using:
                 process = self._real.workers[number]
                 is_ready = process is not None and process.usable and not process.is_dead()
             if process is not None and is_ready:
-                worker = _Worker(process, self._times, self._runs, self.config.hang_ms, self._using)
-                worker.ready_at_ns = self._clock()
-                self.workers[number] = worker
+                worker = self.workers[number] = _Worker(process, self, self._clock())
                 self._listener.worker_ready(worker)  # type: ignore[arg-type]
                 return
             time.sleep(_POLL_S)
         self.last_error = self._real.last_error
+
+    def begin(self, tier: int, seq: int, offset: int, length: int, *, wanted: bool) -> RunTimes:
+        """What the run that begins takes: the frame's first, its backup, and so on; practice counts as a late one."""
+        if seq != self._seq:
+            self._seq, self._runs = seq, 0
+        attempt, self._runs = self._runs, self._runs + 1
+        stamp_ns = self._ring.read(offset, length, seq)[0].stamp_ns
+        return self.times.run(stamp_ns, seq, tier, attempt if wanted else max(1, attempt))
 
 
 class _Worker:
     """Stands in for a `WorkerProcess` in a stage's dispatcher.
 
     A run is computed at once, and its response kept until the virtual clock says that it is due. What nobody waits for
-    (practice) is not computed at all.
+    (practice) is not computed at all. The process is used with the pool's lock: until then its descriptors stay open.
 
     Attributes:
-        process: who computes.
         due_ns: virtual time of the response, or of the death; None while it has nothing to say.
         dead: why it is, "" while it lives.
+        pid: its number: what a message says of it is to be the same each time.
     """
 
-    def __init__(
-        self, process: WorkerProcess, times: StageTimes, runs: "_RunCounter", hang_ms: float, using: threading.Lock
-    ) -> None:
-        """Take a process that is ready; `using` is held while it is used: until then its descriptors stay open."""
-        self.process = process
-        self.number = process.number
-        self.pid = process.number  # what a message says of it is to be the same each time
-        self.calibrations: list[Calibration] = times.calibrations()
+    def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
+        """Take a process that is ready."""
+        self.number = self.pid = process.number
+        self.calibrations = pool.times.calibrations()
         self.tiers, self.missing = process.tiers, process.missing
         self.usable = self.hung = False
         self.seq: int | None = None
         self.busy_since_ns = 0
         self.observed: int | None = None
-        self.ready_at_ns: int | None = None
-        self.away = self.recording = self.kill_reason = self.dead = ""
+        self.ready_at_ns = ready_at_ns
+        self.recording = self.kill_reason = self.dead = ""
         self.due_ns: int | None = None
-        self._times, self._runs, self._using, self._hang_ms = times, runs, using, hang_ms
+        self._process, self._pool, self._using = process, pool, pool.using
         self._response: tuple[Response, bytes] | None = None
 
     @property
@@ -300,61 +264,57 @@ class _Worker:
         return self.usable
 
     @property
+    def state(self) -> str:
+        return "dead" if not self.usable else "idle" if self.seq is None else "busy"
+
+    @property
     def is_ending(self) -> bool:
         """Whether it is about to die; the virtual clock makes that known at once."""
         return bool(self.dead)
-
-    @property
-    def state(self) -> str:
-        return "dead" if not self.usable else "idle" if self.seq is None else "busy"
 
     def run(
         self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0,
         missed: int = 0,
     ) -> bool:  # fmt: skip
-        """Take a frame; False if the process turns out to be dead."""
-        self.seq, self.busy_since_ns = seq, now_ns
-        stamp_ns, attempt = self._runs.begin(seq, offset, length, wanted=bool(leave_ns))
-        plan = self._times.run(stamp_ns, seq, tier, attempt)
+        """Take a frame."""
+        self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
+        plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
         if plan.ending is Outcome.LATE and leave_ns:  # it was done at some time after its answer had left
-            took_ms = min(self._hang_ms - 1.0, (leave_ns - now_ns) / NS_PER_MS + took_ms)
-        self.hung = plan.ending is Outcome.HUNG or took_ms >= self._hang_ms
+            took_ms = min(hang_ms - 1.0, (leave_ns - now_ns) / NS_PER_MS + took_ms)
+        self.hung = plan.ending is Outcome.HUNG or took_ms >= hang_ms
         if self.hung or plan.ending is Outcome.CRASHED:
-            self._die(f"hung: hang_ms is {self._hang_ms:.0f}" if self.hung else "it crashed in the log")
-        elif leave_ns:
-            self._compute(tier, seq, offset, length, plan, observe=observe, missed=missed)
-        else:
-            self._response = (_timed(Response(Outcome.ON_TIME, tier, seq, 0, 0, 0, 0, 0), plan), b"")
-        self.due_ns = now_ns + round(min(took_ms, self._hang_ms) * NS_PER_MS)
-        return True
-
-    def _compute(
-        self, tier: int, seq: int, offset: int, length: int, plan: RunTimes, *, observe: bool, missed: int
-    ) -> None:
-        process = self.process
-        with self._using:
-            now_ns = time.monotonic_ns()
-            sent = process.usable and process.run(tier, seq, offset, length, now_ns, observe=observe, missed=missed)
-        received = None
-        try:
-            while received is None:
-                with self._using:
-                    if not sent or not process.usable:
-                        raise EOFError
-                    select.select([process.frames], [], [], _LOOK_S)
-                    received = process.receive()
-        except EOFError:
+            self._die(f"hung: hang_ms is {hang_ms:.0f}" if self.hung else "it crashed in the log")
+        elif not leave_ns:
+            self._response = _timed(Response(Outcome.ON_TIME, tier, seq, 0, 0, 0, 0, 0), plan), b""
+        elif (computed := self._compute((tier, seq, offset, length), observe=observe, missed=missed)) is None:
             self._die("it died")
         else:
-            response, payload = received
-            self._response = (_timed(response, plan), payload)
+            self._response = _timed(computed[0], plan), computed[1]
+        self.due_ns = now_ns + round(min(took_ms, hang_ms) * NS_PER_MS)
+        return True
+
+    def _compute(self, of: tuple[int, int, int, int], *, observe: bool, missed: int) -> tuple[Response, bytes] | None:
+        """What the process answers; None if it dies of it."""
+        process, received = self._process, None
+        with self._using:
+            sent = process.usable and process.run(*of, time.monotonic_ns(), observe=observe, missed=missed)
+        while sent and received is None:
+            with self._using:
+                if not process.usable:
+                    return None
+                select.select([process.frames], [], [], _LOOK_S)
+                try:
+                    received = process.receive()
+                except EOFError:
+                    return None
+        return received
 
     def _die(self, why: str) -> None:
         """The process is to end, or has ended; the stage learns of it when that is due."""
         with self._using:
-            if self.process.usable:
-                self.process.kill(why)
+            if self._process.usable:
+                self._process.kill(why)
         self.dead, self._response = why, None
 
     def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
@@ -362,17 +322,12 @@ class _Worker:
         if not self.usable or self.dead:
             return True
         with self._using:
-            process, now_ns = self.process, time.monotonic_ns()
-            observed = not process.usable or process.observe(seq, offset, length, now_ns, missed=missed)
-        while not self._caught_up:
+            observed = self._process.observe(seq, offset, length, time.monotonic_ns(), missed=missed)
+        while True:
+            with self._using:
+                if not self._process.usable or self._process.is_dead() or self._process.caught_up:
+                    return observed
             time.sleep(_CATCH_UP_S)
-        return observed
-
-    @property
-    def _caught_up(self) -> bool:
-        """Whether the process has done all that it was given, or never will."""
-        with self._using:
-            return not self.process.usable or self.process.is_dead() or self.process.caught_up
 
     def receive(self) -> tuple[Response, bytes] | None:
         """The response that is due.
@@ -384,8 +339,7 @@ class _Worker:
         if self.dead:
             self.kill_reason = self.dead
             raise EOFError
-        response, self._response = self._response, None
-        self.seq = None
+        response, self._response, self.seq = self._response, None, None
         return response
 
     def kill(self, reason: str) -> None:
@@ -394,26 +348,9 @@ class _Worker:
         self._die(reason)
 
 
-class _RunCounter:
-    """How often each frame of a stage was run, and which stamp it has, from the ring that it lies in."""
-
-    def __init__(self, ring_fd: int) -> None:
-        self._ring = FrameReader(ring_fd)
-        self._seq: int | None = None
-        self._runs = 0
-
-    def begin(self, seq: int, offset: int, length: int, *, wanted: bool) -> tuple[int, int]:
-        """A run begins: the frame's stamp in ns, and how many there were before it; practice counts as a late one."""
-        if seq != self._seq:
-            self._seq, self._runs = seq, 0
-        before, self._runs = self._runs, self._runs + 1
-        stamp_ns = self._ring.read(offset, length, seq)[0].stamp_ns
-        return stamp_ns, before if wanted else max(1, before)
-
-
 def _timed(response: Response, plan: RunTimes) -> Response:
     """The response with the plan's times for the steps that were reached."""
-    times_ms = {"decode_ns": plan.steps.decode_ms, "preprocess_ns": plan.steps.preprocess_ms,
-                "inference_ns": plan.steps.inference_ms, "postprocess_ns": plan.steps.postprocess_ms}  # fmt: skip
-    reached = {name: round(ms * NS_PER_MS) for name, ms in times_ms.items() if getattr(response, name) >= 0}
-    return replace(response, **reached)
+    steps = [
+        step for step in ("decode", "preprocess", "inference", "postprocess") if getattr(response, f"{step}_ns") >= 0
+    ]
+    return replace(response, **{f"{step}_ns": round(getattr(plan.steps, f"{step}_ms") * NS_PER_MS) for step in steps})

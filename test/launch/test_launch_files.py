@@ -1,11 +1,14 @@
-"""The launch file with the real launch, launch_ros and node: it becomes active, speaks, and ends when asked to."""
+"""The launch files with the real launch, launch_ros and nodes: what starts becomes active, speaks, and ends."""
 
 import os
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
 
 launch_pytest = pytest.importorskip(
     "launch_pytest", reason="launch_pytest is not installed: it comes with a ROS 2 installation, not from PyPI"
@@ -19,12 +22,17 @@ from launch.event_handlers import OnProcessExit, OnProcessStart  # noqa: E402
 from launch.launch_description_sources import PythonLaunchDescriptionSource  # noqa: E402
 from lifecycle_msgs.msg import State, Transition  # noqa: E402
 from lifecycle_msgs.srv import ChangeState, GetState  # noqa: E402
+from std_msgs.msg import Float64MultiArray  # noqa: E402
+from visualization_msgs.msg import MarkerArray  # noqa: E402
 
 pytestmark = pytest.mark.ros
 
-LAUNCH_FILE = Path(__file__).parents[2] / "launch" / "perception.launch.py"
+LAUNCH = Path(__file__).parents[2] / "launch"
 TRANSPORT = ("FASTDDS_BUILTIN_TRANSPORTS", "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 WITHIN_S = 90.0  # two stages load their models first
+IMAGE = "sensor_msgs/msg/Image"
+START_NS = 1_600_000_000_000_000_000
+FRAMES = 5
 environments, exit_codes = [], []
 
 
@@ -34,18 +42,47 @@ def domain(monkeypatch):
     monkeypatch.setenv("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     for name in TRANSPORT:
         monkeypatch.delenv(name, raising=False)
+    environments.clear()
+    exit_codes.clear()
 
 
-@launch_pytest.fixture
-def perception():
-    node = IncludeLaunchDescription(
-        PythonLaunchDescriptionSource(str(LAUNCH_FILE)),
-        launch_arguments={"image": "/camera/image_raw", "device": "cpu"}.items(),
+def launched(file, **arguments):
+    """What a launch file starts; `environments` and `exit_codes` get those of its processes."""
+    included = IncludeLaunchDescription(
+        PythonLaunchDescriptionSource(str(LAUNCH / file)), launch_arguments={"device": "cpu", **arguments}.items()
     )
     started = OnProcessStart(on_start=lambda event, _: environments.append(psutil.Process(event.pid).environ()))
     ended = OnProcessExit(on_exit=lambda event, _: exit_codes.append(event.returncode))
     handlers = [RegisterEventHandler(handler) for handler in (started, ended)]
-    return LaunchDescription([*handlers, node, launch_pytest.actions.ReadyToTest()])
+    return LaunchDescription([*handlers, included, launch_pytest.actions.ReadyToTest()])
+
+
+@launch_pytest.fixture
+def perception():
+    return launched("perception.launch.py", image="/camera/image_raw")
+
+
+@launch_pytest.fixture
+def replay(tmp_path):
+    """A log of years ago, of images received 40 ms after their stamps, and one small stage that misses no frame."""
+    store = get_typestore(Stores.ROS2_JAZZY)
+    types = store.types
+    with Writer(tmp_path / "log", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        camera = writer.add_connection("/camera/front", IMAGE, typestore=store)
+        for number in range(FRAMES):
+            stamp_ns = START_NS + number * 500_000_000
+            stamp = types["builtin_interfaces/msg/Time"](*divmod(stamp_ns, 1_000_000_000))
+            pixels = np.full(3 * 320 * 180, number, np.uint8)
+            image = types[IMAGE](types["std_msgs/msg/Header"](stamp, "camera"), 180, 320, "rgb8", 0, 960, pixels)
+            writer.write(camera, stamp_ns + 40_000_000, store.serialize_cdr(image, IMAGE))
+    params = tmp_path / "params.yaml"
+    params.write_text(
+        "/**/perf: {ros__parameters: {stages: [perception], metrics_port: 0, recorder: false, compile_missing: false, "
+        "worker_threads: 1, perception: {tiers: [fast], backup: none, budget_ms: 5000.0, hang_ms: 10000.0, "
+        "input_reliability: reliable}}}"
+    )
+    log, play = str(tmp_path / "log"), "--rate 0.5"
+    return launched("replay.launch.py", log=log, image="/camera/front", params_file=str(params), play=play)
 
 
 @pytest.fixture
@@ -60,7 +97,7 @@ def listener():
 def wait_for(condition, what):
     until = time.monotonic() + WITHIN_S
     while not condition():
-        assert time.monotonic() < until, f"not within {WITHIN_S} s: {what}"
+        assert time.monotonic() < until, f"not within {WITHIN_S} s: {what}; exit codes {exit_codes}"
 
 
 def call(service, name, request, listener):
@@ -104,3 +141,16 @@ def test_node_becomes_active_speaks_and_ends_cleanly_on_sigint(listener):
     yield  # launch now interrupts what it started, and waits for it
 
     assert exit_codes == [0]
+
+
+@pytest.mark.launch(fixture=replay)
+def test_log_is_answered_frame_by_frame_in_its_own_time_and_all_ends_with_the_player(listener):
+    rows, outputs = [], []
+    listener.create_subscription(Float64MultiArray, "/perf/latency_stages", rows.append, 50)
+    listener.create_subscription(MarkerArray, "/detections", outputs.append, 50)
+    wait_for(lambda: rclpy.spin_once(listener, timeout_sec=0.1) or len(exit_codes) == 2, "the end")
+    said = [dict(zip((dim.label for dim in row.layout.dim), row.data, strict=True)) for row in rows]
+    assert [row["outcome"] for row in said] == [0.0] * FRAMES
+    assert all(0 < row["age_ms"] < 1000 for row in said)
+    assert len(outputs) == FRAMES
+    assert exit_codes == [0, 0]
