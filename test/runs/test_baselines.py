@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from torchperf_ros.runs.compare.baselines import BaselineError, BaselineStore
+from torchperf_ros.runs.compare.baselines import BaselineStore
 from torchperf_ros.runs.compare.run_frames import load_run
 from torchperf_ros.runs.run_file import write_run
+from torchperf_ros.runs.run_log import RunLogError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import compare_runs as made
@@ -51,14 +52,14 @@ def test_given_several_runs_when_saved_then_all_are_kept_in_their_order(store, w
     kept = store.save([write("b.parquet", seed=2), write("a.json")], "main")
 
     assert [path.name for path in kept.runs] == ["run1.parquet", "run2.json"]
-    assert len(load_run(kept.runs[1]).stages["perception"]) == 1200
+    assert len(load_run(kept.runs[1]).stage("perception")) == 1200
 
 
 def test_given_a_name_that_is_taken_when_saved_then_it_gives_way_only_if_asked_to(store, write):
     store.save([write("a.json")], "main")
     other = write("b.parquet", seed=2, commit="ffff")
 
-    with pytest.raises(BaselineError, match=r"main is there already.*--replace"):
+    with pytest.raises(RunLogError, match=r"main is there already.*--replace"):
         store.save([other], "main")
     assert store.get("main").card["commit"] == "0123456789abcdef"
     kept = store.save([other], "main", replace=True)
@@ -68,15 +69,15 @@ def test_given_a_name_that_is_taken_when_saved_then_it_gives_way_only_if_asked_t
 
 @pytest.mark.parametrize("name", ["../main", ".hidden", "-x", "a b", "a/b", "x" * 101])
 def test_given_a_name_that_is_no_name_when_saved_then_it_is_refused(store, write, name):
-    with pytest.raises(BaselineError, match="--save"):
+    with pytest.raises(RunLogError, match="--save"):
         store.save([write("run.json")], name)
     assert not store.folder.exists()
 
 
 def test_given_what_is_no_complete_run_when_saved_then_it_is_refused(store, write, tmp_path):
-    with pytest.raises(BaselineError, match="was interrupted"):
+    with pytest.raises(RunLogError, match="was interrupted"):
         store.save([write("cut.json", complete=False)])
-    with pytest.raises(BaselineError, match="has to be a .json or .parquet"):
+    with pytest.raises(RunLogError, match="has to be a .json or .parquet"):
         store.save([tmp_path / "none.json"])
 
 
@@ -98,7 +99,7 @@ def test_given_several_baselines_when_one_is_chosen_then_log_and_machine_decide_
     there = load_run(write("there.json", machine=THERE))
     assert store.best_for(there).name == "another_machine"
     elsewhere = load_run(write("else.json", machine={**HERE, "fingerprint": "3333"}))
-    with pytest.raises(BaselineError, match=r"another_log \(another log\).*same \(another machine\)"):
+    with pytest.raises(RunLogError, match=r"another_log \(another log\).*same \(another machine\)"):
         store.best_for(elsewhere)
     assert store.best_for(elsewhere, across_machines=True).name == "another_machine"  # the newest of any
 
@@ -113,7 +114,7 @@ def test_given_baselines_when_one_is_deleted_then_it_is_gone_and_the_others_are_
     assert [file.name for file in store.folder.iterdir()] == ["other"]
     assert store.get("other").runs[0].read_bytes() == path.read_bytes()
     for name in ("main", "", ".", "..", "other/../other", str(store.folder / "other")):
-        with pytest.raises(BaselineError, match=r"no baseline .*; there are: other$"):
+        with pytest.raises(RunLogError, match=r"no baseline .*; there are: other$"):
             store.delete(name)
 
 
@@ -121,9 +122,9 @@ def test_given_a_damaged_baseline_when_it_is_deleted_then_the_others_can_be_list
     store.save([write("run.json")], "other")
     store.save([write("run.json")], "main").runs[0].unlink()
 
-    with pytest.raises(BaselineError, match=r"main: is damaged \(no run\); `torchperf compare --delete main` and save"):
+    with pytest.raises(RunLogError, match=r"main: is damaged \(no run\); `torchperf compare --delete main` and save"):
         store.all()
-    with pytest.raises(BaselineError, match="no baseline 'none' in .*; there are: main, other"):
+    with pytest.raises(RunLogError, match="no baseline 'none' in .*; there are: main, other"):
         store.get("none")
     store.delete("main")
     assert [one.name for one in store.all()] == ["other"]

@@ -17,13 +17,13 @@ from torchperf_ros.runs.compare.estimates import (
     figures,
     inflation,
     latencies,
-    memory_slope,
     of_runs,
     same_frames,
     shares,
 )  # fmt: skip
-from torchperf_ros.runs.compare.run_frames import RunFrames, stage_frames
+from torchperf_ros.runs.compare.run_frames import stage_frames
 from torchperf_ros.runs.compare.verdict import DROPPED, FALLBACK, LOWER_TIER, MAX, MISS, P50, P99, Rules
+from torchperf_ros.runs.run_log import RunLog, StageLog
 
 sys.path.insert(0, str(Path(__file__).parent))
 import compare_runs as made
@@ -35,7 +35,7 @@ def stage(total_ms, tiers=(), **columns):
     rows = made.rows(total_ms)
     for name, values in columns.items():
         rows[name] = values
-    return stage_frames("perception", rows, tiers)
+    return stage_frames(StageLog("perception", tiers, rows))
 
 
 def missing(places, count=3000, **columns):
@@ -182,12 +182,16 @@ def test_given_fewer_runs_when_compared_then_their_means_are_shown_and_decide_no
     assert found.new == pytest.approx(np.nanmean(new))
 
 
+def memory_slope(seconds, mib):
+    return RunLog("run", (), memory_t_ns=(seconds * 1e9).astype(np.int64), memory={"workers_rss_mib": mib}).memory_slope
+
+
 def test_given_memory_over_time_when_its_slope_is_asked_for_then_the_start_and_samples_of_one_time_do_not_bend_it():
     seconds = np.arange(900.0)
     mib = 800 + np.random.default_rng(0).normal(0, 0.5, 900) + seconds / 6
     mib[:60] -= 500
 
-    assert memory_slope(RunFrames("run", {}, {}, seconds, mib)) == pytest.approx(600, abs=10)
-    assert memory_slope(RunFrames("run", {}, {}, seconds // 30 * 30, np.full(900, 800.0))) == 0.0
-    assert math.isnan(memory_slope(RunFrames("run", {}, {}, seconds[:100], mib[:100])))
-    assert math.isnan(memory_slope(RunFrames("run", {})))
+    assert memory_slope(seconds, mib) == pytest.approx(600, abs=10)
+    assert memory_slope(seconds // 30 * 30, np.full(900, 800.0)) == 0.0
+    assert math.isnan(memory_slope(seconds[:100], mib[:100]))
+    assert math.isnan(RunLog("run", ()).memory_slope)

@@ -20,7 +20,6 @@ from torchperf_ros.runs.report.report_page import (
     Overview,
     OverviewRow,
     in_words,
-    memory_trend,
     stage_figures,
     worst_frames,
     write_report,
@@ -73,9 +72,8 @@ def test_given_memory_that_grows_when_the_trend_is_asked_for_then_replaced_worke
     column[1000:1200] -= 250.0
     column[3580:] = 0.0
     long = replace(run, memory_t_ns=(t_s * 1e9).astype(np.int64), memory={"workers_rss_mib": column})
-    label, slope = memory_trend(long)
-    assert label == "workers_rss_mib"
-    assert slope == pytest.approx(10.0, rel=0.05)
+    assert long.used_memory[0] == "workers_rss_mib"
+    assert long.memory_slope == pytest.approx(10.0, rel=0.05)
 
 
 def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_ends():

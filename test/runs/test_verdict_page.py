@@ -18,9 +18,9 @@ pytest.importorskip("arch", reason="arch is not installed")
 from plotly.offline import get_plotlyjs
 
 from torchperf_ros.runs.compare.comparison import compare
-from torchperf_ros.runs.compare.run_frames import of_run
 from torchperf_ros.runs.compare.verdict import Rules
 from torchperf_ros.runs.compare.verdict_page import verdict_page
+from torchperf_ros.runs.run_log_source import of_run
 
 sys.path.insert(0, str(Path(__file__).parent))
 import compare_runs as made
@@ -35,7 +35,8 @@ def page(tmp_path_factory):
     seconds = np.arange(200.0)
     base = of_run(made.run(made.latencies(1500, 1)), "base.json")
     new = of_run(made.run(np.where(values > 24, values * 1.5, values)), "runs/<script>x")
-    base, new = (replace(run, memory_s=seconds, memory_mib=800 + seconds / 10) for run in (base, new))
+    memory = {"memory_t_ns": (seconds * 1e9).astype(int), "memory": {"workers_rss_mib": 800 + seconds / 10}}
+    base, new = (replace(run, **memory) for run in (base, new))
     path = tmp_path_factory.mktemp("page") / "verdict.html"
     path.write_text(verdict_page(compare([base], [new], Rules(resamples=300))), encoding="utf-8")
     return path

@@ -8,12 +8,13 @@ sample: each run gives a value of each metric, and Welch's test compares the val
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.runs.compare.run_frames import RunFrames, StageFrames
+from torchperf_ros.runs.compare.run_frames import StageFrames
 from torchperf_ros.runs.compare.verdict import (
     COMPILE,
     DROPPED,
@@ -28,11 +29,12 @@ from torchperf_ros.runs.compare.verdict import (
     P95,
     P99,
     START_UP,
-    Estimate,
+    Finding,
     Interval,
     Metric,
     Rules,
 )
+from torchperf_ros.runs.run_log import RunLog
 
 RUNS: Final = 3
 """So many runs a side, and the run is the sample: two have no spread worth the name."""
@@ -49,10 +51,6 @@ _LEAST_VALUES: Final = 8  # of which a block's length can be estimated
 _PAIRED: Final = 0.5  # of each side's frames, that have to be in the other for their pairs to stand for all
 _ROUNDING: Final = 1e-9  # of a value: what moves by less is constant
 _MOST_DROPPED: Final = 1 << 22
-_SETTLE_S: Final = 60.0  # caches fill
-_LEAST_TREND_S: Final = 180.0
-_POINTS: Final = 60
-_S_PER_H: Final = 3600.0
 _WHOLE: Final = 100.0
 
 Values = NDArray[np.float64]
@@ -75,24 +73,24 @@ def figures(frames: StageFrames, first: str = "") -> dict[Metric, float]:
     }
 
 
-def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[float], alpha: float) -> Estimate:
+def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[float], alpha: float) -> Finding:
     """The means of a metric over the runs of each side, and Welch's interval of their difference.
 
     Where a side has fewer than `RUNS` runs that know it, the means are shown and decide nothing.
     """
-    sides = [np.array(side, dtype=np.float64) for side in (base, new)]
-    sides = [side[np.isfinite(side)] for side in sides]
-    means = [float(side.mean()) if len(side) else math.nan for side in sides]
+    sides = [np.array(side)[np.isfinite(side)] for side in (base, new)]
+    before, after = (float(side.mean()) if len(side) else math.nan for side in sides)
     least = min(map(len, sides))
-    if metric is MAX or least < RUNS:
-        unknown = [
-            f"the {word} run does not say" for word, side in zip(("base", "new"), sides, strict=True) if not len(side)
-        ]
-        few = f"{least} run{'s' * (least > 1)} a side: shown, not judged; {RUNS} a side are"
-        why = _NO_INTERVAL if metric is MAX else " and ".join(unknown) or few
-        missing = bool(stage and unknown) and metric is not MAX  # a stage that one side lacks is no verdict
-        return Estimate(stage, metric, means[0], means[1], None, least, why=why, decides=missing, kind="runs")
-    interval = Interval(means[1] - means[0], means[1] - means[0], math.nan)
+    shown = Finding(stage, metric, before, after, samples=least, kind="runs")
+    if metric is MAX:
+        return replace(shown, why=_NO_INTERVAL, decides=False)
+    if unknown := [word for word, side in zip(("base", "new"), sides, strict=True) if not len(side)]:
+        why = " and ".join(f"the {word} run does not say" for word in unknown)
+        return replace(shown, why=why, decides=bool(stage))  # a stage that one side lacks is no verdict
+    if least < RUNS:
+        why = f"{least} run{'s' * (least > 1)} a side: shown, not judged; {RUNS} a side are"
+        return replace(shown, why=why, decides=False)
+    interval = Interval(shown.difference, shown.difference, math.nan)
     if not all(map(_constant, sides)):
         from scipy.stats import ttest_ind
 
@@ -101,10 +99,10 @@ def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[flo
             test = ttest_ind(sides[1], sides[0], equal_var=False)
         bounds = test.confidence_interval(1 - alpha)
         interval = Interval(float(bounds.low), float(bounds.high), float(test.pvalue))
-    return Estimate(stage, metric, means[0], means[1], interval, least, kind="runs")
+    return replace(shown, interval=interval)
 
 
-def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[Estimate], Curve, int]:
+def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[Finding], Curve, int]:
     """The latencies of two sides by a circular block bootstrap (Politis and Romano 1992) of each.
 
     Returns the metrics, the differences of many quantiles, and the frames in a block, of the side with the longer ones.
@@ -127,18 +125,18 @@ def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[E
         intervals = dict(zip(metrics, [*bounds[: len(_QUANTILES)], bounds[-1]], strict=True))
         drawn = zip(_ALL, moved, bounds, strict=False)
         curve = tuple(sorted((share, float(one), bound.low, bound.high) for share, one, bound in drawn))
-    longest = Estimate(base.name, MAX, values[0][MAX], values[1][MAX], None, samples, why=_NO_INTERVAL, decides=False)
+    longest = Finding(base.name, MAX, values[0][MAX], values[1][MAX], None, samples, why=_NO_INTERVAL, decides=False)
     found = [longest]
     for metric in metrics:
         interval = intervals.get(metric)
         certain = interval is not None and math.isnan(interval.p)
         short = [one for one in series if not certain and len(one.values) < one.least(metric)]
         enough, why = max(((one.least(metric), _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
-        found.append(Estimate(base.name, metric, values[0][metric], values[1][metric], interval, samples, enough, why))
+        found.append(Finding(base.name, metric, values[0][metric], values[1][metric], interval, samples, enough, why))
     return found, curve, block
 
 
-def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Estimate]:
+def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
     """The shares of frames that went wrong on two sides.
 
     Args:
@@ -166,7 +164,7 @@ def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int,
         else:
             steps = _steps(base, new, metric, first, pairs)
             interval, enough, why = _of_pairs(difference, steps, metric, block, alpha)
-        found.append(Estimate(base.name, metric, values[0], values[1], interval, samples, enough, why))
+        found.append(Finding(base.name, metric, values[0], values[1], interval, samples, enough, why))
     return found
 
 
@@ -175,22 +173,23 @@ def same_frames(base: Sequence[StageFrames], new: Sequence[StageFrames]) -> Pair
     places: list[Pairs] = []
     at = np.zeros(2, dtype=np.int64)
     for one, other in zip(base, new, strict=False):
-        if not all(side.stamp_ns.all() and len(np.unique(side.stamp_ns)) == len(side) for side in (one, other)):
+        first, second = one.own_stamps, other.own_stamps
+        if first is None or second is None:
             return None
-        _, left, right = np.intersect1d(one.stamp_ns, other.stamp_ns, return_indices=True)
+        _, left, right = np.intersect1d(first, second, return_indices=True)
         places.append((left + at[0], right + at[1]))
         at += len(one), len(other)
     left, right = (np.concatenate(side) for side in zip(*places, strict=True))
     return (left, right) if len(left) and len(left) >= _PAIRED * max(at) else None
 
 
-def whole(base: Sequence[RunFrames], new: Sequence[RunFrames], alpha: float) -> list[Estimate]:
+def whole(base: Sequence[RunLog], new: Sequence[RunLog], alpha: float) -> list[Finding]:
     """Memory, start-up and compile time, as far as one of the runs says: a value a run."""
-    of_run: dict[Metric, Callable[[RunFrames], float]] = {
-        MEMORY_PEAK: lambda run: float(run.memory_mib.max(initial=-math.inf)),
-        MEMORY_SLOPE: memory_slope,
-        START_UP: lambda run: run.number("start_up_s"),
-        COMPILE: lambda run: run.number("compile_s"),
+    of_run: dict[Metric, Callable[[RunLog], float]] = {
+        MEMORY_PEAK: lambda run: float(run.used_memory[2].max(initial=-math.inf)),
+        MEMORY_SLOPE: lambda run: run.memory_slope,
+        START_UP: lambda run: _number(run.fact("start_up_s")),
+        COMPILE: lambda run: _number(run.fact("compile_s")),
     }
     found = []
     for metric, value in of_run.items():
@@ -198,20 +197,6 @@ def whole(base: Sequence[RunFrames], new: Sequence[RunFrames], alpha: float) -> 
         if np.isfinite([*sides[0], *sides[1]]).any():
             found.append(of_runs("", metric, sides[0], sides[1], alpha))
     return found
-
-
-def memory_slope(run: RunFrames) -> float:
-    """Theil and Sen's slope of medians over time, in MiB per hour, after the start; NaN of less than three minutes."""
-    from scipy.stats import theilslopes
-
-    times = run.memory_s
-    used = np.flatnonzero(times >= times[0] + _SETTLE_S) if len(times) else np.empty(0, dtype=np.int64)
-    if len(used) < _LEAST_VALUES or times[used[-1]] - times[used[0]] < _LEAST_TREND_S:
-        return math.nan
-    parts = np.array_split(used, min(len(used), _POINTS))
-    middle, memory = (np.array([np.median(column[part]) for part in parts]) for column in (times, run.memory_mib))
-    with np.errstate(invalid="ignore"):  # of its interval, where samples share a time
-        return float(theilslopes(memory, middle).slope) * _S_PER_H
 
 
 def block_length(values: Values) -> int:
@@ -284,6 +269,10 @@ class _Series:
         return max(self._least[metric], _LEAST_BLOCKS * self.block)
 
 
+def _number(fact: object) -> float:
+    return float(fact) if isinstance(fact, (int, float)) else math.nan
+
+
 def _constant(values: Values) -> bool:
     return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
@@ -323,9 +312,9 @@ def _flags(frames: StageFrames, metric: Metric, first: str) -> Flags:
         return frames.missed if metric is MISS else frames.fell_back
     # Numbers of frames are a file's word: where they leave out far more frames than there are, each gap is made
     # shorter by the same factor, so that a single wrong number does not take all memory.
-    total = float(frames.dropped.sum(dtype=np.float64))
+    total = float(frames.gaps.sum(dtype=np.float64))
     most = max(_MOST_DROPPED, 8 * len(frames))
-    dropped = frames.dropped if total <= most else (frames.dropped * (most / total)).astype(np.int64)
+    dropped = frames.gaps if total <= most else (frames.gaps * (most / total)).astype(np.int64)
     ends = np.cumsum(dropped + 1) - 1
     came = np.ones(int(ends[-1]) + 1 if len(ends) else 0, dtype=np.bool_)
     came[ends] = False

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.runs.compare.comparison import Comparison
-from torchperf_ros.runs.compare.run_frames import RunFrames
 from torchperf_ros.runs.compare.verdict import MEMORY_SLOPE, Finding, Verdict
 from torchperf_ros.runs.markdown_table import markdown_table
+from torchperf_ros.runs.run_log import RunLog
 
 JSON_VERSION: Final = 1
 _COLUMNS: Final = ("metric", "base", "new", "change", "{:.0%} interval of the change", "margin", "p", "verdict")
@@ -50,10 +50,10 @@ def conspicuous(comparison: Comparison) -> list[str]:
     """What has no verdict and should be looked at all the same, in words, unless it breaks its limit."""
     found = [f"{stage} has no answered frame in the new run" for stage in comparison.silent]
     return found + [
-        f"{_full_title(one)} {_with_unit(one)} is {one.estimate.difference / one.margin:,.0f} times its margin"
-        if math.isfinite(one.estimate.difference) else f"{_full_title(one)} is missing in the new run"
+        f"{_full_title(one)} {_with_unit(one)} is {one.difference / one.margin:,.0f} times its margin"
+        if math.isfinite(one.difference) else f"{_full_title(one)} is missing in the new run"
         for one in comparison.findings
-        if one.conspicuous and not one.breaks_limit and one.estimate.stage not in comparison.silent
+        if one.conspicuous and not one.breaks_limit and one.stage not in comparison.silent
     ]  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
     """A row of `columns` for each finding."""
     found: list[tuple[str, ...]] = []
     for finding in findings:
-        one = finding.estimate
+        one = finding
         bounds = [number(value, signed=True) for value in (one.interval.low, one.interval.high)] if one.interval else []
         p = "-" if not math.isfinite(finding.p) else f"< {_TINY_P}" if finding.p < _TINY_P else f"{finding.p:.3f}"
         found.append((
@@ -86,12 +86,12 @@ def remarks(comparison: Comparison) -> list[str]:
     """What is different about the runs, and why metrics have no verdict or did not decide."""
     reasons: dict[str, list[Finding]] = {}
     for finding in comparison.findings:
-        if finding.estimate.why and finding.verdict not in {Verdict.EQUIVALENT, Verdict.BETTER}:
-            reasons.setdefault(finding.estimate.why, []).append(finding)
+        if finding.why and finding.verdict not in {Verdict.EQUIVALENT, Verdict.BETTER}:
+            reasons.setdefault(finding.why, []).append(finding)
     found = []
     for reason, findings in reasons.items():
-        stages = " and ".join(dict.fromkeys(one.estimate.stage for one in findings if one.estimate.stage))
-        titles = ", ".join(dict.fromkeys(one.estimate.metric.title for one in findings))
+        stages = " and ".join(dict.fromkeys(one.stage for one in findings if one.stage))
+        titles = ", ".join(dict.fromkeys(one.metric.title for one in findings))
         found.append(f"{' '.join(filter(None, [stages, titles]))}: {reason}")
     return [*comparison.notes, *found]
 
@@ -106,7 +106,7 @@ def samples(comparison: Comparison) -> list[str]:
     ]
 
 
-def side_name(runs: Sequence[RunFrames]) -> str:
+def side_name(runs: Sequence[RunLog]) -> str:
     """What a side is called: its run, or its first run and how many more there are."""
     name = Path(runs[0].name).name or runs[0].name
     return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
@@ -145,7 +145,7 @@ def to_json(comparison: Comparison, status: int) -> str:
     return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
-def _side(runs: Sequence[RunFrames]) -> dict[str, Any]:
+def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
     facts = runs[0].facts
     return {
         "name": runs[0].name,
@@ -155,7 +155,7 @@ def _side(runs: Sequence[RunFrames]) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    one = finding.estimate
+    one = finding
     return {
         "stage": one.stage, "metric": one.metric.key, "unit": one.metric.unit, "base": one.base, "new": one.new,
         "low": one.interval.low if one.interval else None, "high": one.interval.high if one.interval else None,
@@ -176,7 +176,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value; NaN is null the
 
 def _change(finding: Finding) -> str:
     """The difference, and for what is no share its part of the base."""
-    one = finding.estimate
+    one = finding
     if not math.isfinite(one.difference):
         return "-"
     text = number(one.difference, signed=True)
@@ -191,10 +191,10 @@ def _verdict(finding: Finding) -> str:
     """The word, how many frames would be enough where there are too few, and the limit if there is one."""
     text = finding.verdict.value
     if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
-        text += f": about {finding.needed:,.0f} {finding.estimate.kind} would be"
+        text += f": about {finding.needed:,.0f} {finding.kind} would be"
     if math.isfinite(finding.limit):
         word = "BREAKS" if finding.breaks_limit else "within"
-        text += f", {word} the limit of {finding.limit:g} {finding.estimate.metric.unit}"
+        text += f", {word} the limit of {finding.limit:g} {finding.metric.unit}"
     return text
 
 
@@ -208,19 +208,19 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _full_title(finding: Finding) -> str:
-    return " ".join(filter(None, [finding.estimate.stage, finding.estimate.metric.title]))
+    return " ".join(filter(None, [finding.stage, finding.metric.title]))
 
 
 def _measured(finding: Finding) -> str:
     """What the new side has of something that has a limit."""
-    value, unit = finding.estimate.new, finding.estimate.metric.unit
+    value, unit = finding.new, finding.metric.unit
     measured = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
     return f"{_full_title(finding)} {measured} (limit {finding.limit:g} {unit})"
 
 
 def _with_unit(finding: Finding) -> str:
     value, _, relative = _change(finding).partition(" ")
-    unit = finding.estimate.metric.unit
+    unit = finding.metric.unit
     return " ".join(filter(None, [value, unit if unit != "%" else "", relative]))
 
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torchperf_ros import __version__
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.percent import percent
-from torchperf_ros.runs.run_log import STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
-from torchperf_ros.watch.memory_watch import theil_sen_slope
+from torchperf_ros.runs.run_log import MEMORY, STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
 
 if TYPE_CHECKING:
     from torchperf_ros.runs.report.report_inputs import InputPicture
@@ -30,17 +29,10 @@ _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
 _NS_PER_S: Final = 1e9
 _NS_PER_MS: Final = 1_000_000
-_S_PER_H: Final = 3600.0
-_LEAST_TREND_S: Final = 300.0
-_TREND_SAMPLES: Final = 400
 _PUNCTUAL_MS: Final = 1.0
 _SAME_MS: Final = 8.0  # a frame's stamp is known from outside to some milliseconds
 _GOOD_SHARE: Final = 0.999
 _LONGEST_PATH: Final = 1024
-_MEMORY: Final = {
-    "cuda_allocated_mib": "Device memory of the workers", "workers_rss_mib": "Memory of the workers",
-    "memory_mib": "Memory",
-}  # fmt: skip
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
 _INSTEAD: Final = {
@@ -239,24 +231,6 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
     total_ms = np.nan_to_num(np.asarray(stage.frames["total_ms"], dtype=np.float64), nan=-math.inf)
     order = np.lexsort((total_ms, np.where(missed, fallback, 0.0), missed, past))[::-1]
     return np.asarray(order[stage.counted[order]][:count])
-
-
-def memory_trend(run: RunLog) -> tuple[str, float]:
-    """Label of the headline figure and its slope in MiB per hour; NaN where there are less than five minutes of it.
-
-    The median of the slopes between all pairs of samples (Theil, 1950; Sen, 1968), which a worker that is replaced now
-    and then does not bend. The first tenth, in which a start fills memory, and samples without workers are left out.
-    """
-    label = next((name for name in _MEMORY if np.isfinite(run.memory.get(name, np.array([]))).any()), "")
-    if not label:
-        return "", math.nan
-    column, t_s = run.memory[label], (run.memory_t_ns - run.memory_t_ns[0]) / _NS_PER_S
-    used = np.flatnonzero(np.isfinite(column) & (column > 0) & (t_s >= 0.1 * t_s[-1]))
-    used = used[np.diff(t_s[used], prepend=-1.0) > 0]  # two samples of one time have no slope
-    used = used[np.linspace(0, len(used) - 1, min(len(used), _TREND_SAMPLES)).astype(int)]
-    if len(used) < 2 or np.ptp(t_s[used]) < _LEAST_TREND_S:  # noqa: PLR2004 - a slope takes two
-        return label, math.nan
-    return label, theil_sen_slope(t_s[used], column[used]) * _S_PER_H
 
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
@@ -459,10 +433,10 @@ def _stage_words(stage: StageLog) -> str:
 
 
 def _memory_words(run: RunLog) -> str:
-    label, slope = memory_trend(run)
+    label, slope = run.used_memory[0], run.memory_slope
     if not label:
         return "Memory was sampled, but no figure is known."
-    text = f"{_MEMORY[label]}: {np.nanmin(run.memory[label]):,.0f} to {np.nanmax(run.memory[label]):,.0f} MiB"
+    text = f"{MEMORY[label]}: {np.nanmin(run.memory[label]):,.0f} to {np.nanmax(run.memory[label]):,.0f} MiB"
     return f"{text}, trend {slope:+,.1f} MiB per hour." if math.isfinite(slope) else f"{text}; too short for a trend."
 
 
