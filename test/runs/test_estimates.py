@@ -28,7 +28,7 @@ from torchperf_ros.runs.run_log import RunLog, StageLog
 sys.path.insert(0, str(Path(__file__).parent))
 import compare_runs as made
 
-COUNT = 4000
+COUNT = 2000
 
 
 def stage(total_ms, tiers=(), **columns):
@@ -89,20 +89,16 @@ def test_given_no_miss_at_all_when_compared_then_the_interval_is_not_empty():
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("places", [slice(300, 800), np.random.default_rng(1).permutation(1000)[:500]], ids=str)
-def test_given_half_of_a_log_missed_that_was_not_when_compared_then_chance_does_not_explain_it(places):
+def test_given_half_of_a_log_missed_when_compared_then_chance_does_not_explain_it_but_a_short_burst():
     base = missing(np.random.default_rng(0).permutation(1000)[:60], 1000)
-    for metric in (MISS, FALLBACK):
-        found = share(base, missing(places, 1000), metric)
-        assert found.base == 6.0
-        assert found.tested is not None
-        assert found.tested.p < 1e-9
-
-
-def test_given_one_short_burst_of_a_log_when_compared_then_it_may_be_chance():
-    found = share(missing([]), missing(slice(300, 500)))
-
-    assert found.tested is None or found.tested.p > 0.01
+    for places in (slice(300, 800), np.random.default_rng(1).permutation(1000)[:500]):
+        for metric in (MISS, FALLBACK):
+            found = share(base, missing(places, 1000), metric)
+            assert found.base == 6.0
+            assert found.tested is not None
+            assert found.tested.p < 1e-9
+    burst = share(missing([]), missing(slice(300, 500)))
+    assert burst.tested is None or burst.tested.p > 0.01
 
 
 def test_given_the_same_frames_missed_when_paired_then_less_is_left_to_chance_than_in_other_logs():
