@@ -24,9 +24,6 @@ from torchperf_ros.runs.compare.verdict import (
 )
 from torchperf_ros.runs.run_log import RunLog, RunLogError
 
-NOTHING_WORSE: Final = 0
-SOMETHING_WORSE: Final = 1
-CANNOT_COMPARE: Final = 2
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
 _FACTS: Final = {
     "log": ("log", "sha256"), "parameters": ("params_sha256",), "seed": ("seed",), "torch": ("machine", "torch"),
@@ -78,9 +75,9 @@ class Comparison:
     notes: tuple[str, ...]
     rules: Rules
 
-    def with_verdict(self, verdict: Verdict) -> list[Finding]:
+    def with_verdict(self, *verdicts: Verdict) -> list[Finding]:
         """The findings that came out so."""
-        return [finding for finding in self.findings if finding.verdict is verdict]
+        return [finding for finding in self.findings if finding.verdict in verdicts]
 
     @property
     def broken_limits(self) -> list[Finding]:
@@ -99,10 +96,10 @@ class Comparison:
             strict: a metric with too little data counts as worse, and so does a stage that one side lacks.
         """
         if self.with_verdict(Verdict.WORSE) or self.broken_limits:
-            return SOMETHING_WORSE
-        if not any(self.with_verdict(verdict) for verdict in (Verdict.BETTER, Verdict.EQUIVALENT)):
-            return CANNOT_COMPARE
-        return SOMETHING_WORSE if strict and self.with_verdict(Verdict.NOT_ENOUGH) else NOTHING_WORSE
+            return 1
+        if not self.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT):
+            return 2
+        return int(strict and bool(self.with_verdict(Verdict.NOT_ENOUGH)))
 
 
 def compare(
@@ -212,20 +209,19 @@ def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:
 
 
 def _stage(base: list[StageFrames], new: list[StageFrames], rules: Rules) -> tuple[StageComparison, list[Finding]]:
-    sides, name = (pooled(base), pooled(new)), base[0].name
-    agreed = agreement(base[0], new[0])
-    if min(len(base), len(new)) >= statistics.RUNS:
-        first = base[0].tiers[0] if base[0].tiers and new[0].tiers else ""
-        values = [[statistics.figures(run, first) for run in side] for side in (base, new)]
-        found = []
-        for metric in values[0][0]:
-            before, after = ([run[metric] for run in side] for side in values)
-            if metric is JITTER or np.isfinite([*before, *after]).any():  # of one frame there is no jitter
-                found.append(statistics.of_runs(name, metric, before, after, rules.alpha))
-        return StageComparison(name, *sides, agreed, (), 0), found
-    found, curve, block = statistics.latencies(*sides, rules)
-    found += statistics.shares(*sides, statistics.same_frames(base, new), block, rules.alpha)
-    return StageComparison(name, *sides, agreed, curve, block), found
+    first, second = pooled(base), pooled(new)
+    found: list[Finding] = []
+    if min(len(base), len(new)) < statistics.RUNS:
+        found, curve, block = statistics.latencies(first, second, rules)
+        found += statistics.shares(first, second, statistics.same_frames(base, new), block, rules.alpha)
+        return StageComparison(first.name, first, second, agreement(base[0], new[0]), curve, block), found
+    best = first.tiers[0] if first.tiers and second.tiers else ""
+    values = [[statistics.figures(run, best) for run in side] for side in (base, new)]
+    for metric in values[0][0]:
+        before, after = ([run[metric] for run in side] for side in values)
+        if metric is JITTER or np.isfinite([*before, *after]).any():  # of one frame there is no jitter
+            found.append(statistics.of_runs(first.name, metric, before, after, rules.alpha))
+    return StageComparison(first.name, first, second, agreement(base[0], new[0]), (), 0), found
 
 
 def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:
@@ -266,8 +262,8 @@ def _differences(
         found[_UNKNOWN] = "not every run names its own, so that it may be another"
     if len(machines) > 1:
         first, other = list(reversed(machines.values()))[:2]
-        parts = [f"{key} {first.fact('machine', key)} and {other.fact('machine', key)}" for key in _MACHINE
-                 if first.fact("machine", key) != other.fact("machine", key)]  # fmt: skip
+        pairs = {key: (first.fact("machine", key), other.fact("machine", key)) for key in _MACHINE}
+        parts = [f"{key} {one} and {two}" for key, (one, two) in pairs.items() if one != two]
         found["machine"] = ", ".join(parts) or f"fingerprints {' and '.join(machines)}"
         if not across_machines:
             where = f"{other.name} ran on another machine than {first.name}"

@@ -41,7 +41,6 @@ RUNS: Final = 3
 _QUANTILES: Final = {P50: 0.50, P95: 0.95, P99: 0.99}
 _CURVE: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.97, 0.98, 0.985, 0.995)
 _ALL: Final = (*_QUANTILES.values(), *_CURVE)
-_SHARES: Final = (MISS, FALLBACK, DROPPED, LOWER_TIER)
 _NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
 _BLOCKS_LONGER: Final = 2.0  # than those of the best variance: intervals come out too short otherwise
 _LEAST_BLOCKS: Final = 10.0  # fewer say too little about how much a resample varies
@@ -54,7 +53,6 @@ _MOST_DROPPED: Final = 1 << 22
 _WHOLE: Final = 100.0
 
 Values = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Curve = tuple[tuple[float, float, float, float], ...]
 """Rows of a quantile (0 to 1), its difference, low and high in ms, for a picture."""
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -69,7 +67,7 @@ def figures(frames: StageFrames, first: str = "") -> dict[Metric, float]:
         MAX: float(known.max()) if len(known) else math.nan,
         **{metric: float(value) for metric, value in zip(_QUANTILES, quantiles, strict=True)},
         JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
-        **{metric: _percent(_flags(frames, metric, first)) for metric in _SHARES},
+        **{metric: _percent(flags) for metric, flags in _flags(frames, first).items()},
     }
 
 
@@ -108,32 +106,31 @@ def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[F
     Returns the metrics, the differences of many quantiles, and the frames in a block, of the side with the longer ones.
     """
     series = [_Series(one) for one in (base, new)]
-    values = [figures(one) for one in (base, new)]
-    samples, block = min(len(one.values) for one in series), max(one.block for one in series)
+    before, after = (figures(one) for one in (base, new))
+    samples = min(len(one.values) for one in series)
     metrics = [*_QUANTILES, JITTER]
-    intervals: dict[Metric, Interval] = {}
     curve: Curve = ()
-    if np.array_equal(base.total_ms, new.total_ms, equal_nan=True):
-        intervals = dict.fromkeys(metrics, Interval(0.0, 0.0, math.nan))  # as on a virtual clock: nothing is chance
+    intervals: dict[Metric, Interval] = {}
+    certain = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
+    if certain:  # as on a virtual clock: nothing is chance
+        intervals = dict.fromkeys(metrics, Interval(0.0, 0.0, math.nan))
     elif samples >= _LEAST_VALUES:
         streams = np.random.SeedSequence(rules.seed).spawn(2)
         first, second = (one.drawn(rules.resamples, stream) for one, stream in zip(series, streams, strict=True))
-        moved = series[1].of(series[1].values, series[1].steps) - series[0].of(series[0].values, series[0].steps)
+        moved = _measured(series[1].values, series[1].steps) - _measured(series[0].values, series[0].steps)
         blocks = min(len(one.values) / one.block for one in series)
         bounds = [_percentile(one, column, blocks, rules.alpha)
                   for one, column in zip(moved, (second - first).T, strict=True)]  # fmt: skip
         intervals = dict(zip(metrics, [*bounds[: len(_QUANTILES)], bounds[-1]], strict=True))
         drawn = zip(_ALL, moved, bounds, strict=False)
         curve = tuple(sorted((share, float(one), bound.low, bound.high) for share, one, bound in drawn))
-    longest = Finding(base.name, MAX, values[0][MAX], values[1][MAX], None, samples, why=_NO_INTERVAL, decides=False)
-    found = [longest]
+    found = [Finding(base.name, MAX, before[MAX], after[MAX], None, samples, why=_NO_INTERVAL, decides=False)]
     for metric in metrics:
+        short = [one for one in series if not certain and len(one.values) < one.least[metric]]
+        enough, why = max(((one.least[metric], _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
         interval = intervals.get(metric)
-        certain = interval is not None and math.isnan(interval.p)
-        short = [one for one in series if not certain and len(one.values) < one.least(metric)]
-        enough, why = max(((one.least(metric), _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
-        found.append(Finding(base.name, metric, values[0][metric], values[1][metric], interval, samples, enough, why))
-    return found, curve, block
+        found.append(Finding(base.name, metric, before[metric], after[metric], interval, samples, enough, why))
+    return found, curve, max(one.block for one in series)
 
 
 def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
@@ -147,24 +144,25 @@ def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int,
         alpha: 1 less the confidence.
     """
     first = base.tiers[0] if base.tiers and new.tiers else ""
+    same = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
+    before, after = (_flags(one, first) for one in (base, new))
     found = []
-    for metric in _SHARES:
-        sides = [_flags(one, metric, first) for one in (base, new)]
+    for metric in before:
+        sides = [one[metric][np.isfinite(one[metric])] for one in (before, after)]
         if not any(map(len, sides)):
             continue
-        values = [_percent(one) for one in sides]
         samples = min(map(len, sides))
-        difference = values[1] - values[0]
-        if np.array_equal(base.total_ms, new.total_ms, equal_nan=True) and not difference:
+        one = Finding(base.name, metric, _percent(sides[0]), _percent(sides[1]), samples=samples)
+        if same and not one.difference:
             interval, enough, why = Interval(0.0, 0.0, math.nan), 0.0, ""
         elif samples < _LEAST_FRAMES:
             interval, enough, why = None, float(_LEAST_FRAMES), _few(samples, 1)
         elif pairs is None or metric is DROPPED:
             interval, enough, why = _of_shares(sides[0], sides[1], block, alpha)
-        else:
-            steps = _steps(base, new, metric, first, pairs)
-            interval, enough, why = _of_pairs(difference, steps, metric, block, alpha)
-        found.append(Finding(base.name, metric, values[0], values[1], interval, samples, enough, why))
+        else:  # 1 where a frame went wrong on the new side alone, -1 on the base alone
+            steps = after[metric][pairs[1]] - before[metric][pairs[0]]
+            interval, enough, why = _of_pairs(one, steps[np.isfinite(steps)], block, alpha)
+        found.append(replace(one, interval=interval, enough=enough, why=why))
     return found
 
 
@@ -237,36 +235,35 @@ def widening(blocks: float, alpha: float) -> float:
 
 
 class _Series:
-    """The latencies of one side, and how they depend on each other."""
+    """The latencies of one side, how they depend on each other, and how many an interval takes to be believed."""
 
     def __init__(self, frames: StageFrames) -> None:
         self.values: Values = frames.total_ms[np.isfinite(frames.total_ms)]
-        self._least = {**{metric: _LEAST_BEYOND / min(share, 1 - share) for metric, share in _QUANTILES.items()},
-                       JITTER: _LEAST_BLOCKS}  # fmt: skip
         self.block = 1
-        if len(self.values) < _LEAST_VALUES:
-            return
-        steps = np.abs(np.diff(self.values))
-        self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
-        beyond = [(self.values > np.quantile(self.values, share)).astype(np.float64) for share in _QUANTILES.values()]
-        series = dict(zip([*_QUANTILES, JITTER], [*beyond, self.steps], strict=True))
-        self.block = _blocks(self.values, *series.values())
-        self._least = {metric: self._least[metric] * inflation(one, self.block) for metric, one in series.items()}
-
-    def of(self, values: Values, steps: Values) -> Values:
-        """Quantiles, and the jitter last."""
-        return np.append(np.quantile(values, _ALL), steps.mean())
+        self.least = {metric: _LEAST_BEYOND / min(share, 1 - share) for metric, share in _QUANTILES.items()}
+        self.least[JITTER] = _LEAST_BLOCKS
+        if len(self.values) >= _LEAST_VALUES:
+            steps = np.abs(np.diff(self.values))
+            self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
+            beyond = [
+                np.asarray(self.values > np.quantile(self.values, share), np.float64) for share in _QUANTILES.values()
+            ]
+            self.block = _blocks(self.values, *beyond, self.steps)
+            for metric, one in zip(self.least, [*beyond, self.steps], strict=True):
+                self.least[metric] *= inflation(one, self.block)
+        self.least = {metric: max(least, _LEAST_BLOCKS * self.block) for metric, least in self.least.items()}
 
     def drawn(self, resamples: int, stream: np.random.SeedSequence) -> Values:
-        """The same of so many resamples."""
+        """`_measured` of so many resamples."""
         from arch.bootstrap import CircularBlockBootstrap
 
         bootstrap = CircularBlockBootstrap(self.block, self.values, self.steps, seed=np.random.default_rng(stream))
-        return np.asarray(bootstrap.apply(self.of, resamples))
+        return np.asarray(bootstrap.apply(_measured, resamples))
 
-    def least(self, metric: Metric) -> float:
-        """How many frames an interval takes to be believed."""
-        return max(self._least[metric], _LEAST_BLOCKS * self.block)
+
+def _measured(values: Values, steps: Values) -> Values:
+    """Quantiles, and the jitter last."""
+    return np.append(np.quantile(values, _ALL), steps.mean())
 
 
 def _number(fact: object) -> float:
@@ -288,8 +285,9 @@ def _few(frames: int, block: int) -> str:
     return f"{frames:,} frame{'s' * (frames != 1)}{depend}"
 
 
-def _percent(flags: Flags) -> float:
-    return _WHOLE * float(flags.mean()) if len(flags) else math.nan
+def _percent(flags: Values) -> float:
+    known = flags[np.isfinite(flags)]
+    return _WHOLE * float(known.mean()) if len(known) else math.nan
 
 
 def _percentile(difference: float, resamples: Values, blocks: float, alpha: float) -> Interval:
@@ -304,42 +302,25 @@ def _percentile(difference: float, resamples: Values, blocks: float, alpha: floa
     )  # fmt: skip
 
 
-def _flags(frames: StageFrames, metric: Metric, first: str) -> Flags:
-    """For each frame in order whether it went wrong; of dropped ones, for each that came."""
-    if metric is LOWER_TIER:
-        return np.not_equal(frames.tier[frames.tier >= 0], _best(frames, first))
-    if metric is not DROPPED:
-        return frames.missed if metric is MISS else frames.fell_back
+def _flags(frames: StageFrames, first: str) -> dict[Metric, Values]:
+    """For each frame 1 where it went wrong, else 0, NaN where that is not known; of dropped ones, for each that came.
+
+    `first` names the best tier, which a side may lack; without names it is tier 0.
+    """
     # Numbers of frames are a file's word: where they leave out far more frames than there are, each gap is made
     # shorter by the same factor, so that a single wrong number does not take all memory.
     total = float(frames.gaps.sum(dtype=np.float64))
     most = max(_MOST_DROPPED, 8 * len(frames))
-    dropped = frames.gaps if total <= most else (frames.gaps * (most / total)).astype(np.int64)
-    ends = np.cumsum(dropped + 1) - 1
-    came = np.ones(int(ends[-1]) + 1 if len(ends) else 0, dtype=np.bool_)
-    came[ends] = False
-    return came
+    gaps = frames.gaps if total <= most else (frames.gaps * (most / total)).astype(np.int64)
+    ends = np.cumsum(gaps + 1) - 1
+    dropped = np.ones(int(ends[-1]) + 1 if len(ends) else 0)
+    dropped[ends] = 0.0
+    best = 0 if not first else frames.tiers.index(first) if first in frames.tiers else -1
+    lower = np.where(frames.tier >= 0, frames.tier != best, math.nan)
+    return {MISS: frames.missed * 1.0, FALLBACK: frames.fell_back * 1.0, DROPPED: dropped, LOWER_TIER: lower}
 
 
-def _best(frames: StageFrames, first: str) -> int:
-    """The number of the tier of this name, which a side may lack; without names the first one."""
-    return (frames.tiers.index(first) if first in frames.tiers else -1) if first else 0
-
-
-def _steps(base: StageFrames, new: StageFrames, metric: Metric, first: str, pairs: Pairs) -> Values:
-    """For each frame on both sides: 1 where it went wrong on the new one alone, -1 on the base alone, else 0."""
-    left, right = pairs
-    if metric is LOWER_TIER:
-        both = (base.tier[left] >= 0) & (new.tier[right] >= 0)
-        sides = base.tier[left][both] != _best(base, first), new.tier[right][both] != _best(new, first)
-    else:
-        sides = (
-            (base.missed[left], new.missed[right]) if metric is MISS else (base.fell_back[left], new.fell_back[right])
-        )
-    return np.asarray(np.subtract(sides[1], sides[0], dtype=np.float64))
-
-
-def _of_shares(base: Flags, new: Flags, block: int, alpha: float) -> tuple[Interval, float, str]:
+def _of_shares(base: Values, new: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
     """Newcombe's interval (Statistics in Medicine 17 (1998), method 10), for frames in bursts.
 
     It counts as many frames as independent ones would say as much. Returns the interval in percentage points, how many
@@ -348,7 +329,7 @@ def _of_shares(base: Flags, new: Flags, block: int, alpha: float) -> tuple[Inter
     from scipy.stats import norm
     from statsmodels.stats.proportion import confint_proportions_2indep
 
-    sides = [one.astype(np.float64) for one in (new, base)]
+    sides = [new, base]
     # A side without a miss does not show how misses come in bursts: the other one's bursts count for both.
     length = min(min(map(len, sides)) // 2, max(block, *map(_blocks, sides)))
     inflated = max(inflation(one, length) for one in sides)
@@ -364,19 +345,17 @@ def _of_shares(base: Flags, new: Flags, block: int, alpha: float) -> tuple[Inter
     return Interval(_WHOLE * float(low), _WHOLE * float(high), p), *max(needs)
 
 
-def _of_pairs(
-    difference: float, steps: Values, metric: Metric, block: int, alpha: float
-) -> tuple[Interval, float, str]:
+def _of_pairs(found: Finding, steps: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
     """The interval of the difference of two shares of the same frames, as `_of_shares`.
 
     Only frames that went wrong on one side alone say anything (McNemar 1947); the variance is that of Agresti and Min
-    (Statistics in Medicine 24 (2005)), for frames in bursts. From `metric.plain` points on the frames are counted one
-    by one: so large a change is judged, even if it is a single stretch of frames.
+    (Statistics in Medicine 24 (2005)), for frames in bursts. From the metric's `plain` points on the frames are counted
+    one by one: so large a change is judged, even if it is a single stretch of frames.
     """
     from scipy.stats import norm
 
-    plain = abs(difference) >= metric.plain
-    length = 1 if plain else min(len(steps) // 2, max(block, _blocks(steps)))
+    difference = found.difference
+    length = 1 if abs(difference) >= found.metric.plain else min(len(steps) // 2, max(block, _blocks(steps)))
     effective = len(steps) / inflation(steps, length)
     wider = widening(len(steps) / length, alpha)
     worse, better = (float(np.mean(steps == sign)) * effective for sign in (1.0, -1.0))

@@ -60,13 +60,12 @@ def conspicuous(comparison: Comparison) -> list[str]:
 def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
     """A row of `columns` for each finding."""
     found: list[tuple[str, ...]] = []
-    for finding in findings:
-        one = finding
+    for one in findings:
         bounds = [number(value, signed=True) for value in (one.interval.low, one.interval.high)] if one.interval else []
-        p = "-" if not math.isfinite(finding.p) else f"< {_TINY_P}" if finding.p < _TINY_P else f"{finding.p:.3f}"
+        p = "-" if not math.isfinite(one.p) else f"< {_TINY_P}" if one.p < _TINY_P else f"{one.p:.3f}"
         found.append((
-            f"{_full_title(finding)} [{one.metric.unit}]", number(one.base), number(one.new), _change(finding),
-            " to ".join(bounds) or "-", f"±{number(finding.margin)}", p, _verdict(finding),
+            f"{_full_title(one)} [{one.metric.unit}]", number(one.base), number(one.new), _change(one),
+            " to ".join(bounds) or "-", f"±{number(one.margin)}", p, _verdict(one),
         ))  # fmt: skip
     return found
 
@@ -84,12 +83,10 @@ def number(value: float, signed: bool = False) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """What is different about the runs, and why metrics have no verdict or did not decide."""
-    reasons: dict[str, list[Finding]] = {}
-    for finding in comparison.findings:
-        if finding.why and finding.verdict not in {Verdict.EQUIVALENT, Verdict.BETTER}:
-            reasons.setdefault(finding.why, []).append(finding)
+    undecided = comparison.with_verdict(Verdict.WORSE, Verdict.NOT_ENOUGH, Verdict.INFORMATIVE)
     found = []
-    for reason, findings in reasons.items():
+    for reason in dict.fromkeys(one.why for one in undecided if one.why):
+        findings = [one for one in undecided if one.why == reason]
         stages = " and ".join(dict.fromkeys(one.stage for one in findings if one.stage))
         titles = ", ".join(dict.fromkeys(one.metric.title for one in findings))
         found.append(f"{' '.join(filter(None, [stages, titles]))}: {reason}")
@@ -154,14 +151,13 @@ def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    one = finding
+def _finding(one: Finding) -> dict[str, Any]:
+    low, high, p = (one.interval.low, one.interval.high, one.interval.p) if one.interval else (None,) * 3
     return {
         "stage": one.stage, "metric": one.metric.key, "unit": one.metric.unit, "base": one.base, "new": one.new,
-        "low": one.interval.low if one.interval else None, "high": one.interval.high if one.interval else None,
-        "p": one.interval.p if one.interval else None, "p_corrected": finding.p, "margin": finding.margin,
-        "limit": finding.limit, "breaks_limit": finding.breaks_limit, "conspicuous": finding.conspicuous,
-        "verdict": finding.verdict.value, "samples": one.samples, "needed": finding.needed, "counted_in": one.kind,
+        "low": low, "high": high, "p": p, "p_corrected": one.p, "margin": one.margin,
+        "limit": one.limit, "breaks_limit": one.breaks_limit, "conspicuous": one.conspicuous,
+        "verdict": one.verdict.value, "samples": one.samples, "needed": one.needed, "counted_in": one.kind,
         "notes": [one.why] if one.why else [],
     }  # fmt: skip
 
@@ -174,9 +170,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value; NaN is null the
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _change(finding: Finding) -> str:
+def _change(one: Finding) -> str:
     """The difference, and for what is no share its part of the base."""
-    one = finding
     if not math.isfinite(one.difference):
         return "-"
     text = number(one.difference, signed=True)

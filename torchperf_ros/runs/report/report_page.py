@@ -39,9 +39,10 @@ _INSTEAD: Final = {
     Fallback.BACKUP: "the backup worker's result", Fallback.HOLD_LAST: "the last result held",
     Fallback.STOP: "a stop output", Fallback.NONE: "nothing at all",
 }  # fmt: skip
-_COLUMNS: Final = (
-    "log", "stage", "frames", "on time", "p50 ms", "p99 ms", "longest ms", "budget ms", "latest answer ms",
-)  # fmt: skip
+_HEAD: Final = [("log", ""), ("stage", ""), *((name, "n") for name in (
+    "frames", "on time", "p50 ms", "p99 ms", "longest ms", "budget ms", "latest answer ms", "anomalies",
+))]  # fmt: skip
+"""The columns of a table of runs, and their style."""
 
 Block = dict[str, Any]
 """A part of a section, with its `kind`, as `page.html` draws it."""
@@ -181,21 +182,18 @@ def write_report(
 def stage_figures(stage: StageLog) -> StageFigures:
     """Count and measure a stage's frames."""
     counted = stage.counted
-    total_ms = np.asarray(stage.frames["total_ms"], dtype=np.float64)[counted]
-    total_ms = total_ms[np.isfinite(total_ms)]
+    total_ms = stage.total_ms[counted & np.isfinite(stage.total_ms)]
     p50, p95, p99, highest = np.percentile(total_ms, (50, 95, 99, 100)) if len(total_ms) else [math.nan] * 4
-    budgets = np.asarray(stage.frames["budget_ms"], dtype=np.float64)
-    budgets = budgets[np.isfinite(budgets)]
-    outcome, fallback = stage.frames["outcome"], stage.frames["fallback"]
-    outcomes = {one: int((outcome == one).sum()) for one in Outcome if one not in {Outcome.ON_TIME, Outcome.STARTING}}
-    fallbacks = {one: int((fallback[counted] == one).sum()) for one in Fallback}
+    frames = stage.frames[counted]
+    seen = {name: zip(*np.unique(frames[name], return_counts=True), strict=True) for name in ("outcome", "fallback")}
+    often = {name: sorted(counts, key=lambda one: -int(one[1])) for name, counts in seen.items()}
     return StageFigures(
         int(counted.sum()), int((~counted).sum()),
         float(stage.on_time[counted].mean()) if counted.any() else math.nan,
-        float(p50), float(p95), float(p99), float(highest), float(budgets[-1]) if len(budgets) else math.nan,
+        float(p50), float(p95), float(p99), float(highest), stage.budget_ms,
         float(np.fmax.reduce(stage.lateness_ms[counted], initial=math.nan)),
-        {one: count for one, count in sorted(outcomes.items(), key=lambda item: -item[1]) if count},
-        {one: count for one, count in sorted(fallbacks.items(), key=lambda item: -item[1]) if count},
+        {Outcome(one): int(count) for one, count in often["outcome"] if one != Outcome.ON_TIME},
+        {Fallback(one): int(count) for one, count in often["fallback"] if one != UNKNOWN},
     )  # fmt: skip
 
 
@@ -228,7 +226,7 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
     past = np.where(late > _PUNCTUAL_MS, late, 0.0)
     missed = stage.counted & ~stage.on_time
     fallback = np.asarray(stage.frames["fallback"], dtype=np.float64) + 1.0  # 0: own result ... 4: none
-    total_ms = np.nan_to_num(np.asarray(stage.frames["total_ms"], dtype=np.float64), nan=-math.inf)
+    total_ms = np.nan_to_num(stage.total_ms, nan=-math.inf)
     order = np.lexsort((total_ms, np.where(missed, fallback, 0.0), missed, past))[::-1]
     return np.asarray(order[stage.counted[order]][:count])
 
@@ -285,7 +283,7 @@ def _side_by_side(runs: Sequence[RunLog]) -> Block:
     """All runs, a row for each stage."""
     rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
             for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
-    return {"kind": "table", "head": [(name, "n" if at > 1 else "") for at, name in enumerate(_COLUMNS)], "rows": rows}
+    return {"kind": "table", "head": _HEAD[:-1], "rows": rows}
 
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
@@ -312,13 +310,12 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
             {"kind": "soft", "text": "The worst logs come first; those that are links have a section below. A click "
                                      "on a column sorts."},
             {"kind": "table", "sortable": True, "rows": [_row(row, anchors.get(row.run, "")) for row in shown],
-             "head": [(name, "n" if at > 1 else "") for at, name in enumerate((*_COLUMNS, "anomalies"))],
-             "more": f"{left:,} more rows, of the best, are left out." if left > 0 else ""},
+             "head": _HEAD, "more": f"{left:,} more rows, of the best, are left out." if left > 0 else ""},
         ]  # fmt: skip
 
 
 def _row(row: OverviewRow, href: str) -> list[Any]:
-    """Cells of `_COLUMNS`, and of anomalies."""
+    """Cells of `_HEAD`."""
     one = row.figures
     late = f"{one.worst_lateness_ms:+.1f}" if math.isfinite(one.worst_lateness_ms) else "-"
     cells = [
@@ -360,11 +357,9 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[int, "InputPicture"]) 
     }  # fmt: skip
     picture = pictures.get(int(row["stamp_ns"]))
     if picture is not None:
-        shown["picture"], shown["words"] = (
-            picture.uri,
-            f"{picture.topic}, stamp {picture.off_ms:+.1f} ms from the frame's",
-        )
-        shown["off"] = f"a neighbour, {picture.off_ms:+.0f} ms off" if abs(picture.off_ms) > _SAME_MS else ""
+        words = f"{picture.topic}, stamp {picture.off_ms:+.1f} ms from the frame's"
+        off = f"a neighbour, {picture.off_ms:+.0f} ms off" if abs(picture.off_ms) > _SAME_MS else ""
+        shown |= {"picture": picture.uri, "words": words, "off": off}
     return shown
 
 
