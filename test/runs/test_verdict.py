@@ -36,29 +36,24 @@ def rules(*margins, limits=(), **changes):
     return Rules(read_margins(margins), read_limits(limits), **changes)
 
 
-def test_given_no_settings_when_asked_then_every_metric_has_its_default_margin_and_no_limit():
+def test_given_margins_and_limits_when_asked_then_a_stages_own_wins_and_the_rest_has_the_metrics_own():
     assert Rules().margin("perception", P99).of(100.0) == pytest.approx(3.0)
     assert Rules().margin("perception", P99).of(1.0) == 0.2
     assert Rules().margin("", MEMORY_SLOPE).of(math.nan) == 60.0
     assert all(Rules().margin("", metric).of(1.0) >= 0 for metric in METRICS.values())
     assert math.isnan(Rules().limit("perception", P99))
 
-
-def test_given_margins_when_asked_then_the_larger_of_share_and_absolute_counts_and_a_stages_own_wins():
-    found = rules("p50=2%,0.2ms", "p99=0.5ms", "planning.p99=10%", "miss=1pp", "miss = 2 pp")
-
-    assert found.margin("planning", P50).of(5.0) == 0.2
-    assert found.margin("planning", P50).of(50.0) == pytest.approx(1.0)
-    assert found.margin("perception", P99).of(50.0) == 0.5
-    assert found.margin("planning", P99).of(50.0) == pytest.approx(5.0)
-    assert found.margin("planning", MISS).of(50.0) == 2.0
-
-
-def test_given_limits_when_asked_then_they_are_in_the_metrics_unit_and_a_stages_own_wins():
-    found = rules(limits=["perception.p99=40 ms", "p99=50ms", "miss=.5%", "compile=60s"])
-
-    assert [found.limit(stage, P99) for stage in ("perception", "planning")] == [40.0, 50.0]
-    assert found.limit("planning", MISS) == 0.5
+    limits = ["perception.p99=40 ms", "p99=50ms", "miss=.5%", "compile=60s"]
+    found = rules("p50=2%,0.2ms", "p99=0.5ms", "planning.p99=10%", "miss=1pp", "miss = 2 pp", limits=limits)
+    margins = [found.margin(stage, metric).of(base) for stage, metric, base in (
+        ("planning", P50, 5.0), ("planning", P50, 50.0), ("perception", P99, 50.0), ("planning", P99, 50.0),
+        ("planning", MISS, 50.0))]  # fmt: skip
+    assert margins == pytest.approx([0.2, 1.0, 0.5, 5.0, 2.0])
+    assert [found.limit(*place) for place in (("perception", P99), ("planning", P99), ("planning", MISS))] == [
+        40,
+        50,
+        0.5,
+    ]
     assert found.limited(["lanes"]) == {("perception", P99), ("lanes", P99), ("lanes", MISS), ("", COMPILE)}
 
 
