@@ -324,13 +324,7 @@ class RunLogBuilder:
                 self._count_drops(self._stage(name), values)
 
     def build(self, name: str, source: Path | None, missing: tuple[str, ...] = ()) -> RunLog:
-        """The log as it stands.
-
-        Args:
-            name: what the report calls it.
-            source: where it was read.
-            missing: what it does not hold, in words.
-        """
+        """The log as it stands; see `RunLog`."""
         odd = [f"{self._odd:,} rows made no sense (unknown stage or outcome) and were left out"] if self._odd else []
         names = {index: f"stage {index}" for index in self._by_index} | dict(enumerate(self._names))
         labels = dict.fromkeys(label for _, values in self._memory for label in values)

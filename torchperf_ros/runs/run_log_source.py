@@ -14,9 +14,10 @@ import numpy as np
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.logs.log_folder import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.logs.log_folder import is_log
-from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
 from torchperf_ros.runs.run_file import RUN_FILE, SUFFIXES, Run, read_run
 from torchperf_ros.runs.run_log import LoggedAlert, RunLog, RunLogBuilder, RunLogError, StageLog
+from torchperf_ros.telemetry.node_state import by_label
 
 Progress = Callable[[int, int], None]
 """Is given how many of how many messages or bytes have been read."""
@@ -65,6 +66,7 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
 _ARRAY: Final = "std_msgs/msg/Float64MultiArray"
 _DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
 _TOPICS: Final = {"latency_stages": _ARRAY, "memory_stats": _ARRAY, "anomaly": _DIAGNOSTICS}
+"""What only a node publishes, below its name."""
 _LITTLE_ENDIAN: Final = b"\x00\x01"
 _MESSAGES_AT_ONCE: Final = 1_000
 
@@ -87,19 +89,21 @@ def _read_logs(
     path: Path, name: str, recordings: tuple[Path, ...], progress: Progress, node: str | None
 ) -> list[RunLog]:
     """The recorded logs in a folder: its files are one log, folders in it are several."""
-    logs = {log: name if len(recordings) == 1 else f"{name}/{log.name}" for log in recordings}
-    if len(recordings) > 1 and recordings[0].is_file():
-        logs = {path: name}
+    if not recordings:
+        msg = f"log {path}: {_NO_LOG}, and holds none"
+        raise RunLogError(msg)
+    if recordings[0].is_file():
+        recordings = (path,) if len(recordings) > 1 else recordings
     runs: list[RunLog] = []
-    errors = [] if logs else [f"log {path}: {_NO_LOG}, and holds none"]
-    for log, shown in logs.items():
+    errors: list[RunLogError] = []
+    for log in recordings:
         try:
-            runs += _read_log(log, shown, progress, node)
+            runs += _read_log(log, name if len(recordings) == 1 else f"{name}/{log.name}", progress, node)
         except RunLogError as error:
-            errors.append(str(error))
+            errors.append(error)
     if not runs:
-        raise RunLogError(errors[0])
-    return [replace(run, troubles=(*run.troubles, *errors)) for run in runs]
+        raise errors[0]
+    return [replace(run, troubles=(*run.troubles, *map(str, errors))) for run in runs]
 
 
 class _Rows:
@@ -115,10 +119,10 @@ class _Rows:
         raw = message.data
         if not self._labels or raw[: -self._numbers.size] != self._prefix:
             array = self._log.decode(message)
-            labels = [dim.label for dim in array.layout.dim][: len(array.data)]
-            if raw[:2] != _LITTLE_ENDIAN or len(labels) != len(array.data) or not labels:
-                return dict(zip(labels, map(float, array.data), strict=False))
-            self._labels, self._numbers = labels, struct.Struct(f"<{len(labels)}d")
+            values = by_label(array)
+            if raw[:2] != _LITTLE_ENDIAN or len(values) != len(array.data):
+                return values
+            self._labels, self._numbers = list(values), struct.Struct(f"<{len(values)}d")
             self._prefix = raw[: -self._numbers.size]
         return dict(zip(self._labels, self._numbers.unpack_from(raw, len(raw) - self._numbers.size), strict=True))
 
@@ -131,24 +135,34 @@ def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> li
             msg = f"log {path}: {_NO_LOG}"
             raise RunLogError(msg)
         with LogReader(path, notes.append) as log:
-            nodes = sorted({_node(topic.name) for topic in log.topics.values() if _is_wanted(topic)})
+            places = [(*one.name.rpartition("/")[::2], one.type_name) for one in log.topics.values()]
+            nodes = sorted({found for found, topic, kind in places if found and _TOPICS.get(topic) == kind})
             builders = {found: RunLogBuilder(found) for found in nodes if node in {None, found}}
             if not builders:
                 raise RunLogError(_nothing(path, log, nodes, node))
             _fold_log(log, builders, progress)
-            missing = {found: _missing(log, found) for found in builders}
+            there = {topic.name for topic in log.topics.values() if topic.count}
     except LogError as error:
         raise RunLogError(str(error)) from error
     except OSError as error:
         msg = f"log {path}: cannot be read: {error.strerror or error}"
         raise RunLogError(msg) from error
-    runs = [builder.build(name if len(builders) == 1 else f"{name} {found}", path, missing[found])
-            for found, builder in builders.items()]  # fmt: skip
-    return [replace(run, recordings=(path,), troubles=(*run.troubles, *notes)) for run in runs]
+    runs = []
+    for found, builder in builders.items():
+        expected = {
+            f"{found}/latency_stages": "latencies, tiers and outcomes",
+            f"{found}/memory_stats": "memory",
+            f"{found}/anomaly": "anomalies",
+            "/diagnostics": "names of stages and tiers, health",
+        }
+        missing = (f"no {topic} in this log: {what}" for topic, what in expected.items() if topic not in there)
+        run = builder.build(name if len(builders) == 1 else f"{name} {found}", path, tuple(missing))
+        runs.append(replace(run, recordings=(path,), troubles=(*run.troubles, *notes)))
+    return runs
 
 
 def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: Progress) -> None:
-    wanted = {f"{found}/{topic}": type_name for found in builders for topic, type_name in _TOPICS.items()}
+    wanted = {f"{found}/{topic}": kind for found in builders for topic, kind in _TOPICS.items()}
     wanted["/diagnostics"] = _DIAGNOSTICS
     topics = [topic for topic in log.topics.values() if wanted.get(topic.name) == topic.type_name]
     total = sum(max(topic.count, 0) for topic in topics)
@@ -157,46 +171,25 @@ def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: P
     for done, message in enumerate(log.messages([topic.name for topic in topics]), start=1):
         if done % _MESSAGES_AT_ONCE == 0:
             progress(done, total)
+        if message.type_name != wanted[message.topic]:
+            continue
         found, _, topic = message.topic.rpartition("/")
+        own = [builders[found]] if topic in _TOPICS else list(builders.values())
         try:
-            if message.type_name != wanted[message.topic]:
-                continue
             if topic == "latency_stages":
-                builders[found].row(message.t_ns, rows[message.topic].read(message))
+                own[0].row(message.t_ns, rows[message.topic].read(message))
             elif topic == "memory_stats":
-                builders[found].memory(message.t_ns, rows[message.topic].read(message))
-            elif topic == "anomaly":
-                builders[found].on_anomaly(message.t_ns, log.decode(message))
+                own[0].memory(message.t_ns, rows[message.topic].read(message))
             else:
-                diagnostics = log.decode(message)
-                for builder in builders.values():
-                    builder.on_diagnostics(message.t_ns, diagnostics)
+                decoded = log.decode(message)
+                for builder in own:
+                    (builder.on_anomaly if topic == "anomaly" else builder.on_diagnostics)(message.t_ns, decoded)
         except BadInput as error:
-            for builder in builders.values():
+            for builder in own:
                 builder.trouble(f"topic {message.topic}: {error}")
     progress(done, total)
     for builder in builders.values() if done < total else ():
         builder.trouble(f"{total - done:,} of {total:,} messages cannot be read")
-
-
-def _node(topic: str) -> str:
-    return topic.rpartition("/")[0]
-
-
-def _is_wanted(topic: LogTopic) -> bool:
-    """Whether only a node publishes such a topic, as `/perf/latency_stages`."""
-    return _node(topic.name) != "" and _TOPICS.get(topic.name.rpartition("/")[2]) == topic.type_name
-
-
-def _missing(log: LogReader, node: str) -> tuple[str, ...]:
-    expected = {
-        f"{node}/latency_stages": "latencies, tiers and outcomes",
-        f"{node}/memory_stats": "memory",
-        f"{node}/anomaly": "anomalies",
-        "/diagnostics": "names of stages and tiers, health",
-    }
-    there = {topic.name for topic in log.topics.values() if topic.count}
-    return tuple(f"no {topic} in this log: {what}" for topic, what in expected.items() if topic not in there)
 
 
 def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> str:

@@ -99,11 +99,7 @@ class BaselineStore:
         return sorted(found, key=lambda one: str(one.card["saved_at"]), reverse=True)
 
     def get(self, name: str) -> Baseline:
-        """One baseline.
-
-        Raises:
-            RunLogError: there is none of this name; the message names those that there are.
-        """
+        """One baseline; a `RunLogError` names those that there are where there is none of this name."""
         return self._read(self._folder_of(name))
 
     def delete(self, name: str) -> Path:
@@ -122,9 +118,7 @@ class BaselineStore:
 
         Of several, one of the same model counts for more, then one of the same parameters, then the newest.
 
-        Args:
-            run: the run.
-            across_machines: one of another machine will do, if there is none of this.
+        With `across_machines` one of another machine will do, if there is none of this.
 
         Raises:
             RunLogError: there is none; the message says why each that there is does not fit.

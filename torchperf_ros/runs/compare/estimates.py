@@ -14,31 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.runs.compare import verdict
 from torchperf_ros.runs.compare.run_frames import StageFrames
-from torchperf_ros.runs.compare.verdict import (
-    COMPILE,
-    DROPPED,
-    FALLBACK,
-    JITTER,
-    LOWER_TIER,
-    MAX,
-    MEMORY_PEAK,
-    MEMORY_SLOPE,
-    MISS,
-    P50,
-    P95,
-    P99,
-    START_UP,
-    Finding,
-    Interval,
-    Metric,
-    Rules,
-)
+from torchperf_ros.runs.compare.verdict import Finding, Interval, Metric, Rules
 from torchperf_ros.runs.run_log import RunLog
 
 RUNS: Final = 3
 """So many runs a side, and the run is the sample: two have no spread worth the name."""
-_QUANTILES: Final = {P50: 0.50, P95: 0.95, P99: 0.99}
+_QUANTILES: Final = {verdict.P50: 0.50, verdict.P95: 0.95, verdict.P99: 0.99}
 _CURVE: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.97, 0.98, 0.985, 0.995)
 _ALL: Final = (*_QUANTILES.values(), *_CURVE)
 _NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
@@ -64,9 +47,9 @@ def figures(frames: StageFrames, first: str = "") -> dict[Metric, float]:
     known = frames.total_ms[np.isfinite(frames.total_ms)]
     quantiles = np.quantile(known, list(_QUANTILES.values())) if len(known) else [math.nan] * len(_QUANTILES)
     return {
-        MAX: float(known.max()) if len(known) else math.nan,
+        verdict.MAX: float(known.max()) if len(known) else math.nan,
         **{metric: float(value) for metric, value in zip(_QUANTILES, quantiles, strict=True)},
-        JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
+        verdict.JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
         **{metric: _percent(flags) for metric, flags in _flags(frames, first).items()},
     }
 
@@ -80,7 +63,7 @@ def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[flo
     before, after = (float(side.mean()) if len(side) else math.nan for side in sides)
     least = min(map(len, sides))
     shown = Finding(stage, metric, before, after, samples=least, kind="runs")
-    if metric is MAX:
+    if metric is verdict.MAX:
         return replace(shown, why=_NO_INTERVAL, decides=False)
     if unknown := [word for word, side in zip(("base", "new"), sides, strict=True) if not len(side)]:
         why = " and ".join(f"the {word} run does not say" for word in unknown)
@@ -108,7 +91,7 @@ def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[F
     series = [_Series(one) for one in (base, new)]
     before, after = (figures(one) for one in (base, new))
     samples = min(len(one.values) for one in series)
-    metrics = [*_QUANTILES, JITTER]
+    metrics = [*_QUANTILES, verdict.JITTER]
     curve: Curve = ()
     intervals: dict[Metric, Interval] = {}
     certain = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
@@ -124,7 +107,8 @@ def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[F
         intervals = dict(zip(metrics, [*bounds[: len(_QUANTILES)], bounds[-1]], strict=True))
         drawn = zip(_ALL, moved, bounds, strict=False)
         curve = tuple(sorted((share, float(one), bound.low, bound.high) for share, one, bound in drawn))
-    found = [Finding(base.name, MAX, before[MAX], after[MAX], None, samples, why=_NO_INTERVAL, decides=False)]
+    longest = before[verdict.MAX], after[verdict.MAX]
+    found = [Finding(base.name, verdict.MAX, *longest, None, samples, why=_NO_INTERVAL, decides=False)]
     for metric in metrics:
         short = [one for one in series if not certain and len(one.values) < one.least[metric]]
         enough, why = max(((one.least[metric], _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
@@ -134,15 +118,7 @@ def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[F
 
 
 def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
-    """The shares of frames that went wrong on two sides.
-
-    Args:
-        base: the side that is the measure.
-        new: the side in question.
-        pairs: of `same_frames`.
-        block: frames over which latencies depend on each other.
-        alpha: 1 less the confidence.
-    """
+    """The shares of frames that went wrong; `pairs`: of `same_frames`; latencies depend on each other over `block`."""
     first = base.tiers[0] if base.tiers and new.tiers else ""
     same = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
     before, after = (_flags(one, first) for one in (base, new))
@@ -157,7 +133,7 @@ def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int,
             interval, enough, why = Interval(0.0, 0.0, math.nan), 0.0, ""
         elif samples < _LEAST_FRAMES:
             interval, enough, why = None, float(_LEAST_FRAMES), _few(samples, 1)
-        elif pairs is None or metric is DROPPED:
+        elif pairs is None or metric is verdict.DROPPED:
             interval, enough, why = _of_shares(sides[0], sides[1], block, alpha)
         else:  # 1 where a frame went wrong on the new side alone, -1 on the base alone
             steps = after[metric][pairs[1]] - before[metric][pairs[0]]
@@ -184,10 +160,10 @@ def same_frames(base: Sequence[StageFrames], new: Sequence[StageFrames]) -> Pair
 def whole(base: Sequence[RunLog], new: Sequence[RunLog], alpha: float) -> list[Finding]:
     """Memory, start-up and compile time, as far as one of the runs says: a value a run."""
     of_run: dict[Metric, Callable[[RunLog], float]] = {
-        MEMORY_PEAK: lambda run: float(run.used_memory[2].max(initial=-math.inf)),
-        MEMORY_SLOPE: lambda run: run.memory_slope,
-        START_UP: lambda run: _number(run.fact("start_up_s")),
-        COMPILE: lambda run: _number(run.fact("compile_s")),
+        verdict.MEMORY_PEAK: lambda run: float(run.used_memory[2].max(initial=-math.inf)),
+        verdict.MEMORY_SLOPE: lambda run: run.memory_slope,
+        verdict.START_UP: lambda run: _number(run.fact("start_up_s")),
+        verdict.COMPILE: lambda run: _number(run.fact("compile_s")),
     }
     found = []
     for metric, value in of_run.items():
@@ -241,7 +217,7 @@ class _Series:
         self.values: Values = frames.total_ms[np.isfinite(frames.total_ms)]
         self.block = 1
         self.least = {metric: _LEAST_BEYOND / min(share, 1 - share) for metric, share in _QUANTILES.items()}
-        self.least[JITTER] = _LEAST_BLOCKS
+        self.least[verdict.JITTER] = _LEAST_BLOCKS
         if len(self.values) >= _LEAST_VALUES:
             steps = np.abs(np.diff(self.values))
             self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
@@ -317,7 +293,12 @@ def _flags(frames: StageFrames, first: str) -> dict[Metric, Values]:
     dropped[ends] = 0.0
     best = 0 if not first else frames.tiers.index(first) if first in frames.tiers else -1
     lower = np.where(frames.tier >= 0, frames.tier != best, math.nan)
-    return {MISS: frames.missed * 1.0, FALLBACK: frames.fell_back * 1.0, DROPPED: dropped, LOWER_TIER: lower}
+    return {
+        verdict.MISS: frames.missed * 1.0,
+        verdict.FALLBACK: frames.fell_back * 1.0,
+        verdict.DROPPED: dropped,
+        verdict.LOWER_TIER: lower,
+    }
 
 
 def _of_shares(base: Values, new: Values, block: int, alpha: float) -> tuple[Interval, float, str]:

@@ -140,11 +140,7 @@ def write_report(
 ) -> int:
     """Write the page; series are thinned, and pictures made smaller, until it fits. Returns its size in bytes.
 
-    Args:
-        runs: what to show in detail.
-        path: the file to write.
-        progress: called with what is done now.
-        overview: of all runs, where these are only some.
+    Where `runs` are only some, the `overview` is of all. `progress` is called with what is done now.
 
     Raises:
         RunLogError: there is too much even so; fewer logs would do.

@@ -77,9 +77,7 @@ def rounded(values: Any) -> list[float | None]:  # noqa: ANN401 - any sequence o
 def timeline(stage: StageLog, most: int) -> go.Figure:
     """Latency of every frame with its budget, and below, on the same axis, the tier that ran and, if known, the health.
 
-    Args:
-        stage: what to show.
-        most: points at most, for the frames that were on time and again for each outcome.
+    There are `most` points at most for the frames that were on time, and again for each outcome.
     """
     heights = _HEIGHTS_PX if stage.health else _HEIGHTS_PX[:2]  # the axis without data would take its labels with it
     rows, height_px = len(heights), sum(heights) + _GAP_PX * (len(heights) - 1)
