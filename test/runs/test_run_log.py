@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
 from rosbags.rosbag1 import Writer
 from rosbags.typesys import Stores, get_typestore
 
@@ -105,23 +104,11 @@ def cut(folder):
     return file
 
 
-def without_metadata(folder):
-    (folder / "metadata.yaml").unlink()
-    return folder
-
-
-def packed(folder):
-    file = next(folder.glob("*.mcap"))
-    file.with_suffix(".mcap.zstd").write_bytes(zstandard.compress(file.read_bytes()))
-    return file.with_suffix(".mcap.zstd")
-
-
-@pytest.mark.parametrize("how", [cut, without_metadata, packed, lambda log: next(log.glob("*.mcap")).rename(log / "a")])
+@pytest.mark.parametrize("how", [cut, lambda log: next(log.glob("*.mcap")).rename(log / "a")])
 def test_given_a_log_that_replay_opens_when_read_then_its_frames_are_there(tmp_path, how):
     (run,) = read(how(logs.write_log(tmp_path / "drive", logs.messages(images=False))))
     assert len(run.stages[0]) == logs.FRAMES
-    if how is cut:
-        assert any("has no usable index" in trouble for trouble in run.troubles)
+    assert any("has no usable index" in trouble for trouble in run.troubles) is (how is cut)
 
 
 def test_given_rotated_records_when_the_newest_is_named_then_all_are_read_and_what_is_lost_is_told(tmp_path):
@@ -139,25 +126,19 @@ def test_given_rotated_records_when_the_newest_is_named_then_all_are_read_and_wh
         assert trouble.startswith(words)
 
 
-def test_given_drops_and_reasons_in_records_when_read_then_they_belong_to_their_stage_and_frame(tmp_path):
+def test_given_drops_reasons_and_a_profiler_in_records_when_read_then_they_belong_to_their_stage_and_frame(tmp_path):
     lines = logs.records()
     late = next(line for line in lines if line.get("outcome") == "late")
     late["reason"] = "the model took too long\nTraceback ..."
+    frames = [line for line in lines if line["kind"] == "frame" and line["stage"] == "perception"]
+    for frame in frames[10:20]:
+        frame["profiled"] = True
     lines += [{"v": 1, "kind": "dropped", "t_ns": 1, "stage": "perception", "superseded": 3, "stale": 1}] * 2
     (run,) = read(logs.write_records(tmp_path / "records.jsonl", lines))
     assert [stage.dropped for stage in run.stages] == [8, None]
     assert run.stages[0].reasons == {late["t_ns"]: "the model took too long"}
-
-
-def test_given_frames_under_a_profiler_in_records_when_drawn_then_they_are_marked(tmp_path):
-    lines = logs.records()
-    frames = [line for line in lines if line["kind"] == "frame" and line["stage"] == "perception"]
-    for frame in frames[10:20]:
-        frame["profiled"] = True
-    (run,) = read(logs.write_records(tmp_path / "records.jsonl", lines))
     assert run.stages[0].profiled == {frame["t_ns"] for frame in frames[10:20]}
-    names = [trace.name for trace in timeline(run.stages[0], 1000).data]
-    assert "under a profiler (10)" in names
+    assert "under a profiler (10)" in [trace.name for trace in timeline(run.stages[0], 1000).data]
     assert not any("profiler" in (trace.name or "") for trace in timeline(run.stages[1], 1000).data)
 
 
