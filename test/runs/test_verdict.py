@@ -49,11 +49,8 @@ def test_given_margins_and_limits_when_asked_then_a_stages_own_wins_and_the_rest
         ("planning", P50, 5.0), ("planning", P50, 50.0), ("perception", P99, 50.0), ("planning", P99, 50.0),
         ("planning", MISS, 50.0))]  # fmt: skip
     assert margins == pytest.approx([0.2, 1.0, 0.5, 5.0, 2.0])
-    assert [found.limit(*place) for place in (("perception", P99), ("planning", P99), ("planning", MISS))] == [
-        40,
-        50,
-        0.5,
-    ]
+    assert [found.limit(stage, P99) for stage in ("perception", "planning")] == [40.0, 50.0]
+    assert found.limit("planning", MISS) == 0.5
     assert found.limited(["lanes"]) == {("perception", P99), ("lanes", P99), ("lanes", MISS), ("", COMPILE)}
 
 
