@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.telemetry.node_state import NODE_STATUS, STATUS_PREFIX
+from torchperf_ros.telemetry.node_state import NodeState
 from torchperf_ros.watch.memory_watch import theil_sen_slope
 
 STEPS: Final = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
@@ -248,8 +248,7 @@ class RunLogBuilder:
         self._anomalies: list[LoggedAlert] = []
         self._versions: dict[str, str] = {}
         self._troubles: list[str] = []
-        self._pid = ""
-        self._restarts = 0
+        self._state = NodeState(node)
 
     def trouble(self, text: str) -> None:
         """Note what could not be read."""
@@ -306,22 +305,21 @@ class RunLogBuilder:
         for status in message.status:
             level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
             word = _LEVELS[min(level, len(_LEVELS) - 1)]
-            self._anomalies.append(LoggedAlert(t_ns, word, status.name, status.message, _values(status)))
+            values = {pair.key: pair.value for pair in status.values}
+            self._anomalies.append(LoggedAlert(t_ns, word, status.name, status.message, values))
 
     def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         """Take a message of `/diagnostics`; other nodes' are passed over."""
-        for status in message.status:
-            if not status.name.startswith(STATUS_PREFIX) or status.hardware_id not in {self.node, ""}:
-                continue
-            name, values = status.name.removeprefix(STATUS_PREFIX), _values(status)
-            if name == NODE_STATUS:
-                self._restarts += self._pid not in {"", values.get("pid", "")}
-                self._pid = values.get("pid", "")
-            elif "health" in values:
-                self._health(t_ns, name, values["health"])
-                if tiers := values.get("tiers", ""):
-                    self._stage(name).tiers = tuple(tier.strip() for tier in tiers.split(","))
-                self._count_drops(self._stage(name), values)
+        self._state.on_diagnostics(message)
+        for name, now in self._state.stages.items():
+            self._health(t_ns, name, now.health)
+            stage = self._stage(name)
+            if tiers := now.values.get("tiers", ""):
+                stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
+            if now.dropped is not None:  # counters begin anew with another process
+                before = now.dropped if stage.dropped_before is None else stage.dropped_before
+                stage.drop(now.dropped - before if now.dropped >= before else now.dropped)
+                stage.dropped_before = now.dropped
 
     def build(self, name: str, source: Path | None, missing: tuple[str, ...] = ()) -> RunLog:
         """The log as it stands; see `RunLog`."""
@@ -332,8 +330,8 @@ class RunLogBuilder:
             name, tuple(self._by_number(index).built(names[index]) for index in sorted(names)), source, self.node,
             np.array([t_ns for t_ns, _ in self._memory], dtype=np.int64),
             {label: np.array([values.get(label) for _, values in self._memory], np.float64) for label in labels},
-            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), self._versions, self._restarts, missing,
-            (*self._troubles, *odd),
+            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), self._versions, self._state.restarts,
+            missing, (*self._troubles, *odd),
         )  # fmt: skip
 
     def _frame(self, record: Mapping[str, Any]) -> None:
@@ -361,16 +359,6 @@ class RunLogBuilder:
         if not changes or changes[-1][1] != word:
             changes.append((t_ns, word))
 
-    def _count_drops(self, stage: _Stage, values: Mapping[str, str]) -> None:
-        """Add what the counters grew by since the last report; they begin anew with another process."""
-        try:
-            count = int(values["superseded"]) + int(values["stale"])
-        except (KeyError, ValueError):
-            return
-        before = stage.dropped_before if stage.dropped_before is not None else count
-        stage.drop(count - before if count >= before else count)
-        stage.dropped_before = count
-
     def _stage(self, name: str) -> _Stage:
         if name not in self._names:
             self._names.append(name)
@@ -382,7 +370,3 @@ class RunLogBuilder:
 
 def _whole(value: float | None) -> int:
     return UNKNOWN if value is None or not math.isfinite(value) else round(value)
-
-
-def _values(status: Any) -> dict[str, str]:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
-    return {pair.key: pair.value for pair in status.values}

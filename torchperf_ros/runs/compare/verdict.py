@@ -216,6 +216,11 @@ class Finding:
     limit: float = math.nan
 
     @property
+    def title(self) -> str:
+        """The stage and the metric, as people call them."""
+        return f"{self.stage} {self.metric.title}".strip()
+
+    @property
     def difference(self) -> float:
         """New less base."""
         return self.new - self.base

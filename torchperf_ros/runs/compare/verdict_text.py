@@ -50,8 +50,8 @@ def conspicuous(comparison: Comparison) -> list[str]:
     """What has no verdict and should be looked at all the same, in words, unless it breaks its limit."""
     found = [f"{stage} has no answered frame in the new run" for stage in comparison.silent]
     return found + [
-        f"{_full_title(one)} {_with_unit(one)} is {one.difference / one.margin:,.0f} times its margin"
-        if math.isfinite(one.difference) else f"{_full_title(one)} is missing in the new run"
+        f"{one.title} {_with_unit(one)} is {one.difference / one.margin:,.0f} times its margin"
+        if math.isfinite(one.difference) else f"{one.title} is missing in the new run"
         for one in comparison.findings
         if one.conspicuous and not one.breaks_limit and one.stage not in comparison.silent
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
         bounds = [number(value, signed=True) for value in (one.interval.low, one.interval.high)] if one.interval else []
         p = "-" if not math.isfinite(one.p) else f"< {_TINY_P}" if one.p < _TINY_P else f"{one.p:.3f}"
         found.append((
-            f"{_full_title(one)} [{one.metric.unit}]", number(one.base), number(one.new), _change(one),
+            f"{one.title} [{one.metric.unit}]", number(one.base), number(one.new), _change(one),
             " to ".join(bounds) or "-", f"±{number(one.margin)}", p, _verdict(one),
         ))  # fmt: skip
     return found
@@ -194,7 +194,7 @@ def _verdict(finding: Finding) -> str:
 
 
 def _named(findings: Sequence[Finding]) -> str:
-    return _listed([f"{_full_title(one)} {_with_unit(one)}" for one in findings])
+    return _listed([f"{one.title} {_with_unit(one)}" for one in findings])
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -202,15 +202,11 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _full_title(finding: Finding) -> str:
-    return " ".join(filter(None, [finding.stage, finding.metric.title]))
-
-
 def _measured(finding: Finding) -> str:
     """What the new side has of something that has a limit."""
     value, unit = finding.new, finding.metric.unit
     measured = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
-    return f"{_full_title(finding)} {measured} (limit {finding.limit:g} {unit})"
+    return f"{finding.title} {measured} (limit {finding.limit:g} {unit})"
 
 
 def _with_unit(finding: Finding) -> str:
