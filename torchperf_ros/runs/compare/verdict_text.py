@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -139,7 +139,8 @@ def to_json(comparison: Comparison, status: int) -> str:
             for stage in comparison.stages
         ],
     }  # fmt: skip
-    return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+    plain = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN is null in JSON
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 
 def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
@@ -160,14 +161,6 @@ def _finding(one: Finding) -> dict[str, Any]:
         "verdict": one.verdict.value, "samples": one.samples, "needed": one.needed, "counted_in": one.kind,
         "notes": [one.why] if one.why else [],
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value; NaN is null there
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _change(one: Finding) -> str:
