@@ -20,9 +20,9 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.latency_series import STAGE, LatencyModel, Slower
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.runs.compare.comparison import Comparison, compare
-from torchperf_ros.runs.compare.run_frames import of_run
 from torchperf_ros.runs.compare.verdict import METRICS, Rules, Verdict, judge, read_margins
 from torchperf_ros.runs.run_file import write_run
+from torchperf_ros.runs.run_log_source import of_run
 
 TESTED = ("p50", "p95", "p99", "jitter", "miss")
 ALPHA = 0.05
@@ -72,13 +72,12 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
         runs = model.run(cell.frames, random), model.run(cell.frames, random, changed)
         base, new = (of_run(run, "run") for run in runs)
         found = compare([base], [new], Rules(resamples=resamples, seed=number))
-        estimates = [finding.estimate for finding in found.findings]
-        for one in estimates:
+        for one in found.findings:
             if one.metric.key in TESTED and one.tested is not None:
                 counts.intervals[one.metric.key] += 1
                 counts.missed[one.metric.key] += not one.tested.low <= 0 <= one.tested.high
         counts.alarms += bool(found.with_verdict(Verdict.WORSE))
-        counts.alarms_without_margins += any(one.verdict is Verdict.WORSE for one in judge(estimates, none))
+        counts.alarms_without_margins += any(one.verdict is Verdict.WORSE for one in judge(found.findings, none))
         p99 = _p99(found)
         counts.p99_worse += p99.verdict is Verdict.WORSE
         counts.p99_equivalent += p99.verdict is Verdict.EQUIVALENT
@@ -104,7 +103,7 @@ def save(folder: Path, seed: int) -> None:
 
 
 def _p99(found: Comparison):
-    return next(one for one in found.findings if one.estimate.metric.key == "p99")
+    return next(one for one in found.findings if one.metric.key == "p99")
 
 
 def _nothing(key: str) -> str:

@@ -15,17 +15,15 @@ from plotly.offline import get_plotlyjs
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.runs.report import report_page
 from torchperf_ros.runs.report.report_page import (
-    MOST_BYTES,
     MOST_ROWS,
     Overview,
     OverviewRow,
     in_words,
-    memory_trend,
     stage_figures,
     worst_frames,
     write_report,
 )  # fmt: skip
-from torchperf_ros.runs.report.report_pictures import envelope
+from torchperf_ros.runs.report.report_pictures import envelope, latencies
 from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.runs.run_log import RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
@@ -35,18 +33,25 @@ import report_logs as logs
 
 
 @pytest.fixture(scope="module")
-def drive(tmp_path_factory):
-    return logs.write_log(tmp_path_factory.mktemp("logs") / "drive")
+def run(tmp_path_factory):
+    return read(logs.write_log(tmp_path_factory.mktemp("logs") / "drive"))
 
 
-@pytest.fixture
-def run(drive):
-    return read_runs(drive, lambda done, total: None)[0]
+def read(path):
+    (run,) = read_runs(path, lambda done, total: None)
+    return run
 
 
-def without_plotly(page: Path) -> str:
+def written(folder, runs, overview=None):
+    """The page of these runs."""
+    size = write_report(runs, folder / "page.html", lambda _: None, overview)
+    assert size == (folder / "page.html").stat().st_size < report_page.MOST_BYTES
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def without_plotly(text: str) -> str:
     """The page less the library, which nobody here wrote."""
-    return page.read_text(encoding="utf-8").replace(get_plotlyjs(), "")
+    return text.replace(get_plotlyjs(), "")
 
 
 def test_given_a_drive_when_told_in_words_then_the_numbers_are_the_frames(run):
@@ -73,9 +78,8 @@ def test_given_memory_that_grows_when_the_trend_is_asked_for_then_replaced_worke
     column[1000:1200] -= 250.0
     column[3580:] = 0.0
     long = replace(run, memory_t_ns=(t_s * 1e9).astype(np.int64), memory={"workers_rss_mib": column})
-    label, slope = memory_trend(long)
-    assert label == "workers_rss_mib"
-    assert slope == pytest.approx(10.0, rel=0.05)
+    assert long.used_memory[0] == "workers_rss_mib"
+    assert long.memory_slope == pytest.approx(10.0, rel=0.05)
 
 
 def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_ends():
@@ -90,9 +94,7 @@ def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_e
 
 
 def test_given_a_drive_when_written_then_the_page_holds_all_parts_and_asks_for_nothing(run, tmp_path):
-    size = write_report([run], tmp_path / "report.html", lambda text: None)
-    page = without_plotly(tmp_path / "report.html")
-    assert size == (tmp_path / "report.html").stat().st_size < report_page.MOST_BYTES
+    page = without_plotly(written(tmp_path, [run]))
     for words in ("How the models did: drive", "perception: 100 frames", "The 10 worst frames of planning", "Memory",
                   "Anomalies", "frame 60", "late → hold last"):  # fmt: skip
         assert words in page
@@ -104,24 +106,19 @@ def test_given_a_drive_when_written_then_the_page_holds_all_parts_and_asks_for_n
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
 
-def test_given_a_log_without_images_and_memory_when_written_then_the_page_says_so(tmp_path):
-    log = logs.write_log(tmp_path / "bare", logs.messages(images=False, memory=False))
-    write_report(read_runs(log, lambda done, total: None), tmp_path / "report.html", lambda text: None)
-    page = without_plotly(tmp_path / "report.html")
-    assert "no /perf/memory_stats in this log: memory" in page
-    assert "no images or point clouds in this log" in page
-    assert "<h3>Memory</h3>" not in page
-
-
-def test_given_several_logs_when_written_then_they_stand_side_by_side_and_the_library_is_there_once(run, tmp_path):
-    other = read_runs(logs.write_records(tmp_path / "records.jsonl", logs.records()), lambda done, total: None)[0]
-    write_report([run, other], tmp_path / "report.html", lambda text: None)
-    whole = (tmp_path / "report.html").read_text(encoding="utf-8")
-    page = without_plotly(tmp_path / "report.html")
+def test_given_several_logs_when_written_then_they_stand_side_by_side_and_say_what_they_lack(tmp_path):
+    runs = [read(logs.write_log(tmp_path / "bare", logs.messages(images=False, memory=False))),
+            read(logs.write_records(tmp_path / "records.jsonl", logs.records()[:-3]))]  # fmt: skip
+    whole = written(tmp_path, [replace(run, memory={}) for run in runs])
+    page = without_plotly(whole)
     assert page.count("<section") == 2
     assert page.count('<a href="#run1">records.jsonl</a></td>') == 2
     assert "torch 2.13" in page
     assert whole.count(get_plotlyjs()[:2_000]) == 1
+    for words in ("no /perf/memory_stats in this log: memory", "no images or point clouds in this log",
+                  "no recorded inputs beside these figures"):  # fmt: skip
+        assert words in page
+    assert "<h3>Memory</h3>" not in page
 
 
 def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_refused(run, tmp_path, monkeypatch):
@@ -130,31 +127,26 @@ def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_r
     monkeypatch.setattr(report_page, "MOST_BYTES", whole - 1)
     assert write_report([run], tmp_path / "small.html", lambda text: None) < whole
     monkeypatch.setattr(report_page, "MOST_BYTES", library)
+    monkeypatch.setattr(report_page, "_LEAST_POINTS", 1000)
     with pytest.raises(RunLogError, match="report on fewer at a time"):
         write_report([run], tmp_path / "none.html", lambda text: None)
     assert not (tmp_path / "none.html").exists()
 
 
-def run_log(folder, name, pace="real"):
+def replayed(folder, name, pace="real"):
     frames = np.zeros(50, dtype=FRAME)
     frames["t_ns"] = 1_700_000_000_000_000_000 + np.arange(50) * 10**8
     frames["fallback"] = -1
     frames["total_ms"], frames["budget_ms"] = 10.0, 86_400_000.0 if pace == "fast" else 40.0
     write_run(Run({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}), folder / f"{name}.json")
-    (run,) = read_runs(folder / f"{name}.json", lambda _done, _total: None)
-    return replace(run, name=name)
-
-
-def many(folder, runs, overview):
-    write_report(runs, folder / "page.html", lambda _: None, overview)
-    return (folder / "page.html").read_text(encoding="utf-8")
+    return replace(read(folder / f"{name}.json"), name=name)
 
 
 def test_given_hundreds_of_logs_when_reported_then_all_are_in_the_table_and_only_the_worst_have_a_section(tmp_path):
-    worst = [run_log(tmp_path, name) for name in ("drive0", "drive1")]
+    worst = [replayed(tmp_path, name) for name in ("drive0", "drive1")]
     figures = stage_figures(worst[0].stages[0])
     rows = [OverviewRow(f"drive{number}", "perception", figures, number) for number in range(300)]
-    text = many(tmp_path, worst, Overview(rows, [("bad<1>", "no & log")], "300 of 301 logs in out"))
+    text = written(tmp_path, worst, Overview(rows, [("bad<1>", "no & log")], "300 of 301 logs in out"))
 
     assert text.count("<section ") == 2
     assert text.count("<td>perception</td>") == 300
@@ -165,20 +157,21 @@ def test_given_hundreds_of_logs_when_reported_then_all_are_in_the_table_and_only
 
 
 def test_given_more_logs_than_a_page_holds_when_reported_then_the_rest_is_counted(tmp_path):
-    run = run_log(tmp_path, "drive")
+    run = replayed(tmp_path, "drive")
     figures = stage_figures(run.stages[0])
     rows = [OverviewRow(f"a_drive_with_a_long_name_{n:05}", "perception", figures, 0) for n in range(MOST_ROWS + 7)]
-    text = many(tmp_path, [run], Overview(rows))
+    text = written(tmp_path, [run], Overview(rows))
     assert text.count("<td>perception</td>") == MOST_ROWS
     assert "7 more rows, of the best, are left out" in text
-    assert len(text) < MOST_BYTES
+    for count, ticks in ((1, ("a_drive_w…me_00000",)), (40, None)):  # a few have their names below the picture
+        assert latencies(rows[:count]).layout.xaxis.ticktext == ticks
 
 
 def test_given_a_run_without_deadlines_when_reported_then_no_budget_is_shown(tmp_path):
-    fast, real = run_log(tmp_path, "fast", "fast"), run_log(tmp_path, "real")
+    fast, real = replayed(tmp_path, "fast", "fast"), replayed(tmp_path, "real")
     assert np.isnan(fast.stages[0].frames["budget_ms"]).all()
-    text = many(tmp_path, [fast], None)
+    text = written(tmp_path, [fast])
     assert "the longest 10.0 ms, without a deadline." in text
     assert '"name":"budget"' not in text
     assert "86,400" not in text
-    assert '"name":"budget"' in many(tmp_path, [real], None)
+    assert '"name":"budget"' in written(tmp_path, [real])

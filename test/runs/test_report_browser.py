@@ -1,4 +1,4 @@
-"""The page as a browser shows it, without a network."""
+"""The pages as a browser shows them, without a network."""
 
 import re
 import shutil
@@ -7,14 +7,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("plotly", reason="plotly is not installed")
+pytest.importorskip("arch", reason="arch is not installed")
 
+from torchperf_ros.runs.compare.comparison import compare
+from torchperf_ros.runs.compare.verdict import Rules
+from torchperf_ros.runs.compare.verdict_page import verdict_page
 from torchperf_ros.runs.report.report_page import Overview, OverviewRow, stage_figures, write_report
-from torchperf_ros.runs.run_log_source import read_runs
+from torchperf_ros.runs.run_log_source import of_run, read_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
+import compare_runs as made
 import report_logs as logs
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -28,63 +34,47 @@ QUIET = (
 )  # fmt: skip
 
 
-def browse(page: Path, folder: Path, *arguments: str) -> tuple[str, list[str]]:
-    """What the browser writes, and what the page's console said."""
+def browse(page: Path) -> str:
+    """The page as it is drawn; its console has nothing to complain of, nor of what it asked the network for."""
+    assert BAN.search(page.read_text(encoding="utf-8"))
     done = subprocess.run(
-        [BROWSER, *QUIET, f"--user-data-dir={folder / 'user'}", *arguments, page.as_uri()],
+        [BROWSER, *QUIET, f"--user-data-dir={page.parent / 'user'}", "--dump-dom", page.as_uri()],
         check=False, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout, re.findall(r":CONSOLE[:(].*", done.stderr)
+    assert (done.returncode, re.findall(r":CONSOLE[:(].*", done.stderr)) == (0, []), done.stderr
+    return done.stdout
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """The report of a small drive."""
-    folder = tmp_path_factory.mktemp("page")
-    write_report(
-        read_runs(logs.write_log(folder / "drive"), lambda done, total: None), folder / "r.html", lambda text: None
-    )
-    return folder / "r.html"
-
-
-def test_given_the_page_when_opened_then_every_plot_is_drawn_and_nothing_is_complained_of_or_asked_for(page, tmp_path):
-    assert BAN.search(page.read_text(encoding="utf-8"))  # what it asked the network for, the console would tell
-    drawn, console = browse(page, tmp_path, "--dump-dom")
-    assert console == []
+def test_given_a_report_when_opened_then_every_plot_is_drawn(tmp_path):
+    drive = read_runs(logs.write_log(tmp_path / "drive"), lambda done, total: None)
+    write_report(drive, tmp_path / "r.html", lambda text: None)
+    drawn = browse(tmp_path / "r.html")
     assert 'data-drawn="7"' in drawn
     assert drawn.count('class="main-svg"') >= 7
     assert "scatterlayer" in drawn
     assert "late (1)" in drawn
 
 
+def test_given_the_page_of_a_comparison_when_opened_then_every_plot_is_drawn(tmp_path):
+    seconds = np.arange(200.0)
+    memory = {"memory_t_ns": (seconds * 1e9).astype(int), "memory": {"workers_rss_mib": 800 + seconds / 10}}
+    base, new = (replace(of_run(made.run(made.latencies(300, at)), "run"), **memory) for at in range(2))
+    (tmp_path / "v.html").write_text(verdict_page(compare([base], [new], Rules(resamples=300))), encoding="utf-8")
+    drawn = browse(tmp_path / "v.html")
+    assert 'data-drawn="4"' in drawn
+    assert drawn.count('class="main-svg"') >= 4
+
+
 def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_sorted_by_value(tmp_path):
     (run,) = read_runs(logs.write_records(tmp_path / "records.jsonl", logs.records()), lambda done, total: None)
     figures = stage_figures(run.stages[0])
-    rows = [OverviewRow(f"log{n}", "perception", replace(figures, p99_ms=p99), 0) for n, p99 in enumerate((9, 100, 20))]
+    rows = [OverviewRow(f"log_of_tuesday_morning{n}", "perception", replace(figures, p99_ms=p99), 0)
+            for n, p99 in enumerate((9, 100, 20))]  # fmt: skip
     write_report([run], tmp_path / "r.html", lambda text: None, Overview(rows, title="many"))
     page = tmp_path / "r.html"
     click = "<script>document.querySelectorAll('.sortable th')[5].click()</script></body>"
     page.write_text(page.read_text(encoding="utf-8").replace("</body>", click), encoding="utf-8")
-    drawn, console = browse(page, tmp_path, "--dump-dom")
-    assert console == []
-    assert re.findall(r"<td>(log\d)</td>", drawn) == ["log0", "log2", "log1"]
-
-
-@pytest.mark.parametrize(
-    ("count", "ticks"),
-    [
-        (1, ["log_of_tu…morning0"]),
-        (3, [f"log_of_tu…morning{n}" for n in range(3)]),
-        (40, [str(n) for n in range(5, 41, 5)]),
-    ],
-)
-def test_given_the_page_of_many_logs_when_opened_then_a_few_have_their_names_below_the_picture(tmp_path, count, ticks):
-    (run,) = read_runs(logs.write_records(tmp_path / "records.jsonl", logs.records()), lambda done, total: None)
-    figures = stage_figures(run.stages[0])
-    rows = [OverviewRow(f"log_of_tuesday_morning{n}", "perception", figures, 0) for n in range(count)]
-    write_report([run], tmp_path / "r.html", lambda text: None, Overview(rows, title="many"))
-    drawn, console = browse(tmp_path / "r.html", tmp_path, "--dump-dom")
-    assert console == []
-    overview = drawn[: drawn.index("</header>")]
-    assert re.findall(r'class="xtick"[^>]*><text[^>]*>([^<]*)<', overview) == ticks
+    drawn = browse(page)
+    assert re.findall(r"<td>(log_of_\w+\d)</td>", drawn) == [f"log_of_tuesday_morning{n}" for n in (0, 2, 1)]
+    ticks = re.findall(r'class="xtick"[^>]*><text[^>]*>([^<]*)<', drawn[: drawn.index("</header>")])
+    assert ticks == [f"log_of_tu…morning{n}" for n in range(3)]

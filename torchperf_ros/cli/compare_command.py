@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torchperf_ros.runs.compare.baselines import BaselineStore
     from torchperf_ros.runs.compare.comparison import Comparison
-    from torchperf_ros.runs.compare.run_frames import RunFrames
     from torchperf_ros.runs.compare.verdict import Rules
+    from torchperf_ros.runs.run_log import RunLog
 
 _BAD_INPUT: Final = 2
 _PLAIN_WIDTH: Final = 180
@@ -200,7 +200,7 @@ def _compare(
     console = Console(stderr=True)
     with console.status("reading") as shown:
 
-        def read(path: Path) -> "RunFrames":
+        def read(path: Path) -> "RunLog":
             shown.update(f"reading {path.name}")
             return load_run(path)
 

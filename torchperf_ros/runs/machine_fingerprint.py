@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import time
 from pathlib import Path
 from typing import Final
@@ -91,10 +92,9 @@ def version_of(package: str) -> str:
 
 def cpu_model(proc: Path = Path("/proc")) -> str:
     """The processor's name; where it names none (Arm), the board's, else the architecture."""
-    for line in _text(proc / "cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return _text(proc / "device-tree" / "model").strip("\0\n ") or platform.machine()
+    named = re.search(r"^model name\s*:(.*)", _text(proc / "cpuinfo"), re.MULTILINE)
+    board = _text(proc / "device-tree" / "model").strip("\0\n ")
+    return named[1].strip() if named else board or platform.machine()
 
 
 def installed_mib(seen_mib: float) -> int:
@@ -107,10 +107,8 @@ def installed_mib(seen_mib: float) -> int:
 
 
 def _total_mib(proc: Path) -> float:
-    for line in _text(proc / "meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) / _KIB_PER_MIB
-    return 0.0
+    found = re.search(r"^MemTotal:\s+(\d+)", _text(proc / "meminfo"), re.MULTILINE)
+    return int(found[1]) / _KIB_PER_MIB if found else 0.0
 
 
 def _text(path: Path) -> str:

@@ -4,13 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def markdown_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A heading and a table, numbers to the right; no lines at all where there are no rows.
-
-    Args:
-        title: of the section.
-        columns: heads; the first column holds words, the others numbers.
-        rows: one cell per column.
-    """
+    """A heading and a table, words in the first column and numbers in the others; no lines where there are no rows."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     if not lines:
         return []

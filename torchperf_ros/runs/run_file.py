@@ -23,6 +23,7 @@ SUFFIXES: Final = (".json", ".parquet")
 VERSION: Final = 1
 _KEY: Final = b"torchperf_run"
 _KIND: Final = "run"
+_NAMES: Final = FRAME.names or ()
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ def write_run(run: Run, path: Path) -> None:
     """
     check_run_path(path)
     part = path.with_name(f".{path.name}.part")
+    summary = {"v": VERSION, "kind": _KIND, **run.summary}
     try:
         if path.suffix == ".json":
-            _write_json(run, part)
+            stages = [{**stage, "frames": _lists(run.frames[stage["name"]])} for stage in summary["stages"]]
+            part.write_bytes(_json({**summary, "stages": stages}) + b"\n")
         else:
-            _write_parquet(run, part)
+            _write_parquet(run, part, _json(summary))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -80,73 +83,58 @@ def read_run(path: Path) -> Run:
         RunLogError: it cannot be read, or is no run of this version.
     """
     try:
-        run = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
+        return _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
     except OSError as error:
         msg = f"run {path}: cannot be read: {error.strerror or error}"
         raise RunLogError(msg) from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
         raise RunLogError(msg) from error
-    return run
 
 
-def _checked(summary: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401 - whatever the file holds
-    if not isinstance(summary, dict) or summary.get("kind") != _KIND:
-        msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote"
-        raise RunLogError(msg)
-    if summary.get("v") != VERSION:
-        msg = f"run {path}: is of version {summary.get('v')}; this program reads version {VERSION}"
+def _summary(text: bytes, path: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(text)
+    if summary["kind"] != _KIND:
+        raise ValueError(summary["kind"])
+    if summary["v"] != VERSION:
+        msg = f"run {path}: is of version {summary['v']}; this program reads version {VERSION}"
         raise RunLogError(msg)
     return summary
 
 
-def _stamped(summary: Mapping[str, Any]) -> dict[str, Any]:
-    return {"v": VERSION, "kind": _KIND, **summary}
-
-
-def _write_json(run: Run, path: Path) -> None:
-    summary = _stamped(run.summary)
-    stages = [{**stage, "frames": _lists(run.frames[stage["name"]])} for stage in summary["stages"]]
-    text = json.dumps({**summary, "stages": stages}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    path.write_bytes(_encoded(text + "\n"))
-
-
-def _encoded(text: str) -> bytes:
+def _json(content: Mapping[str, Any]) -> bytes:
     r"""JSON as UTF-8; a byte of a path that is not UTF-8 becomes an escape of JSON like `\udcff`, and is read back."""
+    text = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="backslashreplace")
 
 
 def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
     """Columns for JSON, which has no NaN: null."""
-    return {
-        name: [None if isinstance(value, float) and math.isnan(value) else value for value in rows[name].tolist()]
-        for name in FRAME.names or ()
-    }
+    return {name: [None if isinstance(one, float) and math.isnan(one) else one for one in rows[name].tolist()]
+            for name in _NAMES}  # fmt: skip
 
 
 def _read_json(path: Path) -> Run:
-    summary = _checked(json.loads(path.read_text(encoding="utf-8")), path)
+    summary = _summary(path.read_bytes(), path)
     frames = {}
     for stage in summary["stages"]:
         columns = stage.pop("frames")
-        rows = np.empty(len(columns["seq"]), dtype=FRAME)
-        for name in FRAME.names or ():
+        rows = frames[str(stage["name"])] = np.empty(len(columns["seq"]), dtype=FRAME)
+        for name in _NAMES:
             rows[name] = [math.nan if value is None else value for value in columns[name]]
-        frames[str(stage["name"])] = rows
     return Run(summary, frames)
 
 
-def _write_parquet(run: Run, path: Path) -> None:
+def _write_parquet(run: Run, path: Path, summary: bytes) -> None:
     pa, pq = _pyarrow()
     kinds = [("stage", pa.dictionary(pa.int8(), pa.string()))]
-    kinds += [(name, pa.from_numpy_dtype(FRAME[name])) for name in FRAME.names or ()]
-    summary = _encoded(json.dumps(_stamped(run.summary), allow_nan=False, ensure_ascii=False))
+    kinds += [(name, pa.from_numpy_dtype(FRAME[name])) for name in _NAMES]
     schema = pa.schema(kinds, metadata={_KEY: summary})
     names = list(run.frames)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for index, rows in enumerate(run.frames.values()):
-            stage = pa.DictionaryArray.from_arrays(pa.array(np.full(len(rows), index, np.int8)), pa.array(names))
-            columns = [pa.array(np.ascontiguousarray(rows[name])) for name in FRAME.names or ()]
+            stage = pa.DictionaryArray.from_arrays(np.full(len(rows), index, np.int8), names)
+            columns = [pa.array(np.ascontiguousarray(rows[name])) for name in _NAMES]
             writer.write_table(pa.Table.from_arrays([stage, *columns], schema=schema))
 
 
@@ -157,15 +145,14 @@ def _read_parquet(path: Path) -> Run:
     except pa.ArrowInvalid as error:
         msg = f"run {path}: is no Parquet file: {error}"
         raise RunLogError(msg) from error
-    summary = _checked(json.loads((table.schema.metadata or {})[_KEY]), path)
+    summary = _summary((table.schema.metadata or {})[_KEY], path)
     stage = np.asarray(table["stage"].to_pylist(), dtype=object)
     frames = {}
     for entry in summary["stages"]:
         mine = stage == entry["name"]
-        rows = np.empty(int(mine.sum()), dtype=FRAME)
-        for name in FRAME.names or ():
+        rows = frames[str(entry["name"])] = np.empty(int(mine.sum()), dtype=FRAME)
+        for name in _NAMES:
             rows[name] = table[name].to_numpy()[mine]
-        frames[str(entry["name"])] = rows
     return Run(summary, frames)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,26 +13,38 @@ from numpy.typing import NDArray
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.telemetry.node_state import NODE_STATUS, STATUS_PREFIX
+from torchperf_ros.telemetry.node_state import NodeState
+from torchperf_ros.watch.memory_watch import theil_sen_slope
 
 STEPS: Final = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
 """The parts of a frame's time that are measured, in their order; what is left of the total is hand-over and publish."""
 UNKNOWN: Final = -1
+MEMORY: Final = {
+    "cuda_allocated_mib": "Device memory of the workers", "workers_rss_mib": "Memory of the workers",
+    "memory_mib": "Memory",
+}  # fmt: skip
+"""The figures of memory that say what the models use, the best first."""
 _NAMES: Final = FRAME.names or ()
 _NOTHING_KNOWN: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in _NAMES} | {
     "tier": UNKNOWN,
     "fallback": UNKNOWN,
 }
 _TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
-_ROWS_AT_ONCE: Final = 4096
 _LEVELS: Final = ("OK", "WARN", "ERROR", "STALE")
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES: Final = 20
 _MOST_REASONS: Final = 50_000
+_SETTLE_S: Final = 60.0  # caches fill
+_LEAST_TREND_S: Final = 180.0
+_LEAST_SAMPLES, _TREND_POINTS = 8, 60
+_NS_PER_S: Final = 1e9
+_S_PER_H: Final = 3600.0
+
+Values = NDArray[np.float64]
 
 
 class RunLogError(TorchperfError):
-    """A log cannot be reported on; the message says which, why, and what would do."""
+    """Runs cannot be read, compared or kept; the message says which, why, and what would do."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class StageLog:
 
     Attributes:
         name: of the stage; `stage 0` where the log does not say.
-        tiers: names of its tiers; may be empty.
+        tiers: names of its tiers, from the most accurate on; may be empty.
         frames: rows of `FRAME`; what the source does not know is NaN, an index -1, a stamp or a hash 0.
         health: ROS time in ns and the word, each time that it changed.
         dropped: frames that were never started, because a newer one came or they were too old; None where not known.
@@ -61,6 +73,17 @@ class StageLog:
         return len(self.frames)
 
     @property
+    def total_ms(self) -> Values:
+        """Receipt to publish of each frame, NaN where unknown."""
+        return np.asarray(self.frames["total_ms"], dtype=np.float64)
+
+    @property
+    def budget_ms(self) -> float:
+        """The last known budget, NaN where there is none."""
+        known = self.frames["budget_ms"][np.isfinite(self.frames["budget_ms"])]
+        return float(known[-1]) if len(known) else math.nan
+
+    @property
     def on_time(self) -> NDArray[np.bool_]:
         """Which frames were answered by their own result, in time."""
         return np.asarray(self.frames["outcome"] == Outcome.ON_TIME)
@@ -71,7 +94,7 @@ class StageLog:
         return np.asarray(self.frames["outcome"] != Outcome.STARTING)
 
     @property
-    def lateness_ms(self) -> NDArray[np.float64]:
+    def lateness_ms(self) -> Values:
         """How far past its budget each frame was answered; negative: before."""
         return np.asarray(self.frames["total_ms"] - self.frames["budget_ms"])
 
@@ -92,16 +115,22 @@ class LoggedAlert:
     message: str
     values: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "LoggedAlert":
+        """An alert as records and replayed runs have it."""
+        values = {str(key): str(value) for key, value in (record.get("values") or {}).items()}
+        return cls(int(record["t_ns"]), str(record["level"]), str(record["name"]), str(record["message"]), values)
+
 
 @dataclass(frozen=True)
 class RunLog:
     """What is known about one node over some time.
 
     Attributes:
-        name: what the report calls it.
+        name: what people call it.
+        stages: in the order of the node.
         source: the log's path, None for one that was listened to.
         node: for example `/perf`.
-        stages: in the order of the node.
         memory_t_ns: ROS time of each memory sample.
         memory: MiB by label, one for each sample, NaN where unknown.
         anomalies: oldest first.
@@ -110,15 +139,16 @@ class RunLog:
         missing: what the log does not hold, in words.
         troubles: what could not be read, in words.
         documents: other files that belong to it (JSON of an incident).
-        recordings: recorded logs that may hold the frames' inputs, as `rosbags` takes them.
+        recordings: recorded logs that may hold the frames' inputs, as `LogReader` takes them.
+        facts: what the summary of a replay says: `log`, `machine`, `model`, `pace`, `commit`, ...; may be empty.
     """
 
     name: str
-    source: Path | None
-    node: str
     stages: tuple[StageLog, ...]
-    memory_t_ns: NDArray[np.int64]
-    memory: Mapping[str, NDArray[np.float64]]
+    source: Path | None = None
+    node: str = "/perf"
+    memory_t_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    memory: Mapping[str, Values] = field(default_factory=dict)
     anomalies: tuple[LoggedAlert, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     restarts: int = 0
@@ -126,45 +156,77 @@ class RunLog:
     troubles: tuple[str, ...] = ()
     documents: tuple[Path, ...] = ()
     recordings: tuple[Path, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def stage(self, name: str) -> StageLog:
+        """The stage of this name; one without frames where there is none."""
+        return next((one for one in self.stages if one.name == name), StageLog(name, (), np.empty(0, dtype=FRAME)))
+
+    def fact(self, *path: str) -> Any:  # noqa: ANN401 - whatever the summary holds
+        """What lies below these keys of `facts`; None where there is nothing."""
+        found: Any = self.facts
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
 
     @property
     def span_ns(self) -> tuple[int, int]:
         """First and last time of anything in it; (0, 0) if it is empty."""
-        times = [np.asarray(stage.frames["t_ns"]) for stage in self.stages] + [self.memory_t_ns]
-        times.append(np.array([anomaly.t_ns for anomaly in self.anomalies], dtype=np.int64))
-        times = [column for column in times if len(column)]
-        if not times:
-            return 0, 0
-        return int(min(column.min() for column in times)), int(max(column.max() for column in times))
+        times = np.concatenate([
+            *(stage.frames["t_ns"] for stage in self.stages), self.memory_t_ns, [one.t_ns for one in self.anomalies],
+        ]).astype(np.int64)  # fmt: skip
+        return (int(times.min()), int(times.max())) if len(times) else (0, 0)
+
+    @property
+    def used_memory(self) -> tuple[str, Values, Values]:
+        """What the models used: the label in `MEMORY`, times from the first sample on in s, and MiB; may be empty."""
+        for label in MEMORY:
+            column = self.memory.get(label, np.empty(0))
+            if np.isfinite(column).any():
+                known = np.isfinite(column) & (column > 0)
+                return label, (self.memory_t_ns[known] - self.memory_t_ns[0]) / _NS_PER_S, column[known]
+        return "", np.empty(0), np.empty(0)
+
+    @property
+    def memory_slope(self) -> float:
+        """MiB per hour after the start, as Theil (1950) and Sen (1968) have it, of medians of up to 60 stretches.
+
+        A worker that is replaced now and then does not bend it. NaN where there are less than three minutes.
+        """
+        _, times, mib = self.used_memory
+        used = np.flatnonzero((times >= times[:1] + _SETTLE_S) & (np.diff(times, prepend=-1.0) > 0))
+        if len(used) < _LEAST_SAMPLES or np.ptp(times[used]) < _LEAST_TREND_S:
+            return math.nan
+        parts = np.array_split(used, min(len(used), _TREND_POINTS))
+        middle, memory = (np.array([np.median(column[part]) for part in parts]) for column in (times, mib))
+        return theil_sen_slope(middle, memory) * _S_PER_H
 
 
 class _Stage:
     """One stage while its table grows."""
 
     def __init__(self) -> None:
+        self.columns: dict[str, array[float]] = {name: array(FRAME[name].char) for name in _NAMES}
         self.health: list[tuple[int, str]] = []
         self.reasons: dict[int, str] = {}
         self.dropped: int | None = None
         self.dropped_before: int | None = None
         self.tiers: tuple[str, ...] = ()
         self.profiled: set[int] = set()
-        self._rows: list[tuple[float, ...]] = []
-        self._blocks: list[NDArray[np.void]] = []
 
     def add(self, **values: float) -> None:
         row = {**_NOTHING_KNOWN, **values}
-        row["lateness_ms"] = row["total_ms"] - row["budget_ms"]
-        self._rows.append(tuple(row[name] for name in _NAMES))
-        if len(self._rows) >= _ROWS_AT_ONCE:
-            self._pack()
+        for name, column in self.columns.items():
+            column.append(row[name])
 
-    def _pack(self) -> None:
-        self._blocks.append(np.array(self._rows, dtype=FRAME))
-        self._rows.clear()
+    def drop(self, count: int) -> None:
+        self.dropped = (self.dropped or 0) + count
 
     def built(self, name: str) -> StageLog:
-        self._pack()
-        frames = np.concatenate(self._blocks)
+        frames = np.empty(len(self.columns["t_ns"]), dtype=FRAME)
+        for column, values in self.columns.items():
+            frames[column] = values
+        frames["lateness_ms"] = frames["total_ms"] - frames["budget_ms"]
         frames = frames[np.argsort(frames["t_ns"], kind="stable")]
         health, profiled = tuple(self.health), frozenset(self.profiled)
         return StageLog(name, self.tiers, frames, health, self.dropped, self.reasons, profiled)
@@ -174,39 +236,30 @@ class RunLogBuilder:
     """Folds what a node says, message by message or record by record, into a `RunLog`.
 
     What comes may be of any kind in any order; messages may be rclpy's or those of `rosbags`.
-
-    Attributes:
-        odd: rows and records that made no sense, left out and counted.
     """
 
     def __init__(self, node: str) -> None:
         """Name the node, for example `/perf`."""
         self.node = node
-        self.odd = 0
+        self._odd = 0
         self._by_index: dict[int, _Stage] = {}
         self._names: list[str] = []
-        self._memory_t_ns = array("q")
-        self._memory: dict[str, array[float]] = {}
+        self._memory: list[tuple[int, Mapping[str, float | None]]] = []
         self._anomalies: list[LoggedAlert] = []
         self._versions: dict[str, str] = {}
         self._troubles: list[str] = []
-        self._pid = ""
-        self._restarts = 0
+        self._state = NodeState(node)
 
     def trouble(self, text: str) -> None:
         """Note what could not be read."""
         if len(self._troubles) < _MOST_TROUBLES:
             self._troubles.append(text)
 
-    def versions(self, versions: Mapping[str, object]) -> None:
-        """Note what the log says about the software."""
-        self._versions.update({key: str(value) for key, value in versions.items()})
-
     def row(self, t_ns: int, values: Mapping[str, float]) -> None:
-        """Take a row of `/perf/latency_stages` by label, received at this time."""
+        """Take a row of `/perf/latency_stages` by label, received at this time; one that makes no sense is counted."""
         index, outcome, fallback = (_whole(values.get(name)) for name in ("stage", "outcome", "fallback"))
         if index < 0 or not 0 <= outcome < len(Outcome):
-            self.odd += 1
+            self._odd += 1
             return
         times = {name: values.get(name, math.nan) for name in _TIMES}
         before_ms = times["total_ms"] + times["age_ms"]
@@ -220,13 +273,68 @@ class RunLogBuilder:
             **times,
         )
 
-    def frame(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind `frame`.
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Take a line of records; kinds and fields that are not known are passed over.
 
         Raises:
-            KeyError: it lacks a stage, time or outcome.
-            ValueError: a number is none.
+            KeyError, ValueError, TypeError, AttributeError: it is no record; nothing of it counts.
         """
+        kind = record["kind"]
+        if kind == "frame":
+            self._frame(record)
+        elif kind == "memory":
+            self.memory(int(record["t_ns"]), dict(record["values"]))
+        elif kind == "health":
+            self._health(int(record["t_ns"]), str(record["stage"]), str(record["to"]))
+        elif kind == "anomaly":
+            self._anomalies.append(LoggedAlert.of(record))
+        elif kind == "dropped":
+            self._stage(str(record["stage"])).drop(int(record["superseded"]) + int(record["stale"]))
+        elif kind == "start":
+            self.node = str(record.get("node", self.node))
+            self._versions.update({key: str(value) for key, value in (record.get("versions") or {}).items()})
+            for stage in record.get("stages") or ():
+                self._stage(str(stage["name"])).tiers = tuple(map(str, stage.get("tiers") or ()))
+
+    def memory(self, t_ns: int, values: Mapping[str, float | None]) -> None:
+        """Take a memory sample, MiB by label."""
+        self._memory.append((t_ns, values))
+
+    def on_anomaly(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
+        """Take a message of `/perf/anomaly`."""
+        for status in message.status:
+            level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
+            word = _LEVELS[min(level, len(_LEVELS) - 1)]
+            values = {pair.key: pair.value for pair in status.values}
+            self._anomalies.append(LoggedAlert(t_ns, word, status.name, status.message, values))
+
+    def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
+        """Take a message of `/diagnostics`; other nodes' are passed over."""
+        self._state.on_diagnostics(message)
+        for name, now in self._state.stages.items():
+            self._health(t_ns, name, now.health)
+            stage = self._stage(name)
+            if tiers := now.values.get("tiers", ""):
+                stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
+            if now.dropped is not None:  # counters begin anew with another process
+                before = now.dropped if stage.dropped_before is None else stage.dropped_before
+                stage.drop(now.dropped - before if now.dropped >= before else now.dropped)
+                stage.dropped_before = now.dropped
+
+    def build(self, name: str, source: Path | None, missing: tuple[str, ...] = ()) -> RunLog:
+        """The log as it stands; see `RunLog`."""
+        odd = [f"{self._odd:,} rows made no sense (unknown stage or outcome) and were left out"] if self._odd else []
+        names = {index: f"stage {index}" for index in self._by_index} | dict(enumerate(self._names))
+        labels = dict.fromkeys(label for _, values in self._memory for label in values)
+        return RunLog(
+            name, tuple(self._by_number(index).built(names[index]) for index in sorted(names)), source, self.node,
+            np.array([t_ns for t_ns, _ in self._memory], dtype=np.int64),
+            {label: np.array([values.get(label) for _, values in self._memory], np.float64) for label in labels},
+            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), self._versions, self._state.restarts,
+            missing, (*self._troubles, *odd),
+        )  # fmt: skip
+
+    def _frame(self, record: Mapping[str, Any]) -> None:
         stage, t_ns = self._stage(str(record["stage"])), int(record["t_ns"])
         tier, fallback = record.get("tier"), record.get("fallback")
         if tier is not None and tier not in stage.tiers:
@@ -245,88 +353,11 @@ class RunLogBuilder:
         if (reason := str(record.get("reason") or "")) and len(stage.reasons) < _MOST_REASONS:
             stage.reasons[t_ns] = reason.splitlines()[0]
 
-    def tiers(self, stage: str, names: Iterable[str]) -> None:
-        """Name a stage's tiers; stages that are new come after those that are known."""
-        self._stage(stage).tiers = tuple(names)
-
-    def drops(self, stage: str, count: int) -> None:
-        """Note frames of a stage that were never started."""
-        found = self._stage(stage)
-        found.dropped = (found.dropped or 0) + count
-
-    def health(self, t_ns: int, stage: str, word: str) -> None:
-        """Note a stage's health; only changes are kept."""
+    def _health(self, t_ns: int, stage: str, word: str) -> None:
+        """Only changes are kept."""
         changes = self._stage(stage).health
         if not changes or changes[-1][1] != word:
             changes.append((t_ns, word))
-
-    def memory(self, t_ns: int, values: Mapping[str, float | None]) -> None:
-        """Take a memory sample, MiB by label."""
-        for label in values:
-            if label not in self._memory:
-                self._memory[label] = array("d", [math.nan] * len(self._memory_t_ns))
-        self._memory_t_ns.append(t_ns)
-        for label, column in self._memory.items():
-            value = values.get(label)
-            column.append(math.nan if value is None else value)
-
-    def anomaly(self, anomaly: LoggedAlert) -> None:
-        """Take an alert."""
-        self._anomalies.append(anomaly)
-
-    def on_anomaly(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
-        """Take a message of `/perf/anomaly`."""
-        for status in message.status:
-            level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
-            word = _LEVELS[min(level, len(_LEVELS) - 1)]
-            self.anomaly(LoggedAlert(t_ns, word, status.name, status.message, _values(status)))
-
-    def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
-        """Take a message of `/diagnostics`; other nodes' are passed over."""
-        for status in message.status:
-            if not status.name.startswith(STATUS_PREFIX) or status.hardware_id not in {self.node, ""}:
-                continue
-            name, values = status.name.removeprefix(STATUS_PREFIX), _values(status)
-            if name == NODE_STATUS:
-                self._restarts += self._pid not in {"", values.get("pid", "")}
-                self._pid = values.get("pid", "")
-            elif "health" in values:
-                self.health(t_ns, name, values["health"])
-                if tiers := values.get("tiers", ""):
-                    self.tiers(name, (tier.strip() for tier in tiers.split(",")))
-                self._count_drops(self._stage(name), values)
-
-    def build(self, name: str, source: Path | None, missing: Iterable[str] = ()) -> RunLog:
-        """The log as it stands.
-
-        Args:
-            name: what the report calls it.
-            source: where it was read.
-            missing: what it does not hold, in words.
-        """
-        troubles = list(self._troubles)
-        if self.odd:
-            troubles.append(f"{self.odd:,} rows made no sense (unknown stage or outcome) and were left out")
-        indexes = sorted({*self._by_index, *range(len(self._names))})
-        names = dict(enumerate(self._names))
-        return RunLog(
-            name, source, self.node,
-            tuple(self._by_number(index).built(names.get(index, f"stage {index}")) for index in indexes),
-            np.array(self._memory_t_ns, dtype=np.int64),
-            {label: np.array(column, dtype=np.float64) for label, column in self._memory.items()},
-            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), dict(self._versions), self._restarts,
-            tuple(missing), tuple(troubles),
-        )  # fmt: skip
-
-    def _count_drops(self, stage: _Stage, values: Mapping[str, str]) -> None:
-        """Add what the counters grew by since the last report; they begin anew with another process."""
-        try:
-            count = int(values["superseded"]) + int(values["stale"])
-        except (KeyError, ValueError):
-            return
-        before = stage.dropped_before if stage.dropped_before is not None else count
-        stage.dropped = (stage.dropped or 0) + (count - before if count >= before else count)
-        stage.dropped_before = count
 
     def _stage(self, name: str) -> _Stage:
         if name not in self._names:
@@ -339,7 +370,3 @@ class RunLogBuilder:
 
 def _whole(value: float | None) -> int:
     return UNKNOWN if value is None or not math.isfinite(value) else round(value)
-
-
-def _values(status: Any) -> dict[str, str]:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
-    return {pair.key: pair.value for pair in status.values}

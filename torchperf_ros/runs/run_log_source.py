@@ -3,19 +3,21 @@
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.logs.log_folder import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.logs.log_folder import is_log
-from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
-from torchperf_ros.runs.run_file import RUN_FILE, SUFFIXES, read_run
+from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.runs.run_file import RUN_FILE, SUFFIXES, Run, read_run
 from torchperf_ros.runs.run_log import LoggedAlert, RunLog, RunLogBuilder, RunLogError, StageLog
+from torchperf_ros.telemetry.node_state import by_label
 
 Progress = Callable[[int, int], None]
 """Is given how many of how many messages or bytes have been read."""
@@ -44,7 +46,7 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
     if path.suffix == ".jsonl":
         return [_read_records(path, name, progress)]
     if path.is_file() and path.suffix in SUFFIXES:
-        return [_read_run(path, name)]
+        return [of_run(read_run(path), name, path)]
     if path.is_file():
         return _read_log(path, name, progress, node)
     if replayed := sorted([*path.glob(RUN_FILE), *path.glob(f"*/{RUN_FILE}")]):
@@ -64,6 +66,7 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
 _ARRAY: Final = "std_msgs/msg/Float64MultiArray"
 _DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
 _TOPICS: Final = {"latency_stages": _ARRAY, "memory_stats": _ARRAY, "anomaly": _DIAGNOSTICS}
+"""What only a node publishes, below its name."""
 _LITTLE_ENDIAN: Final = b"\x00\x01"
 _MESSAGES_AT_ONCE: Final = 1_000
 
@@ -86,19 +89,21 @@ def _read_logs(
     path: Path, name: str, recordings: tuple[Path, ...], progress: Progress, node: str | None
 ) -> list[RunLog]:
     """The recorded logs in a folder: its files are one log, folders in it are several."""
-    logs = {log: name if len(recordings) == 1 else f"{name}/{log.name}" for log in recordings}
-    if len(recordings) > 1 and recordings[0].is_file():
-        logs = {path: name}
+    if not recordings:
+        msg = f"log {path}: {_NO_LOG}, and holds none"
+        raise RunLogError(msg)
+    if recordings[0].is_file():
+        recordings = (path,) if len(recordings) > 1 else recordings
     runs: list[RunLog] = []
-    errors = [] if logs else [f"log {path}: {_NO_LOG}, and holds none"]
-    for log, shown in logs.items():
+    errors: list[RunLogError] = []
+    for log in recordings:
         try:
-            runs += _read_log(log, shown, progress, node)
+            runs += _read_log(log, name if len(recordings) == 1 else f"{name}/{log.name}", progress, node)
         except RunLogError as error:
-            errors.append(str(error))
+            errors.append(error)
     if not runs:
-        raise RunLogError(errors[0])
-    return [replace(run, troubles=(*run.troubles, *errors)) for run in runs]
+        raise errors[0]
+    return [replace(run, troubles=(*run.troubles, *map(str, errors))) for run in runs]
 
 
 class _Rows:
@@ -114,10 +119,10 @@ class _Rows:
         raw = message.data
         if not self._labels or raw[: -self._numbers.size] != self._prefix:
             array = self._log.decode(message)
-            labels = [dim.label for dim in array.layout.dim][: len(array.data)]
-            if raw[:2] != _LITTLE_ENDIAN or len(labels) != len(array.data) or not labels:
-                return dict(zip(labels, map(float, array.data), strict=False))
-            self._labels, self._numbers = labels, struct.Struct(f"<{len(labels)}d")
+            values = by_label(array)
+            if raw[:2] != _LITTLE_ENDIAN or len(values) != len(array.data):
+                return values
+            self._labels, self._numbers = list(values), struct.Struct(f"<{len(values)}d")
             self._prefix = raw[: -self._numbers.size]
         return dict(zip(self._labels, self._numbers.unpack_from(raw, len(raw) - self._numbers.size), strict=True))
 
@@ -130,12 +135,13 @@ def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> li
             msg = f"log {path}: {_NO_LOG}"
             raise RunLogError(msg)
         with LogReader(path, notes.append) as log:
-            nodes = sorted({_node(topic.name) for topic in log.topics.values() if _is_wanted(topic)})
+            places = [(*one.name.rpartition("/")[::2], one.type_name) for one in log.topics.values()]
+            nodes = sorted({found for found, topic, kind in places if found and _TOPICS.get(topic) == kind})
             builders = {found: RunLogBuilder(found) for found in nodes if node in {None, found}}
             if not builders:
                 raise RunLogError(_nothing(path, log, nodes, node))
             _fold_log(log, builders, progress)
-            missing = {found: _missing(log, found) for found in builders}
+            there = {topic.name for topic in log.topics.values() if topic.count}
     except LogError as error:
         raise RunLogError(str(error)) from error
     except OSError as error:
@@ -143,15 +149,20 @@ def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> li
         raise RunLogError(msg) from error
     runs = []
     for found, builder in builders.items():
-        for note in notes:
-            builder.trouble(note)
-        shown = name if len(builders) == 1 else f"{name} {found}"
-        runs.append(replace(builder.build(shown, path, missing[found]), recordings=(path,)))
+        expected = {
+            f"{found}/latency_stages": "latencies, tiers and outcomes",
+            f"{found}/memory_stats": "memory",
+            f"{found}/anomaly": "anomalies",
+            "/diagnostics": "names of stages and tiers, health",
+        }
+        missing = (f"no {topic} in this log: {what}" for topic, what in expected.items() if topic not in there)
+        run = builder.build(name if len(builders) == 1 else f"{name} {found}", path, tuple(missing))
+        runs.append(replace(run, recordings=(path,), troubles=(*run.troubles, *notes)))
     return runs
 
 
 def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: Progress) -> None:
-    wanted = {f"{found}/{topic}": type_name for found in builders for topic, type_name in _TOPICS.items()}
+    wanted = {f"{found}/{topic}": kind for found in builders for topic, kind in _TOPICS.items()}
     wanted["/diagnostics"] = _DIAGNOSTICS
     topics = [topic for topic in log.topics.values() if wanted.get(topic.name) == topic.type_name]
     total = sum(max(topic.count, 0) for topic in topics)
@@ -160,46 +171,25 @@ def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: P
     for done, message in enumerate(log.messages([topic.name for topic in topics]), start=1):
         if done % _MESSAGES_AT_ONCE == 0:
             progress(done, total)
+        if message.type_name != wanted[message.topic]:
+            continue
         found, _, topic = message.topic.rpartition("/")
+        own = [builders[found]] if topic in _TOPICS else list(builders.values())
         try:
-            if message.type_name != wanted[message.topic]:
-                continue
             if topic == "latency_stages":
-                builders[found].row(message.t_ns, rows[message.topic].read(message))
+                own[0].row(message.t_ns, rows[message.topic].read(message))
             elif topic == "memory_stats":
-                builders[found].memory(message.t_ns, rows[message.topic].read(message))
-            elif topic == "anomaly":
-                builders[found].on_anomaly(message.t_ns, log.decode(message))
+                own[0].memory(message.t_ns, rows[message.topic].read(message))
             else:
-                diagnostics = log.decode(message)
-                for builder in builders.values():
-                    builder.on_diagnostics(message.t_ns, diagnostics)
+                decoded = log.decode(message)
+                for builder in own:
+                    (builder.on_anomaly if topic == "anomaly" else builder.on_diagnostics)(message.t_ns, decoded)
         except BadInput as error:
-            for builder in builders.values():
+            for builder in own:
                 builder.trouble(f"topic {message.topic}: {error}")
     progress(done, total)
     for builder in builders.values() if done < total else ():
         builder.trouble(f"{total - done:,} of {total:,} messages cannot be read")
-
-
-def _node(topic: str) -> str:
-    return topic.rpartition("/")[0]
-
-
-def _is_wanted(topic: LogTopic) -> bool:
-    """Whether only a node publishes such a topic, as `/perf/latency_stages`."""
-    return _node(topic.name) != "" and _TOPICS.get(topic.name.rpartition("/")[2]) == topic.type_name
-
-
-def _missing(log: LogReader, node: str) -> list[str]:
-    expected = {
-        f"{node}/latency_stages": "latencies, tiers and outcomes",
-        f"{node}/memory_stats": "memory",
-        f"{node}/anomaly": "anomalies",
-        "/diagnostics": "names of stages and tiers, health",
-    }
-    there = {topic.name for topic in log.topics.values() if topic.count}
-    return [f"no {topic} in this log: {what}" for topic, what in expected.items() if topic not in there]
 
 
 def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> str:
@@ -221,11 +211,11 @@ _LINES_AT_ONCE: Final = 5_000
 
 def _rotated(path: Path) -> list[Path]:
     """This file and those that were rotated away from it, oldest first: `records.2.jsonl`, ..., `records.jsonl`."""
-    match = _ROTATED.fullmatch(path.name)
-    if match is None or match["number"]:
+    own = _ROTATED.fullmatch(path.name)
+    if own is None or own["number"]:
         return [path]
     older = [(int(other["number"]), file) for file in path.parent.iterdir() if (other := _ROTATED.fullmatch(file.name))
-             and other["stem"] == match["stem"] and other["number"]]  # fmt: skip
+             and other["stem"] == own["stem"] and other["number"]]  # fmt: skip
     return [file for _, file in sorted(older, reverse=True)] + [path]
 
 
@@ -239,8 +229,8 @@ def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
     """A file of records, and those rotated away from it; kinds and fields that are not known are passed over."""
     files = _rotated(path)
     builder = RunLogBuilder("/perf")
-    kinds: dict[str, int] = {}
-    broken = lost = done = 0
+    kinds: Counter[str] = Counter()
+    broken = lost = other = done = 0
     try:
         total = sum(file.stat().st_size for file in files)
         for file in files:
@@ -251,51 +241,31 @@ def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
                         progress(done, total)
                     try:
                         record = json.loads(line)
-                        kind = str(record["kind"]) if record["v"] == _VERSION else "of another version"
-                        lost += int(record["records"]) if kind == "drops" else 0
-                        _fold_record(builder, kind, record)
-                        kinds[kind] = kinds.get(kind, 0) + 1
+                        if record["v"] != _VERSION:
+                            other += 1
+                            continue
+                        lost += int(record["records"]) if record["kind"] == "drops" else 0
+                        builder.record(record)
+                        kinds[str(record["kind"])] += 1
                     except (ValueError, KeyError, TypeError, AttributeError):
                         broken += 1  # a line that was being written when the power went, for example
     except OSError as error:
         msg = f"log {path}: cannot be read: {error.strerror or error}"
         raise RunLogError(msg) from error
     progress(total, total)
-    if not kinds:
+    if not kinds and not other:
         msg = f"log {path}: none of its {broken:,} lines is a record; one begins like {{'v': 1, 'kind': 'frame', ...}}"
         raise RunLogError(msg)
-    if broken:
-        builder.trouble(f"{broken:,} lines could not be read and were left out (a cut-off last line is normal)")
-    if lost:
-        builder.trouble(f"{lost:,} records were not written by the node: too many at once, or no room on the disk")
-    if other := kinds.get("of another version"):
-        builder.trouble(f"{other:,} records are of another version than {_VERSION} and were left out")
+    for count, what in (
+        (broken, "lines could not be read and were left out (a cut-off last line is normal)"),
+        (lost, "records were not written by the node: too many at once, or no room on the disk"),
+        (other, f"records are of another version than {_VERSION} and were left out"),
+    ):
+        if count:
+            builder.trouble(f"{count:,} {what}")
     expected = {"frame": "latencies", "memory": "memory", "health": "health", "anomaly": "anomalies"}
-    missing = [f"no records of kind {kind}: {what}" for kind, what in expected.items() if kind not in kinds]
-    return builder.build(name, path, missing)
-
-
-def _fold_record(builder: RunLogBuilder, kind: str, record: dict[str, Any]) -> None:
-    if kind == "frame":
-        builder.frame(record)
-    elif kind == "memory":
-        builder.memory(int(record["t_ns"]), record["values"])
-    elif kind == "health":
-        builder.health(int(record["t_ns"]), str(record["stage"]), str(record["to"]))
-    elif kind == "anomaly":
-        builder.anomaly(_anomaly(record))
-    elif kind == "dropped":
-        builder.drops(str(record["stage"]), int(record["superseded"]) + int(record["stale"]))
-    elif kind == "start":
-        builder.node = str(record.get("node", builder.node))
-        builder.versions(record.get("versions") or {})
-        for stage in record.get("stages") or ():
-            builder.tiers(str(stage["name"]), map(str, stage.get("tiers") or ()))
-
-
-def _anomaly(entry: Mapping[str, Any]) -> LoggedAlert:
-    values = {str(key): str(value) for key, value in (entry.get("values") or {}).items()}
-    return LoggedAlert(int(entry["t_ns"]), str(entry["level"]), str(entry["name"]), str(entry["message"]), values)
+    missing = (f"no records of kind {kind}: {what}" for kind, what in expected.items() if kind not in kinds)
+    return builder.build(name, path, tuple(missing))
 
 
 # -- runs that a replay wrote -----------------------------------------------------------------------------------------
@@ -305,13 +275,16 @@ _MEMORY: Final = {"rss_mib": "workers_rss_mib", "own_rss_mib": "node_rss_mib"}
 _SOFTWARE: Final = ("torchperf_ros", "commit", "pace")
 
 
-def _read_run(path: Path, name: str) -> RunLog:
-    """What `write_run` wrote."""
-    run = read_run(path)
+def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
+    """The log of a run that a replay wrote.
+
+    Raises:
+        RunLogError: its memory is no series.
+    """
     summary, stages = run.summary, []
-    for entry in summary["stages"]:
-        frames = run.frames[entry["name"]]
-        frames = frames[np.argsort(frames["t_ns"], kind="stable")]
+    entries = {entry["name"]: entry for entry in summary["stages"]}
+    for stage, rows in run.frames.items():
+        entry, frames = entries.get(stage, {}), rows[np.argsort(rows["t_ns"], kind="stable")]
         if summary.get("pace") == _NO_DEADLINES:
             frames["budget_ms"] = frames["lateness_ms"] = np.nan
         drops = [entry[word] for word in ("superseded", "stale") if word in entry]
@@ -319,26 +292,36 @@ def _read_run(path: Path, name: str) -> RunLog:
         at_ns = dict(zip(frames["seq"].tolist(), frames["t_ns"].tolist(), strict=True)) if reasons else {}
         stages.append(
             StageLog(
-                str(entry["name"]), tuple(map(str, entry.get("tiers") or ())), frames,
+                stage, tuple(map(str, entry.get("tiers") or ())), frames,
                 dropped=sum(drops) if drops else None,
                 reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
             )
         )  # fmt: skip
-    memory = summary.get("memory") or {}  # sampled in the replay's time from its start on
+    memory = summary.get("memory") or {}
     begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
+    try:  # sampled in the replay's time from its start on
+        times_ns = begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64)
+        sizes = {
+            label: np.array(memory[key] or (), dtype=np.float64) for key, label in _MEMORY.items() if key in memory
+        }
+        if any(column.shape != times_ns.shape for column in sizes.values()):
+            raise ValueError("one is longer than the other")
+    except (AttributeError, TypeError, ValueError) as error:
+        msg = f"run {name}: its `memory` has to hold `t_ns` and `rss_mib`, a number for each sample ({error})"
+        raise RunLogError(msg) from error
     log = Path(str((summary.get("log") or {}).get("path", "")))
     return RunLog(
-        name, path, "/perf", tuple(stages), begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64),
-        {label: np.array(memory[key], dtype=np.float64) for key, label in _MEMORY.items() if key in memory},
-        tuple(sorted(map(_anomaly, summary.get("anomalies") or ()), key=lambda anomaly: anomaly.t_ns)),
+        name, tuple(stages), path, "/perf", times_ns, sizes,
+        tuple(sorted(map(LoggedAlert.of, summary.get("anomalies") or ()), key=lambda anomaly: anomaly.t_ns)),
         {key: str(summary[key]) for key in _SOFTWARE if key in summary},
-        missing=() if memory.get("t_ns") else ("no memory samples in this run: memory",),
+        missing=() if len(times_ns) else ("no memory samples in this run: memory",),
         troubles=tuple(map(str, summary.get("troubles") or ())),
         recordings=recorded_logs(log) if log.is_absolute() and log.exists() else (),
+        facts=summary,
     )  # fmt: skip
 
 
 def _beside(file: Path, name: str) -> RunLog:
     """A run in the folder of its log; where the log is gone, what was recorded beside the run may show its inputs."""
-    run = _read_run(file, name)
+    run = of_run(read_run(file), name, file)
     return run if run.recordings else replace(run, recordings=tuple(sorted(file.parent.glob("*.mcap"))))

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.config.user_folder import make_private, user_folder
-from torchperf_ros.runs.compare.run_frames import CompareError, RunFrames, load_run
+from torchperf_ros.runs.compare.run_frames import load_run
 from torchperf_ros.runs.run_file import SUFFIXES
+from torchperf_ros.runs.run_log import RunLog, RunLogError
 
 AUTO: Final = "auto"
 """Instead of a name: one that is made of what was run, or the baseline that fits a run."""
@@ -21,10 +22,6 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _CARD: Final = "baseline.json"
 _VERSION: Final = 1
 _SHOWN: Final = 8
-
-
-class BaselineError(CompareError):
-    """A baseline cannot be kept or found; the message says which, why, and what would do."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class BaselineStore:
             replace: whether a baseline of this name gives way.
 
         Raises:
-            BaselineError: the name is taken or none, or a path is no such file.
+            RunLogError: the name is taken or none, or a path is no such file.
             RunLogError: a run cannot be read.
             OSError: it cannot be written.
         """
@@ -68,21 +65,21 @@ class BaselineStore:
         for path in paths:
             if path.suffix not in SUFFIXES or not path.is_file():
                 msg = f"run {path}: has to be a .json or .parquet file that `torchperf replay` wrote"
-                raise BaselineError(msg)
+                raise RunLogError(msg)
             run = load_run(path)
             if run.fact("complete") is False:
                 msg = f"run {path}: was interrupted; a baseline has to be complete"
-                raise BaselineError(msg)
+                raise RunLogError(msg)
             card = card or _card(run, commit)
         name = _name_of(card) if name == AUTO else name
         if not _NAME.fullmatch(name):
             msg = f"--save {name!r}: has to be letters, digits, '.', '_' and '-', and not begin with '.' or '-'"
-            raise BaselineError(msg)
+            raise RunLogError(msg)
         place = self.folder / name
         part, old = (self.folder / f".{name}.{os.getpid()}.{word}" for word in ("part", "old"))
         if place.exists() and not replace:
             msg = f"baseline {name} is there already, in {place}; --replace, or another name"
-            raise BaselineError(msg)
+            raise RunLogError(msg)
         make_private(part)
         try:
             for number, path in enumerate(paths, 1):
@@ -102,35 +99,29 @@ class BaselineStore:
         return sorted(found, key=lambda one: str(one.card["saved_at"]), reverse=True)
 
     def get(self, name: str) -> Baseline:
-        """One baseline.
-
-        Raises:
-            BaselineError: there is none of this name; the message names those that there are.
-        """
+        """One baseline; a `RunLogError` names those that there are where there is none of this name."""
         return self._read(self._folder_of(name))
 
     def delete(self, name: str) -> Path:
         """Delete a baseline, damaged or not: all of it, or nothing. Returns its folder.
 
         Raises:
-            BaselineError: there is none of this name; the message names those that there are.
+            RunLogError: there is none of this name; the message names those that there are.
             OSError: it cannot be deleted.
         """
         place = self._folder_of(name)
         shutil.rmtree(place.rename(self.folder / f".{name}.{os.getpid()}.old"))
         return place
 
-    def best_for(self, run: RunFrames, across_machines: bool = False) -> Baseline:
+    def best_for(self, run: RunLog, across_machines: bool = False) -> Baseline:
         """The baseline that a run is to be compared with: of the same log, on the same machine.
 
         Of several, one of the same model counts for more, then one of the same parameters, then the newest.
 
-        Args:
-            run: the run.
-            across_machines: one of another machine will do, if there is none of this.
+        With `across_machines` one of another machine will do, if there is none of this.
 
         Raises:
-            BaselineError: there is none; the message says why each that there is does not fit.
+            RunLogError: there is none; the message says why each that there is does not fit.
         """
         own = _card(run, "")
         reasons: list[str] = []
@@ -145,7 +136,7 @@ class BaselineStore:
         if not fitting:
             msg = (f"no baseline for {run.name} in {self.folder}: {', '.join(reasons) or 'it is empty'}; name one with "
                    "--baseline, or save one with `torchperf compare RUN --save NAME`")  # fmt: skip
-            raise BaselineError(msg)
+            raise RunLogError(msg)
         return max(fitting, key=lambda one: one[0])[1]
 
     def _folders(self) -> dict[str, Path]:
@@ -155,7 +146,7 @@ class BaselineStore:
         folders = self._folders()
         if name not in folders:
             msg = f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}"
-            raise BaselineError(msg)
+            raise RunLogError(msg)
         return folders[name]
 
     def _read(self, folder: Path) -> Baseline:
@@ -169,10 +160,10 @@ class BaselineStore:
             msg = (
                 f"baseline {folder}: is damaged ({error}); `torchperf compare --delete {folder.name}` and save it anew"
             )
-            raise BaselineError(msg) from error
+            raise RunLogError(msg) from error
 
 
-def _card(run: RunFrames, commit: str) -> dict[str, Any]:
+def _card(run: RunLog, commit: str) -> dict[str, Any]:
     def text(*path: str) -> str:
         return str(run.fact(*path) or "")
 
@@ -187,7 +178,7 @@ def _card(run: RunFrames, commit: str) -> dict[str, Any]:
         "cpu": text("machine", "cpu"),
         "model": {str(stage): str(value) for stage, value in model.items()} if isinstance(model, Mapping) else {},
         "params_sha256": text("params_sha256"),
-        "frames": {name: len(stage) for name, stage in run.stages.items()},
+        "frames": {stage.name: int(stage.counted.sum()) for stage in run.stages},
     }
 
 

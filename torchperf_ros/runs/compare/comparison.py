@@ -11,22 +11,19 @@ import numpy as np
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.compare import estimates as statistics
 from torchperf_ros.runs.compare.estimates import Curve
-from torchperf_ros.runs.compare.run_frames import CompareError, RunFrames, StageFrames, pooled, stage_of
+from torchperf_ros.runs.compare.run_frames import StageFrames, pooled, stage_frames
 from torchperf_ros.runs.compare.verdict import (
     JITTER,
     METRICS,
     OUTPUTS,
-    Estimate,
     Finding,
     Interval,
     Rules,
     Verdict,
     judge,
 )
+from torchperf_ros.runs.run_log import RunLog, RunLogError
 
-NOTHING_WORSE: Final = 0
-SOMETHING_WORSE: Final = 1
-CANNOT_COMPARE: Final = 2
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
 _FACTS: Final = {
     "log": ("log", "sha256"), "parameters": ("params_sha256",), "seed": ("seed",), "torch": ("machine", "torch"),
@@ -49,7 +46,6 @@ class StageComparison:
         agreement: of `agreement`, of the first run of each side.
         curve: differences of quantiles, for a picture; may be empty.
         block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the sample.
-        identical: every latency is the same on both sides, as on a virtual clock: nothing is left to chance.
     """
 
     name: str
@@ -58,7 +54,6 @@ class StageComparison:
     agreement: Mapping[str, int]
     curve: Curve
     block: int
-    identical: bool
 
 
 @dataclass(frozen=True)
@@ -73,16 +68,16 @@ class Comparison:
         rules: how verdicts were reached.
     """
 
-    base: tuple[RunFrames, ...]
-    new: tuple[RunFrames, ...]
+    base: tuple[RunLog, ...]
+    new: tuple[RunLog, ...]
     stages: tuple[StageComparison, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     rules: Rules
 
-    def with_verdict(self, verdict: Verdict) -> list[Finding]:
+    def with_verdict(self, *verdicts: Verdict) -> list[Finding]:
         """The findings that came out so."""
-        return [finding for finding in self.findings if finding.verdict is verdict]
+        return [finding for finding in self.findings if finding.verdict in verdicts]
 
     @property
     def broken_limits(self) -> list[Finding]:
@@ -101,15 +96,15 @@ class Comparison:
             strict: a metric with too little data counts as worse, and so does a stage that one side lacks.
         """
         if self.with_verdict(Verdict.WORSE) or self.broken_limits:
-            return SOMETHING_WORSE
-        if not any(self.with_verdict(verdict) for verdict in (Verdict.BETTER, Verdict.EQUIVALENT)):
-            return CANNOT_COMPARE
-        return SOMETHING_WORSE if strict and self.with_verdict(Verdict.NOT_ENOUGH) else NOTHING_WORSE
+            return 1
+        if not self.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT):
+            return 2
+        return int(strict and bool(self.with_verdict(Verdict.NOT_ENOUGH)))
 
 
 def compare(
-    base: Sequence[RunFrames],
-    new: Sequence[RunFrames],
+    base: Sequence[RunLog],
+    new: Sequence[RunLog],
     rules: Rules | None = None,
     across_machines: bool = False,
     progress: Callable[[str], None] = lambda _: None,
@@ -124,49 +119,54 @@ def compare(
         progress: called with what is done now.
 
     Raises:
-        CompareError: they have no stage in common, or ran at different paces or on different machines.
+        RunLogError: they have no stage in common, or ran at different paces or on different machines.
         ConfigError: a margin or a limit is for a stage that neither side has.
     """
     rules = rules or Rules()
-    known = [list(dict.fromkeys(name for run in side for name in run.stages)) for side in (base, new)]
+    known = [list(dict.fromkeys(one.name for run in side for one in run.stages)) for side in (base, new)]
     if not set(known[0]) & set(known[1]):
         shown = [f"{side[0].name} has the stages {', '.join(found) or 'none'}"
                  for side, found in zip((base, new), known, strict=True)]  # fmt: skip
         msg = f"{', '.join(shown)}; they need one in common"
-        raise CompareError(msg)
+        raise RunLogError(msg)
     names = list(dict.fromkeys([*known[0], *known[1]]))
     rules.check_stages(names)
     differing = _differences(base, new, names, across_machines)
     notes = [f"{what}: {text}" for what, text in differing.items()]
     for run in (*base, *new):
-        notes += [f"stage {name}: not in {run.name}" for name in names if name not in run.stages]
+        notes += [f"stage {name}: not in {run.name}" for name in names if name not in [one.name for one in run.stages]]
         notes += [f"{run.name} was interrupted"] if run.fact("complete") is False else []
     steady = {run.fact("pace") for run in (*base, *new)} <= _STEADY
     excuses = [*(set(differing) - {"Python", _UNKNOWN}), *([] if steady else ["pace"])]
     # fewer resamples could not give a p-value that passes the correction
     least = math.ceil(2 * _TESTS * len(names) / rules.alpha)
     rules = replace(rules, resamples=max(rules.resamples, least))
-    found: list[Estimate] = []
+    found: list[Finding] = []
     stages = []
     for name in names:
         progress(f"comparing {name}")
-        sides = stage_of(base, name), stage_of(new, name)
-        stage, estimates = _stage(*sides, rules)
+        first, second = ([stage_frames(run.stage(name)) for run in side] for side in (base, new))
+        stage, estimates = _stage(first, second, rules)
         stages.append(stage)
         found += [*estimates, *_outputs(stage, excuses)]
-        if stage.identical:
-            notes.append(f"{name}: every latency is the same in both runs")
-        notes += filter(None, (other_budgets(stage), other_tiers(stage)))
+        notes += filter(None, (_identical(stage), _other_budgets(stage), _other_tiers(stage)))
     found += statistics.whole(base, new, rules.alpha)
     unknown = rules.limited(names) - {(one.stage, one.metric) for one in found}
-    found += [Estimate(*place, math.nan, math.nan, why="neither run says") for place in unknown]
+    found += [Finding(*place, math.nan, math.nan, why="neither run says") for place in unknown]
     places, order = [*names, ""], list(METRICS.values())
     found.sort(key=lambda one: (places.index(one.stage), order.index(one.metric)))
     findings = judge([one for one in found if one.metric.key not in rules.skip], rules)
     return Comparison(tuple(base), tuple(new), tuple(stages), tuple(findings), tuple(notes), rules)
 
 
-def other_budgets(stage: StageComparison) -> str:
+def _identical(stage: StageComparison) -> str:
+    """In words, that nothing is left to chance, as on a virtual clock; empty if it is."""
+    first, second = stage.base.total_ms, stage.new.total_ms
+    same = np.array_equal(first, second, equal_nan=True) and np.isfinite(first).any()
+    return f"{stage.name}: every latency is the same in both runs" if same else ""
+
+
+def _other_budgets(stage: StageComparison) -> str:
     """In words, how the deadlines differ, which misses are counted by; empty if they do not."""
     first, second = stage.base.budget_ms, stage.new.budget_ms
     if first == second or not (math.isfinite(first) and math.isfinite(second)):
@@ -174,7 +174,7 @@ def other_budgets(stage: StageComparison) -> str:
     return f"{stage.name}: the budget is {first:g} ms in the base, {second:g} ms in the new run"
 
 
-def other_tiers(stage: StageComparison) -> str:
+def _other_tiers(stage: StageComparison) -> str:
     """In words, which tiers answered how many frames on both sides; empty if it is much the same."""
     named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
     shares, words = [], []
@@ -194,11 +194,13 @@ def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:
     `matched`: frames of both that were answered on time by the same tier, with their outputs known; `equal`: those
     whose outputs are the same, bit for bit; `base_only`, `new_only`: frames that the other one does not have.
     """
-    by_stamp = all(len(one) and one.stamp_ns.all() and len(np.unique(one.stamp_ns)) == len(one) for one in (base, new))
-    first, second = (base.stamp_ns, new.stamp_ns) if by_stamp else (base.seq, new.seq)
+    first, second = base.own_stamps, new.own_stamps
+    by_stamp = first is not None and second is not None
+    if first is None or second is None:
+        first, second = base.frames["seq"], new.frames["seq"]
     common, left, right = np.intersect1d(first, second, return_indices=True)
     own = ~(base.missed[left] | new.missed[right]) & (base.tier[left] == new.tier[right])
-    before, after = base.output_hash[left][own], new.output_hash[right][own]
+    before, after = base.frames["output_hash"][left][own], new.frames["output_hash"][right][own]
     known = (before != 0) & (after != 0)
     return {
         "matched": int(known.sum()), "equal": int((before[known] == after[known]).sum()),
@@ -206,37 +208,34 @@ def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _stage(base: list[StageFrames], new: list[StageFrames], rules: Rules) -> tuple[StageComparison, list[Estimate]]:
-    sides, name = (pooled(base), pooled(new)), base[0].name
-    same = np.array_equal(sides[0].total_ms, sides[1].total_ms, equal_nan=True)
-    identical = same and bool(np.isfinite(sides[0].total_ms).any())
-    agreed = agreement(base[0], new[0])
-    if min(len(base), len(new)) >= statistics.RUNS:
-        first = base[0].tiers[0] if base[0].tiers and new[0].tiers else ""
-        values = [[statistics.figures(run, first) for run in side] for side in (base, new)]
-        found = []
-        for metric in values[0][0]:
-            before, after = ([run[metric] for run in side] for side in values)
-            if metric is JITTER or np.isfinite([*before, *after]).any():  # of one frame there is no jitter
-                found.append(statistics.of_runs(name, metric, before, after, rules.alpha))
-        return StageComparison(name, *sides, agreed, (), 0, identical), found
-    found, curve, block = statistics.latencies(*sides, rules)
-    found += statistics.shares(*sides, statistics.same_frames(base, new), block, rules.alpha)
-    return StageComparison(name, *sides, agreed, curve, block, identical), found
+def _stage(base: list[StageFrames], new: list[StageFrames], rules: Rules) -> tuple[StageComparison, list[Finding]]:
+    first, second = pooled(base), pooled(new)
+    found: list[Finding] = []
+    if min(len(base), len(new)) < statistics.RUNS:
+        found, curve, block = statistics.latencies(first, second, rules)
+        found += statistics.shares(first, second, statistics.same_frames(base, new), block, rules.alpha)
+        return StageComparison(first.name, first, second, agreement(base[0], new[0]), curve, block), found
+    best = first.tiers[0] if first.tiers and second.tiers else ""
+    values = [[statistics.figures(run, best) for run in side] for side in (base, new)]
+    for metric in values[0][0]:
+        before, after = ([run[metric] for run in side] for side in values)
+        if metric is JITTER or np.isfinite([*before, *after]).any():  # of one frame there is no jitter
+            found.append(statistics.of_runs(first.name, metric, before, after, rules.alpha))
+    return StageComparison(first.name, first, second, agreement(base[0], new[0]), (), 0), found
 
 
-def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Estimate]:
+def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:
     """The share of outputs that changed, in percent. It decides only where nothing else explains it.
 
     Outputs have to be the same only for the same model, log, parameters and arithmetic, which is another with another
     machine or torch, and only if no frame was dropped for want of time: what a model remembers depends on what it saw.
     """
     one = stage.agreement
-    if not (stage.base.output_hash.any() or stage.new.output_hash.any()):
+    if not (stage.base.frames["output_hash"].any() or stage.new.frames["output_hash"].any()):
         return []
     if not one["matched"]:
         why = "no frame that both runs answered on time by the same tier, with its output's hash"
-        return [Estimate(stage.name, OUTPUTS, math.nan, math.nan, why=why)]
+        return [Finding(stage.name, OUTPUTS, math.nan, math.nan, why=why)]
     changed = 100.0 * (1 - one["equal"] / one["matched"])
     why = (
         f"{one['equal']:,} of {one['matched']:,} outputs are the same, matched by "
@@ -244,11 +243,11 @@ def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Estimate]:
         f"{one['new_only']:,} only in the new run" + (f"; does not decide: {', '.join(excuses)}" if excuses else "")
     )
     certain = Interval(changed, changed, math.nan)
-    return [Estimate(stage.name, OUTPUTS, 0.0, changed, certain, one["matched"], why=why, decides=not excuses)]
+    return [Finding(stage.name, OUTPUTS, 0.0, changed, certain, one["matched"], why=why, decides=not excuses)]
 
 
 def _differences(
-    base: Sequence[RunFrames], new: Sequence[RunFrames], stages: Sequence[str], across_machines: bool
+    base: Sequence[RunLog], new: Sequence[RunLog], stages: Sequence[str], across_machines: bool
 ) -> dict[str, str]:
     """What the sides do not have in common, in words, by what it is; runs of other paces and machines are refused."""
     runs = [*base, *new]
@@ -256,20 +255,20 @@ def _differences(
     if len(paces) > 1:
         shown = ", ".join(f"{name} at {pace}" for pace, name in reversed(paces.items()))
         msg = f"runs of different paces cannot be compared: {shown}; replay the log anew with one --pace"
-        raise CompareError(msg)
+        raise RunLogError(msg)
     found = {}
     machines = {str(run.fact("machine", "fingerprint") or ""): run for run in reversed(runs)}
     if machines.pop("", None):
         found[_UNKNOWN] = "not every run names its own, so that it may be another"
     if len(machines) > 1:
         first, other = list(reversed(machines.values()))[:2]
-        parts = [f"{key} {first.fact('machine', key)} and {other.fact('machine', key)}" for key in _MACHINE
-                 if first.fact("machine", key) != other.fact("machine", key)]  # fmt: skip
+        pairs = {key: (first.fact("machine", key), other.fact("machine", key)) for key in _MACHINE}
+        parts = [f"{key} {one} and {two}" for key, (one, two) in pairs.items() if one != two]
         found["machine"] = ", ".join(parts) or f"fingerprints {' and '.join(machines)}"
         if not across_machines:
             where = f"{other.name} ran on another machine than {first.name}"
             msg = f"{where}: {found['machine']}; --across-machines compares them anyway"
-            raise CompareError(msg)
+            raise RunLogError(msg)
     for what, path in (*_FACTS.items(), *((f"model of {stage}", ("model", stage)) for stage in stages)):
         facts = [{str(run.fact(*path))[:_SHOWN] for run in side} - {"None"} for side in (base, new)]
         if all(facts) and facts[0] != facts[1]:

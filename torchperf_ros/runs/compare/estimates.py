@@ -8,38 +8,22 @@ sample: each run gives a value of each metric, and Welch's test compares the val
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.runs.compare.run_frames import RunFrames, StageFrames
-from torchperf_ros.runs.compare.verdict import (
-    COMPILE,
-    DROPPED,
-    FALLBACK,
-    JITTER,
-    LOWER_TIER,
-    MAX,
-    MEMORY_PEAK,
-    MEMORY_SLOPE,
-    MISS,
-    P50,
-    P95,
-    P99,
-    START_UP,
-    Estimate,
-    Interval,
-    Metric,
-    Rules,
-)
+from torchperf_ros.runs.compare import verdict
+from torchperf_ros.runs.compare.run_frames import StageFrames
+from torchperf_ros.runs.compare.verdict import Finding, Interval, Metric, Rules
+from torchperf_ros.runs.run_log import RunLog
 
 RUNS: Final = 3
 """So many runs a side, and the run is the sample: two have no spread worth the name."""
-_QUANTILES: Final = {P50: 0.50, P95: 0.95, P99: 0.99}
+_QUANTILES: Final = {verdict.P50: 0.50, verdict.P95: 0.95, verdict.P99: 0.99}
 _CURVE: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.97, 0.98, 0.985, 0.995)
 _ALL: Final = (*_QUANTILES.values(), *_CURVE)
-_SHARES: Final = (MISS, FALLBACK, DROPPED, LOWER_TIER)
 _NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
 _BLOCKS_LONGER: Final = 2.0  # than those of the best variance: intervals come out too short otherwise
 _LEAST_BLOCKS: Final = 10.0  # fewer say too little about how much a resample varies
@@ -49,14 +33,9 @@ _LEAST_VALUES: Final = 8  # of which a block's length can be estimated
 _PAIRED: Final = 0.5  # of each side's frames, that have to be in the other for their pairs to stand for all
 _ROUNDING: Final = 1e-9  # of a value: what moves by less is constant
 _MOST_DROPPED: Final = 1 << 22
-_SETTLE_S: Final = 60.0  # caches fill
-_LEAST_TREND_S: Final = 180.0
-_POINTS: Final = 60
-_S_PER_H: Final = 3600.0
 _WHOLE: Final = 100.0
 
 Values = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Curve = tuple[tuple[float, float, float, float], ...]
 """Rows of a quantile (0 to 1), its difference, low and high in ms, for a picture."""
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -68,31 +47,31 @@ def figures(frames: StageFrames, first: str = "") -> dict[Metric, float]:
     known = frames.total_ms[np.isfinite(frames.total_ms)]
     quantiles = np.quantile(known, list(_QUANTILES.values())) if len(known) else [math.nan] * len(_QUANTILES)
     return {
-        MAX: float(known.max()) if len(known) else math.nan,
+        verdict.MAX: float(known.max()) if len(known) else math.nan,
         **{metric: float(value) for metric, value in zip(_QUANTILES, quantiles, strict=True)},
-        JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
-        **{metric: _percent(_flags(frames, metric, first)) for metric in _SHARES},
+        verdict.JITTER: float(np.abs(np.diff(known)).mean()) if len(known) > 1 else math.nan,
+        **{metric: _percent(flags) for metric, flags in _flags(frames, first).items()},
     }
 
 
-def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[float], alpha: float) -> Estimate:
+def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[float], alpha: float) -> Finding:
     """The means of a metric over the runs of each side, and Welch's interval of their difference.
 
     Where a side has fewer than `RUNS` runs that know it, the means are shown and decide nothing.
     """
-    sides = [np.array(side, dtype=np.float64) for side in (base, new)]
-    sides = [side[np.isfinite(side)] for side in sides]
-    means = [float(side.mean()) if len(side) else math.nan for side in sides]
+    sides = [np.array(side)[np.isfinite(side)] for side in (base, new)]
+    before, after = (float(side.mean()) if len(side) else math.nan for side in sides)
     least = min(map(len, sides))
-    if metric is MAX or least < RUNS:
-        unknown = [
-            f"the {word} run does not say" for word, side in zip(("base", "new"), sides, strict=True) if not len(side)
-        ]
-        few = f"{least} run{'s' * (least > 1)} a side: shown, not judged; {RUNS} a side are"
-        why = _NO_INTERVAL if metric is MAX else " and ".join(unknown) or few
-        missing = bool(stage and unknown) and metric is not MAX  # a stage that one side lacks is no verdict
-        return Estimate(stage, metric, means[0], means[1], None, least, why=why, decides=missing, kind="runs")
-    interval = Interval(means[1] - means[0], means[1] - means[0], math.nan)
+    shown = Finding(stage, metric, before, after, samples=least, kind="runs")
+    if metric is verdict.MAX:
+        return replace(shown, why=_NO_INTERVAL, decides=False)
+    if unknown := [word for word, side in zip(("base", "new"), sides, strict=True) if not len(side)]:
+        why = " and ".join(f"the {word} run does not say" for word in unknown)
+        return replace(shown, why=why, decides=bool(stage))  # a stage that one side lacks is no verdict
+    if least < RUNS:
+        why = f"{least} run{'s' * (least > 1)} a side: shown, not judged; {RUNS} a side are"
+        return replace(shown, why=why, decides=False)
+    interval = Interval(shown.difference, shown.difference, math.nan)
     if not all(map(_constant, sides)):
         from scipy.stats import ttest_ind
 
@@ -101,72 +80,65 @@ def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[flo
             test = ttest_ind(sides[1], sides[0], equal_var=False)
         bounds = test.confidence_interval(1 - alpha)
         interval = Interval(float(bounds.low), float(bounds.high), float(test.pvalue))
-    return Estimate(stage, metric, means[0], means[1], interval, least, kind="runs")
+    return replace(shown, interval=interval)
 
 
-def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[Estimate], Curve, int]:
+def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[Finding], Curve, int]:
     """The latencies of two sides by a circular block bootstrap (Politis and Romano 1992) of each.
 
     Returns the metrics, the differences of many quantiles, and the frames in a block, of the side with the longer ones.
     """
     series = [_Series(one) for one in (base, new)]
-    values = [figures(one) for one in (base, new)]
-    samples, block = min(len(one.values) for one in series), max(one.block for one in series)
-    metrics = [*_QUANTILES, JITTER]
-    intervals: dict[Metric, Interval] = {}
+    before, after = (figures(one) for one in (base, new))
+    samples = min(len(one.values) for one in series)
+    metrics = [*_QUANTILES, verdict.JITTER]
     curve: Curve = ()
-    if np.array_equal(base.total_ms, new.total_ms, equal_nan=True):
-        intervals = dict.fromkeys(metrics, Interval(0.0, 0.0, math.nan))  # as on a virtual clock: nothing is chance
+    intervals: dict[Metric, Interval] = {}
+    certain = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
+    if certain:  # as on a virtual clock: nothing is chance
+        intervals = dict.fromkeys(metrics, Interval(0.0, 0.0, math.nan))
     elif samples >= _LEAST_VALUES:
         streams = np.random.SeedSequence(rules.seed).spawn(2)
         first, second = (one.drawn(rules.resamples, stream) for one, stream in zip(series, streams, strict=True))
-        moved = series[1].of(series[1].values, series[1].steps) - series[0].of(series[0].values, series[0].steps)
+        moved = _measured(series[1].values, series[1].steps) - _measured(series[0].values, series[0].steps)
         blocks = min(len(one.values) / one.block for one in series)
         bounds = [_percentile(one, column, blocks, rules.alpha)
                   for one, column in zip(moved, (second - first).T, strict=True)]  # fmt: skip
         intervals = dict(zip(metrics, [*bounds[: len(_QUANTILES)], bounds[-1]], strict=True))
         drawn = zip(_ALL, moved, bounds, strict=False)
         curve = tuple(sorted((share, float(one), bound.low, bound.high) for share, one, bound in drawn))
-    longest = Estimate(base.name, MAX, values[0][MAX], values[1][MAX], None, samples, why=_NO_INTERVAL, decides=False)
-    found = [longest]
+    longest = before[verdict.MAX], after[verdict.MAX]
+    found = [Finding(base.name, verdict.MAX, *longest, None, samples, why=_NO_INTERVAL, decides=False)]
     for metric in metrics:
+        short = [one for one in series if not certain and len(one.values) < one.least[metric]]
+        enough, why = max(((one.least[metric], _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
         interval = intervals.get(metric)
-        certain = interval is not None and math.isnan(interval.p)
-        short = [one for one in series if not certain and len(one.values) < one.least(metric)]
-        enough, why = max(((one.least(metric), _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
-        found.append(Estimate(base.name, metric, values[0][metric], values[1][metric], interval, samples, enough, why))
-    return found, curve, block
+        found.append(Finding(base.name, metric, before[metric], after[metric], interval, samples, enough, why))
+    return found, curve, max(one.block for one in series)
 
 
-def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Estimate]:
-    """The shares of frames that went wrong on two sides.
-
-    Args:
-        base: the side that is the measure.
-        new: the side in question.
-        pairs: of `same_frames`.
-        block: frames over which latencies depend on each other.
-        alpha: 1 less the confidence.
-    """
+def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
+    """The shares of frames that went wrong; `pairs`: of `same_frames`; latencies depend on each other over `block`."""
     first = base.tiers[0] if base.tiers and new.tiers else ""
+    same = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
+    before, after = (_flags(one, first) for one in (base, new))
     found = []
-    for metric in _SHARES:
-        sides = [_flags(one, metric, first) for one in (base, new)]
+    for metric in before:
+        sides = [one[metric][np.isfinite(one[metric])] for one in (before, after)]
         if not any(map(len, sides)):
             continue
-        values = [_percent(one) for one in sides]
         samples = min(map(len, sides))
-        difference = values[1] - values[0]
-        if np.array_equal(base.total_ms, new.total_ms, equal_nan=True) and not difference:
+        one = Finding(base.name, metric, _percent(sides[0]), _percent(sides[1]), samples=samples)
+        if same and not one.difference:
             interval, enough, why = Interval(0.0, 0.0, math.nan), 0.0, ""
         elif samples < _LEAST_FRAMES:
             interval, enough, why = None, float(_LEAST_FRAMES), _few(samples, 1)
-        elif pairs is None or metric is DROPPED:
+        elif pairs is None or metric is verdict.DROPPED:
             interval, enough, why = _of_shares(sides[0], sides[1], block, alpha)
-        else:
-            steps = _steps(base, new, metric, first, pairs)
-            interval, enough, why = _of_pairs(difference, steps, metric, block, alpha)
-        found.append(Estimate(base.name, metric, values[0], values[1], interval, samples, enough, why))
+        else:  # 1 where a frame went wrong on the new side alone, -1 on the base alone
+            steps = after[metric][pairs[1]] - before[metric][pairs[0]]
+            interval, enough, why = _of_pairs(one, steps[np.isfinite(steps)], block, alpha)
+        found.append(replace(one, interval=interval, enough=enough, why=why))
     return found
 
 
@@ -175,22 +147,23 @@ def same_frames(base: Sequence[StageFrames], new: Sequence[StageFrames]) -> Pair
     places: list[Pairs] = []
     at = np.zeros(2, dtype=np.int64)
     for one, other in zip(base, new, strict=False):
-        if not all(side.stamp_ns.all() and len(np.unique(side.stamp_ns)) == len(side) for side in (one, other)):
+        first, second = one.own_stamps, other.own_stamps
+        if first is None or second is None:
             return None
-        _, left, right = np.intersect1d(one.stamp_ns, other.stamp_ns, return_indices=True)
+        _, left, right = np.intersect1d(first, second, return_indices=True)
         places.append((left + at[0], right + at[1]))
         at += len(one), len(other)
     left, right = (np.concatenate(side) for side in zip(*places, strict=True))
     return (left, right) if len(left) and len(left) >= _PAIRED * max(at) else None
 
 
-def whole(base: Sequence[RunFrames], new: Sequence[RunFrames], alpha: float) -> list[Estimate]:
+def whole(base: Sequence[RunLog], new: Sequence[RunLog], alpha: float) -> list[Finding]:
     """Memory, start-up and compile time, as far as one of the runs says: a value a run."""
-    of_run: dict[Metric, Callable[[RunFrames], float]] = {
-        MEMORY_PEAK: lambda run: float(run.memory_mib.max(initial=-math.inf)),
-        MEMORY_SLOPE: memory_slope,
-        START_UP: lambda run: run.number("start_up_s"),
-        COMPILE: lambda run: run.number("compile_s"),
+    of_run: dict[Metric, Callable[[RunLog], float]] = {
+        verdict.MEMORY_PEAK: lambda run: float(run.used_memory[2].max(initial=-math.inf)),
+        verdict.MEMORY_SLOPE: lambda run: run.memory_slope,
+        verdict.START_UP: lambda run: _number(run.fact("start_up_s")),
+        verdict.COMPILE: lambda run: _number(run.fact("compile_s")),
     }
     found = []
     for metric, value in of_run.items():
@@ -198,20 +171,6 @@ def whole(base: Sequence[RunFrames], new: Sequence[RunFrames], alpha: float) -> 
         if np.isfinite([*sides[0], *sides[1]]).any():
             found.append(of_runs("", metric, sides[0], sides[1], alpha))
     return found
-
-
-def memory_slope(run: RunFrames) -> float:
-    """Theil and Sen's slope of medians over time, in MiB per hour, after the start; NaN of less than three minutes."""
-    from scipy.stats import theilslopes
-
-    times = run.memory_s
-    used = np.flatnonzero(times >= times[0] + _SETTLE_S) if len(times) else np.empty(0, dtype=np.int64)
-    if len(used) < _LEAST_VALUES or times[used[-1]] - times[used[0]] < _LEAST_TREND_S:
-        return math.nan
-    parts = np.array_split(used, min(len(used), _POINTS))
-    middle, memory = (np.array([np.median(column[part]) for part in parts]) for column in (times, run.memory_mib))
-    with np.errstate(invalid="ignore"):  # of its interval, where samples share a time
-        return float(theilslopes(memory, middle).slope) * _S_PER_H
 
 
 def block_length(values: Values) -> int:
@@ -252,36 +211,39 @@ def widening(blocks: float, alpha: float) -> float:
 
 
 class _Series:
-    """The latencies of one side, and how they depend on each other."""
+    """The latencies of one side, how they depend on each other, and how many an interval takes to be believed."""
 
     def __init__(self, frames: StageFrames) -> None:
         self.values: Values = frames.total_ms[np.isfinite(frames.total_ms)]
-        self._least = {**{metric: _LEAST_BEYOND / min(share, 1 - share) for metric, share in _QUANTILES.items()},
-                       JITTER: _LEAST_BLOCKS}  # fmt: skip
         self.block = 1
-        if len(self.values) < _LEAST_VALUES:
-            return
-        steps = np.abs(np.diff(self.values))
-        self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
-        beyond = [(self.values > np.quantile(self.values, share)).astype(np.float64) for share in _QUANTILES.values()]
-        series = dict(zip([*_QUANTILES, JITTER], [*beyond, self.steps], strict=True))
-        self.block = _blocks(self.values, *series.values())
-        self._least = {metric: self._least[metric] * inflation(one, self.block) for metric, one in series.items()}
-
-    def of(self, values: Values, steps: Values) -> Values:
-        """Quantiles, and the jitter last."""
-        return np.append(np.quantile(values, _ALL), steps.mean())
+        self.least = {metric: _LEAST_BEYOND / min(share, 1 - share) for metric, share in _QUANTILES.items()}
+        self.least[verdict.JITTER] = _LEAST_BLOCKS
+        if len(self.values) >= _LEAST_VALUES:
+            steps = np.abs(np.diff(self.values))
+            self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
+            beyond = [
+                np.asarray(self.values > np.quantile(self.values, share), np.float64) for share in _QUANTILES.values()
+            ]
+            self.block = _blocks(self.values, *beyond, self.steps)
+            for metric, one in zip(self.least, [*beyond, self.steps], strict=True):
+                self.least[metric] *= inflation(one, self.block)
+        self.least = {metric: max(least, _LEAST_BLOCKS * self.block) for metric, least in self.least.items()}
 
     def drawn(self, resamples: int, stream: np.random.SeedSequence) -> Values:
-        """The same of so many resamples."""
+        """`_measured` of so many resamples."""
         from arch.bootstrap import CircularBlockBootstrap
 
         bootstrap = CircularBlockBootstrap(self.block, self.values, self.steps, seed=np.random.default_rng(stream))
-        return np.asarray(bootstrap.apply(self.of, resamples))
+        return np.asarray(bootstrap.apply(_measured, resamples))
 
-    def least(self, metric: Metric) -> float:
-        """How many frames an interval takes to be believed."""
-        return max(self._least[metric], _LEAST_BLOCKS * self.block)
+
+def _measured(values: Values, steps: Values) -> Values:
+    """Quantiles, and the jitter last."""
+    return np.append(np.quantile(values, _ALL), steps.mean())
+
+
+def _number(fact: object) -> float:
+    return float(fact) if isinstance(fact, (int, float)) else math.nan
 
 
 def _constant(values: Values) -> bool:
@@ -299,8 +261,9 @@ def _few(frames: int, block: int) -> str:
     return f"{frames:,} frame{'s' * (frames != 1)}{depend}"
 
 
-def _percent(flags: Flags) -> float:
-    return _WHOLE * float(flags.mean()) if len(flags) else math.nan
+def _percent(flags: Values) -> float:
+    known = flags[np.isfinite(flags)]
+    return _WHOLE * float(known.mean()) if len(known) else math.nan
 
 
 def _percentile(difference: float, resamples: Values, blocks: float, alpha: float) -> Interval:
@@ -315,42 +278,30 @@ def _percentile(difference: float, resamples: Values, blocks: float, alpha: floa
     )  # fmt: skip
 
 
-def _flags(frames: StageFrames, metric: Metric, first: str) -> Flags:
-    """For each frame in order whether it went wrong; of dropped ones, for each that came."""
-    if metric is LOWER_TIER:
-        return np.not_equal(frames.tier[frames.tier >= 0], _best(frames, first))
-    if metric is not DROPPED:
-        return frames.missed if metric is MISS else frames.fell_back
+def _flags(frames: StageFrames, first: str) -> dict[Metric, Values]:
+    """For each frame 1 where it went wrong, else 0, NaN where that is not known; of dropped ones, for each that came.
+
+    `first` names the best tier, which a side may lack; without names it is tier 0.
+    """
     # Numbers of frames are a file's word: where they leave out far more frames than there are, each gap is made
     # shorter by the same factor, so that a single wrong number does not take all memory.
-    total = float(frames.dropped.sum(dtype=np.float64))
+    total = float(frames.gaps.sum(dtype=np.float64))
     most = max(_MOST_DROPPED, 8 * len(frames))
-    dropped = frames.dropped if total <= most else (frames.dropped * (most / total)).astype(np.int64)
-    ends = np.cumsum(dropped + 1) - 1
-    came = np.ones(int(ends[-1]) + 1 if len(ends) else 0, dtype=np.bool_)
-    came[ends] = False
-    return came
+    gaps = frames.gaps if total <= most else (frames.gaps * (most / total)).astype(np.int64)
+    ends = np.cumsum(gaps + 1) - 1
+    dropped = np.ones(int(ends[-1]) + 1 if len(ends) else 0)
+    dropped[ends] = 0.0
+    best = 0 if not first else frames.tiers.index(first) if first in frames.tiers else -1
+    lower = np.where(frames.tier >= 0, frames.tier != best, math.nan)
+    return {
+        verdict.MISS: frames.missed * 1.0,
+        verdict.FALLBACK: frames.fell_back * 1.0,
+        verdict.DROPPED: dropped,
+        verdict.LOWER_TIER: lower,
+    }
 
 
-def _best(frames: StageFrames, first: str) -> int:
-    """The number of the tier of this name, which a side may lack; without names the first one."""
-    return (frames.tiers.index(first) if first in frames.tiers else -1) if first else 0
-
-
-def _steps(base: StageFrames, new: StageFrames, metric: Metric, first: str, pairs: Pairs) -> Values:
-    """For each frame on both sides: 1 where it went wrong on the new one alone, -1 on the base alone, else 0."""
-    left, right = pairs
-    if metric is LOWER_TIER:
-        both = (base.tier[left] >= 0) & (new.tier[right] >= 0)
-        sides = base.tier[left][both] != _best(base, first), new.tier[right][both] != _best(new, first)
-    else:
-        sides = (
-            (base.missed[left], new.missed[right]) if metric is MISS else (base.fell_back[left], new.fell_back[right])
-        )
-    return np.asarray(np.subtract(sides[1], sides[0], dtype=np.float64))
-
-
-def _of_shares(base: Flags, new: Flags, block: int, alpha: float) -> tuple[Interval, float, str]:
+def _of_shares(base: Values, new: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
     """Newcombe's interval (Statistics in Medicine 17 (1998), method 10), for frames in bursts.
 
     It counts as many frames as independent ones would say as much. Returns the interval in percentage points, how many
@@ -359,7 +310,7 @@ def _of_shares(base: Flags, new: Flags, block: int, alpha: float) -> tuple[Inter
     from scipy.stats import norm
     from statsmodels.stats.proportion import confint_proportions_2indep
 
-    sides = [one.astype(np.float64) for one in (new, base)]
+    sides = [new, base]
     # A side without a miss does not show how misses come in bursts: the other one's bursts count for both.
     length = min(min(map(len, sides)) // 2, max(block, *map(_blocks, sides)))
     inflated = max(inflation(one, length) for one in sides)
@@ -375,19 +326,17 @@ def _of_shares(base: Flags, new: Flags, block: int, alpha: float) -> tuple[Inter
     return Interval(_WHOLE * float(low), _WHOLE * float(high), p), *max(needs)
 
 
-def _of_pairs(
-    difference: float, steps: Values, metric: Metric, block: int, alpha: float
-) -> tuple[Interval, float, str]:
+def _of_pairs(found: Finding, steps: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
     """The interval of the difference of two shares of the same frames, as `_of_shares`.
 
     Only frames that went wrong on one side alone say anything (McNemar 1947); the variance is that of Agresti and Min
-    (Statistics in Medicine 24 (2005)), for frames in bursts. From `metric.plain` points on the frames are counted one
-    by one: so large a change is judged, even if it is a single stretch of frames.
+    (Statistics in Medicine 24 (2005)), for frames in bursts. From the metric's `plain` points on the frames are counted
+    one by one: so large a change is judged, even if it is a single stretch of frames.
     """
     from scipy.stats import norm
 
-    plain = abs(difference) >= metric.plain
-    length = 1 if plain else min(len(steps) // 2, max(block, _blocks(steps)))
+    difference = found.difference
+    length = 1 if abs(difference) >= found.metric.plain else min(len(steps) // 2, max(block, _blocks(steps)))
     effective = len(steps) / inflation(steps, length)
     wider = widening(len(steps) / length, alpha)
     worse, better = (float(np.mean(steps == sign)) * effective for sign in (1.0, -1.0))

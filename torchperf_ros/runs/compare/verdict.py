@@ -9,6 +9,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Final, TypeVar
 
+import numpy as np
+
+from torchperf_ros.config.params_file import read_yaml
 from torchperf_ros.frame.errors import ConfigError
 
 T = TypeVar("T")
@@ -176,8 +179,8 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A metric of both sides before it is judged.
+class Finding:
+    """A metric of both sides, and what `judge` makes of it.
 
     Attributes:
         stage: empty for a metric of the whole run.
@@ -189,6 +192,11 @@ class Estimate:
         why: in words, what keeps the metric from an interval or a verdict.
         decides: whether it can be worse or better at all.
         kind: what `samples` counts.
+        verdict: what it means.
+        margin: the smallest change that matters, in the metric's unit.
+        p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
+        needed: with about so many frames or runs a side a verdict could be expected; NaN where it cannot be said.
+        limit: the highest value that the new side may have, whatever the base was; NaN where there is none.
     """
 
     stage: str
@@ -201,6 +209,16 @@ class Estimate:
     why: str = ""
     decides: bool = True
     kind: str = "frames"
+    verdict: Verdict = Verdict.INFORMATIVE
+    margin: float = math.nan
+    p: float = math.nan
+    needed: float = math.nan
+    limit: float = math.nan
+
+    @property
+    def title(self) -> str:
+        """The stage and the metric, as people call them."""
+        return f"{self.stage} {self.metric.title}".strip()
 
     @property
     def difference(self) -> float:
@@ -212,78 +230,54 @@ class Estimate:
         """The interval, if it can be believed and decides."""
         return self.interval if self.decides and self.samples >= self.enough else None
 
-
-@dataclass(frozen=True)
-class Finding:
-    """A metric that has been judged.
-
-    Attributes:
-        estimate: what was measured.
-        verdict: what it means.
-        margin: the smallest change that matters, in the metric's unit.
-        p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
-        needed: with about so many frames or runs a side a verdict could be expected; NaN where it cannot be said.
-        limit: the highest value that the new side may have, whatever the base was; NaN where there is none.
-    """
-
-    estimate: Estimate
-    verdict: Verdict
-    margin: float
-    p: float = math.nan
-    needed: float = math.nan
-    limit: float = math.nan
-
     @property
     def breaks_limit(self) -> bool:
         """Whether the new side is over its limit; what was not measured keeps none."""
-        return not math.isnan(self.limit) and not self.estimate.new <= self.limit
+        return not math.isnan(self.limit) and not self.new <= self.limit
 
     @property
     def conspicuous(self) -> bool:
         """Whether people should look at what has no verdict: far more than its margin, or gone from the new side."""
-        one = self.estimate
-        gone = math.isfinite(one.base) and not math.isfinite(one.new) and not one.metric.whole
-        far = one.difference >= _CONSPICUOUS * self.margin > 0
+        gone = math.isfinite(self.base) and not math.isfinite(self.new) and not self.metric.whole
+        far = self.difference >= _CONSPICUOUS * self.margin > 0
         if self.verdict is Verdict.INFORMATIVE:
-            return one.metric.whole and far
+            return self.metric.whole and far
         return self.verdict is Verdict.NOT_ENOUGH and (far or gone)
 
 
-def judge(estimates: Sequence[Estimate], rules: Rules) -> list[Finding]:
+def judge(findings: Sequence[Finding], rules: Rules) -> list[Finding]:
     """Judge all metrics of a comparison together, as one false alarm is one too many.
 
-    Worse (better): the estimate has moved by the margin or more, and the corrected p-value is alpha or less.
+    Worse (better): the value has moved by the margin or more, and the corrected p-value is alpha or less.
     Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha ask for
     (Schuirmann 1987). Everything else is not enough data. A limit is no statistics: it is on what was measured.
     """
     from statsmodels.stats.multitest import multipletests
 
-    p_values = [one.tested.p if one.tested else math.nan for one in estimates]
-    tests = [at for at, p in enumerate(p_values) if math.isfinite(p)]
-    if tests and (method := CORRECTIONS[rules.correction]):
-        corrected = multipletests([p_values[at] for at in tests], rules.alpha, method)[1]
-        p_values = [math.nan] * len(p_values)
-        for at, p in zip(tests, corrected, strict=True):
-            p_values[at] = float(p)
-    return [replace(_judged(one, p, rules), limit=rules.limit(one.stage, one.metric))
-            for one, p in zip(estimates, p_values, strict=True)]  # fmt: skip
+    p_values = np.array([one.tested.p if one.tested else math.nan for one in findings])
+    tests = np.isfinite(p_values)
+    if tests.any() and (method := CORRECTIONS[rules.correction]):
+        p_values[tests] = multipletests(p_values[tests], rules.alpha, method)[1]
+    return [_judged(one, float(p), rules) for one, p in zip(findings, p_values, strict=True)]
 
 
-def _judged(one: Estimate, p: float, rules: Rules) -> Finding:
-    margin = rules.margin(one.stage, one.metric).of(one.base)
-    if not one.decides:
-        return Finding(one, Verdict.INFORMATIVE, margin)
+def _judged(one: Finding, p: float, rules: Rules) -> Finding:
+    margin, verdict, needed = rules.margin(one.stage, one.metric).of(one.base), Verdict.NOT_ENOUGH, math.nan
     found = one.tested
-    if found is not None and math.isfinite(one.difference):
-        by_chance = not math.isnan(found.p) and p > rules.alpha
-        if abs(one.difference) >= margin and one.difference and not by_chance:
-            return Finding(one, Verdict.WORSE if one.difference > 0 else Verdict.BETTER, margin, p)
-        if -margin <= found.low and found.high <= margin:
-            return Finding(one, Verdict.EQUIVALENT, margin, p)
-    return Finding(one, Verdict.NOT_ENOUGH, margin, p, _needed(one, margin, p, rules.alpha))
+    by_chance = found is not None and not math.isnan(found.p) and p > rules.alpha
+    if not one.decides:
+        verdict, p = Verdict.INFORMATIVE, math.nan
+    elif found and abs(one.difference) >= margin and one.difference and not by_chance:
+        verdict = Verdict.WORSE if one.difference > 0 else Verdict.BETTER
+    elif found and math.isfinite(one.difference) and -margin <= found.low and found.high <= margin:
+        verdict = Verdict.EQUIVALENT
+    else:
+        needed = _needed(one, margin, p, rules.alpha)
+    limit = rules.limit(one.stage, one.metric)
+    return replace(one, verdict=verdict, margin=margin, p=p, needed=needed, limit=limit)
 
 
-def _needed(one: Estimate, margin: float, p: float, alpha: float) -> float:
+def _needed(one: Finding, margin: float, p: float, alpha: float) -> float:
     """How many frames would do, to two digits, if the difference stays and the interval narrows with their root."""
     count = one.enough
     if one.interval is not None:
@@ -330,23 +324,18 @@ def _read(
 
 
 def _of_file(option: str, example: str, path: Path) -> list[str]:
-    from ruamel.yaml import YAML  # only this needs it
-    from ruamel.yaml.error import YAMLError
-
+    """The settings of a YAML file, as options have them."""
     try:
-        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, AttributeError, YAMLError) as error:  # also a tag or a date that is none
-        why = " ".join(str(getattr(error, "strerror", None) or error).split())
-        msg = f"{option}s {path}: cannot be read ({why}); it has to be YAML like '{example}'"
+        content = read_yaml(path, f"{option}s")
+    except ConfigError as error:
+        msg = f"{error} like '{example}'"
         raise ConfigError(msg) from error
     if not isinstance(content, Mapping):
         msg = f"{option}s {path}: it has to be YAML like '{example}'"
         raise ConfigError(msg)
-    settings = []
-    for name, value in content.items():
-        entries = value.items() if isinstance(value, Mapping) else [("", value)]
-        settings += [f"{name}.{key}={text}" if key else f"{name}={text}" for key, text in entries]
-    return settings
+    stages = {name: value if isinstance(value, Mapping) else {"": value} for name, value in content.items()}
+    return [f"{name}.{key}={text}" if key else f"{name}={text}" for name, one in stages.items()
+            for key, text in one.items()]  # fmt: skip
 
 
 def _margin(metric: Metric, text: str) -> Margin:

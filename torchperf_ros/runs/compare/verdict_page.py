@@ -11,25 +11,15 @@ import plotly.graph_objects as go
 from torchperf_ros import __version__
 from torchperf_ros.runs.compare import verdict_text as text
 from torchperf_ros.runs.compare.comparison import Comparison, StageComparison
-from torchperf_ros.runs.compare.run_frames import RunFrames
 from torchperf_ros.runs.compare.verdict import P99, Finding, Verdict
+from torchperf_ros.runs.report import report_pictures as draw
 from torchperf_ros.runs.report.report_page import Block, Page
-from torchperf_ros.runs.report.report_pictures import (
-    BLUE,
-    GREEN,
-    GREY,
-    LEGEND,
-    ORANGE,
-    VERMILION,
-    envelope,
-    mark_budget,
-    rounded,
-)  # fmt: skip
+from torchperf_ros.runs.run_log import RunLog
 
 _POINTS: Final = 1500
 _WHOLE: Final = 100.0
 _BUDGET_SHOWN: Final = 3.0
-_COLOURS: Final = {"base": BLUE, "new": ORANGE}
+_COLOURS: Final = {"base": draw.BLUE, "new": draw.ORANGE}
 _BANDS: Final = "rgba(0,158,115,0.2)"
 _CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
@@ -46,16 +36,16 @@ def verdict_page(comparison: Comparison) -> str:
         {"kind": "note", "title": "What to know", "items": notes} if notes else None,
     ])  # fmt: skip
     for stage in comparison.stages:
-        findings = [one for one in comparison.findings if one.estimate.stage == stage.name]
+        findings = [one for one in comparison.findings if one.stage == stage.name]
         pictures = [("Latency: how many frames took longer", exceedance(stage))]
         if stage.curve:
-            margin = next((one.margin for one in findings if one.estimate.metric is P99), math.nan)
+            margin = next((one.margin for one in findings if one.metric is P99), math.nan)
             pictures.append(("Each quantile: new less base", difference(stage, margin)))
         blocks = [page.plots(*pictures), page.plots(("Latency over time", over_frames(stage)))]
         page.section(stage.name, [_table(comparison, findings), *blocks])
     sides = {"base": comparison.base, "new": comparison.new}
-    if findings := [one for one in comparison.findings if not one.estimate.stage]:
-        sampled = any(len(run.memory_s) for runs in sides.values() for run in runs)
+    if findings := [one for one in comparison.findings if not one.stage]:
+        sampled = any(len(run.used_memory[1]) for runs in sides.values() for run in runs)
         picture = page.plots(("Memory of the workers", memory(sides))) if sampled else None
         page.section("The whole run", [_table(comparison, findings), picture])
     page.section("The runs", [{
@@ -81,17 +71,12 @@ def exceedance(stage: StageComparison) -> go.Figure:
         shares = _WHOLE * (1.0 - np.arange(len(values)) / max(len(values), 1))
         shown = np.unique(np.round(len(values) - np.geomspace(max(len(values), 1), 1, _POINTS)).astype(int))
         shown = shown[: len(values)]  # none of none
-        figure.add_scatter(
-            x=rounded(values[shown]), y=rounded(shares[shown]), mode="lines", name=f"{word} ({len(values):,})",
-            line={"color": _COLOURS[word], "width": 2, "shape": "hv"},
-            hovertemplate="%{y:.2f} % took %{x:.2f} ms or more",
-        )  # fmt: skip
-    if stage.new.budget_ms <= _BUDGET_SHOWN * longest_ms:  # without a deadline the budget is a day
-        mark_budget(figure, stage.new.budget_ms)
-    figure.update_xaxes(title_text="ms, receipt to publish")
-    figure.update_yaxes(title_text="% of frames took as long or longer", type="log", dtick=1)
-    figure.update_layout(height=340, legend=LEGEND, showlegend=True)
-    return figure
+        _line(figure, word, draw.rounded(values[shown]), shares[shown], "%{y:.2f} % took %{x:.2f} ms or more",
+              name=f"{word} ({len(values):,})", line={"color": _COLOURS[word], "width": 2, "shape": "hv"})  # fmt: skip
+    if stage.new.budget_ms <= _BUDGET_SHOWN * longest_ms:  # of other paces than real the budget may be a day
+        draw.mark_budget(figure, stage.new.budget_ms)
+    figure.update_yaxes(type="log", dtick=1)
+    return draw.laid_out(figure, 340, "ms, receipt to publish", "% of frames took as long or longer", showlegend=True)
 
 
 def difference(stage: StageComparison, margin_ms: float) -> go.Figure:
@@ -99,20 +84,21 @@ def difference(stage: StageComparison, margin_ms: float) -> go.Figure:
     share, middle, low, high = (list(column) for column in zip(*stage.curve, strict=True))
     at = [f"p{_WHOLE * one:g}" for one in share]
     figure = go.Figure()
-    figure.add_scatter(x=at, y=rounded(high), mode="lines", line={"width": 0}, showlegend=False, hoverinfo="skip")
-    figure.add_scatter(x=at, y=rounded(low), mode="lines", line={"width": 0}, fill="tonexty", fillcolor=_BANDS,
+    figure.add_scatter(x=at, y=draw.rounded(high), mode="lines", line={"width": 0}, showlegend=False, hoverinfo="skip")
+    figure.add_scatter(x=at, y=draw.rounded(low), mode="lines", line={"width": 0}, fill="tonexty", fillcolor=_BANDS,
                        name="interval", hoverinfo="skip")  # fmt: skip
     figure.add_scatter(
-        x=at, y=rounded(middle), mode="lines+markers", name="new less base", line={"color": GREEN, "width": 2},
-        customdata=[list(pair) for pair in zip(rounded(low), rounded(high), strict=True)],
+        x=at, y=draw.rounded(middle), mode="lines+markers", name="new less base",
+        line={"color": draw.GREEN, "width": 2},
+        customdata=[list(pair) for pair in zip(draw.rounded(low), draw.rounded(high), strict=True)],
         hovertemplate="%{x}: %{y:+.2f} ms (%{customdata[0]:+.2f} to %{customdata[1]:+.2f})",
     )  # fmt: skip
-    figure.add_hline(y=0, line={"color": GREY, "width": 1})
+    figure.add_hline(y=0, line={"color": draw.GREY, "width": 1})
     for side in (margin_ms, -margin_ms) if np.isfinite(margin_ms) else ():
-        figure.add_hline(y=side, line={"color": VERMILION, "dash": "dot", "width": 1})
+        figure.add_hline(y=side, line={"color": draw.VERMILION, "dash": "dot", "width": 1})
     figure.update_xaxes(title_text="quantile of the latency; dotted: the margin of the p99", type="category")
     figure.update_yaxes(title_text="ms longer")
-    figure.update_layout(height=340, legend=LEGEND, showlegend=True)
+    figure.update_layout(height=340, legend=draw.LEGEND, showlegend=True)
     return figure
 
 
@@ -120,30 +106,25 @@ def over_frames(stage: StageComparison) -> go.Figure:
     """Latency of every frame, in order; of several runs one after the other."""
     figure = go.Figure()
     for word, frames in (("base", stage.base), ("new", stage.new)):
-        shown = envelope(frames.total_ms, _POINTS)
-        figure.add_scatter(
-            x=shown.tolist(), y=rounded(frames.total_ms[shown]), mode="lines", name=word, opacity=0.75,
-            line={"color": _COLOURS[word], "width": 1}, hovertemplate="frame %{x}: %{y:.2f} ms",
-        )  # fmt: skip
-    figure.update_xaxes(title_text="frame")
-    figure.update_yaxes(title_text="ms", rangemode="tozero")
-    figure.update_layout(height=300, legend=LEGEND, showlegend=True)
-    return figure
+        shown = draw.envelope(frames.total_ms, _POINTS)
+        _line(figure, word, shown.tolist(), frames.total_ms[shown], "frame %{x}: %{y:.2f} ms", opacity=0.75,
+              line={"color": _COLOURS[word], "width": 1})  # fmt: skip
+    return draw.laid_out(figure, 300, "frame", "ms", showlegend=True)
 
 
-def memory(sides: dict[str, tuple[RunFrames, ...]]) -> go.Figure:
+def memory(sides: dict[str, tuple[RunLog, ...]]) -> go.Figure:
     """What the workers of each run used over time."""
     figure = go.Figure()
     for word, run in ((word, run) for word, runs in sides.items() for run in runs):
-        shown = envelope(run.memory_mib, _POINTS)
-        figure.add_scatter(
-            x=rounded(run.memory_s[shown] - run.memory_s[:1]), y=rounded(run.memory_mib[shown]), mode="lines",
-            name=word, line={"color": _COLOURS[word], "width": 2}, hovertemplate="%{x:.0f} s: %{y:,.1f} MiB",
-        )  # fmt: skip
-    figure.update_xaxes(title_text="s")
-    figure.update_yaxes(title_text="MiB", rangemode="tozero")
-    figure.update_layout(height=260, legend=LEGEND, showlegend=True)
-    return figure
+        _, seconds, mib = run.used_memory
+        shown = draw.envelope(mib, _POINTS)
+        _line(figure, word, draw.rounded(seconds[shown] - seconds[:1]), mib[shown], "%{x:.0f} s: %{y:,.1f} MiB")
+    return draw.laid_out(figure, 260, "s", "MiB", showlegend=True)
+
+
+def _line(figure: go.Figure, word: str, x: list[Any], y: Any, hover: str, **look: Any) -> None:  # noqa: ANN401 - plotly's
+    look = {"name": word, "line": {"color": _COLOURS[word], "width": 2}, **look}
+    figure.add_scatter(x=x, y=draw.rounded(y), mode="lines", hovertemplate=hover, **look)
 
 
 def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
@@ -155,13 +136,13 @@ def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
             verdict = {"text": row[-1], "bold": True}
         elif finding.verdict in _CLASS:
             verdict = {"text": row[-1], "tag": _CLASS[finding.verdict]}
-        title = f"{finding.estimate.metric.title} [{finding.estimate.metric.unit}]"
+        title = f"{finding.metric.title} [{finding.metric.unit}]"
         lines.append([title, *({"text": cell, "css": "n"} for cell in row[1:-1]), verdict])
     head = [(name, "n" if 0 < at < len(heads) - 1 else "") for at, name in enumerate(heads)]
     return {"kind": "table", "head": head, "rows": lines}
 
 
-def _run(word: str, run: RunFrames) -> list[Any]:
+def _run(word: str, run: RunLog) -> list[Any]:
     machine = ", ".join(str(run.fact("machine", key)) for key in _MACHINE if run.fact("machine", key))
     shown = (Path(run.name).as_posix(), run.fact("commit") or "-", run.fact("log", "path") or "-", machine or "-")
     return [word, *({"text": str(cell), "css": "text"} for cell in shown)]

@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.runs.compare.comparison import Comparison
-from torchperf_ros.runs.compare.run_frames import RunFrames
 from torchperf_ros.runs.compare.verdict import MEMORY_SLOPE, Finding, Verdict
 from torchperf_ros.runs.markdown_table import markdown_table
+from torchperf_ros.runs.run_log import RunLog
 
 JSON_VERSION: Final = 1
 _COLUMNS: Final = ("metric", "base", "new", "change", "{:.0%} interval of the change", "margin", "p", "verdict")
@@ -50,23 +50,22 @@ def conspicuous(comparison: Comparison) -> list[str]:
     """What has no verdict and should be looked at all the same, in words, unless it breaks its limit."""
     found = [f"{stage} has no answered frame in the new run" for stage in comparison.silent]
     return found + [
-        f"{_full_title(one)} {_with_unit(one)} is {one.estimate.difference / one.margin:,.0f} times its margin"
-        if math.isfinite(one.estimate.difference) else f"{_full_title(one)} is missing in the new run"
+        f"{one.title} {_with_unit(one)} is {one.difference / one.margin:,.0f} times its margin"
+        if math.isfinite(one.difference) else f"{one.title} is missing in the new run"
         for one in comparison.findings
-        if one.conspicuous and not one.breaks_limit and one.estimate.stage not in comparison.silent
+        if one.conspicuous and not one.breaks_limit and one.stage not in comparison.silent
     ]  # fmt: skip
 
 
 def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
     """A row of `columns` for each finding."""
     found: list[tuple[str, ...]] = []
-    for finding in findings:
-        one = finding.estimate
+    for one in findings:
         bounds = [number(value, signed=True) for value in (one.interval.low, one.interval.high)] if one.interval else []
-        p = "-" if not math.isfinite(finding.p) else f"< {_TINY_P}" if finding.p < _TINY_P else f"{finding.p:.3f}"
+        p = "-" if not math.isfinite(one.p) else f"< {_TINY_P}" if one.p < _TINY_P else f"{one.p:.3f}"
         found.append((
-            f"{_full_title(finding)} [{one.metric.unit}]", number(one.base), number(one.new), _change(finding),
-            " to ".join(bounds) or "-", f"±{number(finding.margin)}", p, _verdict(finding),
+            f"{one.title} [{one.metric.unit}]", number(one.base), number(one.new), _change(one),
+            " to ".join(bounds) or "-", f"±{number(one.margin)}", p, _verdict(one),
         ))  # fmt: skip
     return found
 
@@ -84,14 +83,12 @@ def number(value: float, signed: bool = False) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """What is different about the runs, and why metrics have no verdict or did not decide."""
-    reasons: dict[str, list[Finding]] = {}
-    for finding in comparison.findings:
-        if finding.estimate.why and finding.verdict not in {Verdict.EQUIVALENT, Verdict.BETTER}:
-            reasons.setdefault(finding.estimate.why, []).append(finding)
+    undecided = comparison.with_verdict(Verdict.WORSE, Verdict.NOT_ENOUGH, Verdict.INFORMATIVE)
     found = []
-    for reason, findings in reasons.items():
-        stages = " and ".join(dict.fromkeys(one.estimate.stage for one in findings if one.estimate.stage))
-        titles = ", ".join(dict.fromkeys(one.estimate.metric.title for one in findings))
+    for reason in dict.fromkeys(one.why for one in undecided if one.why):
+        findings = [one for one in undecided if one.why == reason]
+        stages = " and ".join(dict.fromkeys(one.stage for one in findings if one.stage))
+        titles = ", ".join(dict.fromkeys(one.metric.title for one in findings))
         found.append(f"{' '.join(filter(None, [stages, titles]))}: {reason}")
     return [*comparison.notes, *found]
 
@@ -106,7 +103,7 @@ def samples(comparison: Comparison) -> list[str]:
     ]
 
 
-def side_name(runs: Sequence[RunFrames]) -> str:
+def side_name(runs: Sequence[RunLog]) -> str:
     """What a side is called: its run, or its first run and how many more there are."""
     name = Path(runs[0].name).name or runs[0].name
     return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
@@ -142,10 +139,11 @@ def to_json(comparison: Comparison, status: int) -> str:
             for stage in comparison.stages
         ],
     }  # fmt: skip
-    return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+    plain = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN is null in JSON
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 
-def _side(runs: Sequence[RunFrames]) -> dict[str, Any]:
+def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
     facts = runs[0].facts
     return {
         "name": runs[0].name,
@@ -154,29 +152,19 @@ def _side(runs: Sequence[RunFrames]) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    one = finding.estimate
+def _finding(one: Finding) -> dict[str, Any]:
+    low, high, p = (one.interval.low, one.interval.high, one.interval.p) if one.interval else (None,) * 3
     return {
         "stage": one.stage, "metric": one.metric.key, "unit": one.metric.unit, "base": one.base, "new": one.new,
-        "low": one.interval.low if one.interval else None, "high": one.interval.high if one.interval else None,
-        "p": one.interval.p if one.interval else None, "p_corrected": finding.p, "margin": finding.margin,
-        "limit": finding.limit, "breaks_limit": finding.breaks_limit, "conspicuous": finding.conspicuous,
-        "verdict": finding.verdict.value, "samples": one.samples, "needed": finding.needed, "counted_in": one.kind,
+        "low": low, "high": high, "p": p, "p_corrected": one.p, "margin": one.margin,
+        "limit": one.limit, "breaks_limit": one.breaks_limit, "conspicuous": one.conspicuous,
+        "verdict": one.verdict.value, "samples": one.samples, "needed": one.needed, "counted_in": one.kind,
         "notes": [one.why] if one.why else [],
     }  # fmt: skip
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value; NaN is null there
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _change(finding: Finding) -> str:
+def _change(one: Finding) -> str:
     """The difference, and for what is no share its part of the base."""
-    one = finding.estimate
     if not math.isfinite(one.difference):
         return "-"
     text = number(one.difference, signed=True)
@@ -191,15 +179,15 @@ def _verdict(finding: Finding) -> str:
     """The word, how many frames would be enough where there are too few, and the limit if there is one."""
     text = finding.verdict.value
     if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
-        text += f": about {finding.needed:,.0f} {finding.estimate.kind} would be"
+        text += f": about {finding.needed:,.0f} {finding.kind} would be"
     if math.isfinite(finding.limit):
         word = "BREAKS" if finding.breaks_limit else "within"
-        text += f", {word} the limit of {finding.limit:g} {finding.estimate.metric.unit}"
+        text += f", {word} the limit of {finding.limit:g} {finding.metric.unit}"
     return text
 
 
 def _named(findings: Sequence[Finding]) -> str:
-    return _listed([f"{_full_title(one)} {_with_unit(one)}" for one in findings])
+    return _listed([f"{one.title} {_with_unit(one)}" for one in findings])
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -207,20 +195,16 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _full_title(finding: Finding) -> str:
-    return " ".join(filter(None, [finding.estimate.stage, finding.estimate.metric.title]))
-
-
 def _measured(finding: Finding) -> str:
     """What the new side has of something that has a limit."""
-    value, unit = finding.estimate.new, finding.estimate.metric.unit
+    value, unit = finding.new, finding.metric.unit
     measured = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
-    return f"{_full_title(finding)} {measured} (limit {finding.limit:g} {unit})"
+    return f"{finding.title} {measured} (limit {finding.limit:g} {unit})"
 
 
 def _with_unit(finding: Finding) -> str:
     value, _, relative = _change(finding).partition(" ")
-    unit = finding.estimate.metric.unit
+    unit = finding.metric.unit
     return " ".join(filter(None, [value, unit if unit != "%" else "", relative]))
 
 

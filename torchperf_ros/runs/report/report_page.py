@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torchperf_ros import __version__
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.percent import percent
-from torchperf_ros.runs.run_log import STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
-from torchperf_ros.watch.memory_watch import theil_sen_slope
+from torchperf_ros.runs.run_log import MEMORY, STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
 
 if TYPE_CHECKING:
     from torchperf_ros.runs.report.report_inputs import InputPicture
@@ -30,26 +29,20 @@ _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
 _NS_PER_S: Final = 1e9
 _NS_PER_MS: Final = 1_000_000
-_S_PER_H: Final = 3600.0
-_LEAST_TREND_S: Final = 300.0
-_TREND_SAMPLES: Final = 400
 _PUNCTUAL_MS: Final = 1.0
 _SAME_MS: Final = 8.0  # a frame's stamp is known from outside to some milliseconds
 _GOOD_SHARE: Final = 0.999
 _LONGEST_PATH: Final = 1024
-_MEMORY: Final = {
-    "cuda_allocated_mib": "Device memory of the workers", "workers_rss_mib": "Memory of the workers",
-    "memory_mib": "Memory",
-}  # fmt: skip
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
 _INSTEAD: Final = {
     Fallback.BACKUP: "the backup worker's result", Fallback.HOLD_LAST: "the last result held",
     Fallback.STOP: "a stop output", Fallback.NONE: "nothing at all",
 }  # fmt: skip
-_COLUMNS: Final = (
-    "log", "stage", "frames", "on time", "p50 ms", "p99 ms", "longest ms", "budget ms", "latest answer ms",
-)  # fmt: skip
+_HEAD: Final = [("log", ""), ("stage", ""), *((name, "n") for name in (
+    "frames", "on time", "p50 ms", "p99 ms", "longest ms", "budget ms", "latest answer ms", "anomalies",
+))]  # fmt: skip
+"""The columns of a table of runs, and their style."""
 
 Block = dict[str, Any]
 """A part of a section, with its `kind`, as `page.html` draws it."""
@@ -147,11 +140,7 @@ def write_report(
 ) -> int:
     """Write the page; series are thinned, and pictures made smaller, until it fits. Returns its size in bytes.
 
-    Args:
-        runs: what to show in detail.
-        path: the file to write.
-        progress: called with what is done now.
-        overview: of all runs, where these are only some.
+    Where `runs` are only some, the `overview` is of all. `progress` is called with what is done now.
 
     Raises:
         RunLogError: there is too much even so; fewer logs would do.
@@ -189,21 +178,18 @@ def write_report(
 def stage_figures(stage: StageLog) -> StageFigures:
     """Count and measure a stage's frames."""
     counted = stage.counted
-    total_ms = np.asarray(stage.frames["total_ms"], dtype=np.float64)[counted]
-    total_ms = total_ms[np.isfinite(total_ms)]
+    total_ms = stage.total_ms[counted & np.isfinite(stage.total_ms)]
     p50, p95, p99, highest = np.percentile(total_ms, (50, 95, 99, 100)) if len(total_ms) else [math.nan] * 4
-    budgets = np.asarray(stage.frames["budget_ms"], dtype=np.float64)
-    budgets = budgets[np.isfinite(budgets)]
-    outcome, fallback = stage.frames["outcome"], stage.frames["fallback"]
-    outcomes = {one: int((outcome == one).sum()) for one in Outcome if one not in {Outcome.ON_TIME, Outcome.STARTING}}
-    fallbacks = {one: int((fallback[counted] == one).sum()) for one in Fallback}
+    frames = stage.frames[counted]
+    seen = {name: zip(*np.unique(frames[name], return_counts=True), strict=True) for name in ("outcome", "fallback")}
+    often = {name: sorted(counts, key=lambda one: -int(one[1])) for name, counts in seen.items()}
     return StageFigures(
         int(counted.sum()), int((~counted).sum()),
         float(stage.on_time[counted].mean()) if counted.any() else math.nan,
-        float(p50), float(p95), float(p99), float(highest), float(budgets[-1]) if len(budgets) else math.nan,
+        float(p50), float(p95), float(p99), float(highest), stage.budget_ms,
         float(np.fmax.reduce(stage.lateness_ms[counted], initial=math.nan)),
-        {one: count for one, count in sorted(outcomes.items(), key=lambda item: -item[1]) if count},
-        {one: count for one, count in sorted(fallbacks.items(), key=lambda item: -item[1]) if count},
+        {Outcome(one): int(count) for one, count in often["outcome"] if one != Outcome.ON_TIME},
+        {Fallback(one): int(count) for one, count in often["fallback"] if one != UNKNOWN},
     )  # fmt: skip
 
 
@@ -236,27 +222,9 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
     past = np.where(late > _PUNCTUAL_MS, late, 0.0)
     missed = stage.counted & ~stage.on_time
     fallback = np.asarray(stage.frames["fallback"], dtype=np.float64) + 1.0  # 0: own result ... 4: none
-    total_ms = np.nan_to_num(np.asarray(stage.frames["total_ms"], dtype=np.float64), nan=-math.inf)
+    total_ms = np.nan_to_num(stage.total_ms, nan=-math.inf)
     order = np.lexsort((total_ms, np.where(missed, fallback, 0.0), missed, past))[::-1]
     return np.asarray(order[stage.counted[order]][:count])
-
-
-def memory_trend(run: RunLog) -> tuple[str, float]:
-    """Label of the headline figure and its slope in MiB per hour; NaN where there are less than five minutes of it.
-
-    The median of the slopes between all pairs of samples (Theil, 1950; Sen, 1968), which a worker that is replaced now
-    and then does not bend. The first tenth, in which a start fills memory, and samples without workers are left out.
-    """
-    label = next((name for name in _MEMORY if np.isfinite(run.memory.get(name, np.array([]))).any()), "")
-    if not label:
-        return "", math.nan
-    column, t_s = run.memory[label], (run.memory_t_ns - run.memory_t_ns[0]) / _NS_PER_S
-    used = np.flatnonzero(np.isfinite(column) & (column > 0) & (t_s >= 0.1 * t_s[-1]))
-    used = used[np.diff(t_s[used], prepend=-1.0) > 0]  # two samples of one time have no slope
-    used = used[np.linspace(0, len(used) - 1, min(len(used), _TREND_SAMPLES)).astype(int)]
-    if len(used) < 2 or np.ptp(t_s[used]) < _LEAST_TREND_S:  # noqa: PLR2004 - a slope takes two
-        return label, math.nan
-    return label, theil_sen_slope(t_s[used], column[used]) * _S_PER_H
 
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
@@ -311,7 +279,7 @@ def _side_by_side(runs: Sequence[RunLog]) -> Block:
     """All runs, a row for each stage."""
     rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
             for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
-    return {"kind": "table", "head": [(name, "n" if at > 1 else "") for at, name in enumerate(_COLUMNS)], "rows": rows}
+    return {"kind": "table", "head": _HEAD[:-1], "rows": rows}
 
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
@@ -338,13 +306,12 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
             {"kind": "soft", "text": "The worst logs come first; those that are links have a section below. A click "
                                      "on a column sorts."},
             {"kind": "table", "sortable": True, "rows": [_row(row, anchors.get(row.run, "")) for row in shown],
-             "head": [(name, "n" if at > 1 else "") for at, name in enumerate((*_COLUMNS, "anomalies"))],
-             "more": f"{left:,} more rows, of the best, are left out." if left > 0 else ""},
+             "head": _HEAD, "more": f"{left:,} more rows, of the best, are left out." if left > 0 else ""},
         ]  # fmt: skip
 
 
 def _row(row: OverviewRow, href: str) -> list[Any]:
-    """Cells of `_COLUMNS`, and of anomalies."""
+    """Cells of `_HEAD`."""
     one = row.figures
     late = f"{one.worst_lateness_ms:+.1f}" if math.isfinite(one.worst_lateness_ms) else "-"
     cells = [
@@ -386,11 +353,9 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[int, "InputPicture"]) 
     }  # fmt: skip
     picture = pictures.get(int(row["stamp_ns"]))
     if picture is not None:
-        shown["picture"], shown["words"] = (
-            picture.uri,
-            f"{picture.topic}, stamp {picture.off_ms:+.1f} ms from the frame's",
-        )
-        shown["off"] = f"a neighbour, {picture.off_ms:+.0f} ms off" if abs(picture.off_ms) > _SAME_MS else ""
+        words = f"{picture.topic}, stamp {picture.off_ms:+.1f} ms from the frame's"
+        off = f"a neighbour, {picture.off_ms:+.0f} ms off" if abs(picture.off_ms) > _SAME_MS else ""
+        shown |= {"picture": picture.uri, "words": words, "off": off}
     return shown
 
 
@@ -459,10 +424,10 @@ def _stage_words(stage: StageLog) -> str:
 
 
 def _memory_words(run: RunLog) -> str:
-    label, slope = memory_trend(run)
+    label, slope = run.used_memory[0], run.memory_slope
     if not label:
         return "Memory was sampled, but no figure is known."
-    text = f"{_MEMORY[label]}: {np.nanmin(run.memory[label]):,.0f} to {np.nanmax(run.memory[label]):,.0f} MiB"
+    text = f"{MEMORY[label]}: {np.nanmin(run.memory[label]):,.0f} to {np.nanmax(run.memory[label]):,.0f} MiB"
     return f"{text}, trend {slope:+,.1f} MiB per hour." if math.isfinite(slope) else f"{text}; too short for a trend."
 
 

@@ -77,16 +77,14 @@ def rounded(values: Any) -> list[float | None]:  # noqa: ANN401 - any sequence o
 def timeline(stage: StageLog, most: int) -> go.Figure:
     """Latency of every frame with its budget, and below, on the same axis, the tier that ran and, if known, the health.
 
-    Args:
-        stage: what to show.
-        most: points at most, for the frames that were on time and again for each outcome.
+    There are `most` points at most for the frames that were on time, and again for each outcome.
     """
     heights = _HEIGHTS_PX if stage.health else _HEIGHTS_PX[:2]  # the axis without data would take its labels with it
     rows, height_px = len(heights), sum(heights) + _GAP_PX * (len(heights) - 1)
     figure = make_subplots(
         rows=rows, cols=1, shared_xaxes=True, row_heights=list(heights), vertical_spacing=_GAP_PX / height_px
     )
-    frames, total_ms = stage.frames, np.asarray(stage.frames["total_ms"], dtype=np.float64)
+    frames, total_ms = stage.frames, stage.total_ms
 
     def draw(chosen: Any, name: str, row: int = 1, y: Any = None, **look: Any) -> None:  # noqa: ANN401 - plotly's
         x = _times(frames["t_ns"][chosen])
@@ -134,8 +132,7 @@ def timeline(stage: StageLog, most: int) -> go.Figure:
 
 def distribution(stage: StageLog) -> go.Figure:
     """How long the answers of each tier took, on a logarithmic count, so that the tail is seen."""
-    figure = go.Figure()
-    total_ms, budget_ms = np.asarray(stage.frames["total_ms"], dtype=np.float64), _budget_ms(stage)
+    figure, total_ms, budget_ms = go.Figure(), stage.total_ms, stage.budget_ms
     known = stage.counted & np.isfinite(total_ms)
     highest = float(total_ms[known].max(initial=1.0))
     if np.isfinite(budget_ms):
@@ -152,17 +149,16 @@ def distribution(stage: StageLog) -> go.Figure:
             marker={"color": colour, "line": {"width": 0}},
         )  # fmt: skip
     mark_budget(figure, budget_ms)
-    figure.update_xaxes(title_text="ms, receipt to publish; last bar: and more")
-    figure.update_yaxes(title_text="frames", type="log", dtick=1, range=[_LEAST, float(np.log10(2 * most))])
-    figure.update_layout(height=320, barmode="overlay", bargap=0, showlegend=True, legend=LEGEND)
-    return figure
+    figure.update_yaxes(type="log", dtick=1, range=[_LEAST, float(np.log10(2 * most))])
+    return laid_out(figure, 320, "ms, receipt to publish; last bar: and more", "frames", barmode="overlay", bargap=0,
+                    showlegend=True)  # fmt: skip
 
 
 def waterfall(stage: StageLog) -> go.Figure:
     """Where the time goes, as means over frames whose steps are all known: all, each tier, and the slowest 1 %."""
     figure = go.Figure()
     steps = np.array([stage.frames[name] for name in STEPS], dtype=np.float64)
-    total_ms = np.asarray(stage.frames["total_ms"], dtype=np.float64)
+    total_ms = stage.total_ms
     known = stage.counted & np.isfinite(steps).all(axis=0) & np.isfinite(total_ms)
     groups = [("all", known)]
     groups += [(stage.tier_name(tier), known & (stage.frames["tier"] == tier))
@@ -171,16 +167,15 @@ def waterfall(stage: StageLog) -> go.Figure:
         groups.append(("slowest 1 %", known & (total_ms >= np.quantile(total_ms[known], 1 - _SLOWEST))))
     groups = [(name, chosen) for name, chosen in groups if chosen.any()]
     means = [steps[:, chosen].mean(axis=1) for _, chosen in groups]
-    rest = [
-        max(float(total_ms[chosen].mean() - mean.sum()), 0.0) for (_, chosen), mean in zip(groups, means, strict=True)
-    ]
+    means = [[*mean, max(total_ms[chosen].mean() - mean.sum(), 0.0)]
+             for (_, chosen), mean in zip(groups, means, strict=True)]  # fmt: skip
     for number, (name, colour) in enumerate(zip(_STEP_NAMES, _STEP_COLOURS, strict=True)):
-        lengths = [float(mean[number]) for mean in means] if number < len(STEPS) else rest
         figure.add_bar(
-            y=[f"{group} ({int(chosen.sum()):,})" for group, chosen in groups], x=np.round(lengths, 3).tolist(),
+            y=[f"{group} ({int(chosen.sum()):,})" for group, chosen in groups],
+            x=np.round([mean[number] for mean in means], 3).tolist(),
             name=name, orientation="h", marker={"color": colour}, hovertemplate=f"{name}: %{{x:.2f}} ms",
         )  # fmt: skip
-    mark_budget(figure, _budget_ms(stage), text="")
+    mark_budget(figure, stage.budget_ms, text="")
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="ms, mean")
     height_px = 190 + 34 * max(len(groups), 1)
@@ -201,9 +196,7 @@ def memory(run: RunLog, most: int) -> go.Figure:
                 line={"color": _MEMORY_COLOURS[turn[1]], "width": 2, "dash": ("solid", "dot")[turn[0] % 2]},
             )  # fmt: skip
     figure.update_xaxes(type="date")
-    figure.update_yaxes(title_text="MiB", rangemode="tozero")
-    figure.update_layout(height=280, hovermode="x unified", legend=LEGEND)
-    return figure
+    return laid_out(figure, 280, "", "MiB", hovermode="x unified")
 
 
 def latencies(rows: Sequence["OverviewRow"]) -> go.Figure:
@@ -230,10 +223,8 @@ def latencies(rows: Sequence["OverviewRow"]) -> go.Figure:
         figure.update_xaxes(tickvals=list(places.values()), ticktext=[name.replace("<", "&lt;") for name in names],
                             tickangle=-_TILT_DEGREES, ticklabeloverflow="allow")  # fmt: skip
     else:
-        figure.update_xaxes(title_text="place in the table", tickformat=",")
-    figure.update_yaxes(title_text="p99, ms", rangemode="tozero")
-    figure.update_layout(height=360, legend=LEGEND)
-    return figure
+        figure.update_xaxes(tickformat=",")
+    return laid_out(figure, 360, "" if len(places) <= _MOST_NAMED else "place in the table", "p99, ms")
 
 
 def mark_budget(figure: go.Figure, budget_ms: float, text: str = "budget") -> None:
@@ -243,10 +234,11 @@ def mark_budget(figure: go.Figure, budget_ms: float, text: str = "budget") -> No
                          **({"annotation_text": text, "annotation_position": "top left"} if text else {}))  # fmt: skip
 
 
-def _budget_ms(stage: StageLog) -> float:
-    known = np.asarray(stage.frames["budget_ms"], dtype=np.float64)
-    known = known[np.isfinite(known)]
-    return float(known[-1]) if len(known) else float("nan")
+def laid_out(figure: go.Figure, height_px: int, x: str, y: str, **layout: Any) -> go.Figure:  # noqa: ANN401 - plotly's
+    """A figure with titles of its axes, a legend above it, and more of plotly's layout; its values begin at 0."""
+    figure.update_xaxes(title_text=x or None)
+    figure.update_yaxes(title_text=y, **({} if figure.layout.yaxis.type else {"rangemode": "tozero"}))
+    return figure.update_layout(height=height_px, legend=LEGEND, **layout)
 
 
 def _times(t_ns: Any) -> list[float]:  # noqa: ANN401 - any sequence of whole numbers
