@@ -4,12 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.config.config import NodeConfig, StageConfig, node_config, stage_config
-from torchperf_ros.config.parameter_tables import (
+from torchperf_ros.config.config import (
     NODE_PARAMETERS,
     STAGE_DEFAULTS,
     STAGE_PARAMETERS,
+    NodeConfig,
     Parameter,
+    StageConfig,
+    node_config,
+    stage_config,
     stage_parameters,
 )
 from torchperf_ros.frame.errors import ConfigError

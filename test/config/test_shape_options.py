@@ -43,10 +43,6 @@ def test_given_text_that_is_no_shape_when_parsed_then_it_is_named_with_an_exampl
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (("padded", 32, [""], 0), "s.shapes: 'padded' is not allowed; it has to be one of: exact, bucket, dynamic"),
-        (("bucket", 0, [""], 0), "s.bucket_width: 0 is not allowed; it has to be an int of at least 1"),
-        (("bucket", 2.5, [""], 0), "s.bucket_width: 2.5 is not allowed"),
-        (("bucket", 32, [""], -1), "s.max_batch: -1 is not allowed; it has to be an int of at least 0"),
         (("bucket", 32, ["1x0"], 0), "s.common_shapes: '1x0' is not allowed"),
         (("bucket", 32, ["1"] * (MOST_SHAPES + 1), 0), "s.common_shapes: 257 shapes; at most 256"),
     ],
@@ -55,20 +51,6 @@ def test_given_a_value_that_is_not_allowed_when_parsed_then_parameter_and_value_
     with pytest.raises(ConfigError) as caught:
         ShapeOptions.parse(*values, prefix="s.")
     assert f"parameter {said}" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"width": 3}, "width: unknown; allowed: policy, bucket_width, common, max_batch"),
-        ({"common": [[[1, -3]]]}, "common_shapes: '1x-3' is not allowed"),
-        ({"bucket_width": True}, "bucket_width: True is not allowed"),
-    ],
-)
-def test_given_json_that_is_not_of_options_when_read_then_it_is_refused(values, said):
-    with pytest.raises(ConfigError) as caught:
-        ShapeOptions.from_dict(values)
-    assert said in str(caught.value)
 
 
 def test_given_common_shapes_when_the_model_has_other_inputs_then_an_example_is_named():

@@ -17,7 +17,7 @@ import torch
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.models.sabotage import Fault, Journal, Luck, Poisonable, Sabotage, SabotagedAdapter, hold_gil
+from torchperf_ros.models.sabotage import Fault, Luck, Poisonable, Sabotage, SabotagedAdapter, hold_gil
 
 CPU = torch.device("cpu")
 STAMP_NS = 1_700_000_000_123_456_789
@@ -80,9 +80,7 @@ class Clock:
 
 def luck(folder: Path, clock: Clock, faults: dict[str, Any], seed: int = 0) -> Luck:
     """One more worker of the stage whose journal is in the folder."""
-    return Luck(
-        {kind: Fault.read(kind, value) for kind, value in faults.items()}, Journal(folder / "journal"), seed, clock
-    )
+    return Luck({kind: Fault.read(kind, value) for kind, value in faults.items()}, folder / "journal", seed, clock)
 
 
 def test_given_a_period_when_it_has_passed_then_one_worker_of_the_stage_gets_the_fault_once(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.config.config import NodeConfig, node_config
-from torchperf_ros.config.parameter_tables import NODE_PARAMETERS
+from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config
 from torchperf_ros.frame.errors import ConfigError
 
 _NODE = "perf"

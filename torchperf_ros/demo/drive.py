@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from torchperf_ros.config.parameter_tables import STAGE_DEFAULTS
+from torchperf_ros.config.config import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.player import DRAWN_HZ, drive_topics

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchperf_ros.config.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
-from torchperf_ros.config.message_types import empty_message
+from torchperf_ros.config.message_types import empty_message, message_class
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.detection_messages import (
     DETECTION_2D_ARRAY,
     MARKER_ARRAY,
     Detection,
-    Detection2DArrays,
     ImageFrame,
     MarkerArrays,
+    detection_2d_array,
 )
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
@@ -57,11 +57,7 @@ class CameraAdapter(Adapter):
     tiers: ClassVar[tuple[str, ...]] = tuple(DETECTOR_WIDTHS)
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options.
-
-        Args:
-            options: see the class.
-            device: where the network runs.
+        """Read the options, see the class; the network runs on this device.
 
         Raises:
             ConfigError: an option is unknown or its value not allowed.
@@ -77,7 +73,8 @@ class CameraAdapter(Adapter):
         reader.finish()
         self.inputs = {"image": _COMPRESSED_IMAGE if self._compressed else _IMAGE}
         self.output = _OUTPUTS[output]
-        self._messages = MarkerArrays(horizontal_fov_deg) if output == "markers" else Detection2DArrays()
+        message_class(self.output)  # raises where its package is not installed
+        self._built = MarkerArrays(horizontal_fov_deg).build if output == "markers" else detection_2d_array
         self._device = device
         self._upload = _Upload(device)
 
@@ -143,7 +140,7 @@ class CameraAdapter(Adapter):
             Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
         ]
         frame = ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
-        return self._messages.build(detections, frame)
+        return self._built(detections, frame)
 
 
 def _shrink(pixels: Pixels) -> Tensor:

@@ -52,6 +52,11 @@ class OptionReader:
         allowed = type(value) in {int, float} and low <= value <= high
         return float(self._checked(name, value, allowed, f"a number from {low:g} to {high:g}"))
 
+    def mapping(self, name: str) -> dict[str, Any]:
+        """A JSON object, empty by default."""
+        value = self._take(name, {})
+        return dict(self._checked(name, value, isinstance(value, dict), "an object such as {}"))
+
     def finish(self) -> None:
         """Call after the last option; refuses options that nobody asked for."""
         for name, value in self._options.items():
