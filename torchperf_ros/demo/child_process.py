@@ -1,7 +1,6 @@
 """A program that a drive starts and that ends with it, whatever happens; and files that are read while they grow."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import torchperf_ros
+from torchperf_ros.workers.process_setup import die_with_parent
 
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None)
 _PATIENCE_S: Final = {signal.SIGINT: 5.0, signal.SIGTERM: 3.0, signal.SIGKILL: 10.0}
 
 
@@ -62,7 +60,7 @@ class ChildProcess:
                 stderr=err,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and no other thread runs yet
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, and no other thread runs yet
             )
 
     @property
@@ -100,7 +98,3 @@ class ChildProcess:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

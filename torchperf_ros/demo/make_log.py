@@ -7,6 +7,7 @@ import contextlib
 import heapq
 import io
 import itertools
+import operator
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -124,30 +125,28 @@ class DriveLog:
     def _sent(self) -> Iterator[tuple[int, LogMessage]]:
         """When a message was sent, and the message; images, objects and odometry in the order of sending."""
         random = np.random.default_rng(self.seed)
-        scene = RoadScene(self.width, self.height)
-        half = scene
+        scene = half = RoadScene(self.width, self.height)
         if any(fault.kind == "other-size" for fault in self.faults):
             half = RoadScene(max(self.width // 2, 1), max(self.height // 2, 1))
         image_type = list(IMAGE_TOPICS)[self.compressed]
-        images = ((number / self.rate_hz, 0) for number in range(round(self.seconds * self.rate_hz)))
-        odometries = ((number / _ODOMETRY_HZ, 1) for number in range(round(self.seconds * _ODOMETRY_HZ)))
-        for at_s, kind in heapq.merge(images, odometries):
+        images = ((number / self.rate_hz, True) for number in range(round(self.seconds * self.rate_hz)))
+        odometries = ((number / _ODOMETRY_HZ, False) for number in range(round(self.seconds * _ODOMETRY_HZ)))
+        for at_s, is_image in heapq.merge(images, odometries, key=operator.itemgetter(0)):
             sent_ns = START_NS + round(at_s * NS_PER_S)
             late_ns = round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6)
             received_ns = sent_ns + max(_RECEIVE_NS + late_ns, 0)
             in_gap = self.active("gap", at_s) is not None
-            lost = random.random() < self.drop or in_gap
-            if kind:
-                if not lost:
-                    data = restamped(odometry_cdr(at_s), sent_ns)
-                    yield sent_ns, LogMessage(ODOMETRY_TOPIC, ODOMETRY_TYPE, data, received_ns)
-                continue
-            if not lost:
-                data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
-                yield sent_ns, LogMessage(self.image_topic, image_type, data, received_ns)
-            if self.labelled and not in_gap:
-                data = _objects_cdr(scene, at_s, sent_ns)
-                yield sent_ns, LogMessage(OBJECTS_TOPIC, _OBJECTS_TYPE, data, received_ns)
+            found = []
+            if not (random.random() < self.drop or in_gap):
+                if is_image:
+                    data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
+                    found.append((self.image_topic, image_type, data))
+                else:
+                    found.append((ODOMETRY_TOPIC, ODOMETRY_TYPE, restamped(odometry_cdr(at_s), sent_ns)))
+            if is_image and self.labelled and not in_gap:
+                found.append((OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns)))
+            for topic, type_name, data in found:
+                yield sent_ns, LogMessage(topic, type_name, data, received_ns)
 
     def _image_cdr(self, scene: RoadScene, at_s: float) -> bytes:
         """The image of a time, stamped and spoilt as it should be."""
@@ -185,13 +184,9 @@ def fault_of(text: str) -> Fault:
 
 
 def write_drive(
-    path: Path,
-    drive: DriveLog,
-    *,
-    format_: str | None = None,
-    force: bool = False,
+    path: Path, drive: DriveLog, *, format_: str | None = None, force: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a drive; the same arguments give the same bytes, and the path is returned.
 
     Args:
@@ -235,6 +230,7 @@ def write_drive(
 def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
     needed = drive.seconds * drive.rate_hz * 3 * drive.width * drive.height * (_JPEG_SHARE if drive.compressed else 1.0)
     late = [fault for fault in drive.faults if fault.start_s >= drive.seconds]
+    msg = ""
     if path.name in {"", ".."} or not path.parent.is_dir():
         msg = f"{path}: has to be the name of a log, such as drive.mcap, in a folder that is there"
     elif path.exists() and not force:
@@ -247,9 +243,8 @@ def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
         msg = "a truncated message cannot be written to a ROS 1 bag; choose mcap or db3"
     elif needed > (free := shutil.disk_usage(path.parent).free):
         msg = f"{path}: needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; --compressed needs less"
-    else:
-        return
-    raise MakeLogError(msg)
+    if msg:
+        raise MakeLogError(msg)
 
 
 @contextlib.contextmanager
