@@ -74,8 +74,8 @@ class Parameter:
         return f"{a} {type(one).__name__}{span}"
 
 
-def _parameter(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
-    """A field of a configuration that is declared as a parameter of its name, and `then` others that make it up."""
+def _ros(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
+    """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
     return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
 
 
@@ -93,31 +93,29 @@ class StageConfig:
     """Parameters of one stage, checked; the first value of each is its default in ROS, whose type is a plain one."""
 
     name: str
-    adapter: str = _parameter("", "module:Class of the adapter, imported in the worker only.")
-    options: dict[str, Any] = _parameter("{}", "JSON object handed to the adapter.")
-    output: str = _parameter("", "Topic of the stage's output.")
-    budget_ms: float = _parameter(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
-    budget_from: str = _parameter(
+    adapter: str = _ros("", "module:Class of the adapter, imported in the worker only.")
+    options: dict[str, Any] = _ros("{}", "JSON object handed to the adapter.")
+    output: str = _ros("", "Topic of the stage's output.")
+    budget_ms: float = _ros(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
+    budget_from: str = _ros(
         "receipt", "What the budget counts from: the frame's receipt or its stamp.", choices=("receipt", "stamp")
     )
-    tiers: tuple[str, ...] = _parameter(["full", "medium", "fast"], "Model variants, from most to least accurate.")
-    engine: str = _parameter(
+    tiers: tuple[str, ...] = _ros(["full", "medium", "fast"], "Model variants, from most to least accurate.")
+    engine: str = _ros(
         AUTO,
         "How tiers run; auto: the fastest of what is installed, eager until that is built.",
         choices=ENGINE_CHOICES,
     )
-    compile_mode: str = _parameter("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
-    dynamic: str = _parameter(
-        "auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC
-    )
-    precision: tuple[str, ...] = _parameter(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
-    channels_last: bool = _parameter(False, "Images in memory with channels last.")
-    fold_batch_norm: bool = _parameter(False, "Batch normalisation folded into the convolution before it.")
-    cuda_graphs: bool = _parameter(False, "Replay CUDA graphs; for sizes that do not vary.")
-    packages: tuple[str, ...] = _parameter(
+    compile_mode: str = _ros("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
+    dynamic: str = _ros("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
+    precision: tuple[str, ...] = _ros(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
+    channels_last: bool = _ros(False, "Images in memory with channels last.")
+    fold_batch_norm: bool = _ros(False, "Batch normalisation folded into the convolution before it.")
+    cuda_graphs: bool = _ros(False, "Replay CUDA graphs; for sizes that do not vary.")
+    packages: tuple[str, ...] = _ros(
         [""], "A .pt2 file of each tier to run instead of what the adapter builds; '': none."
     )
-    shapes: ShapeOptions = _parameter(
+    shapes: ShapeOptions = _ros(
         "dynamic", "Sizes: exact, bucket (rounded up and padded), dynamic.", choices=POLICIES,
         then=(
             Parameter("bucket_width", 32, "Step of the buckets' sizes.", 1, 65_536),
@@ -127,40 +125,32 @@ class StageConfig:
             Parameter("max_batch", 0, "Larger batches are run in chunks of this size; 0: never.", 0, 65_536),
         ),
     )  # fmt: skip
-    backup: str = _parameter(
+    backup: str = _ros(
         "standby",
         "Second worker: none, standby (takes over), active (runs the last tier on every frame, poisonous ones too).",
         choices=("none", "standby", "active"),
     )
-    fallback: tuple[Fallback, ...] = _parameter(
+    fallback: tuple[Fallback, ...] = _ros(
         ["backup", "hold_last", "stop"], "What to publish instead of a missing result, in this order.",
         choices=tuple(kind.word for kind in Fallback),
     )  # fmt: skip
-    hold_last_ms: float = _parameter(
+    hold_last_ms: float = _ros(
         300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
     )
-    stop_deceleration: float = _parameter(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
-    hang_ms: float = _parameter(
+    stop_deceleration: float = _ros(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
+    hang_ms: float = _ros(
         1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True
     )
-    max_frame_bytes: int = _parameter(
-        8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30
-    )
-    input_reliability: str = _parameter(
-        "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")
-    )
-    input_timeout_ms: float = _parameter(
+    max_frame_bytes: int = _ros(8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30)
+    input_reliability: str = _ros("best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable"))
+    input_timeout_ms: float = _ros(
         1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
     )
-    sustained_misses: int = _parameter(
+    sustained_misses: int = _ros(
         10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000, live=True
     )
-    recover_frames: int = _parameter(
-        30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True
-    )
-    window_s: float = _parameter(
-        10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True
-    )
+    recover_frames: int = _ros(30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True)
+    window_s: float = _ros(10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True)
 
     @property
     def workers(self) -> int:
@@ -179,47 +169,39 @@ class StageConfig:
 class NodeConfig:
     """Parameters of the node, checked; declared as those of a stage are."""
 
-    stages: tuple[StageConfig, ...] = _parameter(
-        ["perception", "planning"], "Stages in the order that a frame passes them."
-    )
-    device: str = _parameter("auto", "Where models run: auto, cpu, cuda or cuda:N.")
-    autostart: bool = _parameter(True, "Configure and activate at start; false where a launch file does it.")
-    metrics_port: int = _parameter(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
-    metrics_address: str = _parameter(
+    stages: tuple[StageConfig, ...] = _ros(["perception", "planning"], "Stages in the order that a frame passes them.")
+    device: str = _ros("auto", "Where models run: auto, cpu, cuda or cuda:N.")
+    autostart: bool = _ros(True, "Configure and activate at start; false where a launch file does it.")
+    metrics_port: int = _ros(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
+    metrics_address: str = _ros(
         "127.0.0.1", "Address that it listens on; 0.0.0.0: anyone who can reach it can read it."
     )
-    realtime_priority: int = _parameter(10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98)
-    lock_memory: bool = _parameter(False, "Lock the node process in memory (mlockall).")
-    cpu_affinity: tuple[int, ...] = _parameter([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
-    worker_threads: int = _parameter(
-        0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024
-    )
-    worker_kept_mib: int = _parameter(256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047)
-    compile_missing: bool = _parameter(True, "Compile in the background what is missing; false: such tiers stay eager.")
-    cache_dir: str = _parameter("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
-    package_dirs: tuple[str, ...] = _parameter(
+    realtime_priority: int = _ros(10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98)
+    lock_memory: bool = _ros(False, "Lock the node process in memory (mlockall).")
+    cpu_affinity: tuple[int, ...] = _ros([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
+    worker_threads: int = _ros(0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024)
+    worker_kept_mib: int = _ros(256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047)
+    compile_missing: bool = _ros(True, "Compile in the background what is missing; false: such tiers stay eager.")
+    cache_dir: str = _ros("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
+    package_dirs: tuple[str, ...] = _ros(
         [""], "Folders, beside that one, from which swapped packages are taken; '': none."
     )
-    cache_mib: int = _parameter(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
-    memory_limit_mib: int = _parameter(
-        0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24
-    )
-    memory_share: float = _parameter(
+    cache_mib: int = _ros(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
+    memory_limit_mib: int = _ros(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
+    memory_share: float = _ros(
         0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
     )
-    evidence_dir: str = _parameter("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
-    evidence_mib: int = _parameter(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
-    evidence_count: int = _parameter(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
-    recorder: bool = _parameter(True, "Record in a process beside: records, black box, watch over signals.")
-    record_dir: str = _parameter("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
-    record_mib: int = _parameter(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
-    black_box_s: float = _parameter(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
-    black_box_after_s: float = _parameter(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
-    black_box_mib: int = _parameter(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
-    watch: bool = _parameter(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
-    start_timeout_s: float = _parameter(
-        120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0
-    )
+    evidence_dir: str = _ros("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
+    evidence_mib: int = _ros(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
+    evidence_count: int = _ros(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
+    recorder: bool = _ros(True, "Record in a process beside: records, black box, watch over signals.")
+    record_dir: str = _ros("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
+    record_mib: int = _ros(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
+    black_box_s: float = _ros(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
+    black_box_after_s: float = _ros(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
+    black_box_mib: int = _ros(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
+    watch: bool = _ros(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
+    start_timeout_s: float = _ros(120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0)
 
 
 NODE_PARAMETERS = _declared(NodeConfig)

@@ -20,16 +20,13 @@ def user_folder(variable: str, below_home: str, environment: Mapping[str, str] =
         environment: the process's, or a test's.
     """
     base = environment.get(variable, "")
-    folder = Path(base) if base.startswith("/") else Path(environment.get("HOME") or _home()) / below_home
-    return folder / "torchperf_ros"
-
-
-def _home() -> str:
-    """From the list of users; "/" for a user that is not in it, as in containers."""
+    if base.startswith("/"):
+        return Path(base) / "torchperf_ros"
     try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return "/"
+        home = environment.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # the user is not in the list of users, as in containers
+        home = "/"
+    return Path(home) / below_home / "torchperf_ros"
 
 
 def make_private(folder: Path) -> None:

@@ -73,11 +73,7 @@ class LogReader:
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        """Open a log.
-
-        Args:
-            path: what to read.
-            say: takes a line on each thing that is wrong with the log and can be done without.
+        """Open a log; `say` takes a line on each thing that is wrong with it and can be done without.
 
         Raises:
             LogError: it does not exist, is no log, or nothing of it can be read.
@@ -145,16 +141,11 @@ class LogReader:
         return self._type(channel).decode(message.data)
 
     def write_definitions(self, topics: Collection[str], prefix: Path) -> bool:
-        """Write the types that only this log knows as `.msg` files, for processes that find installed packages there.
+        """Write what only this log knows of these topics' types as `.msg` files; returns whether there was anything.
 
-        Args:
-            topics: whose types.
-            prefix: what these processes have in `AMENT_PREFIX_PATH`.
-
-        Returns:
-            Whether there were any.
+        Processes that have `prefix` in `AMENT_PREFIX_PATH` find them there, as they find installed packages.
         """
-        types = [self._type(channel) for channel in self._channels if channel.topic in topics]
+        types = (self._type(channel) for channel in self._channels if channel.topic in topics)
         unknown = [found for found in types if found.only_here]
         for found in unknown:
             found.write_definitions(prefix / "share")

@@ -76,7 +76,10 @@ class CameraAdapter(Adapter):
         message_class(self.output)  # raises where its package is not installed
         self._built = MarkerArrays(horizontal_fov_deg).build if output == "markers" else detection_2d_array
         self._device = device
-        self._upload = _Upload(device)
+        self._pinned: Tensor | None = None
+        if device.type == "cuda":
+            self._pinned = torch.empty((1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), dtype=torch.uint8, pin_memory=True)
+            self._copied = torch.cuda.Event()
 
     def build(self, tier: str) -> torch.nn.Module:
         """The detector of a tier: `full`, `medium` or `fast`.
@@ -88,12 +91,7 @@ class CameraAdapter(Adapter):
         return build_seeded(lambda: DetectorNet(width)).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A grey ramp as the network sees it: [1, 3, 256, 448] float.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
-        tier_width(tier, DETECTOR_WIDTHS)
+        """A grey ramp as the network sees it, whatever the tier: [1, 3, 256, 448] float."""
         ramp = torch.linspace(-1.0, 1.0, IMAGE_WIDTH, device=self._device)
         return (ramp.expand(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH).contiguous(),)
 
@@ -117,14 +115,12 @@ class CameraAdapter(Adapter):
             pixels = compressed_pixels(message, self._max_pixels, (IMAGE_WIDTH, IMAGE_HEIGHT))
         else:
             pixels = raw_pixels(message, self._max_pixels, _ENCODINGS)
-        return (self._upload.to_device(_shrink(pixels)).mul_(2.0 / 255.0).sub_(1.0),)
+        return (self._upload(_shrink(pixels)).mul_(2.0 / 255.0).sub_(1.0),)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.
 
-        Args:
-            outputs: [1, 448, 9], see `DetectorNet.forward`.
-            messages: those that were given to `preprocess`.
+        `outputs` are [1, 448, 9], see `DetectorNet.forward`; `messages` those that were given to `preprocess`.
         """
         image = messages["image"]
         message = image.message
@@ -142,6 +138,16 @@ class CameraAdapter(Adapter):
         frame = ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
         return self._built(detections, frame)
 
+    def _upload(self, small: Tensor) -> Tensor:
+        """[1, 3, 256, 448] float, contiguous, 0..255: moved to the device as bytes, made floats there."""
+        if self._pinned is None:
+            return small.to(torch.float32, memory_format=torch.contiguous_format)
+        self._copied.synchronize()  # the copy of the frame before; long done, unless that frame was dropped
+        self._pinned.copy_(small)
+        there = self._pinned.to(self._device, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(self._device))
+        return there.float()
+
 
 def _shrink(pixels: Pixels) -> Tensor:
     """[1, 3, 256, 448] uint8 on the CPU, RGB; anti-aliased while still bytes, a quarter of what floats would be.
@@ -156,24 +162,3 @@ def _shrink(pixels: Pixels) -> Tensor:
     if pixels.order == "mono":
         return small.expand(-1, 3, -1, -1)
     return small.flip(1) if pixels.order == "bgr" else small
-
-
-class _Upload:
-    """Moves the small image to the device as bytes and makes floats of it there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pinned: Tensor | None = None
-        if device.type == "cuda":
-            self._pinned = torch.empty((1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), dtype=torch.uint8, pin_memory=True)
-            self._copied = torch.cuda.Event()
-
-    def to_device(self, small: Tensor) -> Tensor:
-        """[1, 3, 256, 448] float, contiguous, 0..255."""
-        if self._pinned is None:
-            return small.to(torch.float32, memory_format=torch.contiguous_format)
-        self._copied.synchronize()  # the copy of the frame before; long done, unless that frame was dropped
-        self._pinned.copy_(small)
-        there = self._pinned.to(self._device, non_blocking=True)
-        self._copied.record(torch.cuda.current_stream(self._device))
-        return there.float()

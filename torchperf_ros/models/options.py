@@ -14,14 +14,8 @@ class OptionReader:
     """
 
     def __init__(self, owner: str, options: Mapping[str, Any]) -> None:
-        """Read from a mapping that stays as it is.
-
-        Args:
-            owner: name of the adapter, for messages.
-            options: names to JSON values.
-        """
-        self._owner = owner
-        self._options = dict(options)
+        """Read JSON values by name from a mapping that stays as it is; messages name its owner, an adapter."""
+        self._owner, self._options = owner, dict(options)
         self._asked: list[str] = []
 
     def flag(self, name: str, *, default: bool) -> bool:

@@ -106,12 +106,7 @@ class PlannerAdapter(Adapter):
         return build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A full history of zeros at 10 m/s straight ahead; shapes as from `preprocess`.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
-        tier_width(tier, PLANNER_WIDTHS)
+        """A full history of zeros at 10 m/s straight ahead, whatever the tier; shapes as from `preprocess`."""
         history = torch.zeros((1, HISTORY_FRAMES, FRAME_FEATURES), device=self._device)
         mask = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool, device=self._device)
         return history, mask, torch.tensor([[10.0, 0.0]], device=self._device)
@@ -144,9 +139,7 @@ class PlannerAdapter(Adapter):
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path: where the vehicle is now, then a pose every 0.1 s up to 3.0 s, each with its own stamp.
 
-        Args:
-            outputs: [1, 30, 4], see `PlannerNet.forward`.
-            messages: those that were given to `preprocess`.
+        `outputs` are [1, 30, 4], see `PlannerNet.forward`; `messages` those that were given to `preprocess`.
         """
         waypoints: list[list[float]] = outputs[0].float().cpu().tolist()
         return _path(waypoints, self._ego(messages), _frame_stamp_ns(messages["detections"]))
