@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
-from torchperf_ros.config.shape_options import POLICIES, ShapeOptions
+from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
@@ -253,8 +253,11 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
         text = f"{name}.{per_tier}: {given!r} has {len(given)} entries; {allowed}"
         _require(len(given) in {1, len(tiers)}, text)
         checked[per_tier] = tuple(given * len(tiers) if len(given) == 1 else given)
-    more = (checked.pop(parameter) for parameter in ("bucket_width", "common_shapes", "max_batch"))
-    checked["shapes"] = ShapeOptions.parse(checked["shapes"], *more, f"{name}.")
+    common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
+    _require(
+        len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
+    )
+    checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common, checked.pop("max_batch"))
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])

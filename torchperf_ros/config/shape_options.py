@@ -35,21 +35,6 @@ class ShapeOptions:
     common: tuple[Shapes, ...] = ()
     max_batch: int = 0
 
-    @classmethod
-    def parse(
-        cls, policy: str, bucket_width: int, common_shapes: Sequence[str], max_batch: int, prefix: str = ""
-    ) -> "ShapeOptions":
-        """From the checked values of the parameters `shapes`, `bucket_width`, `common_shapes` and `max_batch`.
-
-        Raises:
-            ConfigError: `common_shapes`, after `prefix`, are not allowed, see `parse_shapes`; empty ones are none.
-        """
-        common = tuple(parse_shapes(text, prefix) for text in common_shapes if text.strip())
-        if len(common) > MOST_SHAPES:
-            msg = f"parameter {prefix}common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
-            raise ConfigError(msg)
-        return cls(policy, bucket_width, common, max_batch)
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the worker's setup, a package's manifest."""
         return asdict(self)
