@@ -68,9 +68,7 @@ def test_given_a_sabotaged_drive_when_it_is_over_then_every_started_frame_was_an
 
 
 @pytest.mark.ros
-def test_given_a_drive_when_ctrl_c_is_pressed_then_it_ends_with_the_summary_and_leaves_no_process(
-    tmp_path: Path,
-) -> None:
+def test_given_a_drive_when_ctrl_c_is_pressed_then_it_ends_with_the_summary_and_leaves_no_process(tmp_path):
     process = start("--seconds", "300", "--json", str(tmp_path / "report.json"))
     assert process.stdout is not None
     line = next(line for line in process.stdout if " p50 " in line and "% on time" in line)

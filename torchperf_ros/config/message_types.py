@@ -54,10 +54,7 @@ def full_name(name: str) -> str:
 
 
 def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
-    """The dataclass of a message type, to build messages with.
-
-    Args:
-        name: for example `nav_msgs/msg/Path`.
+    """The dataclass of a message type such as `nav_msgs/msg/Path`, to build messages with.
 
     Raises:
         UnknownMessageType: the type store does not know it and no installed package has it.
@@ -66,12 +63,7 @@ def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these data
 
 
 def header(stamp_ns: int, frame_id: str) -> Any:  # noqa: ANN401
-    """A `std_msgs/msg/Header`.
-
-    Args:
-        stamp_ns: ROS time in ns, 0 for none.
-        frame_id: coordinate frame.
-    """
+    """A `std_msgs/msg/Header` of this ROS time in ns, 0 for none, and this coordinate frame."""
     header_class, time_class = _header_classes()
     sec, nanosec = divmod(stamp_ns, _NS_PER_S)
     return header_class(stamp=time_class(sec=sec, nanosec=nanosec), frame_id=frame_id)
@@ -123,11 +115,7 @@ def referenced(fields: Iterable[Any]) -> Iterator[str]:
 
 
 def empty_message(name: str, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
-    """A message with numbers 0, texts and lists empty; rotations turn nothing, as in ROS.
-
-    Args:
-        name: for example `nav_msgs/msg/Odometry`.
-        own: values of fields that are not empty.
+    """A message with numbers 0, texts and lists empty but for its `own` fields; rotations turn nothing, as in ROS.
 
     Raises:
         UnknownMessageType: see `message_class`.
@@ -176,11 +164,7 @@ def typestore(names: Iterable[str]) -> Typestore:
 
 
 def register(types: Typesdict) -> None:
-    """Make types known that only a log defines; those that are known stay as they are.
-
-    Args:
-        types: definitions as `rosbags` parses them.
-    """
+    """Make types known that only a log defines, as `rosbags` parses them; those that are known stay as they are."""
     store = _store()
     store.register({name: definition for name, definition in types.items() if name not in store.fielddefs})
 

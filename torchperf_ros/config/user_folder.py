@@ -51,10 +51,8 @@ def exposed(path: Path) -> str:
     """Who else than the user and root can change a file or folder, and what to do about it; "" if nobody can.
 
     Every folder on the way counts: who may write there can put other ones in the place of those below. In a sticky one
-    such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the file itself.
-
-    Args:
-        path: with symbolic links already followed; what does not exist yet is left out.
+    such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the file itself. Symbolic
+    links have to be followed before; what does not exist yet is left out.
     """
     holds_file = path if path.is_dir() else path.parent
     for part in (path, *path.parents):

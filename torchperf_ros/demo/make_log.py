@@ -22,16 +22,8 @@ from rosbags.rosbag2 import Writer as Writer2
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.message_types import empty_message, encode, header, message_class, typestore
-from torchperf_ros.demo.road_scene import (
-    CAR_HEIGHT_M,
-    CAR_WIDTH_M,
-    IMAGE_TYPE,
-    ODOMETRY_TYPE,
-    Pixels,
-    RoadScene,
-    objects,
-    odometry_cdr,
-)
+from torchperf_ros.demo import road_scene
+from torchperf_ros.demo.road_scene import IMAGE_TYPE, ODOMETRY_TYPE, Pixels, RoadScene
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.frame import restamped
@@ -142,7 +134,7 @@ class DriveLog:
                     data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
                     found.append((self.image_topic, image_type, data))
                 else:
-                    found.append((ODOMETRY_TOPIC, ODOMETRY_TYPE, restamped(odometry_cdr(at_s), sent_ns)))
+                    found.append((ODOMETRY_TOPIC, ODOMETRY_TYPE, restamped(road_scene.odometry_cdr(at_s), sent_ns)))
             if is_image and self.labelled and not in_gap:
                 found.append((OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns)))
             for topic, type_name, data in found:
@@ -282,7 +274,7 @@ def _objects_cdr(scene: RoadScene, at_s: float, stamp_ns: int) -> bytes:
     head, point = header(stamp_ns, "base_link"), message_class("geometry_msgs/msg/Point")
     lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=200_000_000)
     markers = []
-    for number, car in enumerate(objects(at_s)):
+    for number, car in enumerate(road_scene.objects(at_s)):
         left, top, right, bottom = map(float, scene.box_px(car))
         marker = empty_message(
             "visualization_msgs/msg/Marker", header=head, ns="car", id=number, type=_CUBE, lifetime=lifetime, text="car"
@@ -290,8 +282,8 @@ def _objects_cdr(scene: RoadScene, at_s: float, stamp_ns: int) -> bytes:
         marker.texture.header = head
         marker.points = [point(x=left, y=top, z=0.0), point(x=right, y=bottom, z=0.0)]
         at, size, colour = marker.pose.position, marker.scale, marker.color
-        at.x, at.y, at.z = car.ahead_m + _CAR_LENGTH_M / 2, -car.lateral_m, CAR_HEIGHT_M / 2
-        size.x, size.y, size.z = _CAR_LENGTH_M, CAR_WIDTH_M, CAR_HEIGHT_M
+        at.x, at.y, at.z = car.ahead_m + _CAR_LENGTH_M / 2, -car.lateral_m, road_scene.CAR_HEIGHT_M / 2
+        size.x, size.y, size.z = _CAR_LENGTH_M, road_scene.CAR_WIDTH_M, road_scene.CAR_HEIGHT_M
         colour.r, colour.g, colour.b = (value / 255 for value in car.rgb)
         colour.a = 1.0
         markers.append(marker)

@@ -45,11 +45,7 @@ Walk = Iterator[tuple[int, int, bytes]]
 def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = True) -> bytes:
     """The bytes of a chunk, never more than it claims to hold, however much they would unpack to.
 
-    Args:
-        compression: `zstd`, `lz4`, `bz2`, or `none` or empty.
-        data: as in the file.
-        raw_bytes: how many it claims to be.
-        whole: False if `data` is cut off, or the claim is only a limit; then fewer bytes are fine.
+    Where `data` is cut off, or the claim is only a limit (`whole` is False), fewer bytes are fine.
 
     Raises:
         Damaged: it is shorter than it claims, or its claim is not sound; and whatever the library raises for garbage.

@@ -46,12 +46,9 @@ class PlayNode:
     """
 
     def __init__(self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool) -> None:
-        """Join the graph that the environment names, to publish these topics of the log.
+        """Join the graph that the environment names, to publish these topics of the log, some under other names.
 
-        Args:
-            topics: of the log, by name.
-            remap: other names for them.
-            publishes_time: whether to publish `/clock`; the log's own is left out then.
+        If it `publishes_time`, on `/clock`, the log's own is left out.
 
         Raises:
             PlayError: none of the topics can be published, a name is not allowed, or two types have one name.

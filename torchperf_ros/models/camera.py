@@ -13,23 +13,9 @@ from torch.nn import functional
 from torchperf_ros.config.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
 from torchperf_ros.config.message_types import empty_message, message_class
 from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.models.detection_messages import (
-    DETECTION_2D_ARRAY,
-    MARKER_ARRAY,
-    Detection,
-    ImageFrame,
-    MarkerArrays,
-    detection_2d_array,
-)
-from torchperf_ros.models.networks import (
-    BOX_FIELDS,
-    DETECTOR_WIDTHS,
-    IMAGE_HEIGHT,
-    IMAGE_WIDTH,
-    DetectorNet,
-    build_seeded,
-    tier_width,
-)
+from torchperf_ros.models import detection_messages, networks
+from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
+from torchperf_ros.models.networks import DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH, DetectorNet
 from torchperf_ros.models.options import OptionReader
 
 # Messages are views on memory that may be read-only. torch cannot express that and warns; here it only reads.
@@ -38,7 +24,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _COMPRESSED_IMAGE: Final = "sensor_msgs/msg/CompressedImage"
 _ENCODINGS: Final = ("rgb8", "bgr8", "8UC3", "mono8")
-_OUTPUTS: Final = {"markers": MARKER_ARRAY, "detection2d": DETECTION_2D_ARRAY}
+_OUTPUTS: Final = {"markers": detection_messages.MARKER_ARRAY, "detection2d": detection_messages.DETECTION_2D_ARRAY}
 
 
 class CameraAdapter(Adapter):
@@ -74,7 +60,9 @@ class CameraAdapter(Adapter):
         self.inputs = {"image": _COMPRESSED_IMAGE if self._compressed else _IMAGE}
         self.output = _OUTPUTS[output]
         message_class(self.output)  # raises where its package is not installed
-        self._built = MarkerArrays(horizontal_fov_deg).build if output == "markers" else detection_2d_array
+        self._built = (
+            MarkerArrays(horizontal_fov_deg).build if output == "markers" else detection_messages.detection_2d_array
+        )
         self._device = device
         self._pinned: Tensor | None = None
         if device.type == "cuda":
@@ -87,8 +75,8 @@ class CameraAdapter(Adapter):
         Raises:
             ConfigError: there is no such tier.
         """
-        width = tier_width(tier, DETECTOR_WIDTHS)
-        return build_seeded(lambda: DetectorNet(width)).to(self._device)
+        width = networks.tier_width(tier, DETECTOR_WIDTHS)
+        return networks.build_seeded(lambda: DetectorNet(width)).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """A grey ramp as the network sees it, whatever the tier: [1, 3, 256, 448] float."""
@@ -130,8 +118,8 @@ class CameraAdapter(Adapter):
         found = np.flatnonzero(scores >= self._score_threshold)
         strongest = found[np.argsort(-scores[found], kind="stable")[: self._max_detections]]
         cells = cells[strongest]
-        boxes = (cells[:, 1:BOX_FIELDS] * (width, height, width, height)).tolist()
-        classes = cells[:, BOX_FIELDS:].argmax(axis=1).tolist()
+        boxes = (cells[:, 1 : networks.BOX_FIELDS] * (width, height, width, height)).tolist()
+        classes = cells[:, networks.BOX_FIELDS :].argmax(axis=1).tolist()
         detections = [
             Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
         ]

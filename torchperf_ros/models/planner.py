@@ -12,15 +12,8 @@ from torchperf_ros.config.message_types import header, message_class, stamp_ns_o
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer
-from torchperf_ros.models.networks import (
-    EGO_FIELDS,
-    HISTORY_FRAMES,
-    PLANNER_WIDTHS,
-    WAYPOINT_STEP_S,
-    PlannerNet,
-    build_seeded,
-    tier_width,
-)
+from torchperf_ros.models import networks
+from torchperf_ros.models.networks import EGO_FIELDS, HISTORY_FRAMES, PLANNER_WIDTHS, WAYPOINT_STEP_S, PlannerNet
 from torchperf_ros.models.options import OptionReader
 
 NEAREST: Final = 8
@@ -102,8 +95,8 @@ class PlannerAdapter(Adapter):
         Raises:
             ConfigError: there is no such tier.
         """
-        width = tier_width(tier, PLANNER_WIDTHS)
-        return build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
+        width = networks.tier_width(tier, PLANNER_WIDTHS)
+        return networks.build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """A full history of zeros at 10 m/s straight ahead, whatever the tier; shapes as from `preprocess`."""

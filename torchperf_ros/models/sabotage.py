@@ -179,10 +179,9 @@ class SabotagedAdapter(Adapter):
         self._inner = load_adapter(adapter)(inner, device)
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
-        for name in ("observe", "missed", "forget"):  # histories stay whole
+        # Histories stay whole, and a further input comes last and moves no dimension of the others.
+        for name in ("observe", "missed", "forget", "dynamic_dims", "inputs", "output"):
             setattr(self, name, getattr(self._inner, name))
-        self.inputs = self._inner.inputs
-        self.output = self._inner.output
 
     def build(self, tier: str) -> nn.Module:
         """The inner model; where `nan` is among the faults it takes one more input, see `Poisonable`."""
@@ -193,10 +192,6 @@ class SabotagedAdapter(Adapter):
         """The inner adapter's, never with a fault."""
         inputs = self._inner.example_inputs(tier)
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
-
-    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
-        """The inner adapter's; the further input comes last and moves none of them."""
-        return self._inner.dynamic_dims()
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """Draw this inference's luck, write it down, let it happen, and pass on if the process is still there.

@@ -203,11 +203,8 @@ def _stage_line(stage: StageState) -> str:
 def _rows(stage: StageState, width: int, count: int) -> list[Text]:
     """Those that matter most, in the order in which they are read."""
     latency, numbers = _latency(stage, width), [_counters(stage), _fallbacks(stage), _workers(stage)]
-    if count >= _STAGE_ROWS - 2:
-        return [latency, *_strip(stage, width), *numbers]
-    if count == _STAGE_ROWS - 3:
-        return [latency, *_strip(stage, width), *numbers[:2]]
-    return [latency, *numbers][:count]
+    strip = _strip(stage, width) if count >= _STAGE_ROWS - 3 else []
+    return [latency, *strip, *numbers][:count]
 
 
 def _latency(stage: StageState, width: int) -> Text:
