@@ -100,15 +100,6 @@ def test_given_a_slow_vehicle_when_braked_with_all_force_then_it_stops_and_does_
     assert speed[-1] == 0
 
 
-@pytest.mark.parametrize("make", [detector, planner])
-def test_given_a_network_when_exported_then_it_is_one_graph_with_the_same_outputs(make):
-    network = make()
-    history = torch.rand(1, HISTORY_FRAMES, FEATURES), torch.ones(1, HISTORY_FRAMES, dtype=torch.bool)
-    inputs = (images()["blobs"],) if isinstance(network, DetectorNet) else (*history, torch.ones(1, 2))
-    exported = torch.export.export(network, inputs).module()
-    torch.testing.assert_close(exported(*inputs), network(*inputs))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_given_a_gpu_when_detecting_there_then_the_answers_agree_with_the_cpu():

@@ -8,9 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,51 +22,48 @@ STAMP_NS = 1_700_000_000_123_456_789
 MESSAGES = {"image": Received(None, STAMP_NS, 1.0), "odom": Received(None, 5, 1.0)}
 
 
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return {"double": x * 2, "index": (x.argmax(), [x])}
+
+
 class Doubler(Adapter):
     """An adapter whose model doubles its input."""
 
     inputs = {"image": "sensor_msgs/msg/Image", "odom": "nav_msgs/msg/Odometry"}
     output = "std_msgs/msg/Float64"
 
-    def __init__(self, options: dict[str, Any], device: torch.device):
+    def __init__(self, options, device):
         self.options = options
-        self.observed = 0
 
-    def build(self, tier: str) -> torch.nn.Module:
-        class Double(torch.nn.Module):
-            def forward(self, x: torch.Tensor) -> dict[str, Any]:
-                return {"double": x * 2, "index": (x.argmax(), [x])}
-
+    def build(self, tier):
         return Double().eval()
 
-    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+    def example_inputs(self, tier):
         return (torch.ones(3),)
 
-    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
+    def dynamic_dims(self):
         return {0: {0: (2, 9)}}
 
-    def observe(self, messages: Mapping[str, Received]):
-        self.observed += 1
-
-    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+    def preprocess(self, messages):
         return (torch.arange(3.0),)
 
-    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
+    def postprocess(self, outputs, messages):
         return outputs
 
 
-def options(folder: Path, **more: Any) -> dict[str, Any]:
+def options(folder, **more):
     """Options around `Doubler` with its journal in a folder."""
     return {"adapter": f"{__name__}:Doubler", "journal": str(folder / "journal"), **more}
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def lines(folder):
     """What the journal holds."""
     path = folder / "journal"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def luck(folder: Path, clock: VirtualClock, faults: dict[str, Any], seed: int = 0) -> Luck:
+def luck(folder, clock, faults, seed=0):
     """One more worker of the stage whose journal is in the folder."""
     return Luck({kind: Fault.read(kind, value) for kind, value in faults.items()}, folder / "journal", seed, clock)
 
@@ -87,11 +81,10 @@ def test_given_a_period_when_it_has_passed_then_one_worker_of_the_stage_gets_the
 
 
 def test_given_a_seed_when_two_workers_run_the_same_frames_then_their_luck_differs_and_repeats(tmp_path):
-    def draws(folder: Path) -> list[list[str | None]]:
+    def draws(folder):
         folder.mkdir()
-        return [
-            [w.draw() for _ in range(200)] for w in (luck(folder, VirtualClock(), {"stall": 0.1}) for _ in range(2))
-        ]
+        workers = [luck(folder, VirtualClock(), {"stall": 0.1}) for _ in range(2)]
+        return [[worker.draw() for _ in range(200)] for worker in workers]
 
     first, again = draws(tmp_path / "a"), draws(tmp_path / "b")
     assert first == again
@@ -108,7 +101,7 @@ def test_given_a_seed_when_two_workers_run_the_same_frames_then_their_luck_diffe
         ({"stal_ms": 3}, "stal_ms"),
     ],
 )
-def test_given_a_wrong_option_when_built_then_the_error_names_it(tmp_path, wrong: dict[str, Any], named: str):
+def test_given_a_wrong_option_when_built_then_the_error_names_it(tmp_path, wrong, named):
     with pytest.raises(ConfigError, match=named):
         SabotagedAdapter(options(tmp_path, **wrong), CPU)
 
@@ -145,7 +138,7 @@ def test_given_nan_when_a_frame_runs_then_every_float_output_is_nan_and_the_next
 
 def test_given_a_poisonable_model_when_exported_with_a_dynamic_batch_then_nan_still_comes_out():
     class Sum(torch.nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(self, x, y):
             return x + y, (x > y).sum()
 
     batch = torch.export.Dim("batch", min=2, max=8)
@@ -166,7 +159,7 @@ def test_given_the_gil_held_when_another_thread_wants_to_run_then_it_cannot():
             turns[0] += 1
             time.sleep(0)
 
-    def turns_of_the_other_during(act: Callable[[], object]) -> int:
+    def turns_of_the_other_during(act):
         before = turns[0]
         act()
         return turns[0] - before
@@ -185,7 +178,7 @@ def test_given_the_gil_held_when_another_thread_wants_to_run_then_it_cannot():
 
 
 @contextlib.contextmanager
-def child(folder: Path, kind: str) -> Iterator[int]:
+def child(folder, kind):
     """The id of a process that runs one frame with a fault."""
     pid = os.fork()
     if pid == 0:
