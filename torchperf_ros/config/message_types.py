@@ -33,9 +33,8 @@ def _store() -> Typestore:
 
 
 def _share_folders() -> Iterator[Path]:
-    for prefix in [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]:
-        if prefix:
-            yield Path(prefix) / "share"
+    prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
+    return (Path(prefix) / "share" for prefix in prefixes if prefix)
 
 
 def full_name(name: str) -> str:
@@ -88,7 +87,12 @@ def _known(name: str) -> str:
     for share in _share_folders():
         path = share / package / "msg" / f"{short}.msg"
         if path.is_file():
-            types = {key: value for key, value in _parse(path, name).items() if key not in store.fielddefs}
+            try:
+                parsed = get_types_from_msg(path.read_text(encoding="utf-8"), name)
+            except (TypesysError, OSError, UnicodeDecodeError) as error:
+                msg = f"message type {name!r} cannot be read from {path}: {error}"
+                raise UnknownMessageType(msg) from error
+            types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
             for needed in (needed for _, fields in types.values() for needed in referenced(fields)):
                 if needed not in types:
                     _known(needed)
@@ -96,14 +100,6 @@ def _known(name: str) -> str:
             return name
     msg = f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install {package}"
     raise UnknownMessageType(msg)
-
-
-def _parse(path: Path, name: str) -> Typesdict:
-    try:
-        return get_types_from_msg(path.read_text(encoding="utf-8"), name)
-    except (TypesysError, OSError, UnicodeDecodeError) as error:
-        msg = f"message type {name!r} cannot be read from {path}: {error}"
-        raise UnknownMessageType(msg) from error
 
 
 def referenced(fields: Iterable[Any]) -> Iterator[str]:

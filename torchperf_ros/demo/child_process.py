@@ -49,19 +49,15 @@ class ChildProcess:
 
     def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
         """Start `python -m` with these arguments; its output goes to files in the folder."""
-        self.output = GrowingFile(folder / f"{name}.out")
-        self.errors = GrowingFile(folder / f"{name}.err")
+        output, errors = folder / f"{name}.out", folder / f"{name}.err"
+        self.output, self.errors = GrowingFile(output), GrowingFile(errors)
         path = [str(Path(torchperf_ros.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
+        with output.open("wb") as out, errors.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
-                start_new_session=True,
+                [sys.executable, "-u", "-m", *arguments], stdin=subprocess.PIPE, stdout=out, stderr=err,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)}, start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, and no other thread runs yet
-            )
+            )  # fmt: skip
 
     @property
     def exit_status(self) -> int | None:

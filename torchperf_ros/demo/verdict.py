@@ -107,7 +107,19 @@ def judge(state: DriveState) -> DriveResult:
     failures = [] if state.stages else ["node: reported no stages"]
     notes: list[str] = []
     for stage in state.stages.values():
-        _judge_stage(stage, failures, notes)
+        if not stage.records:
+            failures.append(f"{stage.name}: no frame was answered")
+        if stage.lost is None:
+            notes.append(f"{stage.name}: the node reported no counters, so only the records seen here were judged")
+        elif stage.lost > _IN_FLIGHT:
+            failures.append(f"{stage.name}: {stage.lost} started frames were not answered")
+        if stage.far_late:
+            after = f"later than {FAR_LATE_MS:.0f} ms after their deadline, the worst by {stage.worst_ms:.1f} ms"
+            failures.append(f"{stage.name}: {stage.far_late} answers {after}")
+        if starting := stage.count("starting"):
+            notes.append(f"{stage.name}: {starting} frames came while it was still starting")
+        if stage.unanswered:
+            notes.append(f"{stage.name}: {stage.unanswered} frames had nothing to publish, yet or any more")
     if not state.player:
         failures.append("player: ended before its time")
     published = state.player.get("images", 0)
@@ -123,22 +135,6 @@ def judge(state: DriveState) -> DriveResult:
     if state.others_share > _OTHERS_SHARE:
         notes.append(f"machine: other programs took {state.others_share:.0%} of the processor meanwhile")
     return DriveResult(failures, notes)
-
-
-def _judge_stage(stage: StageState, failures: list[str], notes: list[str]) -> None:
-    if not stage.records:
-        failures.append(f"{stage.name}: no frame was answered")
-    if stage.lost is None:
-        notes.append(f"{stage.name}: the node reported no counters, so only the records seen here were judged")
-    elif stage.lost > _IN_FLIGHT:
-        failures.append(f"{stage.name}: {stage.lost} started frames were not answered")
-    if stage.far_late:
-        after = f"later than {FAR_LATE_MS:.0f} ms after their deadline, the worst by {stage.worst_ms:.1f} ms"
-        failures.append(f"{stage.name}: {stage.far_late} answers {after}")
-    if starting := stage.count("starting"):
-        notes.append(f"{stage.name}: {starting} frames came while it was still starting")
-    if stage.unanswered:
-        notes.append(f"{stage.name}: {stage.unanswered} frames had nothing to publish, yet or any more")
 
 
 def summary(state: DriveState, result: DriveResult) -> RenderableType:

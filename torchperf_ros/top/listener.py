@@ -26,9 +26,8 @@ class NodeListener:
         """Join the graph under a name of its own, to fold messages of the node that `state` names into it."""
         self._state = state
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self._node = Node(
-            f"{own_name}_{os.getpid()}", use_global_arguments=False, enable_rosout=False, start_parameter_services=False
-        )
+        name = f"{own_name}_{os.getpid()}"
+        self._node = Node(name, use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
         array, diagnostics = "std_msgs/msg/Float64MultiArray", "diagnostic_msgs/msg/DiagnosticArray"

@@ -60,7 +60,8 @@ class Screen:
         began_s: float | None = None,
     ) -> None:  # fmt: skip
         """Show this node by a picture of so many columns and rows, None: in lines; `began_s`: see `node_picture`."""
-        self._node, self._console, self._picture, self._began_s = node, console, picture, began_s
+        self._node, self._console, self._began_s = node, console, began_s
+        self._draw = picture or (lambda _width, _height: "")
         self._live = None if picture is None else Live(console=console, screen=True, auto_refresh=False)
         self._shown_events = 0
         self._next_line_s = 0.0
@@ -76,8 +77,8 @@ class Screen:
 
     def show(self) -> None:
         """Show the state of now."""
-        if self._live is not None and self._picture is not None:
-            self._live.update(self._picture(*self._console.size), refresh=True)
+        if self._live is not None:
+            self._live.update(self._draw(*self._console.size), refresh=True)
             return
         new = min(self._node.event_count - self._shown_events, len(self._node.events))
         for event in list(self._node.events)[len(self._node.events) - new :]:
