@@ -79,6 +79,13 @@ class MarkerArrays:
         """Take the horizontal field of view, more than 0 and less than 180."""
         self._focal_per_width = 0.5 / math.tan(math.radians(horizontal_fov_deg) / 2.0)
         self._marker: Any = message_class("visualization_msgs/msg/Marker")
+        names = (
+            "geometry_msgs/msg/Pose",
+            "geometry_msgs/msg/Point",
+            "geometry_msgs/msg/Vector3",
+            "std_msgs/msg/ColorRGBA",
+        )
+        self._pose, self._point, self._vector, self._colour = map(message_class, names)
         self._no_rotation = empty_message("geometry_msgs/msg/Quaternion")
         # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
         lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)
@@ -100,18 +107,16 @@ class MarkerArrays:
         focal_px = self._focal_per_width * frame.width
         distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
         m_per_px = distance_m / focal_px
-        centre = message_class("geometry_msgs/msg/Point")(
+        centre = self._point(
             x=(detection.x - frame.width / 2.0) * m_per_px,
             y=(detection.y - frame.height / 2.0) * m_per_px,
             z=distance_m + kind.length_m / 2.0,
         )
         red, green, blue = kind.colour
         return {
-            "pose": message_class("geometry_msgs/msg/Pose")(position=centre, orientation=self._no_rotation),
-            "scale": message_class("geometry_msgs/msg/Vector3")(
-                x=detection.width * m_per_px, y=detection.height * m_per_px, z=kind.length_m
-            ),
-            "color": message_class("std_msgs/msg/ColorRGBA")(r=red, g=green, b=blue, a=detection.score),
+            "pose": self._pose(position=centre, orientation=self._no_rotation),
+            "scale": self._vector(x=detection.width * m_per_px, y=detection.height * m_per_px, z=kind.length_m),
+            "color": self._colour(r=red, g=green, b=blue, a=detection.score),
         }
 
 
