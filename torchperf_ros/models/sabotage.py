@@ -5,6 +5,7 @@ the frame, so that another worker that runs the same frame draws its own luck; a
 corrupt image or a scene with too many objects does, and hits whoever runs it.
 """
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -86,10 +87,11 @@ class Luck:
     def __init__(self, faults: Mapping[str, Fault], journal: Path, seed: int, clock_ns: Callable[[], int]) -> None:
         """Join the stage's workers: as the n-th to do so, draw from the n-th sequence of this seed."""
         self._faults, self._journal, self._seed, self._clock_ns = faults, journal, seed, clock_ns
+        self._id = random.SystemRandom().getrandbits(62)
+        self._known: dict[str, int] = {}
         self._start_ns = self._first("start", clock_ns())
-        worker = next(n for n in itertools.count() if self._claim(f"worker-{n}"))
+        worker = next(n for n in itertools.count() if self._first(f"worker-{n}", self._id) == self._id)
         self._random = random.Random(f"{seed}/{worker}")
-        self._poisoned: dict[str, int] = {}  # the frame of each slot of a poison
 
     def draw(self, stamp_ns: int = 0) -> str | None:
         """The kind of fault for this inference of the frame of this stamp; scheduled ones go before drawn ones."""
@@ -108,36 +110,26 @@ class Luck:
             file.write(json.dumps(line) + "\n")
 
     def _takes(self, kind: str, slot: str, stamp_ns: int) -> bool:
-        if kind not in _OF_FRAMES:
-            return self._claim(slot)
-        if slot not in self._poisoned:
-            self._poisoned[slot] = self._first(slot, stamp_ns)
-        return self._poisoned[slot] == stamp_ns
+        """Whether a scheduled fault is this inference's: of the first worker that asks, or of the first frame."""
+        if kind in _OF_FRAMES:
+            return self._first(slot, stamp_ns) == stamp_ns
+        return slot not in self._known and self._first(slot, self._id) == self._id
 
     def _chance(self, kind: str, stamp_ns: int) -> float:
         """A number from 0 to 1: a frame's own, or of this worker's sequence."""
         return (random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random).random()
 
-    def _claim(self, name: str) -> bool:
-        """True for the first of all workers that asks for this name."""
-        try:
-            self._beside(name).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
     def _first(self, name: str, value: int) -> int:
         """The value that the first of all workers gave for this name."""
-        mine = self._beside(f"{name}.{os.getpid()}")
-        mine.write_text(str(value), encoding="ascii")
-        try:
-            # Unlike a rename, a link does not replace; unlike an open file, it is never seen half written.
-            os.link(mine, self._beside(name))
-        except FileExistsError:
-            return int(self._beside(name).read_text(encoding="ascii"))
-        finally:
+        if name not in self._known:
+            mine, first = self._beside(f"{name}.{os.getpid()}"), self._beside(name)
+            mine.write_text(str(value), encoding="ascii")
+            with contextlib.suppress(FileExistsError):
+                # Unlike a rename, a link does not replace; unlike an open file, it is never seen half written.
+                os.link(mine, first)
             mine.unlink()
-        return value
+            self._known[name] = int(first.read_text(encoding="ascii"))
+        return self._known[name]
 
     def _beside(self, name: str) -> Path:
         return self._journal.with_name(f"{self._journal.name}.{name}")
