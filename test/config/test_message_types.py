@@ -71,12 +71,11 @@ def test_given_any_bytes_when_decoded_then_they_are_a_message_or_bad_input(name,
         assert type(message) is message_class(name)
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_given_a_message_cut_short_when_decoded_then_it_is_bad_input(name):
-    with pytest.raises(BadInput, match=f"not a {name}"):
-        decode(b"\x00\x01\x00\x00\x01", name)
-    with pytest.raises(BadInput, match="0 bytes that do not decode"):
-        decode(b"", name)
+def test_given_a_message_cut_short_when_decoded_then_it_is_bad_input():
+    for name in SOME:
+        for data in (b"\x00\x01\x00\x00\x01", b""):
+            with pytest.raises(BadInput, match=f"not a {name}: {len(data)} bytes that do not decode"):
+                decode(data, name)
 
 
 @pytest.mark.parametrize("name", ["sensor_msgs/Image", "sensor_msgs/msg/Image"])

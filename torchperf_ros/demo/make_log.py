@@ -179,14 +179,9 @@ def write_drive(
     path: Path, drive: DriveLog, *, format_: str | None = None, force: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:  # fmt: skip
-    """Write a drive; the same arguments give the same bytes, and the path is returned.
+    """Write a drive, see `torchperf make-log --help`; the same arguments give the same bytes, and the path is returned.
 
-    Args:
-        path: a file `.mcap`, `.db3` or `.bag`; a name without a suffix is that of a rosbag2 folder.
-        drive: what is written.
-        format_: `mcap`, `db3` or `bag`; None: as the name says, else `mcap`.
-        force: replace a log that is there.
-        progress: called with how much of how much of the drive has been written, in ns.
+    `progress` is called with how much of how much of the drive has been written, in ns.
 
     Raises:
         MakeLogError: something is there already, the format cannot hold the drive, or it cannot be written.

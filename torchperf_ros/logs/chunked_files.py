@@ -254,8 +254,8 @@ class ChunkedFile(abc.ABC):
                         yield number, t_ns, stream.read(after - stream.tell())
                 elif numbers is None and kind in self._definitions:
                     self._learn(stream, at, after)
-        except Exception:
-            if not cut:
+        except Exception as error:
+            if not cut or isinstance(error, OSError):
                 raise
         if cut:
             msg = "the file breaks off in it"

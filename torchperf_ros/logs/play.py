@@ -32,20 +32,9 @@ _ENDS_WITHIN_S: Final = 5
 
 @dataclass(frozen=True)
 class PlayOptions:
-    """How a log is played.
+    """How a log is played, see `torchperf play --help`.
 
-    Attributes:
-        rate: how much faster than recorded.
-        loop: whether to begin again at its end.
-        start_s, duration_s: which part of it; None: to its end.
-        topics: of the log; None: all.
-        remap: other names, by topic of the log.
-        clock_hz: how often to publish `/clock` beside each message; 0: no `/clock` at all.
-        restamp: whether headers are stamped with the time at which they are published.
-        paused: whether to begin with a pause.
-        subscribers_s: how long to wait until each topic has a subscriber.
-        node: the perf node to wait for, None: none.
-        read_ahead_mib: how much is read in advance.
+    None: all topics, to the end, no node to wait for; `clock_hz` 0: no `/clock`; `subscribers_s` 0: no wait.
     """
 
     rate: float = 1.0

@@ -104,15 +104,7 @@ def save_svg(shown: RenderableType, path: Path, title: str) -> None:
 
 
 def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: Path | None = None) -> int:
-    """Look at a node until it is enough; returns 0, or 1 if nothing was heard of it.
-
-    Args:
-        name: of the node, with its namespace.
-        console: where to.
-        once: one picture, as soon as the node has reported three times, then the end.
-        seconds: how long to look, or with `once` to wait at most; 0: until somebody ends it.
-        svg_file: where the last picture is written, if anywhere.
-    """
+    """Look at a node until it is enough, see `torchperf top --help`; returns 0, or 1 if nothing was heard of it."""
     node, began_s, paused = NodeState(name), time.time(), False
 
     def picture(width: int, height: int) -> RenderableType:
