@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.config.config import NodeConfig, StageConfig, node_config, stage_config
-from torchperf_ros.config.parameter_tables import (
+from torchperf_ros.config.config import (
     NODE_PARAMETERS,
     STAGE_DEFAULTS,
     STAGE_PARAMETERS,
-    Parameter,
+    NodeConfig,
+    StageConfig,
+    node_config,
+    stage_config,
     stage_parameters,
 )
 from torchperf_ros.frame.errors import ConfigError
@@ -18,86 +20,68 @@ from torchperf_ros.frame.outcome import Fallback
 MINE = {"adapter": "mine:Mine", "output": "mine"}
 EVERY = [*NODE_PARAMETERS, *STAGE_PARAMETERS]
 NUMBERS = [p for p in EVERY if isinstance(p.default, (int, float)) and not isinstance(p.default, bool)]
+FLOATS = [p for p in NUMBERS if isinstance(p.default, float)]
 values_of_any_type = st.one_of(
     st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5), st.none(), st.binary(max_size=3),
     st.lists(st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5) | st.booleans() | st.floats(), max_size=3),
 )  # fmt: skip
 
 
-def named(parameters):
-    return pytest.mark.parametrize("parameter", parameters, ids=lambda parameter: parameter.name)
-
-
-@named(EVERY)
-def test_given_a_parameter_when_its_default_is_checked_then_it_is_valid_and_described(parameter):
-    assert parameter.check(parameter.default) == parameter.default
-    assert parameter.description.endswith(".")
-
-
 def kind(value):
     return f"list of {type(value[0]).__name__}" if isinstance(value, list) else type(value).__name__
 
 
-def of_another_type():
+def refused(parameter, value, prefix=""):
+    """What the error says, which names the parameter."""
+    with pytest.raises(ConfigError) as caught:
+        parameter.check(value, prefix)
+    assert f"parameter {prefix}{parameter.name}: {value!r}" in str(caught.value)
+    return str(caught.value)
+
+
+def test_given_the_parameters_when_listed_then_each_is_there_once_described_and_its_default_is_allowed():
+    for table in (NODE_PARAMETERS, STAGE_PARAMETERS):
+        assert len({parameter.name for parameter in table}) == len(table)
+    for parameter in EVERY:
+        assert parameter.check(parameter.default) == parameter.default
+        assert parameter.description.endswith(".")
+    live = "budget_ms hold_last_ms stop_deceleration hang_ms input_timeout_ms sustained_misses recover_frames window_s"
+    assert {parameter.name for parameter in EVERY if parameter.live} == set(live.split())
+
+
+def test_given_a_value_of_another_type_when_checked_then_the_error_names_parameter_value_and_what_is_allowed():
     for parameter in EVERY:
         own = {kind(parameter.default), "int" if isinstance(parameter.default, float) else ""}
         for value in (None, b"x", 1.5, 7, "7", True, [1], ["x"], [True], [1.5]):
             if kind(value) not in own:
-                yield pytest.param(parameter, value, id=f"{parameter.name}-{value!r}")
+                assert parameter.allowed in refused(parameter, value, "perception.")
 
 
-@pytest.mark.parametrize(("parameter", "value"), list(of_another_type()))
-def test_given_a_value_of_another_type_when_checked_then_the_error_names_parameter_value_and_what_is_allowed(
-    parameter, value
-):
-    with pytest.raises(ConfigError) as caught:
-        parameter.check(value, "perception.")
-    assert f"parameter perception.{parameter.name}: {value!r}" in str(caught.value)
-    assert parameter.allowed in str(caught.value)
-
-
-@named(NUMBERS)
-def test_given_a_number_when_at_its_bounds_then_it_is_allowed_and_beyond_them_refused(parameter):
-    kind = type(parameter.default)
-    for bound, beyond in ((parameter.minimum, -1), (parameter.maximum, 1)):
-        assert parameter.check(kind(bound)) == bound
-        with pytest.raises(ConfigError) as caught:
-            parameter.check(kind(bound) + beyond * (1 if kind is int else 0.001 * max(1.0, abs(bound))))
-        assert f"parameter {parameter.name}:" in str(caught.value)
-        assert f"from {parameter.minimum} to {parameter.maximum}" in str(caught.value)
-
-
-@named([p for p in NUMBERS if isinstance(p.default, float)])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_given_a_float_that_is_no_number_when_checked_then_it_is_refused(parameter, value):
-    with pytest.raises(ConfigError, match=f"parameter {parameter.name}: "):
-        parameter.check(value)
-
-
-@named([p for p in NUMBERS if isinstance(p.default, float)])
-def test_given_a_whole_number_for_a_float_when_checked_then_it_becomes_one(parameter):
-    checked = parameter.check(math.ceil(parameter.minimum))
-    assert type(checked) is float
-
-
-@named([p for p in EVERY if p.choices])
-def test_given_a_word_that_is_no_choice_when_checked_then_the_error_lists_the_choices(parameter):
-    value = ["sideways"] if isinstance(parameter.default, list) else "sideways"
-    with pytest.raises(ConfigError) as caught:
-        parameter.check(value)
-    assert all(choice in str(caught.value) for choice in parameter.choices)
-
-
-@pytest.mark.parametrize("value", [[-2], [0, 4096]])
-def test_given_a_list_with_a_number_out_of_range_when_checked_then_the_error_says_what_the_range_is(value):
+def test_given_a_number_when_at_its_bounds_then_it_is_allowed_and_beyond_them_refused():
+    for parameter in NUMBERS:
+        kind = type(parameter.default)
+        for bound, beyond in ((parameter.minimum, -1), (parameter.maximum, 1)):
+            assert parameter.check(kind(bound)) == bound
+            outside = kind(bound) + beyond * (1 if kind is int else 0.001 * max(1.0, abs(bound)))
+            assert f"from {parameter.minimum} to {parameter.maximum}" in refused(parameter, outside)
+    for parameter in FLOATS:
+        assert type(parameter.check(math.ceil(parameter.minimum))) is float
+        for value in (math.nan, math.inf, -math.inf):
+            refused(parameter, value)
     (affinity,) = (p for p in NODE_PARAMETERS if p.name == "cpu_affinity")
-    with pytest.raises(ConfigError, match=r"parameter cpu_affinity: .*-1.*4095"):
-        affinity.check(value)
+    for value in ([-2], [0, 4096]):
+        assert "from -1 to 4095" in refused(affinity, value)
 
 
-@named(EVERY)
-@settings(max_examples=30, deadline=None)
-@given(value=values_of_any_type)
+def test_given_a_word_that_is_no_choice_when_checked_then_the_error_lists_the_choices():
+    for parameter in EVERY:
+        if parameter.choices:
+            text = refused(parameter, ["sideways"] if isinstance(parameter.default, list) else "sideways")
+            assert all(choice in text for choice in parameter.choices)
+
+
+@settings(max_examples=300, deadline=None)
+@given(parameter=st.sampled_from(EVERY), value=values_of_any_type)
 def test_given_any_value_when_checked_then_it_is_of_the_defaults_type_or_a_config_error(parameter, value):
     try:
         checked = parameter.check(value)
@@ -134,9 +118,11 @@ def test_given_nothing_when_configured_then_the_defaults_are_those_of_the_design
     assert perception.options == {}
 
 
-@pytest.mark.parametrize(("backup", "workers"), [("none", 1), ("standby", 2), ("active", 2)])
-def test_given_a_backup_when_asked_for_workers_then_it_takes_a_second_one(backup, workers):
-    assert stage_config("mine", {**MINE, "backup": backup}).workers == workers
+def test_given_stages_with_defaults_when_listed_then_only_known_parameters_are_overridden():
+    for stage, own in STAGE_DEFAULTS.items():
+        assert set(own) <= {parameter.name for parameter in STAGE_PARAMETERS}
+        assert isinstance(stage_config(stage, {}), StageConfig)
+        assert {p.name: p.default for p in stage_parameters(stage)}.items() >= own.items()
 
 
 @pytest.mark.parametrize("name", ["", "Perception", "1st", "a-b", "a.b", "a b", "_a", "a\n"])
@@ -145,100 +131,61 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
         stage_config(name, MINE)
 
 
-@pytest.mark.parametrize("missing", ["adapter", "output"])
-def test_given_a_stage_of_ones_own_when_it_lacks_what_it_needs_then_the_error_names_it(missing):
-    with pytest.raises(ConfigError, match=rf"parameter mine\.{missing}: is empty"):
-        stage_config("mine", {**MINE, missing: ""})
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        *(({missing: ""}, rf"mine\.{missing}: is empty") for missing in ("adapter", "output")),
+        ({"engine": "warp"}, r"mine\.engine: 'warp' .*eager"),
+        *(({"tiers": tiers}, r"mine\.tiers: ") for tiers in ([], [""], ["full", ""], ["full", "full"])),
+        ({"budget_ms": 100.0, "hang_ms": 99.0}, r"mine\.hang_ms: 99.0 .*mine\.budget_ms 100.0"),
+        ({"precision": ["fp32", "bf16"]}, r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier"),
+        *(
+            ({"options": text}, r"mine\.options: ")
+            for text in ("", "{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)
+        ),
+    ],
+)
+def test_given_values_that_a_stage_cannot_have_when_configured_then_the_error_names_them(values, says):
+    with pytest.raises(ConfigError, match=f"parameter {says}"):
+        stage_config("mine", {**MINE, **values})
 
 
-def test_given_an_engine_that_does_not_exist_when_configured_then_the_error_names_it_and_what_there_is():
-    with pytest.raises(ConfigError, match=r"parameter mine\.engine: 'warp' .*eager"):
-        stage_config("mine", {**MINE, "engine": "warp"})
-
-
-@pytest.mark.parametrize("tiers", [[], [""], ["full", ""], ["full", "full"]])
-def test_given_tiers_that_cannot_be_told_apart_when_configured_then_they_are_refused(tiers):
-    with pytest.raises(ConfigError, match=r"parameter mine\.tiers: "):
-        stage_config("mine", {**MINE, "tiers": tiers})
-
-
-def test_given_a_hang_below_the_budget_when_configured_then_the_error_names_both():
-    with pytest.raises(ConfigError, match=r"parameter mine\.hang_ms: 99.0 .*mine\.budget_ms 100.0"):
-        stage_config("mine", {**MINE, "budget_ms": 100.0, "hang_ms": 99.0})
+def test_given_values_that_a_stage_can_have_when_configured_then_they_are_kept():
     assert stage_config("mine", {**MINE, "budget_ms": 100, "hang_ms": 100}).hang_ms == 100.0
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000], ids=lambda t: t[:9])
-def test_given_options_that_are_no_json_object_when_configured_then_the_error_names_them(text):
-    with pytest.raises(ConfigError, match=r"parameter mine\.options: "):
-        stage_config("mine", {**MINE, "options": text})
-
-
-def test_given_options_when_configured_then_they_are_read():
     assert stage_config("mine", {**MINE, "options": '{"a": [1, 2]}'}).options == {"a": [1, 2]}
+    workers = {
+        backup: stage_config("mine", {**MINE, "backup": backup}).workers for backup in ("none", "standby", "active")
+    }
+    assert workers == {"none": 1, "standby": 2, "active": 2}
 
 
-@pytest.mark.parametrize("stages", [[], ["perception", "perception"]])
-def test_given_stages_that_cannot_be_told_apart_when_configured_then_they_are_refused(stages):
-    with pytest.raises(ConfigError, match="parameter stages: "):
-        node_config({"stages": stages}, {})
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("stages", [[], ["perception", "perception"]], "at least one name, each once"),
+        ("device", ["", "gpu", "cuda:", "cuda:x", "CPU", "cpu:0", "cuda:0\n"], "auto, cpu, cuda or cuda:N"),
+        (
+            "metrics_address", ["", "localhost", "127.0.0.1:9464", "127.0.0.256", "http://0.0.0.0"],
+            r"such as 127\.0\.0\.1, or 0\.0\.0\.0",
+        ),
+        ("package_dirs", [["models"]], "'models' is not allowed; it has to begin with / or ~"),
+    ],
+)  # fmt: skip
+def test_given_a_value_of_another_form_when_configured_then_the_error_says_what_would_be_right(name, values, says):
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"parameter {name}: .*{says}"):
+            node_config({name: value}, {})
 
 
-@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "CPU", "cpu:0", "cuda:0\n"])
-def test_given_a_device_of_another_form_when_configured_then_it_is_refused(device):
-    with pytest.raises(ConfigError, match="parameter device: "):
-        node_config({"device": device}, {})
-
-
-@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
-def test_given_a_device_when_configured_then_it_is_kept(device):
-    assert node_config({"device": device}, {}).device == device
-
-
-@pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:9464", "127.0.0.256", "http://0.0.0.0"])
-def test_given_an_address_that_is_none_when_configured_then_the_error_says_what_would_be_right(address):
-    with pytest.raises(ConfigError, match=r"parameter metrics_address: .*such as 127\.0\.0\.1, or 0\.0\.0\.0"):
-        node_config({"metrics_address": address}, {})
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
-def test_given_an_address_when_configured_then_it_is_kept(address):
-    assert node_config({"metrics_address": address}, {}).metrics_address == address
+def test_given_values_of_the_right_form_when_configured_then_they_are_kept():
+    for device in ("auto", "cpu", "cuda", "cuda:0", "cuda:12"):
+        assert node_config({"device": device}, {}).device == device
+    for address in ("127.0.0.1", "0.0.0.0", "::1"):
+        assert node_config({"metrics_address": address}, {}).metrics_address == address
+    folders = node_config({"package_dirs": ["/opt/models", "~/packages", ""]}, {}).package_dirs
+    assert folders == ("/opt/models", "~/packages")
 
 
 def test_given_two_stages_when_they_share_an_output_then_the_error_names_both():
     with pytest.raises(ConfigError, match="perception, planning share an output"):
         node_config({}, {"planning": {"output": "detections"}})
-
-
-def test_given_stages_with_defaults_when_listed_then_only_known_parameters_are_overridden():
-    names = {parameter.name for parameter in STAGE_PARAMETERS}
-    for stage, own in STAGE_DEFAULTS.items():
-        assert set(own) <= names
-        assert isinstance(stage_config(stage, {}), StageConfig)
-        assert {p.name: p.default for p in stage_parameters(stage)}.items() >= own.items()
-
-
-def test_given_a_parameter_when_live_then_it_is_a_budget_or_a_threshold():
-    live = {parameter.name for parameter in EVERY if parameter.live}
-    assert live == {
-        "budget_ms", "hold_last_ms", "stop_deceleration", "hang_ms", "input_timeout_ms", "sustained_misses",
-        "recover_frames", "window_s",
-    }  # fmt: skip
-
-
-def test_given_names_of_parameters_when_listed_then_none_is_there_twice():
-    for table in (NODE_PARAMETERS, STAGE_PARAMETERS):
-        names = [parameter.name for parameter in table]
-        assert len(set(names)) == len(names)
-    assert isinstance(NODE_PARAMETERS[0], Parameter)
-
-
-def test_given_folders_of_packages_when_checked_then_only_those_that_lie_in_one_place_are_allowed():
-    def dirs(*names):
-        values = {"stages": ["planning"], "package_dirs": list(names)}
-        return node_config(values, {"planning": {"adapter": "a:B", "output": "path"}}).package_dirs
-
-    assert dirs("/opt/models", "~/packages", "") == ("/opt/models", "~/packages")
-    with pytest.raises(ConfigError, match="parameter package_dirs: 'models' is not allowed; it has to begin with"):
-        dirs("models")

@@ -16,28 +16,32 @@ HEIGHT, WIDTH = 20, 30
 NAMES = ("rgb8", "bgr8", "8UC3", "mono8")
 
 
-def picture() -> np.ndarray:
-    """An RGB picture with structure: [20, 30, 3] uint8."""
-    y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
-    return np.stack((x * 8, y * 12, (x // 5 + y // 4) % 2 * 200), axis=2).astype(np.uint8)
+def picture(height=HEIGHT, width=WIDTH) -> np.ndarray:
+    """An RGB picture with structure: [height, width, 3] uint8."""
+    y, x = np.mgrid[0:height, 0:width]
+    red, green = x * 240 // width, y * 240 // height
+    return np.stack((red, green, (x * 6 // width + y * 5 // height) % 2 * 200), axis=2).astype(np.uint8)
 
 
 def image(encoding="rgb8", pixels=None, padding=0, **changes):
     """A message with these bytes; padding at the ends of rows is noise."""
-    rows = np.ascontiguousarray(picture() if pixels is None else pixels).reshape(HEIGHT, -1).view(np.uint8)
-    rows = np.concatenate((rows, np.full((HEIGHT, padding), 77, np.uint8)), axis=1)
-    values = {"encoding": encoding, "height": HEIGHT, "width": WIDTH, "step": rows.shape[1], "data": rows.reshape(-1)}
+    pixels = picture() if pixels is None else pixels
+    height, width = pixels.shape[:2]
+    rows = np.ascontiguousarray(pixels).reshape(height, -1).view(np.uint8)
+    rows = np.concatenate((rows, np.full((height, padding), 77, np.uint8)), axis=1)
+    values = {"encoding": encoding, "height": height, "width": width, "step": rows.shape[1], "data": rows.reshape(-1)}
     return empty_message("sensor_msgs/msg/Image", **values | changes)
 
 
-def compressed(data: bytes):
-    return empty_message("sensor_msgs/msg/CompressedImage", format="jpeg", data=np.frombuffer(data, np.uint8))
+def compressed(data: bytes, **fields):
+    data = np.frombuffer(data, np.uint8)
+    return empty_message("sensor_msgs/msg/CompressedImage", format="jpeg", data=data, **fields)
 
 
 def file_of(pixels, kind="PNG", mode=None) -> bytes:
     buffer = io.BytesIO()
     made = Image.fromarray(pixels)
-    (made.convert(mode) if mode else made).save(buffer, kind)
+    (made.convert(mode) if mode else made).save(buffer, kind, **({"quality": 95} if kind == "JPEG" else {}))
     return buffer.getvalue()
 
 

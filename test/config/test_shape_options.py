@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.config.shape_options import MOST_SHAPES, ShapeOptions, format_shapes, parse_shapes
+from torchperf_ros.config.config import stage_config
+from torchperf_ros.config.shape_options import ShapeOptions, format_shapes, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 
 shapes = st.lists(st.lists(st.integers(1, 5000), min_size=1, max_size=5).map(tuple), min_size=1, max_size=4).map(tuple)
@@ -26,10 +27,15 @@ def test_given_any_options_when_sent_as_json_then_they_arrive_the_same(policy, w
     assert ShapeOptions.from_dict(json.loads(json.dumps(options.as_dict()))) == options
 
 
-def test_given_the_parameters_when_parsed_then_empty_strings_are_no_shape():
-    options = ShapeOptions.parse("bucket", 16, ["", "1x3x256x448", "1x10x50 1x10 "], 8)
+def shapes_of(**values):
+    return stage_config("s", {"adapter": "a:B", "output": "o", **values}).shapes
+
+
+def test_given_the_parameters_when_checked_then_empty_strings_are_no_shape():
+    values = {"shapes": "bucket", "bucket_width": 16, "max_batch": 8}
+    options = shapes_of(**values, common_shapes=["", "1x3x256x448", "1x10x50 1x10 "])
     assert options == ShapeOptions("bucket", 16, (((1, 3, 256, 448),), ((1, 10, 50), (1, 10))), 8)
-    assert ShapeOptions.parse("exact", 32, [""], 0) == ShapeOptions()
+    assert shapes_of(shapes="exact", common_shapes=[""]) == ShapeOptions()
 
 
 @pytest.mark.parametrize("text", ["1x3xa", "1x0x3", "-1x3", "1 x 3", "1x", "x3", "1X3", "1.5x2", "1x3,1x3", " "])
@@ -41,34 +47,12 @@ def test_given_text_that_is_no_shape_when_parsed_then_it_is_named_with_an_exampl
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (("padded", 32, [""], 0), "s.shapes: 'padded' is not allowed; it has to be one of: exact, bucket, dynamic"),
-        (("bucket", 0, [""], 0), "s.bucket_width: 0 is not allowed; it has to be an int of at least 1"),
-        (("bucket", 2.5, [""], 0), "s.bucket_width: 2.5 is not allowed"),
-        (("bucket", 32, [""], -1), "s.max_batch: -1 is not allowed; it has to be an int of at least 0"),
-        (("bucket", 32, ["1x0"], 0), "s.common_shapes: '1x0' is not allowed"),
-        (("bucket", 32, ["1"] * (MOST_SHAPES + 1), 0), "s.common_shapes: 257 shapes; at most 256"),
-    ],
+    ("common", "said"),
+    [(["1x0"], "s.common_shapes: '1x0' is not allowed"), (["1"] * 257, "s.common_shapes: 257 shapes; at most 256")],
 )
-def test_given_a_value_that_is_not_allowed_when_parsed_then_parameter_and_value_are_named(values, said):
-    with pytest.raises(ConfigError) as caught:
-        ShapeOptions.parse(*values, prefix="s.")
-    assert f"parameter {said}" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"width": 3}, "width: unknown; allowed: policy, bucket_width, common, max_batch"),
-        ({"common": [[[1, -3]]]}, "common_shapes: '1x-3' is not allowed"),
-        ({"bucket_width": True}, "bucket_width: True is not allowed"),
-    ],
-)
-def test_given_json_that_is_not_of_options_when_read_then_it_is_refused(values, said):
-    with pytest.raises(ConfigError) as caught:
-        ShapeOptions.from_dict(values)
-    assert said in str(caught.value)
+def test_given_common_shapes_that_are_not_allowed_when_checked_then_parameter_and_value_are_named(common, said):
+    with pytest.raises(ConfigError, match=f"parameter {said}"):
+        shapes_of(common_shapes=common)
 
 
 def test_given_common_shapes_when_the_model_has_other_inputs_then_an_example_is_named():

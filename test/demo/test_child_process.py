@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -37,7 +35,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def module(tmp_path, monkeypatch):
     """Writes a module that a child can run."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
 
@@ -65,7 +63,7 @@ def ended(process: psutil.Process) -> bool:
     return True
 
 
-def test_given_a_growing_file_when_read_then_only_whole_new_lines_come(tmp_path: Path) -> None:
+def test_given_a_growing_file_when_read_then_only_whole_new_lines_come(tmp_path):
     file = GrowingFile(tmp_path / "log")
     assert list(file.lines()) == []
     assert file.tail(3) == ""
@@ -79,9 +77,7 @@ def test_given_a_growing_file_when_read_then_only_whole_new_lines_come(tmp_path:
     assert file.tail(2) == "two\nthree"
 
 
-def test_given_a_child_when_spoken_to_then_it_answers_and_ends_with_its_block(
-    tmp_path: Path, module: Callable[..., list[str]]
-) -> None:
+def test_given_a_child_when_spoken_to_then_it_answers_and_ends_with_its_block(tmp_path, module):
     with ChildProcess("echo", module(ECHO), tmp_path) as child:
         assert wait_for_line(child.errors, child) == "ready"
         child.say("go")
@@ -91,8 +87,8 @@ def test_given_a_child_when_spoken_to_then_it_answers_and_ends_with_its_block(
 
 
 def test_given_a_child_that_ignores_signals_and_has_children_when_its_block_ends_then_all_are_gone(
-    tmp_path: Path, module: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, module, monkeypatch
+):
     monkeypatch.setattr("torchperf_ros.demo.child_process._PATIENCE_S", {signal.SIGTERM: 0.1, signal.SIGKILL: 10.0})
     with ChildProcess("stubborn", module(STUBBORN), tmp_path) as child:
         grandchild = psutil.Process(int(wait_for_line(child.output, child)))
@@ -100,9 +96,7 @@ def test_given_a_child_that_ignores_signals_and_has_children_when_its_block_ends
     assert ended(grandchild)
 
 
-def test_given_a_parent_that_is_killed_when_its_child_runs_then_the_child_ends_too(
-    tmp_path: Path, module: Callable[..., list[str]]
-) -> None:
+def test_given_a_parent_that_is_killed_when_its_child_runs_then_the_child_ends_too(tmp_path, module):
     module("import time\ntime.sleep(600)", "sleeper")
     with ChildProcess("parent", [*module(PARENT, "parent"), str(tmp_path)], tmp_path) as parent:
         child = psutil.Process(int(wait_for_line(parent.output, parent)))

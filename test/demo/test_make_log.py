@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,19 +16,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.demo.make_log import (
-    FAULTS,
-    OBJECTS_TOPIC,
-    START_NS,
-    DriveLog,
-    Fault,
-    MakeLogError,
-    fault_of,
-    write_drive,
-)
+from torchperf_ros.config.message_types import decode, stamp_ns_of
+from torchperf_ros.demo.make_log import FAULTS, OBJECTS_TOPIC, START_NS, DriveLog, Fault, MakeLogError, write_drive
 from torchperf_ros.demo.road_scene import SPEED_MPS
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.logs.log_reader import LogFindings, LogReader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +31,7 @@ def images(drive):
 
 
 def stamps_ns(drive):
-    headers = [decode(m.data, m.type_name).header.stamp for m in images(drive)]
-    return [stamp.sec * 1_000_000_000 + stamp.nanosec for stamp in headers]
+    return [stamp_ns_of(decode(m.data, m.type_name).header) for m in images(drive)]
 
 
 def pixels(message):
@@ -87,7 +77,7 @@ def test_given_a_drive_when_read_then_images_objects_and_odometry_belong_togethe
 
 
 def test_given_the_labels_when_drawn_over_the_image_then_each_near_car_has_its_paint_in_its_box():
-    drive = DriveLog(seconds=0.04)
+    drive = DriveLog(seconds=0.04, width=640, height=360)
     messages = {m.topic: m for m in drive.messages()}
     image = pixels(messages[drive.image_topic])
     markers = decode(messages[OBJECTS_TOPIC].data, messages[OBJECTS_TOPIC].type_name).markers
@@ -99,7 +89,7 @@ def test_given_the_labels_when_drawn_over_the_image_then_each_near_car_has_its_p
         paint = np.array([marker.color.r, marker.color.g, marker.color.b]) * 255
         is_paint = np.abs(image.astype(float) - paint).max(axis=-1) < 2
         rows, columns = np.nonzero(is_paint[top - 2 : bottom + 2, left - 2 : right + 2])
-        assert rows.size > 0.2 * (bottom - top) * (right - left)
+        assert rows.size > 0.15 * (bottom - top) * (right - left)
         assert np.ptp(columns) + 1 == pytest.approx(right - left, abs=0.12 * (right - left) + 1)
 
 
@@ -112,7 +102,7 @@ def test_given_compressed_images_when_decoded_then_they_show_the_same_scene():
 
 
 def test_given_jitter_when_read_then_receipts_spread_and_stay_in_order_and_stamps_are_even():
-    drive = replace(SMALL, seconds=20.0, width=8, height=8, jitter_ms=2.0)
+    drive = replace(SMALL, seconds=5.0, width=8, height=8, jitter_ms=2.0)
     messages = images(drive)
     late_ms = (np.array([m.t_ns for m in messages]) - np.array(stamps_ns(drive))) / MS
     assert late_ms.mean() == pytest.approx(5.0, abs=0.3)
@@ -137,7 +127,7 @@ def test_given_a_fault_when_read_then_it_is_there_for_as_long_as_it_should_be_an
         assert {len(m.data) * 2 // 10 for m in found} == {len(images(SMALL)[0].data) // 10}
         return
     first = decode(found[0].data, found[0].type_name)
-    stamp_ns = first.header.stamp.sec * 1_000_000_000 + first.header.stamp.nanosec
+    stamp_ns = stamp_ns_of(first.header)
     off_ns = stamp_ns - (found[0].t_ns - 5 * MS)
     if kind == "zero-stamp":
         assert stamp_ns == 0
@@ -151,23 +141,15 @@ def test_given_a_fault_when_read_then_it_is_there_for_as_long_as_it_should_be_an
         assert all(np.array_equal(pixels(m), pixels(found[0])) for m in found)
 
 
-@pytest.mark.parametrize("text", ["", "gap@x", "gap@-1", "gap@1:0", "fire@1"])
-def test_given_a_fault_that_is_none_when_read_then_it_says_what_it_has_to_be_like(text):
-    with pytest.raises(ConfigError, match=r"has to be like gap@3 or gap@3:0\.5"):
-        fault_of(text)
-
-
-def test_given_a_log_that_is_there_when_written_then_it_stays_unless_forced(tmp_path):
-    path = write_drive(tmp_path / "log", replace(SMALL, seconds=0.1))
+def test_given_something_that_is_there_when_written_then_it_stays_unless_it_is_a_log_and_forced(tmp_path):
+    (tmp_path / "drive").mkdir()
+    path = write_drive(tmp_path / "drive" / "log", replace(SMALL, seconds=0.1))
     before = (path / "log.mcap").read_bytes()
     with pytest.raises(MakeLogError, match="exists; --force replaces it"):
         write_drive(path, replace(SMALL, seconds=0.2))
     assert (path / "log.mcap").read_bytes() == before
     write_drive(path, replace(SMALL, seconds=0.2), force=True)
     assert (path / "log.mcap").stat().st_size > len(before)
-
-
-def test_given_a_folder_of_other_things_when_forced_then_it_is_not_replaced(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(MakeLogError, match="no folder of a rosbag2"):
         write_drive(tmp_path, SMALL, force=True)
@@ -183,6 +165,10 @@ def test_given_a_folder_of_other_things_when_forced_then_it_is_not_replaced(tmp_
         (["/dev/null", "--force"], "is no file, and no folder of a rosbag2; it is not replaced"),
         (["x" * 300], "cannot be written: File name too long"),
         (["log", "--size", "7x100"], "'7x100' has to be like 1280x720, from 8x8 to 8192x8192"),
+        *(
+            (["log", "--fault", text], "has to be like gap@3 or gap@3:0.5")
+            for text in ("", "gap@x", "gap@-1", "gap@1:0")
+        ),
         (["log", "--fault", "fire@1"], "there are: gap"),
         (["log", "--seconds", "2", "--fault", "gap@2"], "fault gap@2 begins after the end of the drive, at 2 s"),
         (["log.bag", "--fault", "truncated@0"], "cannot be written to a ROS 1 bag"),
@@ -209,13 +195,15 @@ def test_given_the_command_when_run_then_it_says_what_it_wrote(tmp_path):
 @pytest.mark.parametrize("name", ["log", "log.db3"])
 def test_given_a_disk_that_is_full_when_written_then_one_line_says_so_and_nothing_is_left(tmp_path, name):
     """A limit on the size of files stands for the disk."""
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
-    limited += "from torchperf_ros.cli.main import app; app()"
-    command = [sys.executable, "-c", limited, "make-log", str(tmp_path / name), "--seconds", "1", "--size", "64x36"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"torchperf: {tmp_path / name}: cannot be written: ")
-    assert done.stderr.count("\n") == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(MakeLogError) as error:
+            write_drive(tmp_path / name, SMALL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(error.value).startswith(f"{tmp_path / name}: cannot be written: ")
+    assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -26,9 +26,7 @@ def write(path: Path, *topics: tuple[str, str, int]) -> Path:
     return path
 
 
-def test_given_colour_and_more_depth_images_when_chosen_then_it_is_colour_and_the_fullest_odometry(
-    tmp_path: Path,
-) -> None:
+def test_given_colour_and_more_depth_images_when_chosen_then_it_is_colour_and_the_fullest_odometry(tmp_path):
     path = write(
         tmp_path / "log", ("/depth/image", IMAGE, 5), ("/colour/image", IMAGE, 3), ("/colour/left", IMAGE, 2),
         ("/wheels", ODOMETRY, 1), ("/fused", ODOMETRY, 2),
@@ -44,9 +42,7 @@ def test_given_colour_and_more_depth_images_when_chosen_then_it_is_colour_and_th
         ([("/wheels", ODOMETRY, 1)], "has /wheels (nav_msgs/msg/Odometry), but no image topic; the demo needs"),
     ],
 )
-def test_given_a_log_without_images_when_chosen_then_one_line_says_what_there_is(
-    tmp_path: Path, topics: list[tuple[str, str, int]], says: str
-) -> None:
+def test_given_a_log_without_images_when_chosen_then_one_line_says_what_there_is(tmp_path, topics, says):
     with LogReader(write(tmp_path / "log", *topics)) as log, pytest.raises(LogError) as error:
         drive_topics(log)
     assert says in str(error.value)

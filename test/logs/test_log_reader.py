@@ -140,15 +140,9 @@ def test_given_a_topic_without_messages_when_opened_then_it_is_there_with_none(t
         assert (log.topics, log.count, log.start_ns, log.end_ns, list(log.messages())) == ({}, 0, 0, 0, [])
 
 
-@pytest.mark.parametrize("kind", ["mcap", "mcap zstd", "db3", "bag"])
-def test_given_a_log_under_another_name_when_opened_then_its_content_says_what_it_is(tmp_path, kind):
-    with LogReader(logs.KINDS[kind](tmp_path).rename(tmp_path / "drive.dat")) as log:
-        assert log.count == 40
-
-
 @pytest.mark.parametrize("name", ["a b?c#d%20e", "Straße 東", "line\nbreak", os.fsdecode(b"not UTF-8 \xff")])
-@pytest.mark.parametrize("kind", ["mcap", "db3", "bag"])
-def test_given_a_name_with_odd_characters_when_opened_then_it_is_read(tmp_path, kind, name):
+@pytest.mark.parametrize("kind", ["mcap", "mcap zstd", "db3", "bag"])
+def test_given_another_name_even_with_odd_characters_when_opened_then_the_content_says_what_it_is(tmp_path, kind, name):
     with LogReader(logs.KINDS[kind](tmp_path).rename(tmp_path / name)) as log:
         assert log.count == len(list(log.messages())) == 40
 

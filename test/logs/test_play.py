@@ -27,9 +27,7 @@ TOPICS = {"/text": LogTopic("/text", logs.TEXT)}
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     """Five words, a second apart, and a number with each."""
-    entries = []
-    for second, (topic, kind, data, _) in enumerate(logs.cdr(10)):
-        entries.append((topic, kind, data, START_NS + second // 2 * NS_PER_S))
+    entries = [(*entry[:3], START_NS + number // 2 * NS_PER_S) for number, entry in enumerate(logs.cdr(10))]
     with LogReader(logs.rosbag2(tmp_path_factory.mktemp("log") / "log", entries=entries)) as reader:
         yield reader
 

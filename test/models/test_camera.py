@@ -1,4 +1,3 @@
-import io
 import math
 
 import numpy as np
@@ -6,16 +5,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config import message_types
-from torchperf_ros.config.message_types import decode, empty_message, encode, header, message_class, stamp_ns_of
+from torchperf_ros.config.message_types import decode, encode, header, stamp_ns_of
 from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
 from torchperf_ros.model.adapter import Received
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.detection_messages import KINDS
 from torchperf_ros.models.networks import CLASSES, GRID_CELLS, IMAGE_HEIGHT, IMAGE_WIDTH
+
+from ..config.test_image_pixels import compressed as compressed_message
+from ..config.test_image_pixels import file_of, picture
+from ..config.test_image_pixels import image as image_message
 
 # The module filters this warning itself, but pytest resets filters.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
@@ -35,32 +37,15 @@ VISION_MSGS = {
 }
 
 
-def picture(height: int = 120, width: int = 200) -> np.ndarray:
-    """An RGB picture with structure: [height, width, 3] uint8."""
-    y, x = np.mgrid[0:height, 0:width]
-    return np.stack((x * 255 // width, y * 255 // height, (x // 20 + y // 15) % 2 * 200), axis=2).astype(np.uint8)
-
-
-def image(pixels: np.ndarray, encoding: str = "rgb8", padding: int = 0, **changes):
+def image(pixels: np.ndarray, encoding: str = "rgb8", padding: int = 0):
     """A decoded image whose data is a read-only view, as from a subscription; padding bytes are noise."""
-    height, width = pixels.shape[:2]
-    rows = pixels.reshape(height, -1)
-    rows = np.concatenate((rows, np.full((height, padding), 77, dtype=np.uint8)), axis=1)
-    values = {"height": height, "width": width, "step": rows.shape[1], "data": rows.reshape(-1)} | changes
-    message = empty_message(IMAGE, encoding=encoding, header=header(STAMP_NS, "camera_optical_frame"), **values)
+    message = image_message(encoding, pixels, padding, header=header(STAMP_NS, "camera_optical_frame"))
     return decode(bytes(encode(message, IMAGE)), IMAGE)
 
 
 def compressed(data: bytes):
-    message = message_class(COMPRESSED)(header(STAMP_NS, "camera"), "jpeg", np.frombuffer(data, dtype=np.uint8))
+    message = compressed_message(data, header=header(STAMP_NS, "camera"))
     return decode(bytes(encode(message, COMPRESSED)), COMPRESSED)
-
-
-def file_of(pixels: np.ndarray, kind: str = "PNG", mode: str | None = None) -> bytes:
-    buffer = io.BytesIO()
-    made = Image.fromarray(pixels)
-    (made.convert(mode) if mode else made).save(buffer, kind, **({"quality": 95} if kind == "JPEG" else {}))
-    return buffer.getvalue()
 
 
 def received(message) -> dict[str, Received]:
@@ -120,7 +105,7 @@ def test_given_a_view_on_read_only_memory_when_preprocessed_then_pixels_arrive_a
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("PNG", 0.0), ("JPEG", 0.4)])
 def test_given_a_compressed_image_when_preprocessed_then_it_looks_like_the_raw_one(kind, tolerance):
-    smooth = np.ascontiguousarray(picture()[:, :, [0, 1, 0]])
+    smooth = np.ascontiguousarray(picture(120, 200)[:, :, [0, 1, 0]])
     tensor = seen(compressed(file_of(smooth, kind)), compressed=True)
     torch.testing.assert_close(tensor, seen(image(smooth)), rtol=0, atol=tolerance)
 
@@ -133,8 +118,9 @@ def test_given_every_tier_when_a_frame_runs_then_markers_come_out_and_survive_th
         model = adapter.build(tier)
         assert not model.training
         with torch.inference_mode():
-            message = adapter.postprocess(model(*inputs), messages)
-            assert model(*adapter.example_inputs(tier)).shape == model(*inputs).shape
+            outputs = model(*inputs)
+        message = adapter.postprocess(outputs, messages)
+        assert [x.shape for x in adapter.example_inputs(tier)] == [x.shape for x in inputs]
         array = decode(bytes(encode(message, adapter.output)), adapter.output)
         assert [marker.action for marker in array.markers] == [3] + [0] * (len(array.markers) - 1)
         assert 1 < len(array.markers) <= 21
@@ -164,7 +150,7 @@ def test_given_a_box_when_placed_then_similar_triangles_give_its_place():
 def test_given_scores_when_postprocessed_then_the_strongest_above_the_threshold_come_first():
     adapter = CameraAdapter({"max_detections": 2, "score_threshold": 0.3}, CPU)
     boxes = [(score, 0.5, 0.5, 0.1, 0.1, kind) for score, kind in ((0.4, 0), (0.2, 1), (0.9, 2), (0.35, 3))]
-    array = adapter.postprocess(cells(*boxes), received(image(picture())))
+    array = adapter.postprocess(cells(*boxes), received(image(picture(120, 200))))
     assert [marker.ns for marker in array.markers[1:]] == [CLASSES[2], CLASSES[0]]
 
 
@@ -212,7 +198,7 @@ def test_given_an_unknown_tier_when_built_then_the_error_names_it_and_those_that
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_given_a_gpu_when_two_frames_follow_each_other_then_each_arrives_as_on_the_cpu():
     adapter = CameraAdapter({}, torch.device("cuda"))
-    frames = [image(picture()), image(picture()[::-1])]
+    frames = [image(picture(120, 200)), image(picture(120, 200)[::-1])]
     there = [adapter.preprocess(received(frame))[0] for frame in frames]
     for tensor, frame in zip(there, frames, strict=True):
         assert tensor.is_cuda

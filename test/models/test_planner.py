@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -36,10 +37,7 @@ def odometry(**changes):
     twist.linear.x, twist.angular.z = 15.0, 0.1
     for path, value in changes.items():
         *parents, field = path.split("__")
-        target = message
-        for parent in parents:
-            target = getattr(target, parent)
-        setattr(target, field, value)
+        setattr(functools.reduce(getattr, parents, message), field, value)
     return decode(bytes(encode(message, ODOMETRY)), ODOMETRY)
 
 

@@ -1,27 +1,30 @@
 """The sabotaging adapter: schedules, the journal, and real signals in child processes."""
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from torchperf_ros.frame.clock import VirtualClock
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.models.sabotage import Fault, Journal, Luck, Poisonable, Sabotage, SabotagedAdapter, hold_gil
+from torchperf_ros.models.sabotage import Fault, Luck, Poisonable, Sabotage, SabotagedAdapter, hold_gil
 
 CPU = torch.device("cpu")
 STAMP_NS = 1_700_000_000_123_456_789
 MESSAGES = {"image": Received(None, STAMP_NS, 1.0), "odom": Received(None, 5, 1.0)}
+
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return {"double": x * 2, "index": (x.argmax(), [x])}
 
 
 class Doubler(Adapter):
@@ -30,77 +33,58 @@ class Doubler(Adapter):
     inputs = {"image": "sensor_msgs/msg/Image", "odom": "nav_msgs/msg/Odometry"}
     output = "std_msgs/msg/Float64"
 
-    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+    def __init__(self, options, device):
         self.options = options
-        self.observed = 0
 
-    def build(self, tier: str) -> torch.nn.Module:
-        class Double(torch.nn.Module):
-            def forward(self, x: torch.Tensor) -> dict[str, Any]:
-                return {"double": x * 2, "index": (x.argmax(), [x])}
-
+    def build(self, tier):
         return Double().eval()
 
-    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+    def example_inputs(self, tier):
         return (torch.ones(3),)
 
-    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
+    def dynamic_dims(self):
         return {0: {0: (2, 9)}}
 
-    def observe(self, messages: Mapping[str, Received]) -> None:
-        self.observed += 1
-
-    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+    def preprocess(self, messages):
         return (torch.arange(3.0),)
 
-    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
+    def postprocess(self, outputs, messages):
         return outputs
 
 
-def options(folder: Path, **more: Any) -> dict[str, Any]:
+def options(folder, **more):
     """Options around `Doubler` with its journal in a folder."""
     return {"adapter": f"{__name__}:Doubler", "journal": str(folder / "journal"), **more}
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def lines(folder):
     """What the journal holds."""
     path = folder / "journal"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-class Clock:
-    """A monotonic clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> int:
-        return int(self.now_s * 1e9)
-
-
-def luck(folder: Path, clock: Clock, faults: dict[str, Any], seed: int = 0) -> Luck:
+def luck(folder, clock, faults, seed=0):
     """One more worker of the stage whose journal is in the folder."""
-    return Luck(
-        {kind: Fault.read(kind, value) for kind, value in faults.items()}, Journal(folder / "journal"), seed, clock
-    )
+    return Luck({kind: Fault.read(kind, value) for kind, value in faults.items()}, folder / "journal", seed, clock)
 
 
-def test_given_a_period_when_it_has_passed_then_one_worker_of_the_stage_gets_the_fault_once(tmp_path: Path) -> None:
-    clock = Clock()
+def test_given_a_period_when_it_has_passed_then_one_worker_of_the_stage_gets_the_fault_once(tmp_path):
+    clock = VirtualClock()
     one = luck(tmp_path, clock, {"hang": {"every_s": 10}})
-    clock.now_s += 4
+    clock.advance_ms(4_000)
     two = luck(tmp_path, clock, {"hang": {"every_s": 10}})  # starts later, keeps the first one's schedule
     assert (one.draw(), two.draw()) == (None, None)
-    clock.now_s += 6
+    clock.advance_ms(6_000)
     assert (two.draw(), one.draw(), two.draw()) == ("hang", None, None)
-    clock.now_s += 10
+    clock.advance_ms(10_000)
     assert (one.draw(), two.draw()) == ("hang", None)
 
 
-def test_given_a_seed_when_two_workers_run_the_same_frames_then_their_luck_differs_and_repeats(tmp_path: Path) -> None:
-    def draws(folder: Path) -> list[list[str | None]]:
+def test_given_a_seed_when_two_workers_run_the_same_frames_then_their_luck_differs_and_repeats(tmp_path):
+    def draws(folder):
         folder.mkdir()
-        return [[w.draw() for _ in range(200)] for w in (luck(folder, Clock(), {"stall": 0.1}) for _ in range(2))]
+        workers = [luck(folder, VirtualClock(), {"stall": 0.1}) for _ in range(2)]
+        return [[worker.draw() for _ in range(200)] for worker in workers]
 
     first, again = draws(tmp_path / "a"), draws(tmp_path / "b")
     assert first == again
@@ -117,14 +101,12 @@ def test_given_a_seed_when_two_workers_run_the_same_frames_then_their_luck_diffe
         ({"stal_ms": 3}, "stal_ms"),
     ],
 )
-def test_given_a_wrong_option_when_built_then_the_error_names_it(
-    tmp_path: Path, wrong: dict[str, Any], named: str
-) -> None:
+def test_given_a_wrong_option_when_built_then_the_error_names_it(tmp_path, wrong, named):
     with pytest.raises(ConfigError, match=named):
         SabotagedAdapter(options(tmp_path, **wrong), CPU)
 
 
-def test_given_no_faults_when_a_frame_runs_then_the_inner_adapter_is_all_there_is(tmp_path: Path) -> None:
+def test_given_no_faults_when_a_frame_runs_then_the_inner_adapter_is_all_there_is(tmp_path):
     adapter = SabotagedAdapter(options(tmp_path, options={"size": 3}), CPU)
     adapter.observe(MESSAGES)
     (x,) = adapter.preprocess(MESSAGES)
@@ -134,7 +116,7 @@ def test_given_no_faults_when_a_frame_runs_then_the_inner_adapter_is_all_there_i
     assert lines(tmp_path) == []
 
 
-def test_given_a_raise_when_a_frame_runs_then_it_raises_and_the_journal_has_the_stamp(tmp_path: Path) -> None:
+def test_given_a_raise_when_a_frame_runs_then_it_raises_and_the_journal_has_the_stamp(tmp_path):
     adapter = SabotagedAdapter(options(tmp_path, faults={"raise": 1.0}), CPU)
     with pytest.raises(Sabotage):
         adapter.preprocess(MESSAGES)
@@ -144,7 +126,7 @@ def test_given_a_raise_when_a_frame_runs_then_it_raises_and_the_journal_has_the_
     assert line["monotonic_ns"] > 0
 
 
-def test_given_nan_when_a_frame_runs_then_every_float_output_is_nan_and_the_next_frame_is_well(tmp_path: Path) -> None:
+def test_given_nan_when_a_frame_runs_then_every_float_output_is_nan_and_the_next_frame_is_well(tmp_path):
     adapter = SabotagedAdapter(options(tmp_path, faults={"nan": {"every_s": 1e9, "after_s": 0}}), CPU)
     model = adapter.build("full")
     sick, well = (model(*adapter.preprocess(MESSAGES)) for _ in range(2))
@@ -154,9 +136,9 @@ def test_given_nan_when_a_frame_runs_then_every_float_output_is_nan_and_the_next
     assert well["double"].tolist() == [0, 2, 4]
 
 
-def test_given_a_poisonable_model_when_exported_with_a_dynamic_batch_then_nan_still_comes_out() -> None:
+def test_given_a_poisonable_model_when_exported_with_a_dynamic_batch_then_nan_still_comes_out():
     class Sum(torch.nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(self, x, y):
             return x + y, (x > y).sum()
 
     batch = torch.export.Dim("batch", min=2, max=8)
@@ -169,15 +151,15 @@ def test_given_a_poisonable_model_when_exported_with_a_dynamic_batch_then_nan_st
     assert module(wide, wide, nan)[1].item() == 0
 
 
-def test_given_the_gil_held_when_another_thread_wants_to_run_then_it_cannot() -> None:
+def test_given_the_gil_held_when_another_thread_wants_to_run_then_it_cannot():
     turns, done = [0], threading.Event()
 
-    def other() -> None:
+    def other():
         while not done.is_set():
             turns[0] += 1
             time.sleep(0)
 
-    def turns_of_the_other_during(act: Callable[[], object]) -> int:
+    def turns_of_the_other_during(act):
         before = turns[0]
         act()
         return turns[0] - before
@@ -195,42 +177,47 @@ def test_given_the_gil_held_when_another_thread_wants_to_run_then_it_cannot() ->
         sys.setswitchinterval(interval_s)
 
 
-def child(folder: Path, kind: str) -> subprocess.Popen[bytes]:
-    """A process that runs one frame with a fault; it is this file run as a program."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, __file__, str(folder), kind], env=env)
+@contextlib.contextmanager
+def child(folder, kind):
+    """The id of a process that runs one frame with a fault."""
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.disable()
+        with contextlib.suppress(BaseException):
+            SabotagedAdapter(options(folder, faults={kind: 1.0}), CPU).preprocess(MESSAGES)
+        os._exit(0)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has been waited for
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("kind", "number"), [("sigkill", signal.SIGKILL), ("sigsegv", signal.SIGSEGV)])
 def test_given_a_deadly_fault_when_a_frame_runs_then_the_process_dies_by_it_after_writing_it_down(
-    tmp_path: Path, kind: str, number: signal.Signals
-) -> None:
-    process = child(tmp_path, kind)
-    assert process.wait(60) == -number
-    assert [(line["kind"], line["pid"]) for line in lines(tmp_path)] == [(kind, process.pid)]
+    tmp_path, kind, number
+):
+    with child(tmp_path, kind) as pid:
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == number
+    assert [(line["kind"], line["pid"]) for line in lines(tmp_path)] == [(kind, pid)]
 
 
-def test_given_a_hang_when_a_frame_runs_then_the_worker_never_returns_and_has_written_it_down(tmp_path: Path) -> None:
-    with child(tmp_path, "hang") as process:
-        try:
-            while not lines(tmp_path):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    assert process.wait(0.05) is None
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.3)
-        finally:
-            process.kill()
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_given_a_hang_when_a_frame_runs_then_the_worker_never_returns_and_has_written_it_down(tmp_path):
+    with child(tmp_path, "hang") as pid:
+        while not lines(tmp_path):
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        time.sleep(0.2)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
 
 
-def test_given_a_scheduled_poison_when_its_frame_is_run_again_then_every_worker_gets_it(tmp_path: Path) -> None:
-    clock = Clock()
+def test_given_a_scheduled_poison_when_its_frame_is_run_again_then_every_worker_gets_it(tmp_path):
+    clock = VirtualClock()
     one, two = (luck(tmp_path, clock, {"poison_hang": {"every_s": 10, "after_s": 2}}) for _ in range(2))
     assert (one.draw(1), two.draw(1)) == (None, None)
-    clock.now_s += 2
+    clock.advance_ms(2_000)
     assert (one.draw(2), two.draw(3), two.draw(2), one.draw(2), one.draw(4)) == (
         "poison_hang", None, "poison_hang", "poison_hang", None,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    SabotagedAdapter(options(Path(sys.argv[1]), faults={sys.argv[2]: 1.0}), CPU).preprocess(MESSAGES)

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from sensor_msgs.msg import Image
 
 from torchperf_ros.config.build_options import ENGINE_CHOICES
-from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
+from torchperf_ros.config.config import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
 from torchperf_ros.frame.outcome import Outcome
 
 pytestmark = pytest.mark.ros

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperf_ros.config.parameter_tables import STAGE_DEFAULTS
+from torchperf_ros.config.config import STAGE_DEFAULTS
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.telemetry import latency_record, memory
 from torchperf_ros.telemetry.diagnostics import stage_status

@@ -42,9 +42,8 @@ def watched(stages: int = 2) -> NodeState:
 
 def drawn(node: NodeState, width: int = 80, height: int = 24, *, coloured: bool = False) -> list[str]:
     colours = "truecolor" if coloured else None
-    console = Console(
-        width=width, height=height, file=io.StringIO(), color_system=colours, force_terminal=coloured or None
-    )
+    options = {"color_system": colours, "force_terminal": coloured or None}
+    console = Console(width=width, height=height, file=io.StringIO(), **options)
     waits = [f"waiting for {node.name}", "in ROS_DOMAIN_ID 7"]
     with console.capture() as capture:
         console.print(node_picture(node, width, height, node_title(node, width), waits, Text(" q quits ")))
@@ -52,16 +51,14 @@ def drawn(node: NodeState, width: int = 80, height: int = 24, *, coloured: bool 
 
 
 @pytest.mark.parametrize(("width", "height", "stages"), [(80, 24, 2), (100, 30, 0), (220, 60, 5), (60, 24, 1)])
-def test_given_any_terminal_and_any_number_of_stages_when_drawn_then_the_picture_fits_it(
-    width: int, height: int, stages: int
-) -> None:
+def test_given_any_terminal_and_any_number_of_stages_when_drawn_then_the_picture_fits_it(width, height, stages):
     rows = drawn(watched(stages), width, height)
     assert height - 3 <= len(rows) <= height
     assert max(len(row) for row in rows) <= width
     assert "q quits" in rows[-1]
 
 
-def test_given_eighty_columns_when_drawn_then_what_matters_is_not_cut_off() -> None:
+def test_given_eighty_columns_when_drawn_then_what_matters_is_not_cut_off():
     text = "\n".join(drawn(watched()))
     for words in (
         "/perf ● DEGRADED active", "pid 77", "workers 889 MiB", "+60.0 MiB/min", "p95  20.0", "max  49.0",
@@ -70,7 +67,7 @@ def test_given_eighty_columns_when_drawn_then_what_matters_is_not_cut_off() -> N
         assert words in text
 
 
-def test_given_a_stage_that_reported_little_or_nonsense_when_drawn_then_it_shows_dashes() -> None:
+def test_given_a_stage_that_reported_little_or_nonsense_when_drawn_then_it_shows_dashes():
     node = watched(1)
     node.stages["new"] = StageState("new")
     node.stages["stage0"].values |= {"p50_ms": "soon", "budget_ms": "0", "answered": "0"}
@@ -80,7 +77,7 @@ def test_given_a_stage_that_reported_little_or_nonsense_when_drawn_then_it_shows
     assert "answered -  on time -" in text
 
 
-def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_budget_its_letter_and_colour() -> None:
+def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_budget_its_letter_and_colour():
     node = watched(1)
     stage = node.stages["stage0"]
     stage.add(SeenFrame(0, Outcome.ON_TIME, None, 25.0, 50.0))
@@ -95,7 +92,7 @@ def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_bud
     assert "38;5;196m▄" in lower  # the stop
 
 
-def test_given_a_stage_on_a_lower_tier_when_drawn_then_what_keeps_it_there_stands_beside_its_health() -> None:
+def test_given_a_stage_on_a_lower_tier_when_drawn_then_what_keeps_it_there_stands_beside_its_health():
     node, why = watched(1), "full predicted 41.0 ms > 29.0 left; next probe in 2.0 s"
     node.stages["stage0"].values |= {"tier": "fast", "ladder": why, "unanswered": "3"}
     text = "\n".join(drawn(node, 120))
@@ -104,11 +101,11 @@ def test_given_a_stage_on_a_lower_tier_when_drawn_then_what_keeps_it_there_stand
     assert f"DEGRADED ({why}) fast p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time" in node_line(node)
 
 
-def test_given_too_many_stages_when_drawn_then_those_without_room_are_named() -> None:
+def test_given_too_many_stages_when_drawn_then_those_without_room_are_named():
     assert "no room for" in "\n".join(drawn(watched(12)))
 
 
-def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_was_heard_instead() -> None:
+def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_was_heard_instead():
     node = NodeState("/perf")
     node.others.add("/robot2/perf")
     text = "\n".join(drawn(node))
@@ -117,21 +114,21 @@ def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_w
     assert "heard instead: /robot2/perf" in node_line(node)
 
 
-def test_given_a_node_that_fell_silent_when_shown_then_picture_and_line_say_so_first() -> None:
+def test_given_a_node_that_fell_silent_when_shown_then_picture_and_line_say_so_first():
     node = watched()
     node.at(22.4)
     assert "SILENT for 12 s" in drawn(node)[0]
     assert "SILENT for 12 s" in node_line(node)
 
 
-def test_given_an_event_when_shown_in_a_line_then_it_has_its_time_and_one_line() -> None:
+def test_given_an_event_when_shown_in_a_line_then_it_has_its_time_and_one_line():
     node = NodeState("/perf")
     node.at(10.0)
     node.event("error", "planning", "worker\n died")
     assert event_line(node.events[-1]).plain == "  10.0 s ■ planning   worker died"
 
 
-def test_given_a_file_when_saved_then_it_is_a_picture_that_loads_nothing_from_the_network(tmp_path: Path) -> None:
+def test_given_a_file_when_saved_then_it_is_a_picture_that_loads_nothing_from_the_network(tmp_path: Path):
     save_svg(node_picture(watched(), 100, 30, Text("title"), []), tmp_path / "view.svg", "torchperf")
     text = (tmp_path / "view.svg").read_text()
     assert text.startswith("<svg")

@@ -64,9 +64,9 @@ def top(
         raise typer.Exit(_BAD_INPUT)
     from rich.console import Console
 
-    from torchperf_ros.top.top import TopOptions, look
+    from torchperf_ros.top.top import look
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH, height=30)
-    raise typer.Exit(look(TopOptions(name, once, seconds, svg_file), console))
+    raise typer.Exit(look(name, console, once=once, seconds=seconds, svg_file=svg_file))

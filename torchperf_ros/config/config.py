@@ -1,52 +1,156 @@
-"""The node's parameters, checked, as frozen dataclasses."""
+"""The node's parameters: each is declared once, as a field of the frozen dataclass that holds its checked value."""
 
 import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, stage_parameters
-from torchperf_ros.config.shape_options import ShapeOptions
+from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
+from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_PARAMETERS = "parameters"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One ROS parameter.
+
+    Attributes:
+        name: relative to the node, or to the stage.
+        default: also gives the type: bool, int, float, str, list of str, list of int.
+        description: for `ros2 param describe`, with the unit.
+        minimum, maximum: closed range for numbers.
+        choices: the words allowed, for str and list of str.
+        live: may be changed while the node is configured.
+    """
+
+    name: str
+    default: Any
+    description: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    live: bool = False
+
+    def check(self, value: Any, prefix: str = "") -> Any:  # noqa: ANN401 - the value of any parameter
+        """Return the value, whole numbers as float where the parameter is one.
+
+        Raises:
+            ConfigError: wrong type, out of range, or not one of the choices.
+        """
+        name = f"{prefix}{self.name}"
+        if isinstance(self.default, float) and type(value) is int:
+            value = float(value)
+        if type(value) is not type(self.default):
+            msg = f"parameter {name}: {value!r} is a {type(value).__name__}; it has to be {self.allowed}"
+            raise ConfigError(msg)
+        one = self.default[0] if isinstance(self.default, list) else self.default
+        for item in value if isinstance(value, list) else [value]:
+            if type(item) is not type(one) or not self._allows(item):
+                msg = f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}"
+                raise ConfigError(msg)
+        return value
+
+    def _allows(self, item: Any) -> bool:  # noqa: ANN401
+        if self.choices:
+            return item in self.choices
+        if isinstance(item, (int, float)) and not isinstance(item, bool):
+            # written so that NaN, which compares false, is refused
+            return (self.minimum is None or item >= self.minimum) and (self.maximum is None or item <= self.maximum)
+        return True
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        if self.choices:
+            return ("a list of: " if isinstance(self.default, list) else "one of: ") + ", ".join(self.choices)
+        one, a = (self.default[0], "a list of") if isinstance(self.default, list) else (self.default, "a")
+        span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
+        return f"{a} {type(one).__name__}{span}"
+
+
+def _ros(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
+    """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
+    return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
+
+
+def _declared(kind: type) -> tuple[Parameter, ...]:
+    """The parameters that a configuration is made of."""
+    return tuple(
+        parameter if parameter.name else replace(parameter, name=one.name)
+        for one in fields(kind)
+        for parameter in one.metadata.get(_PARAMETERS, ())
+    )
 
 
 @dataclass(frozen=True)
 class StageConfig:
-    """Parameters of one stage, checked; names and units as in `STAGE_PARAMETERS`."""
+    """Parameters of one stage, checked; the first value of each is its default in ROS, whose type is a plain one."""
 
     name: str
-    adapter: str
-    options: dict[str, Any]
-    output: str
-    budget_ms: float
-    budget_from: str
-    tiers: tuple[str, ...]
-    engine: str
-    compile_mode: str
-    dynamic: str
-    precision: tuple[str, ...]
-    channels_last: bool
-    fold_batch_norm: bool
-    cuda_graphs: bool
-    packages: tuple[str, ...]
-    shapes: ShapeOptions
-    backup: str
-    fallback: tuple[Fallback, ...]
-    hold_last_ms: float
-    stop_deceleration: float
-    hang_ms: float
-    max_frame_bytes: int
-    input_reliability: str
-    input_timeout_ms: float
-    sustained_misses: int
-    recover_frames: int
-    window_s: float
+    adapter: str = _ros("", "module:Class of the adapter, imported in the worker only.")
+    options: dict[str, Any] = _ros("{}", "JSON object handed to the adapter.")
+    output: str = _ros("", "Topic of the stage's output.")
+    budget_ms: float = _ros(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
+    budget_from: str = _ros(
+        "receipt", "What the budget counts from: the frame's receipt or its stamp.", choices=("receipt", "stamp")
+    )
+    tiers: tuple[str, ...] = _ros(["full", "medium", "fast"], "Model variants, from most to least accurate.")
+    engine: str = _ros(
+        AUTO,
+        "How tiers run; auto: the fastest of what is installed, eager until that is built.",
+        choices=ENGINE_CHOICES,
+    )
+    compile_mode: str = _ros("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
+    dynamic: str = _ros("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
+    precision: tuple[str, ...] = _ros(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
+    channels_last: bool = _ros(False, "Images in memory with channels last.")
+    fold_batch_norm: bool = _ros(False, "Batch normalisation folded into the convolution before it.")
+    cuda_graphs: bool = _ros(False, "Replay CUDA graphs; for sizes that do not vary.")
+    packages: tuple[str, ...] = _ros(
+        [""], "A .pt2 file of each tier to run instead of what the adapter builds; '': none."
+    )
+    shapes: ShapeOptions = _ros(
+        "dynamic", "Sizes: exact, bucket (rounded up and padded), dynamic.", choices=POLICIES,
+        then=(
+            Parameter("bucket_width", 32, "Step of the buckets' sizes.", 1, 65_536),
+            Parameter(
+                "common_shapes", [""], "Shapes to prepare for, as 1x3x256x448, of several inputs with spaces; '': none."
+            ),
+            Parameter("max_batch", 0, "Larger batches are run in chunks of this size; 0: never.", 0, 65_536),
+        ),
+    )  # fmt: skip
+    backup: str = _ros(
+        "standby",
+        "Second worker: none, standby (takes over), active (runs the last tier on every frame, poisonous ones too).",
+        choices=("none", "standby", "active"),
+    )
+    fallback: tuple[Fallback, ...] = _ros(
+        ["backup", "hold_last", "stop"], "What to publish instead of a missing result, in this order.",
+        choices=tuple(kind.word for kind in Fallback),
+    )  # fmt: skip
+    hold_last_ms: float = _ros(
+        300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
+    )
+    stop_deceleration: float = _ros(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
+    hang_ms: float = _ros(
+        1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True
+    )
+    max_frame_bytes: int = _ros(8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30)
+    input_reliability: str = _ros("best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable"))
+    input_timeout_ms: float = _ros(
+        1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
+    )
+    sustained_misses: int = _ros(
+        10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000, live=True
+    )
+    recover_frames: int = _ros(30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True)
+    window_s: float = _ros(10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True)
 
     @property
     def workers(self) -> int:
@@ -63,35 +167,64 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Parameters of the node, checked; names and units as in `NODE_PARAMETERS`."""
+    """Parameters of the node, checked; declared as those of a stage are."""
 
-    stages: tuple[StageConfig, ...]
-    device: str
-    autostart: bool
-    metrics_port: int
-    metrics_address: str
-    realtime_priority: int
-    lock_memory: bool
-    cpu_affinity: tuple[int, ...]
-    worker_threads: int
-    worker_kept_mib: int
-    compile_missing: bool
-    cache_dir: str
-    package_dirs: tuple[str, ...]
-    cache_mib: int
-    memory_limit_mib: int
-    memory_share: float
-    evidence_dir: str
-    evidence_mib: int
-    evidence_count: int
-    recorder: bool
-    record_dir: str
-    record_mib: int
-    black_box_s: float
-    black_box_after_s: float
-    black_box_mib: int
-    watch: bool
-    start_timeout_s: float
+    stages: tuple[StageConfig, ...] = _ros(["perception", "planning"], "Stages in the order that a frame passes them.")
+    device: str = _ros("auto", "Where models run: auto, cpu, cuda or cuda:N.")
+    autostart: bool = _ros(True, "Configure and activate at start; false where a launch file does it.")
+    metrics_port: int = _ros(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
+    metrics_address: str = _ros(
+        "127.0.0.1", "Address that it listens on; 0.0.0.0: anyone who can reach it can read it."
+    )
+    realtime_priority: int = _ros(10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98)
+    lock_memory: bool = _ros(False, "Lock the node process in memory (mlockall).")
+    cpu_affinity: tuple[int, ...] = _ros([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
+    worker_threads: int = _ros(0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024)
+    worker_kept_mib: int = _ros(256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047)
+    compile_missing: bool = _ros(True, "Compile in the background what is missing; false: such tiers stay eager.")
+    cache_dir: str = _ros("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
+    package_dirs: tuple[str, ...] = _ros(
+        [""], "Folders, beside that one, from which swapped packages are taken; '': none."
+    )
+    cache_mib: int = _ros(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
+    memory_limit_mib: int = _ros(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
+    memory_share: float = _ros(
+        0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
+    )
+    evidence_dir: str = _ros("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
+    evidence_mib: int = _ros(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
+    evidence_count: int = _ros(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
+    recorder: bool = _ros(True, "Record in a process beside: records, black box, watch over signals.")
+    record_dir: str = _ros("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
+    record_mib: int = _ros(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
+    black_box_s: float = _ros(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
+    black_box_after_s: float = _ros(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
+    black_box_mib: int = _ros(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
+    watch: bool = _ros(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
+    start_timeout_s: float = _ros(120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0)
+
+
+NODE_PARAMETERS = _declared(NodeConfig)
+STAGE_PARAMETERS = _declared(StageConfig)
+
+STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "perception": {"adapter": "torchperf_ros.models.camera:CameraAdapter", "output": "detections"},
+    "planning": {"adapter": "torchperf_ros.models.planner:PlannerAdapter", "output": "trajectory", "budget_ms": 30.0},
+}
+"""Defaults of the stages that the package brings; a user's own stage has to name its adapter and output."""
+
+
+def stage_parameters(stage: str) -> tuple[Parameter, ...]:
+    """The parameters of a stage with its own defaults."""
+    own = STAGE_DEFAULTS.get(stage, {})
+    return tuple(replace(one, default=own.get(one.name, one.default)) for one in STAGE_PARAMETERS)
+
+
+def _require(holds: object, text: str) -> None:
+    """Raise ConfigError with a text on a parameter unless something holds."""
+    if not holds:
+        msg = f"parameter {text}"
+        raise ConfigError(msg)
 
 
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
@@ -100,55 +233,45 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
-    if not _NAME.fullmatch(name):
-        msg = f"parameter stages: {name!r} is not a stage name; lower-case letters, digits and _ after a letter"
-        raise ConfigError(msg)
-    prefix = f"{name}."
-    checked = {p.name: p.check(values.get(p.name, p.default), prefix) for p in stage_parameters(name)}
-    for required in ("adapter", "output"):
-        if not checked[required]:
-            hint = "module:Class" if required == "adapter" else "a topic"
-            msg = f"parameter {prefix}{required}: is empty; it has to be {hint}"
-            raise ConfigError(msg)
-    tiers = checked["tiers"]
-    if not tiers or not all(tiers) or len(set(tiers)) != len(tiers):
-        msg = f"parameter {prefix}tiers: {tiers!r} is not allowed; it has to be at least one name, each once"
-        raise ConfigError(msg)
-    if checked["hang_ms"] < checked["budget_ms"]:
-        msg = (
-            f"parameter {prefix}hang_ms: {checked['hang_ms']} is below {prefix}budget_ms {checked['budget_ms']};"
-            " it has to be at least the budget"
-        )
-        raise ConfigError(msg)
-    for per_tier in ("precision", "packages"):
-        checked[per_tier] = _one_per_tier(checked[per_tier], tiers, f"{prefix}{per_tier}")
-    checked["shapes"] = ShapeOptions.parse(
-        checked["shapes"], checked.pop("bucket_width"), checked.pop("common_shapes"), checked.pop("max_batch"), prefix
+    _require(
+        _NAME.fullmatch(name), f"stages: {name!r} is not a stage name; lower-case letters, digits and _ after a letter"
     )
-    checked["options"] = _json_object(checked["options"], prefix)
+    checked = {p.name: p.check(values.get(p.name, p.default), f"{name}.") for p in stage_parameters(name)}
+    _require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
+    _require(checked["output"], f"{name}.output: is empty; it has to be a topic")
+    tiers = checked["tiers"]
+    told_apart = tiers and all(tiers) and len(set(tiers)) == len(tiers)
+    _require(told_apart, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
+    _require(
+        checked["hang_ms"] >= checked["budget_ms"],
+        f"{name}.hang_ms: {checked['hang_ms']} is below {name}.budget_ms {checked['budget_ms']};"
+        " it has to be at least the budget",
+    )
+    for per_tier in ("precision", "packages"):  # a single one counts for all
+        given = checked[per_tier]
+        allowed = f"it has to have 1, or {len(tiers)}, one per tier"
+        text = f"{name}.{per_tier}: {given!r} has {len(given)} entries; {allowed}"
+        _require(len(given) in {1, len(tiers)}, text)
+        checked[per_tier] = tuple(given * len(tiers) if len(given) == 1 else given)
+    common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
+    _require(
+        len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
+    )
+    checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common, checked.pop("max_batch"))
+    checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
     return StageConfig(name=name, **checked)
 
 
-def _one_per_tier(values: list[str], tiers: list[str], name: str) -> tuple[str, ...]:
-    """One value for each tier; a single one counts for all."""
-    if len(values) not in {1, len(tiers)}:
-        msg = f"parameter {name}: {values!r} has {len(values)} entries; it has to have 1, or {len(tiers)}, one per tier"
-        raise ConfigError(msg)
-    return tuple(values * len(tiers) if len(values) == 1 else values)
-
-
-def _json_object(text: str, prefix: str) -> dict[str, Any]:
+def _json_object(text: str, name: str) -> dict[str, Any]:
     try:
         options = json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"parameter {prefix}options: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
+        msg = f"parameter {name}: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
         raise ConfigError(msg) from error
-    if not isinstance(options, dict):
-        msg = f"parameter {prefix}options: {text!r} is not a JSON object such as {{}}"
-        raise ConfigError(msg)
-    return options
+    _require(isinstance(options, dict), f"{name}: {text!r} is not a JSON object such as {{}}")
+    return dict(options)
 
 
 def _ip_address(text: str) -> str:
@@ -169,22 +292,19 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
         ConfigError: names the parameter, the value, and what is allowed.
     """
     checked = {p.name: p.check(values.get(p.name, p.default)) for p in NODE_PARAMETERS}
-    names = checked.pop("stages")
-    if not names or len(set(names)) != len(names):
-        msg = f"parameter stages: {names!r} is not allowed; it has to be at least one name, each once"
-        raise ConfigError(msg)
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", checked["device"]):
-        msg = f"parameter device: {checked['device']!r} is not allowed; it has to be auto, cpu, cuda or cuda:N"
-        raise ConfigError(msg)
+    names, device = checked.pop("stages"), checked["device"]
+    told_apart = names and len(set(names)) == len(names)
+    _require(told_apart, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
+    known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
+    _require(known, f"device: {device!r} is not allowed; it has to be auto, cpu, cuda or cuda:N")
     checked["metrics_address"] = _ip_address(checked["metrics_address"])
     checked["cpu_affinity"] = tuple(cpu for cpu in checked["cpu_affinity"] if cpu >= 0)
     checked["package_dirs"] = tuple(filter(None, checked["package_dirs"]))
-    if relative := [name for name in checked["package_dirs"] if not name.startswith(("/", "~"))]:
-        msg = f"parameter package_dirs: {relative[0]!r} is not allowed; it has to begin with / or ~"
-        raise ConfigError(msg)
+    for folder in checked["package_dirs"]:
+        absolute = folder.startswith(("/", "~"))
+        _require(absolute, f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
     configs = tuple(stage_config(name, stages.get(name, {})) for name in names)
     outputs = [config.output for config in configs]
-    if len(set(outputs)) != len(outputs):
-        msg = f"parameter output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
-        raise ConfigError(msg)
+    text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
+    _require(len(set(outputs)) == len(outputs), text)
     return NodeConfig(stages=configs, **checked)

@@ -45,12 +45,9 @@ class Pixels:
 
 
 def raw_pixels(message: Any, max_pixels: int = MOST_PIXELS, encodings: Collection[str] = ENCODINGS) -> Pixels:  # noqa: ANN401
-    """The pixels of a `sensor_msgs/msg/Image`; padding at the ends of rows is left out.
+    """The pixels of a decoded `sensor_msgs/msg/Image`, without padding at the ends of rows; 8 bits are not copied.
 
-    Args:
-        message: the decoded message; 8-bit pixels are not copied.
-        max_pixels: largest width times height.
-        encodings: those that the caller can use.
+    `max_pixels` is the largest width times height; `encodings` are those that the caller can use.
 
     Raises:
         BadInput: the encoding is not one of these, or size, step and data do not fit.
@@ -77,12 +74,10 @@ def raw_pixels(message: Any, max_pixels: int = MOST_PIXELS, encodings: Collectio
 
 
 def compressed_pixels(message: Any, max_pixels: int = MOST_PIXELS, least: tuple[int, int] | None = None) -> Pixels:  # noqa: ANN401
-    """The decoded pixels of a `sensor_msgs/msg/CompressedImage` that holds a JPEG or PNG file.
+    """The decoded pixels of a `sensor_msgs/msg/CompressedImage`, whose bytes tell whether it is a JPEG or a PNG.
 
-    Args:
-        message: the decoded message; its `format` field is not trusted, the bytes tell.
-        max_pixels: largest width times height, checked before anything is decoded.
-        least: width and height that are enough; a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size where it can be.
+    `max_pixels`, the largest width times height, is checked before anything is decoded. Where a width and height are
+    the `least` that is enough, a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size.
 
     Raises:
         BadInput: the bytes are no such file, are cut off or damaged, or the image's size or mode is not allowed.

@@ -10,9 +10,8 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rosbags.interfaces.typing import Typesdict
 from rosbags.serde.utils import SIZEMAP
@@ -34,9 +33,8 @@ def _store() -> Typestore:
 
 
 def _share_folders() -> Iterator[Path]:
-    for prefix in [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]:
-        if prefix:
-            yield Path(prefix) / "share"
+    prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
+    return (Path(prefix) / "share" for prefix in prefixes if prefix)
 
 
 def full_name(name: str) -> str:
@@ -55,26 +53,16 @@ def full_name(name: str) -> str:
 
 
 def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
-    """The dataclass of a message type, to build messages with.
-
-    Args:
-        name: for example `nav_msgs/msg/Path`.
+    """The dataclass of a message type such as `nav_msgs/msg/Path`, to build messages with.
 
     Raises:
         UnknownMessageType: the type store does not know it and no installed package has it.
     """
-    name = full_name(name)
-    _ensure(name)
-    return _store().types[name]
+    return _store().types[_known(name)]
 
 
 def header(stamp_ns: int, frame_id: str) -> Any:  # noqa: ANN401
-    """A `std_msgs/msg/Header`.
-
-    Args:
-        stamp_ns: ROS time in ns, 0 for none.
-        frame_id: coordinate frame.
-    """
+    """A `std_msgs/msg/Header` of this ROS time in ns, 0 for none, and this coordinate frame."""
     header_class, time_class = _header_classes()
     sec, nanosec = divmod(stamp_ns, _NS_PER_S)
     return header_class(stamp=time_class(sec=sec, nanosec=nanosec), frame_id=frame_id)
@@ -90,32 +78,28 @@ def stamp_ns_of(message_header: Any) -> int:  # noqa: ANN401
     return int(message_header.stamp.sec) * _NS_PER_S + int(message_header.stamp.nanosec)
 
 
-def _ensure(name: str) -> None:
-    """Make sure that the store has the type and every type that it contains."""
+def _known(name: str) -> str:
+    """The full name of a type; the store has it from now on, and every type that it contains."""
     store = _store()
-    if name in store.fielddefs:
-        return
+    if name in store.fielddefs or (name := full_name(name)) in store.fielddefs:
+        return name
     package, _, short = name.split("/")
     for share in _share_folders():
         path = share / package / "msg" / f"{short}.msg"
         if path.is_file():
-            types = {key: value for key, value in _parse(path, name).items() if key not in store.fielddefs}
-            for _, fields in types.values():
-                for needed in referenced(fields):
-                    if needed not in types:
-                        _ensure(needed)
+            try:
+                parsed = get_types_from_msg(path.read_text(encoding="utf-8"), name)
+            except (TypesysError, OSError, UnicodeDecodeError) as error:
+                msg = f"message type {name!r} cannot be read from {path}: {error}"
+                raise UnknownMessageType(msg) from error
+            types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
+            for needed in (needed for _, fields in types.values() for needed in referenced(fields)):
+                if needed not in types:
+                    _known(needed)
             store.register(types)
-            return
+            return name
     msg = f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install {package}"
     raise UnknownMessageType(msg)
-
-
-def _parse(path: Path, name: str) -> Typesdict:
-    try:
-        return get_types_from_msg(path.read_text(encoding="utf-8"), name)
-    except (TypesysError, OSError, UnicodeDecodeError) as error:
-        msg = f"message type {name!r} cannot be read from {path}: {error}"
-        raise UnknownMessageType(msg) from error
 
 
 def referenced(fields: Iterable[Any]) -> Iterator[str]:
@@ -127,17 +111,12 @@ def referenced(fields: Iterable[Any]) -> Iterator[str]:
 
 
 def empty_message(name: str, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
-    """A message with numbers 0, texts and lists empty; rotations turn nothing, as in ROS.
-
-    Args:
-        name: for example `nav_msgs/msg/Odometry`.
-        own: values of fields that are not empty.
+    """A message with numbers 0, texts and lists empty but for its `own` fields; rotations turn nothing, as in ROS.
 
     Raises:
         UnknownMessageType: see `message_class`.
     """
-    name = full_name(name)
-    _ensure(name)
+    name = _known(name)
     fields: Any = _store().fielddefs[name][1]
     values = {field: _empty(kind, of) for field, (kind, of) in fields if field not in own}
     if name == "geometry_msgs/msg/Quaternion":
@@ -165,9 +144,7 @@ def field_types(name: str) -> dict[str, str]:
     Raises:
         UnknownMessageType: see `message_class`.
     """
-    name = full_name(name)
-    _ensure(name)
-    fields = _store().fielddefs[name][1]
+    fields = _store().fielddefs[_known(name)][1]
     return {field[0]: next(referenced([field]), "") for field in fields}
 
 
@@ -178,16 +155,12 @@ def typestore(names: Iterable[str]) -> Typestore:
         UnknownMessageType: see `message_class`.
     """
     for name in names:
-        _ensure(full_name(name))
+        _known(name)
     return _store()
 
 
 def register(types: Typesdict) -> None:
-    """Make types known that only a log defines; those that are known stay as they are.
-
-    Args:
-        types: definitions as `rosbags` parses them.
-    """
+    """Make types known that only a log defines, as `rosbags` parses them; those that are known stay as they are."""
     store = _store()
     store.register({name: definition for name, definition in types.items() if name not in store.fielddefs})
 
@@ -198,8 +171,7 @@ def warm_up(name: str) -> None:
     Raises:
         UnknownMessageType: see `message_class`.
     """
-    name = full_name(name)
-    _ensure(name)
+    name = _known(name)
     _store().get_msgdef(name)
     _layout(name)
     for needed in referenced(_store().fielddefs[name][1]):
@@ -209,9 +181,7 @@ def warm_up(name: str) -> None:
 @functools.cache
 def has_header(name: str) -> bool:
     """Whether the type's first field is a `std_msgs/msg/Header`, so that its stamp can be read from the bytes."""
-    name = full_name(name)
-    _ensure(name)
-    fields = _store().fielddefs[name][1]
+    fields = _store().fielddefs[_known(name)][1]
     return bool(fields) and fields[0][1][1] == "std_msgs/msg/Header"
 
 
@@ -223,9 +193,9 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
             a stamped pose counts as seven, with those that are its fields: decoding them would take too long.
         UnknownMessageType: see `message_class`.
     """
-    _ensure(name)
+    name = _known(name)
     if len(data) * _layout(name).density > _MOST_LISTED:
-        _ObjectCount(data, name).check()
+        _check_lists(data, name)
     try:
         return _store().deserialize_cdr(data, name)
     except Exception as error:
@@ -236,12 +206,10 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
 
 def encode(message: object, name: str) -> memoryview:
     """Encode a message object as little-endian CDR bytes."""
-    _ensure(name)
-    return _store().serialize_cdr(message, name)
+    return _store().serialize_cdr(message, _known(name))
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """How a message lies in CDR bytes, with the messages that are its fields taken apart.
 
     Attributes:
@@ -249,25 +217,16 @@ class _Layout:
             what it lists if that takes objects; a text is a list of bytes.
         objects: that decoding takes, those of lists left out.
         least_bytes: that it has at the least, those of lists left out.
+        density: objects that lists can have for each byte of the message, at the most.
     """
 
-    parts: tuple[tuple[int, int, "_Layout | None"], ...]
+    parts: tuple[tuple[int, int, Any], ...]
     objects: int
     least_bytes: int
-
-    @functools.cached_property
-    def last_list(self) -> int:
-        """Index of the last part that lists what takes objects; -1: there is none."""
-        return max((number for number, (_, _, listed) in enumerate(self.parts) if listed is not None), default=-1)
-
-    @functools.cached_property
-    def density(self) -> float:
-        """Objects that lists can have for each byte of the message, at the most."""
-        lists = [listed for _, _, listed in self.parts if listed is not None]
-        return max((max(listed.objects / listed.least_bytes, listed.density) for listed in lists), default=0.0)
+    density: float
 
 
-_TEXT = _Layout(((1, -1, None),), 1, 4)
+_TEXT = _Layout(((1, -1, None),), 1, 4, 0.0)
 
 
 @functools.cache
@@ -287,39 +246,40 @@ def _layout(name: str) -> _Layout:
         else:
             parts += one.parts * count
             objects, least_bytes = objects + one.objects * count, least_bytes + one.least_bytes * count
-    return _Layout(tuple(parts), objects, max(least_bytes, 1))
+    lists = [listed for _, _, listed in parts if listed is not None]
+    density = max((max(listed.objects / listed.least_bytes, listed.density) for listed in lists), default=0.0)
+    return _Layout(tuple(parts), objects, max(least_bytes, 1), density)
 
 
-class _ObjectCount:
-    """Counts the objects that the lists of a message take, without decoding it, as far as its last list begins."""
+def _check_lists(data: bytes | memoryview, name: str) -> None:
+    """Count the objects that the lists of a message take, without decoding it.
 
-    def __init__(self, data: bytes | memoryview, name: str) -> None:
-        self._data, self._name = memoryview(data)[4:], name  # numbers are aligned from the end of the encapsulation
-        self._length = struct.Struct("<I" if data[1] & 1 else ">I")
-        self._at = self._count = 0
+    Bytes that end too early are left to the decoder.
 
-    def check(self) -> None:
-        """Raise BadInput if there are too many; bytes that end too early are left to the decoder."""
-        with contextlib.suppress(struct.error):
-            self._walk(_layout(self._name), more=False)
+    Raises:
+        BadInput: there are too many.
+    """
+    body = memoryview(data)[4:]  # numbers are aligned from the end of the encapsulation
+    length = struct.Struct("<I" if data[1] & 1 else ">I")
+    at = objects = 0
 
-    def _walk(self, layout: _Layout, *, more: bool) -> None:
-        """Pass a message; its end only matters if there is more to count after it."""
-        for number, (size, count, listed) in enumerate(layout.parts):
-            if number > layout.last_list and not more:
-                return
+    def walk(layout: _Layout, *, is_last: bool) -> None:
+        nonlocal at, objects
+        for left, (size, count, listed) in zip(range(len(layout.parts) - 1, -1, -1), layout.parts, strict=True):
             if count < 0:
-                self._at += -self._at % 4
-                (count,) = self._length.unpack_from(self._data, self._at)  # noqa: PLW2901 - it stands there
-                self._at += 4
+                at += -at % 4
+                (count,) = length.unpack_from(body, at)  # noqa: PLW2901 - it stands there
+                at += 4
             if listed is None:
-                self._at += -self._at % size + size * count if count else 0
+                at += -at % size + size * count if count else 0
                 continue
-            self._count += count * listed.objects
-            if self._count > _MOST_LISTED:
-                msg = f"the lists of this {self._name} hold {self._count} messages and texts, or more; at most"
+            objects += count * listed.objects
+            if objects > _MOST_LISTED:
+                msg = f"the lists of this {name} hold {objects} messages and texts, or more; at most"
                 raise BadInput(f"{msg} {_MOST_LISTED} are decoded (a stamped pose counts as 7: with all that it holds)")
-            after = more or number < layout.last_list
-            if after or listed.last_list >= 0:
-                for left in range(count - 1, -1, -1):
-                    self._walk(listed, more=after or left > 0)
+            if left or not is_last or listed.density:  # else there is nothing to count in it or after it
+                for _ in range(count):
+                    walk(listed, is_last=False)
+
+    with contextlib.suppress(struct.error):
+        walk(_layout(name), is_last=True)

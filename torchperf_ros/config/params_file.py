@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.config.config import NodeConfig, node_config
-from torchperf_ros.config.parameter_tables import NODE_PARAMETERS
+from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config
 from torchperf_ros.frame.errors import ConfigError
 
 _NODE = "perf"
@@ -30,16 +29,11 @@ def params_of_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is no parameter file.
     """
-    content = read_yaml(path, "parameter file")
-    values: dict[str, Any] = {}
-    found = False
-    for own in _of_node(content, _NODE, ""):
-        values.update(_flat(own, ""))
-        found = True
-    if not found:
+    entries = list(_of_node(read_yaml(path, "parameter file"), ""))
+    if not entries:
         msg = f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}"
         raise ConfigError(msg)
-    return values
+    return {name: value for own in entries for name, value in _flat(own, "")}
 
 
 def read_yaml(path: Path, what: str) -> object:
@@ -94,15 +88,15 @@ def config_of(values: Mapping[str, Any]) -> NodeConfig:
     return node_config(node, stages)
 
 
-def _of_node(content: object, node: str, path: str) -> Iterator[Mapping[str, Any]]:
+def _of_node(content: object, path: str) -> Iterator[Mapping[str, Any]]:
     """The values under every name that stands for the node: `perf`, `/perf`, `/**`, `/**/perf`, `/robot/perf`."""
     if not isinstance(content, Mapping):
         return
     for key, value in content.items():
-        if key == _VALUES and isinstance(value, Mapping) and path.rpartition("/")[2] in (node, "**"):
+        if key == _VALUES and isinstance(value, Mapping) and path.rpartition("/")[2] in (_NODE, "**"):
             yield value
         elif key != _VALUES:
-            yield from _of_node(value, node, f"{path}/{key}")
+            yield from _of_node(value, f"{path}/{key}")
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -35,65 +35,13 @@ class ShapeOptions:
     common: tuple[Shapes, ...] = ()
     max_batch: int = 0
 
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: names the value and what is allowed.
-        """
-        wrong = ""
-        if self.policy not in POLICIES:
-            wrong = f"shapes: {self.policy!r} is not allowed; it has to be one of: {', '.join(POLICIES)}"
-        elif type(self.bucket_width) is not int or self.bucket_width < 1:
-            wrong = f"bucket_width: {self.bucket_width!r} is not allowed; it has to be an int of at least 1"
-        elif type(self.max_batch) is not int or self.max_batch < 0:
-            wrong = f"max_batch: {self.max_batch!r} is not allowed; it has to be an int of at least 0 (0: no limit)"
-        elif len(self.common) > MOST_SHAPES:
-            wrong = f"common_shapes: {len(self.common)} shapes; at most {MOST_SHAPES} are prepared"
-        for shapes in self.common:
-            if any(type(size) is not int or size < 1 for shape in shapes for size in shape):
-                wrong = f"common_shapes: {format_shapes(shapes)!r} is not allowed; sizes are ints of at least 1"
-        if wrong:
-            msg = f"parameter {wrong}"
-            raise ConfigError(msg)
-
-    @classmethod
-    def parse(
-        cls, policy: str, bucket_width: int, common_shapes: Sequence[str], max_batch: int, prefix: str = ""
-    ) -> "ShapeOptions":
-        """From the values of the parameters `shapes`, `bucket_width`, `common_shapes` and `max_batch`.
-
-        Args:
-            policy: see the class.
-            bucket_width: see the class.
-            common_shapes: each "1x3x256x448"; several inputs are separated by spaces; [''] is none.
-            max_batch: see the class.
-            prefix: of the parameters' names in messages, for example "perception.".
-
-        Raises:
-            ConfigError: names the parameter, the value, and what is allowed.
-        """
-        common = tuple(parse_shapes(text, prefix) for text in common_shapes if text.strip())
-        try:
-            return cls(policy, bucket_width, common, max_batch)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("parameter ", f"parameter {prefix}", 1)) from None
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the worker's setup, a package's manifest."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ShapeOptions":
-        """What `as_dict` gave, after JSON has made lists of its tuples.
-
-        Raises:
-            ConfigError: a value that is not allowed, or a name that is none of the attributes.
-        """
-        unknown = sorted(set(values) - {"policy", "bucket_width", "common", "max_batch"})
-        if unknown:
-            msg = f"shape options {', '.join(unknown)}: unknown; allowed: policy, bucket_width, common, max_batch"
-            raise ConfigError(msg)
+        """What `as_dict` gave, after JSON has made lists of its tuples."""
         common = tuple(tuple(tuple(shape) for shape in shapes) for shapes in values.get("common", ()))
         return cls(**{**values, "common": common})
 

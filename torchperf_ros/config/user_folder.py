@@ -20,16 +20,13 @@ def user_folder(variable: str, below_home: str, environment: Mapping[str, str] =
         environment: the process's, or a test's.
     """
     base = environment.get(variable, "")
-    folder = Path(base) if base.startswith("/") else Path(environment.get("HOME") or _home()) / below_home
-    return folder / "torchperf_ros"
-
-
-def _home() -> str:
-    """From the list of users; "/" for a user that is not in it, as in containers."""
+    if base.startswith("/"):
+        return Path(base) / "torchperf_ros"
     try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return "/"
+        home = environment.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # the user is not in the list of users, as in containers
+        home = "/"
+    return Path(home) / below_home / "torchperf_ros"
 
 
 def make_private(folder: Path) -> None:
@@ -54,10 +51,8 @@ def exposed(path: Path) -> str:
     """Who else than the user and root can change a file or folder, and what to do about it; "" if nobody can.
 
     Every folder on the way counts: who may write there can put other ones in the place of those below. In a sticky one
-    such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the file itself.
-
-    Args:
-        path: with symbolic links already followed; what does not exist yet is left out.
+    such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the file itself. Symbolic
+    links have to be followed before; what does not exist yet is left out.
     """
     holds_file = path if path.is_dir() else path.parent
     for part in (path, *path.parents):

@@ -1,7 +1,6 @@
 """A program that a drive starts and that ends with it, whatever happens; and files that are read while they grow."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import torchperf_ros
+from torchperf_ros.workers.process_setup import die_with_parent
 
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None)
 _PATIENCE_S: Final = {signal.SIGINT: 5.0, signal.SIGTERM: 3.0, signal.SIGKILL: 10.0}
 
 
@@ -51,19 +49,15 @@ class ChildProcess:
 
     def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
         """Start `python -m` with these arguments; its output goes to files in the folder."""
-        self.output = GrowingFile(folder / f"{name}.out")
-        self.errors = GrowingFile(folder / f"{name}.err")
+        output, errors = folder / f"{name}.out", folder / f"{name}.err"
+        self.output, self.errors = GrowingFile(output), GrowingFile(errors)
         path = [str(Path(torchperf_ros.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
+        with output.open("wb") as out, errors.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
-                start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and no other thread runs yet
-            )
+                [sys.executable, "-u", "-m", *arguments], stdin=subprocess.PIPE, stdout=out, stderr=err,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)}, start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, and no other thread runs yet
+            )  # fmt: skip
 
     @property
     def exit_status(self) -> int | None:
@@ -100,7 +94,3 @@ class ChildProcess:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

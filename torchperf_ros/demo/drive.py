@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from torchperf_ros.config.parameter_tables import STAGE_DEFAULTS
+from torchperf_ros.config.config import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.player import DRAWN_HZ, drive_topics
@@ -37,7 +37,7 @@ _FAULTS: Final = {  # in order of their time; a replacement is ready before the 
 _FIRST_FAULT: Final = {"perception": 0.6, "planning": 1.6}  # in gaps between two faults
 _COMPLETE_S: Final = 60.0
 _START_S: Final = 180.0
-_AFTER_PLAYER_S: Final = 15.0
+_LATEST_S: Final = 15.0
 _SETTLE_S: Final = 4.0
 _SETTLE_REPORTS: Final = 2  # the first of them may have been on its way already
 _REFRESH_S: Final = 0.125
@@ -125,8 +125,8 @@ class Drive:
                 raise DriveError(msg)
             self._player.say("go")
             state.phase = "driving"
-            start_s = time.monotonic()
-            self._watch(lambda: self._drove(start_s), state.seconds + _AFTER_PLAYER_S)
+            self._start_s = time.monotonic()
+            self._watch(lambda: bool(state.player) or self._player.exit_status is not None, state.seconds + _LATEST_S)
             if self._options.svg_file:
                 save_svg(drive_picture(state, SVG_WIDTH, SVG_HEIGHT), self._options.svg_file, "torchperf demo")
         except KeyboardInterrupt:
@@ -141,17 +141,19 @@ class Drive:
 
     def _watch(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Fold in and show what happens until a condition holds; false if it did not within the limit."""
-        end_s = time.monotonic() + limit_s
+        state, end_s = self._state, time.monotonic() + limit_s
         while not until():
             if time.monotonic() > end_s:
                 return False
             self._listener.listen(_REFRESH_S)
             for line in self._player.output.lines():
-                self._state.on_player(line)
+                state.on_player(line)
             for stage, journal in self._journals.items():
                 for line in journal.lines():
-                    self._state.on_journal(stage, line)
-            self._state.match()
+                    state.on_journal(stage, line)
+            state.match()
+            if state.phase == "driving":
+                state.elapsed_s = min(time.monotonic() - self._start_s, state.seconds)
             self._screen.show()
             self._check("node", self._node)
         return True
@@ -166,10 +168,6 @@ class Drive:
         stages = self._state.stages.values()
         started = len(stages) == len(STAGES) and all(stage.health not in {"", "STARTING"} for stage in stages)
         return self._state.player_ready and started
-
-    def _drove(self, start_s: float) -> bool:
-        self._state.elapsed_s = min(time.monotonic() - start_s, self._state.seconds)
-        return bool(self._state.player) or self._player.exit_status is not None
 
     def _name_incidents(self, began: str) -> None:
         """Say where the node wrote down what it found; `began` sorts before what is new."""

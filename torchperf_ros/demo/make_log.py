@@ -7,6 +7,7 @@ import contextlib
 import heapq
 import io
 import itertools
+import operator
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -21,16 +22,8 @@ from rosbags.rosbag2 import Writer as Writer2
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.message_types import empty_message, encode, header, message_class, typestore
-from torchperf_ros.demo.road_scene import (
-    CAR_HEIGHT_M,
-    CAR_WIDTH_M,
-    IMAGE_TYPE,
-    ODOMETRY_TYPE,
-    Pixels,
-    RoadScene,
-    objects,
-    odometry_cdr,
-)
+from torchperf_ros.demo import road_scene
+from torchperf_ros.demo.road_scene import IMAGE_TYPE, ODOMETRY_TYPE, Pixels, RoadScene
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.frame import restamped
@@ -124,30 +117,28 @@ class DriveLog:
     def _sent(self) -> Iterator[tuple[int, LogMessage]]:
         """When a message was sent, and the message; images, objects and odometry in the order of sending."""
         random = np.random.default_rng(self.seed)
-        scene = RoadScene(self.width, self.height)
-        half = scene
+        scene = half = RoadScene(self.width, self.height)
         if any(fault.kind == "other-size" for fault in self.faults):
             half = RoadScene(max(self.width // 2, 1), max(self.height // 2, 1))
         image_type = list(IMAGE_TOPICS)[self.compressed]
-        images = ((number / self.rate_hz, 0) for number in range(round(self.seconds * self.rate_hz)))
-        odometries = ((number / _ODOMETRY_HZ, 1) for number in range(round(self.seconds * _ODOMETRY_HZ)))
-        for at_s, kind in heapq.merge(images, odometries):
+        images = ((number / self.rate_hz, True) for number in range(round(self.seconds * self.rate_hz)))
+        odometries = ((number / _ODOMETRY_HZ, False) for number in range(round(self.seconds * _ODOMETRY_HZ)))
+        for at_s, is_image in heapq.merge(images, odometries, key=operator.itemgetter(0)):
             sent_ns = START_NS + round(at_s * NS_PER_S)
             late_ns = round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6)
             received_ns = sent_ns + max(_RECEIVE_NS + late_ns, 0)
             in_gap = self.active("gap", at_s) is not None
-            lost = random.random() < self.drop or in_gap
-            if kind:
-                if not lost:
-                    data = restamped(odometry_cdr(at_s), sent_ns)
-                    yield sent_ns, LogMessage(ODOMETRY_TOPIC, ODOMETRY_TYPE, data, received_ns)
-                continue
-            if not lost:
-                data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
-                yield sent_ns, LogMessage(self.image_topic, image_type, data, received_ns)
-            if self.labelled and not in_gap:
-                data = _objects_cdr(scene, at_s, sent_ns)
-                yield sent_ns, LogMessage(OBJECTS_TOPIC, _OBJECTS_TYPE, data, received_ns)
+            found = []
+            if not (random.random() < self.drop or in_gap):
+                if is_image:
+                    data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
+                    found.append((self.image_topic, image_type, data))
+                else:
+                    found.append((ODOMETRY_TOPIC, ODOMETRY_TYPE, restamped(road_scene.odometry_cdr(at_s), sent_ns)))
+            if is_image and self.labelled and not in_gap:
+                found.append((OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns)))
+            for topic, type_name, data in found:
+                yield sent_ns, LogMessage(topic, type_name, data, received_ns)
 
     def _image_cdr(self, scene: RoadScene, at_s: float) -> bytes:
         """The image of a time, stamped and spoilt as it should be."""
@@ -185,21 +176,12 @@ def fault_of(text: str) -> Fault:
 
 
 def write_drive(
-    path: Path,
-    drive: DriveLog,
-    *,
-    format_: str | None = None,
-    force: bool = False,
+    path: Path, drive: DriveLog, *, format_: str | None = None, force: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Path:
-    """Write a drive; the same arguments give the same bytes, and the path is returned.
+) -> Path:  # fmt: skip
+    """Write a drive, see `torchperf make-log --help`; the same arguments give the same bytes, and the path is returned.
 
-    Args:
-        path: a file `.mcap`, `.db3` or `.bag`; a name without a suffix is that of a rosbag2 folder.
-        drive: what is written.
-        format_: `mcap`, `db3` or `bag`; None: as the name says, else `mcap`.
-        force: replace a log that is there.
-        progress: called with how much of how much of the drive has been written, in ns.
+    `progress` is called with how much of how much of the drive has been written, in ns.
 
     Raises:
         MakeLogError: something is there already, the format cannot hold the drive, or it cannot be written.
@@ -235,6 +217,7 @@ def write_drive(
 def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
     needed = drive.seconds * drive.rate_hz * 3 * drive.width * drive.height * (_JPEG_SHARE if drive.compressed else 1.0)
     late = [fault for fault in drive.faults if fault.start_s >= drive.seconds]
+    msg = ""
     if path.name in {"", ".."} or not path.parent.is_dir():
         msg = f"{path}: has to be the name of a log, such as drive.mcap, in a folder that is there"
     elif path.exists() and not force:
@@ -247,9 +230,8 @@ def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
         msg = "a truncated message cannot be written to a ROS 1 bag; choose mcap or db3"
     elif needed > (free := shutil.disk_usage(path.parent).free):
         msg = f"{path}: needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; --compressed needs less"
-    else:
-        return
-    raise MakeLogError(msg)
+    if msg:
+        raise MakeLogError(msg)
 
 
 @contextlib.contextmanager
@@ -287,7 +269,7 @@ def _objects_cdr(scene: RoadScene, at_s: float, stamp_ns: int) -> bytes:
     head, point = header(stamp_ns, "base_link"), message_class("geometry_msgs/msg/Point")
     lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=200_000_000)
     markers = []
-    for number, car in enumerate(objects(at_s)):
+    for number, car in enumerate(road_scene.objects(at_s)):
         left, top, right, bottom = map(float, scene.box_px(car))
         marker = empty_message(
             "visualization_msgs/msg/Marker", header=head, ns="car", id=number, type=_CUBE, lifetime=lifetime, text="car"
@@ -295,8 +277,8 @@ def _objects_cdr(scene: RoadScene, at_s: float, stamp_ns: int) -> bytes:
         marker.texture.header = head
         marker.points = [point(x=left, y=top, z=0.0), point(x=right, y=bottom, z=0.0)]
         at, size, colour = marker.pose.position, marker.scale, marker.color
-        at.x, at.y, at.z = car.ahead_m + _CAR_LENGTH_M / 2, -car.lateral_m, CAR_HEIGHT_M / 2
-        size.x, size.y, size.z = _CAR_LENGTH_M, CAR_WIDTH_M, CAR_HEIGHT_M
+        at.x, at.y, at.z = car.ahead_m + _CAR_LENGTH_M / 2, -car.lateral_m, road_scene.CAR_HEIGHT_M / 2
+        size.x, size.y, size.z = _CAR_LENGTH_M, road_scene.CAR_WIDTH_M, road_scene.CAR_HEIGHT_M
         colour.r, colour.g, colour.b = (value / 255 for value in car.rgb)
         colour.a = 1.0
         markers.append(marker)

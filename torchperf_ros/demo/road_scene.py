@@ -74,9 +74,7 @@ class RoadScene:
     def box_px(self, car: SceneObject, sides_m: tuple[float, float, float, float] = _BODY) -> tuple[int, int, int, int]:
         """Left, top, right, bottom in the image, not cut at its borders, of a box at the rear of a car, its body.
 
-        Args:
-            car: of the scene.
-            sides_m: left, right, low and high of the box, from the middle of the lane and the road.
+        `sides_m` are left, right, low and high of the box, from the middle of the lane and the road.
         """
         px_per_m = _FOCAL_PX / car.ahead_m
         left, right, low, high = sides_m
@@ -112,17 +110,17 @@ class RoadScene:
         """Seen from behind, in boxes: shadow, body, cabin, rear window, lights and plate."""
         paint = np.array(car.rgb)
 
-        def box(left_m: float, right_m: float, low_m: float, high_m: float, rgb: npt.ArrayLike) -> None:
-            left, top, right, bottom = self.box_px(car, (left_m, right_m, low_m, high_m))
-            image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = np.asarray(rgb)
-
-        box(-0.95, 0.95, -0.08, 0.35, (26, 27, 29))
-        box(-0.72, 0.72, 0.85, 1.45, paint * 0.8)
-        box(-0.62, 0.62, 0.92, 1.36, (48, 62, 74))
-        box(-0.9, 0.9, 0.25, 0.92, paint)
-        box(-0.86, -0.56, 0.62, 0.8, (226, 38, 32))
-        box(0.56, 0.86, 0.62, 0.8, (226, 38, 32))
-        box(-0.26, 0.26, 0.42, 0.56, (240, 238, 224))
+        for sides_m, rgb in (
+            ((-0.95, 0.95, -0.08, 0.35), (26, 27, 29)),
+            ((-0.72, 0.72, 0.85, 1.45), paint * 0.8),
+            ((-0.62, 0.62, 0.92, 1.36), (48, 62, 74)),
+            ((-0.9, 0.9, 0.25, 0.92), paint),
+            ((-0.86, -0.56, 0.62, 0.8), (226, 38, 32)),
+            ((0.56, 0.86, 0.62, 0.8), (226, 38, 32)),
+            ((-0.26, 0.26, 0.42, 0.56), (240, 238, 224)),
+        ):
+            left, top, right, bottom = self.box_px(car, sides_m)
+            image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = rgb
 
 
 def objects(at_s: float) -> list[SceneObject]:

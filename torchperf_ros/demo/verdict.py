@@ -35,6 +35,17 @@ class Injection:
         """How the frame was answered, in words."""
         return "not seen" if self.record is None else self.record.answer
 
+    @property
+    def report(self) -> dict[str, Any]:
+        """The same for machines; null for what is not known."""
+        seen = self.record
+        return {
+            "stage": self.stage, "kind": self.kind, "stamp_ns": self.stamp_ns, "pid": self.pid,
+            "outcome": seen.outcome.word if seen else None,
+            "fallback": seen.fallback.word if seen and seen.fallback is not None else None,
+            "lateness_ms": _finite(seen.lateness_ms) if seen else None,
+        }  # fmt: skip
+
 
 class DriveState(NodeState):
     """The node, its player and its saboteurs: everything that the view and the verdict are made of.
@@ -52,9 +63,7 @@ class DriveState(NodeState):
     def __init__(self, title: str, seconds: float) -> None:
         """Know nothing yet but what is to be driven."""
         super().__init__("/perf")
-        self.title = title
-        self.seconds = seconds
-        self.phase = "starting"
+        self.title, self.seconds, self.phase = title, seconds, "starting"
         self.injections: list[Injection] = []
         self.player: dict[str, Any] = {}
         self.player_ready = False
@@ -98,7 +107,19 @@ def judge(state: DriveState) -> DriveResult:
     failures = [] if state.stages else ["node: reported no stages"]
     notes: list[str] = []
     for stage in state.stages.values():
-        _judge_stage(stage, failures, notes)
+        if not stage.records:
+            failures.append(f"{stage.name}: no frame was answered")
+        if stage.lost is None:
+            notes.append(f"{stage.name}: the node reported no counters, so only the records seen here were judged")
+        elif stage.lost > _IN_FLIGHT:
+            failures.append(f"{stage.name}: {stage.lost} started frames were not answered")
+        if stage.far_late:
+            after = f"later than {FAR_LATE_MS:.0f} ms after their deadline, the worst by {stage.worst_ms:.1f} ms"
+            failures.append(f"{stage.name}: {stage.far_late} answers {after}")
+        if starting := stage.count("starting"):
+            notes.append(f"{stage.name}: {starting} frames came while it was still starting")
+        if stage.unanswered:
+            notes.append(f"{stage.name}: {stage.unanswered} frames had nothing to publish, yet or any more")
     if not state.player:
         failures.append("player: ended before its time")
     published = state.player.get("images", 0)
@@ -114,22 +135,6 @@ def judge(state: DriveState) -> DriveResult:
     if state.others_share > _OTHERS_SHARE:
         notes.append(f"machine: other programs took {state.others_share:.0%} of the processor meanwhile")
     return DriveResult(failures, notes)
-
-
-def _judge_stage(stage: StageState, failures: list[str], notes: list[str]) -> None:
-    if not stage.records:
-        failures.append(f"{stage.name}: no frame was answered")
-    if stage.lost is None:
-        notes.append(f"{stage.name}: the node reported no counters, so only the records seen here were judged")
-    elif stage.lost > _IN_FLIGHT:
-        failures.append(f"{stage.name}: {stage.lost} started frames were not answered")
-    if stage.far_late:
-        after = f"later than {FAR_LATE_MS:.0f} ms after their deadline, the worst by {stage.worst_ms:.1f} ms"
-        failures.append(f"{stage.name}: {stage.far_late} answers {after}")
-    if starting := stage.count("starting"):
-        notes.append(f"{stage.name}: {starting} frames came while it was still starting")
-    if stage.unanswered:
-        notes.append(f"{stage.name}: {stage.unanswered} frames had nothing to publish, yet or any more")
 
 
 def summary(state: DriveState, result: DriveResult) -> RenderableType:
@@ -152,37 +157,20 @@ def summary(state: DriveState, result: DriveResult) -> RenderableType:
 
 def report(state: DriveState, result: DriveResult) -> dict[str, Any]:
     """The same for machines; numbers that are not known are null."""
+    stages = {
+        stage.name: {
+            "records": stage.records, "unanswered": stage.unanswered, "lost": stage.lost,
+            "worst_lateness_ms": _finite(stage.worst_ms), "later_than_5_ms": stage.far_late,
+            "diagnostics": stage.values,
+        }
+        for stage in state.stages.values()
+    }  # fmt: skip
     return {
-        "title": state.title,
-        "seconds": round(state.elapsed_s, 3),
-        "exit_status": int(bool(result.failures)),
-        "failures": result.failures,
-        "notes": result.notes,
-        "player": state.player,
-        "others_share": _finite(state.others_share),
-        "stages": {
-            stage.name: {
-                "records": stage.records,
-                "unanswered": stage.unanswered,
-                "lost": stage.lost,
-                "worst_lateness_ms": _finite(stage.worst_ms),
-                "later_than_5_ms": stage.far_late,
-                "diagnostics": stage.values,
-            }
-            for stage in state.stages.values()
-        },
-        "sabotage": [_hit(hit) for hit in state.injections],
-    }
-
-
-def _hit(hit: Injection) -> dict[str, Any]:
-    record = hit.record
-    return {
-        **{key: value for key, value in vars(hit).items() if key != "record"},
-        "outcome": record.outcome.word if record else None,
-        "fallback": record.fallback.word if record and record.fallback is not None else None,
-        "lateness_ms": _finite(record.lateness_ms) if record else None,
-    }
+        "title": state.title, "seconds": round(state.elapsed_s, 3), "exit_status": int(bool(result.failures)),
+        "failures": result.failures, "notes": result.notes, "player": state.player,
+        "others_share": _finite(state.others_share), "stages": stages,
+        "sabotage": [hit.report for hit in state.injections],
+    }  # fmt: skip
 
 
 def _finite(number: float) -> float | None:
@@ -199,17 +187,13 @@ def _stage_table(state: DriveState) -> Table:
     for name in ("frames", "dropped", "answered", "on time", "p50", "p99", "latest", "restarts"):
         table.add_column(name, justify="right", no_wrap=True)
     for stage in state.stages.values():
-        table.add_row(
-            stage.name,
-            _number(stage.count("frames")),
-            _number(stage.dropped),
-            _number(_answered(stage)),
-            f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH,
-            short(stage.values.get("p50_ms")),
-            short(stage.values.get("p99_ms")),
-            _lateness(stage.worst_ms),
-            _number(stage.count("restarts")),
+        on_time = f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH
+        frames, dropped, answered, restarts = (
+            DASH if count is None else f"{count:,}"
+            for count in (stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts"))
         )
+        p50, p99 = short(stage.values.get("p50_ms")), short(stage.values.get("p99_ms"))
+        table.add_row(stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts)
     table.caption = " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first"
     return table
 
@@ -238,7 +222,3 @@ def _table(title: str, first: str) -> Table:
 
 def _lateness(ms: float) -> str:
     return f"{ms:+.2f}" if math.isfinite(ms) else DASH
-
-
-def _number(count: int | None) -> str:
-    return DASH if count is None else f"{count:,}"

@@ -20,7 +20,7 @@ from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
 from mcap.reader import SeekingReader
 from rosbags.interfaces import ConnectionExtRosbag1
-from rosbags.rosbag1.reader import Header, Reader, ReaderError, RecordType, read_uint32
+from rosbags.rosbag1.reader import Header, Reader, RecordType, read_uint32
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_storage import Channel, Damaged, LogError, LogNotes, Part, RawMessage, is_latched, ros2_name
@@ -36,36 +36,24 @@ _RECORD: Final = struct.Struct("<BQ")  # of MCAP: what it is, and how many bytes
 _CHUNK: Final = struct.Struct("<BQQQQII")  # of MCAP, with its record's head: two times, size, CRC, length of a word
 _MESSAGE: Final = struct.Struct("<HIQQ")  # of MCAP, before the data: channel, sequence, when logged, when published
 
+Records = Iterator[tuple[int, int, int, int, int]]
+"""Of each record what it is in its format, its begin and end, and of a message its channel's number and time in ns."""
 Walk = Iterator[tuple[int, int, bytes]]
 """Messages in the order of the file: number of the channel, time in ns, data."""
-
-
-# -- compression ------------------------------------------------------------------------------------------------------
 
 
 def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = True) -> bytes:
     """The bytes of a chunk, never more than it claims to hold, however much they would unpack to.
 
-    Args:
-        compression: `zstd`, `lz4`, `bz2`, or `none` or empty.
-        data: as in the file.
-        raw_bytes: how many it claims to be.
-        whole: False if `data` is cut off, or the claim is only a limit; then fewer bytes are fine.
+    Where `data` is cut off, or the claim is only a limit (`whole` is False), fewer bytes are fine.
 
     Raises:
-        Damaged: it cannot be unpacked, or is shorter than it claims.
+        Damaged: it is shorter than it claims, or its claim is not sound; and whatever the library raises for garbage.
     """
-    if compression not in _UNPACK:
-        msg = f"it is compressed as {compression!r}; known are zstd, lz4, bz2"
+    if compression not in _UNPACK or raw_bytes > _MAX_CHUNK_BYTES:
+        msg = f"it claims to hold {raw_bytes:,} bytes, compressed as {compression!r}; known are zstd, lz4, bz2"
         raise Damaged(msg)
-    if raw_bytes > _MAX_CHUNK_BYTES:
-        msg = f"it claims to hold {raw_bytes:,} bytes"
-        raise Damaged(msg)
-    try:
-        raw = _UNPACK[compression](data, raw_bytes)
-    except Exception as error:  # each of the libraries has errors of its own, and garbage leads to any of them
-        msg = f"it cannot be unpacked ({type(error).__name__}: {error})"
-        raise Damaged(msg) from error
+    raw = _UNPACK[compression](data, raw_bytes)
     if whole and len(raw) != raw_bytes:
         msg = f"it unpacks to {len(raw):,} bytes instead of {raw_bytes:,}"
         raise Damaged(msg)
@@ -73,11 +61,7 @@ def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = Tru
 
 
 def unpacked_message(data: bytes) -> bytes:
-    """A CDR message begins with a zero byte; one that rosbag2 compressed by itself begins as zstd does.
-
-    Raises:
-        Damaged: it cannot be unpacked.
-    """
+    """A CDR message begins with a zero byte; one that rosbag2 compressed by itself begins as zstd does."""
     return unpacked("zstd", data, _MAX_CHUNK_BYTES, whole=False) if data.startswith(ZSTD_MAGIC) else data
 
 
@@ -98,9 +82,6 @@ _UNPACK: Final[Mapping[str, Callable[[bytes, int], bytes]]] = {
     "lz4": lambda data, limit: bytes(lz4.frame.LZ4FrameDecompressor().decompress(data, max_length=limit)),
     "bz2": lambda data, limit: bz2.BZ2Decompressor().decompress(data, max_length=limit),
 }
-
-
-# -- what both have in common -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,7 +106,8 @@ class Chunk:
 class ChunkedFile(abc.ABC):
     """Reads a chunk at a time, and brings its messages into the order of their time.
 
-    A subclass fills `_channels` and `_counts`, by number, and `_chunks`, in the order of the file.
+    Its file is a stranger's: what is not as it should be leads the libraries to any error, which is caught where the
+    rest of the file can be used.
 
     Attributes:
         counts: messages by channel.
@@ -135,14 +117,15 @@ class ChunkedFile(abc.ABC):
     _magic: ClassVar[bytes]
     _recover: ClassVar[str]
     """The command that finds more in a damaged file."""
+    _chunk: ClassVar[int]
+    _message: ClassVar[int]
+    _definitions: ClassVar[frozenset[int]]
+    """What the records are that are looked at."""
+    _data_end: ClassVar[int] = -1
+    """The record without which the file breaks off; -1: there is no such record in this format."""
 
     def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:
-        """Open the file and find its chunks.
-
-        Args:
-            path: the file, as notes and errors call it.
-            notes: of what is wrong.
-            file: where its bytes are: `path`, or what that was unpacked to.
+        """Open the file, called `path` in notes and errors, and find its chunks; its bytes are in `file`.
 
         Raises:
             LogError: nothing of it can be read.
@@ -155,9 +138,13 @@ class ChunkedFile(abc.ABC):
         self._channels: dict[int, Channel] = {}
         self._counts: Counter[int] = Counter()
         self._chunks: list[Chunk] = []
-        self._sound = len(self._magic)  # how far the search has come
         try:
-            self._find()
+            try:
+                self._index()
+            except TorchperfError:
+                raise
+            except Exception:  # the index cannot be used
+                self._find_without_index()
         except BaseException:
             self.close()
             raise
@@ -169,38 +156,44 @@ class ChunkedFile(abc.ABC):
 
     @abc.abstractmethod
     def _index(self) -> None:
-        """Take in channels, counts and chunks from the index at the end; raises anything if it is not sound."""
+        """Take in channels, counts and chunks, in the order of the file, from the index at the end."""
 
     @abc.abstractmethod
-    def _search(self) -> None:
-        """Take in channels and chunks from record to record; raises anything at `_sound` if one is not."""
+    def _records(self, stream: BinaryIO, begin: int, end: int) -> Records:
+        """The records between two offsets, the stream at the data of each; only a chunk may lead beyond the end."""
 
     @abc.abstractmethod
-    def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
-        """The messages of these channels; None: of all, without their data, to count them and learn their channels.
+    def _learn(self, stream: BinaryIO, begin: int, end: int) -> None:
+        """Take in a definition of a channel that lies here."""
 
-        Raises anything where the chunk is not sound.
-        """
-
-    def _find(self) -> None:
-        try:
-            self._index()
-        except TorchperfError:
-            raise
-        except Exception:  # a stranger's bytes may lead the libraries to any error: the index cannot be used
-            self._channels.clear()
-            self._counts.clear()
-            self._chunks.clear()
-            self._find_without_index()
+    @abc.abstractmethod
+    def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
+        """A stream with the records of a chunk, from where to where, and whether the file breaks off in it."""
 
     def _find_without_index(self) -> None:
         """Find the chunks one after the other, and read each to learn its channels, times and counts."""
-        damage = ""
+        for known in (self._channels, self._counts, self._chunks):
+            known.clear()
+        damage, sound = "", len(self._magic)
         try:
-            self._search()
+            for kind, begin, end, _, _ in self._records(self._file, sound, self._size):
+                if kind == self._data_end:  # the summary that follows is not sound
+                    break
+                sound = min(end, self._size)
+                if kind == self._chunk:
+                    self._chunks.append(Chunk(begin, sound))
+                elif kind in self._definitions:
+                    self._learn(self._file, begin, end)
+                elif kind == self._message:  # outside of chunks; those that follow each other are read together
+                    last = self._chunks[-1] if self._chunks else None
+                    joins = last is not None and last.loose and last.end == begin < last.offset + _LOOSE_BYTES
+                    offset = self._chunks.pop().offset if joins else begin
+                    self._chunks.append(Chunk(offset, end, loose=True))
+            else:
+                damage = "the file breaks off" if self._data_end >= 0 else ""
         except (OSError, TorchperfError):
             raise
-        except Exception as error:  # as above
+        except Exception as error:
             damage = str(error) or type(error).__name__
         hint = f"{damage}; `{self._recover}` may find more"
         if damage and not self._chunks:
@@ -208,9 +201,9 @@ class ChunkedFile(abc.ABC):
             raise LogError(msg)
         self._notes.findings.unindexed += 1
         self._notes.note(f"log {self.path}: has no usable index, so it was searched from begin to end")
-        if damage and (left := self._size - self._sound):
-            why = f"its last {left:,} bytes, from offset {self._sound:,} on, are left out: {hint}"
-            self._notes.lost(self.path, self._sound, why, size_bytes=left)
+        if damage and (left := self._size - sound):
+            why = f"its last {left:,} bytes, from offset {sound:,} on, are left out: {hint}"
+            self._notes.lost(self.path, sound, why, size_bytes=left)
         self._chunks = [self._learned(chunk) for chunk in self._chunks]
 
     def _learned(self, chunk: Chunk) -> Chunk:
@@ -248,6 +241,26 @@ class ChunkedFile(abc.ABC):
         while messages:  # what has been given out is not held on to
             yield messages.pop()
 
+    def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
+        """The messages of these channels; None: of all, without their data, to count them and learn their channels."""
+        opened = (self._file, chunk.offset, chunk.end, False) if chunk.loose else self._opened(chunk)
+        stream, begin, end, cut = opened
+        try:
+            for kind, at, after, number, t_ns in self._records(stream, begin, end):
+                if kind == self._message:
+                    if numbers is None:
+                        yield number, t_ns, b""
+                    elif number in numbers:
+                        yield number, t_ns, stream.read(after - stream.tell())
+                elif numbers is None and kind in self._definitions:
+                    self._learn(stream, at, after)
+        except Exception as error:
+            if not cut or isinstance(error, OSError):
+                raise
+        if cut:
+            msg = "the file breaks off in it"
+            raise Damaged(msg)
+
     def _noted(self, chunk: Chunk, walk: Walk) -> Walk:
         """The messages up to the damage, if there is one, which is noted."""
         used = 0
@@ -257,19 +270,18 @@ class ChunkedFile(abc.ABC):
                 used += 1
         except (OSError, TorchperfError):
             raise
-        except Exception as error:  # as above
+        except Exception as error:
             left_out = f"its first {used} messages are used" if used else "it is left out"
             why = f"the chunk at offset {chunk.offset:,} is damaged: {error or type(error).__name__}; {left_out}"
             self._notes.lost(self.path, chunk.offset, why, size_bytes=chunk.end - chunk.offset, chunks=1)
-
-
-# -- MCAP -------------------------------------------------------------------------------------------------------------
 
 
 class McapFile(ChunkedFile):
     """One `.mcap` file, with chunks or without."""
 
     _magic, _recover = MCAP_MAGIC, "mcap recover"
+    _chunk, _message, _data_end = Opcode.CHUNK, Opcode.MESSAGE, Opcode.DATA_END
+    _definitions = frozenset({Opcode.SCHEMA, Opcode.CHANNEL})
 
     def _index(self) -> None:
         self._schemas: dict[int, mcap_records.Schema] = {}
@@ -291,33 +303,31 @@ class McapFile(ChunkedFile):
             msg = "the summary does not name every chunk"
             raise Damaged(msg)
 
-    def _search(self) -> None:
-        for opcode, begin, end in self._records(self._file, self._sound, self._size):
-            at, self._sound = begin - _RECORD.size, min(end, self._size)
-            if opcode == Opcode.DATA_END:  # the summary that follows is not sound
-                return
-            if opcode in {Opcode.SCHEMA, Opcode.CHANNEL}:
-                self._learn(opcode, self._stream(end - begin))
-            elif opcode == Opcode.CHUNK:
-                self._chunks.append(Chunk(at, self._sound))
-            elif opcode == Opcode.MESSAGE:  # outside of chunks; those that follow each other are read together
-                last = self._chunks[-1] if self._chunks else None
-                if last is not None and last.loose and last.end == at and at - last.offset < _LOOSE_BYTES:
-                    self._chunks[-1] = replace(last, end=end)
-                else:
-                    self._chunks.append(Chunk(at, end, loose=True))
-        msg = "the file breaks off"
-        raise Damaged(msg)
+    def _records(self, stream: BinaryIO, begin: int, end: int) -> Records:
+        while begin < end:
+            stream.seek(begin)
+            opcode, length = _RECORD.unpack(stream.read(_RECORD.size))
+            after = begin + _RECORD.size + length
+            too_long = after > end and opcode != Opcode.CHUNK
+            if not opcode or too_long or (opcode == Opcode.MESSAGE and length < _MESSAGE.size):
+                msg = "the file breaks off in a record" if too_long else "one of its records is not sound"
+                raise Damaged(msg)
+            if opcode == Opcode.MESSAGE:
+                number, _, t_ns, _ = _MESSAGE.unpack(stream.read(_MESSAGE.size))
+                yield opcode, begin, after, number, t_ns
+            else:
+                yield opcode, begin, after, 0, 0
+            begin = after
 
-    def _stream(self, size: int) -> ReadDataStream:
-        return ReadDataStream(io.BytesIO(self._file.read(size)))
-
-    def _learn(self, opcode: int, stream: ReadDataStream) -> None:
+    def _learn(self, stream: BinaryIO, begin: int, end: int) -> None:
+        stream.seek(begin)
+        opcode, _ = _RECORD.unpack(stream.read(_RECORD.size))
+        content = ReadDataStream(io.BytesIO(stream.read(end - stream.tell())))
         if opcode == Opcode.SCHEMA:
-            schema = mcap_records.Schema.read(stream)
+            schema = mcap_records.Schema.read(content)
             self._schemas[schema.id] = schema
         else:
-            record = mcap_records.Channel.read(stream)
+            record = mcap_records.Channel.read(content)
             self._channels.setdefault(record.id, self._channel(record))
 
     def _channel(self, record: mcap_records.Channel) -> Channel:
@@ -332,29 +342,7 @@ class McapFile(ChunkedFile):
             is_latched(record.metadata.get("offered_qos_profiles", "")),
         )
 
-    def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
-        stream, begin, end, cut = self._opened(chunk)
-        try:
-            for opcode, at, after in self._records(stream, begin, end):
-                if opcode == Opcode.MESSAGE:
-                    number, _, t_ns, _ = _MESSAGE.unpack(stream.read(_MESSAGE.size))
-                    if numbers is None:
-                        yield number, t_ns, b""
-                    elif number in numbers:
-                        yield number, t_ns, stream.read(after - at - _MESSAGE.size)
-                elif numbers is None and opcode in {Opcode.SCHEMA, Opcode.CHANNEL}:
-                    self._learn(opcode, ReadDataStream(io.BytesIO(stream.read(after - at))))
-        except Damaged:
-            if not cut:
-                raise
-        if cut:
-            msg = "the file breaks off in it"
-            raise Damaged(msg)
-
     def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
-        """A stream with the records of a chunk, from where to where, and whether the file breaks off in it."""
-        if chunk.loose:
-            return self._file, chunk.offset, chunk.end, False
         self._file.seek(chunk.offset)
         opcode, _, _, _, raw_bytes, crc, letters = _CHUNK.unpack(self._file.read(_CHUNK.size))
         compression = self._file.read(min(letters, 8)).decode()
@@ -373,33 +361,12 @@ class McapFile(ChunkedFile):
             raise Damaged(msg)
         return io.BytesIO(raw), 0, len(raw), cut
 
-    @staticmethod
-    def _records(stream: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Opcode, begin and end of the records between two offsets, the stream at each begin; a chunk may be cut off.
-
-        Raises:
-            Damaged: there is no sound record.
-        """
-        while begin < end:
-            stream.seek(begin)
-            head = stream.read(min(_RECORD.size, end - begin))
-            opcode, length = _RECORD.unpack(head) if len(head) == _RECORD.size else (0, 0)
-            begin += _RECORD.size
-            too_long = begin + length > end and opcode != Opcode.CHUNK
-            if not opcode or too_long or (opcode == Opcode.MESSAGE and length < _MESSAGE.size):
-                msg = "the file breaks off in a record" if too_long else "one of its records is not sound"
-                raise Damaged(msg)
-            yield opcode, begin, begin + length
-            begin += length
-
-
-# -- ROS 1 ------------------------------------------------------------------------------------------------------------
-
 
 class Ros1Bag(ChunkedFile):
     """One `.bag` file of version 2.0; the index of the messages in a chunk is not used, only that of the chunks."""
 
     _magic, _recover = ROS1_MAGIC, "rosbag reindex"
+    _chunk, _message, _definitions = RecordType.CHUNK, RecordType.MSGDATA, frozenset({RecordType.CONNECTION})
 
     def _index(self) -> None:
         bag = self._reader(self._file)
@@ -408,13 +375,14 @@ class Ros1Bag(ChunkedFile):
         if head.get("encryptor"):
             msg = f"log {self.path}: is encrypted; decrypt it with `rosbag decrypt`"
             raise LogError(msg)
-        self._file.seek(head.get_uint64("index_pos"))
+        at = head.get_uint64("index_pos")
         for _ in range(head.get_uint32("conn_count")):
-            self._learn(bag)
+            self._learn(self._file, at, self._size)
+            at = self._file.tell()
+        self._file.seek(at)
         infos = [bag.read_chunk_info() for _ in range(head.get_uint32("chunk_count"))]
-        if self._file.tell() != self._size or any(
-            not i.connection_counts.keys() <= self._channels.keys() for i in infos
-        ):
+        known = all(info.connection_counts.keys() <= self._channels.keys() for info in infos)
+        if self._file.tell() != self._size or not known:
             msg = "the index is not whole"
             raise Damaged(msg)
         for info in infos:
@@ -424,72 +392,40 @@ class Ros1Bag(ChunkedFile):
             self._chunks.append(Chunk(info.pos, end, info.start_time, info.end_time - 1, numbers))
             self._counts.update(info.connection_counts)
 
-    def _search(self) -> None:
-        bag = self._reader(self._file)
-        while self._sound < self._size:
-            at = self._sound
-            self._file.seek(at)
-            header = Header.read(self._file)
-            kind, size = header.get_uint8("op"), read_uint32(self._file)
-            end = self._file.tell() + size
-            if kind == RecordType.CHUNK:
-                self._chunks.append(Chunk(at, min(end, self._size)))
-            elif end > self._size:
-                msg = "the file breaks off in a record"
-                raise Damaged(msg)
-            elif kind == RecordType.CONNECTION:
-                self._file.seek(at)
-                self._learn(bag)
-            self._sound = min(end, self._size)
-
     def _reader(self, stream: Any) -> Reader:  # noqa: ANN401 - a binary stream
         """The reader of `rosbags` for single records of a stream; as a whole it would hold an index of all messages."""
         bag = Reader(self.path)
         bag.bio = stream
         return bag
 
-    def _learn(self, bag: Reader) -> None:
-        """Take in the connection that comes next."""
-        found = bag.read_connection()
+    def _records(self, stream: BinaryIO, begin: int, end: int) -> Records:
+        while begin < end:
+            stream.seek(begin)
+            header = Header.read(stream)
+            length, kind = read_uint32(stream), header.get_uint8("op")
+            after = stream.tell() + length
+            if after > end and kind != RecordType.CHUNK:
+                msg = "the file breaks off in a record"
+                raise Damaged(msg)
+            if kind == RecordType.MSGDATA:
+                yield kind, begin, after, header.get_uint32("conn"), header.get_time("time")
+            else:
+                yield kind, begin, after, 0, 0
+            begin = after
+
+    def _learn(self, stream: BinaryIO, begin: int, end: int) -> None:
+        stream.seek(begin)
+        found = self._reader(stream).read_connection()
         latched = isinstance(found.ext, ConnectionExtRosbag1) and found.ext.latching == 1
         text = found.msgdef.data
         channel = Channel(found.topic, found.msgtype, "ros1", text, "ros1msg" if text else "", found.digest, latched)
         self._channels.setdefault(found.id, channel)
 
-    def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
+    def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
         self._file.seek(chunk.offset)
         head = Header.read(self._file, RecordType.CHUNK)
         size = read_uint32(self._file)
         data = self._file.read(min(size, self._size))
         cut = len(data) < size
         raw = unpacked(head.get_string("compression"), data, head.get_uint32("size"), whole=not cut)
-        del data
-        try:
-            yield from self._walk_records(io.BytesIO(raw), numbers)
-        except (Damaged, ReaderError):
-            if not cut:
-                raise
-        if cut:
-            msg = "the file breaks off in it"
-            raise Damaged(msg)
-
-    def _walk_records(self, stream: io.BytesIO, numbers: Collection[int] | None) -> Walk:
-        bag, at, size = self._reader(stream), 0, len(stream.getbuffer())
-        while at < size:
-            stream.seek(at)
-            header = Header.read(stream)
-            length = read_uint32(stream)
-            begin, kind = stream.tell(), header.get_uint8("op")
-            if begin + length > size:
-                msg = "one of its records leads out of it"
-                raise Damaged(msg)
-            if kind == RecordType.MSGDATA:
-                number = header.get_uint32("conn")
-                if numbers is None:
-                    yield number, header.get_time("time"), b""
-                elif number in numbers:
-                    yield number, header.get_time("time"), stream.read(length)
-            elif kind == RecordType.CONNECTION and numbers is None:
-                stream.seek(at)
-                self._learn(bag)
-            at = begin + length
+        return io.BytesIO(raw), 0, len(raw), cut

@@ -15,6 +15,7 @@ from torchperf_ros.logs.log_storage import Channel, LogError, LogNotes, Part, Ra
 DB3_MAGIC: Final = b"SQLite format 3\0"
 _STEPS_AT_ONCE: Final = 1_000_000
 _STEPS_PER_BYTE: Final = 100  # a sound database needs about one
+_LATER_COLUMNS: Final = ("type_description_hash", "offered_qos_profiles")  # which old recorders do not write
 _FORMATS: Final = {"ros2msg", "ros2idl"}
 _RECOVER: Final = "`sqlite3 .recover` may find more"
 
@@ -28,14 +29,9 @@ class Db3File:
     """
 
     def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:
-        """Open it and read its topics.
+        """Open it, called `path` in notes and errors, and read its topics; its bytes are in `file`.
 
         A recorder that was killed leaves its last messages in a file `-wal` beside it; SQLite reads them, too.
-
-        Args:
-            path: the file, as notes and errors call it.
-            notes: of what is wrong.
-            file: where its bytes are: `path`, or what that was unpacked to.
 
         Raises:
             LogError: it is no database of rosbag2, or its topics cannot be read.
@@ -46,14 +42,14 @@ class Db3File:
         self._steps = 0
         journal, self._shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
         self._left_as_it_was = self._shared.exists()
+        has_journal = journal.is_file() and journal.stat().st_size > 0
         try:
-            if journal.is_file() and journal.stat().st_size:
-                try:
-                    self._channels = self._opened(file, "mode=ro")
-                except sqlite3.OperationalError as error:  # SQLite writes beside a journal that it reads
-                    notes.note(f"log {path}: its last messages, in {journal.name}, cannot be read: {error}")
-                    self._channels = self._opened(file, "mode=ro&immutable=1")
-            else:
+            try:
+                self._channels = self._opened(file, "mode=ro" if has_journal else "mode=ro&immutable=1")
+            except sqlite3.OperationalError as error:  # SQLite writes beside a journal that it reads
+                if not has_journal:
+                    raise
+                notes.note(f"log {path}: its last messages, in {journal.name}, cannot be read: {error}")
                 self._channels = self._opened(file, "mode=ro&immutable=1")
         except (sqlite3.Error, TypeError, OverflowError) as error:
             msg = f"log {path}: its topics cannot be read from the database: {error}; {_RECOVER}"
@@ -107,30 +103,31 @@ class Db3File:
             raise sqlite3.DatabaseError(msg)
         definitions: dict[str, tuple[str, str]] = {}
         if self._columns("message_definitions"):
-            rows = self._db.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
-            definitions = {name: (text, kind) for name, kind, text in rows if kind in _FORMATS}
-        more = [name if name in columns else "''" for name in ("type_description_hash", "offered_qos_profiles")]
-        rows = self._db.execute(
-            f"SELECT id, name, type, serialization_format, {', '.join(more)} FROM topics ORDER BY id"
-        )
+            rows = self._db.execute("SELECT topic_type, encoded_message_definition, encoding FROM message_definitions")
+            definitions = {name: (text, kind) for name, text, kind in rows if kind in _FORMATS}
+        more = ", ".join(name if name in columns else "''" for name in _LATER_COLUMNS)
+        rows = self._db.execute(f"SELECT id, name, type, serialization_format, {more} FROM topics ORDER BY id")
         channels = {}
         for number, name, kind, form, digest, qos in rows:
             text, text_format = definitions.get(kind, ("", ""))
+            latched = is_latched(str(qos))
             channels[int(number)] = Channel(
-                str(name), str(kind), str(form), text, text_format, str(digest or ""), is_latched(str(qos))
+                str(name), str(kind), str(form), text, text_format, str(digest or ""), latched
             )
         return channels
 
     def _measure(self) -> None:
-        first, last = self._db.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone()
-        self.start_ns, self.end_ns = (value if isinstance(value, int) else 0 for value in (first, last))
         counts: Counter[int] = Counter()
-        for number, count in self._db.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"):
+        spans: list[int] = []
+        rows = "SELECT topic_id, count(*), min(timestamp), max(timestamp) FROM messages GROUP BY topic_id"
+        for number, count, *span in self._db.execute(rows):
+            spans += [t_ns for t_ns in span if isinstance(t_ns, int)]
             if number in self._channels:
                 counts[number] = count
             else:
                 what = f"{count} messages of a topic that it does not name (number {number})"
                 self._notes.lost(self.path, ("topic", number), what, messages=count)
+        self.start_ns, self.end_ns = min(spans, default=0), max(spans, default=0)
         self.counts = {channel: counts[number] for number, channel in self._channels.items()}
 
     def _read(self, wanted: dict[int, Channel], start_ns: int | None, end_ns: int | None) -> Iterator[RawMessage]:

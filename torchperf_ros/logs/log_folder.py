@@ -30,10 +30,6 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
 
     A folder's are those that its `metadata.yaml` names; without a usable one, the files of the only kind that is there.
 
-    Args:
-        path: a file or a folder.
-        notes: of what is missing and can be done without.
-
     Raises:
         LogError: there is nothing that could be read, or files that cannot belong to one log.
     """
@@ -91,11 +87,7 @@ def _begin(path: Path) -> bytes:
 
 
 def kind_of(path: Path, name: Path) -> str:
-    """`.mcap`, `.db3`, `.bag` or `.zstd`: what a file says it is.
-
-    Args:
-        path: the file.
-        name: what errors call it; the packed file, where it was unpacked.
+    """`.mcap`, `.db3`, `.bag` or `.zstd`: what a file says it is; errors call it `name`, where it was unpacked.
 
     Raises:
         LogError: it is no file, is empty, or its content is not that of a log.

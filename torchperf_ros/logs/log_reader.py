@@ -6,10 +6,9 @@ import heapq
 import itertools
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from torchperf_ros.frame.errors import TorchperfError, UnknownMessageType
@@ -24,6 +23,7 @@ __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
 _ENCODINGS: Final = ("cdr", "ros1")
 _LONG_AGO_NS: Final = -(1 << 63)
 _OPEN_AT_ONCE: Final = 64
+_STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {".mcap": McapFile, ".db3": Db3File, ".bag": Ros1Bag}
 
 
 class LogMessage(NamedTuple):
@@ -73,11 +73,7 @@ class LogReader:
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        """Open a log.
-
-        Args:
-            path: what to read.
-            say: takes a line on each thing that is wrong with the log and can be done without.
+        """Open a log; `say` takes a line on each thing that is wrong with it and can be done without.
 
         Raises:
             LogError: it does not exist, is no log, or nothing of it can be read.
@@ -93,8 +89,7 @@ class LogReader:
         spans = [storage for storage in self._storages if storage.end_ns]
         self.start_ns = min((storage.start_ns for storage in spans), default=0)
         self.end_ns = max((storage.end_ns for storage in spans), default=0)
-        counts = [topic.count for topic in self.topics.values()]
-        self.count = -1 if -1 in counts else sum(counts)
+        self.count = _sum([topic.count for topic in self.topics.values()])
 
     @property
     def findings(self) -> LogFindings:
@@ -119,12 +114,18 @@ class LogReader:
             latest_ns = _LONG_AGO_NS
             for t_ns, channel, raw in _in_order(parts):
                 if t_ns < latest_ns:
-                    self._note_disorder(channel.topic, latest_ns - t_ns)
+                    self.findings.out_of_order += 1
+                    if self.findings.out_of_order == 1:
+                        back = f"a message on {channel.topic} was received {(latest_ns - t_ns) / 1e9:.3f} s before"
+                        what = f"{back} the one that it follows; further ones are only counted"
+                        self._notes.note(f"log {self.path}: not in the order of time: {what}")
                 latest_ns = t_ns
                 try:
                     data = converters[channel](raw)
                 except Exception as error:  # garbage leads rosbags to struct.error, AssertionError, UnicodeError, ...
-                    self._note_garbage(channel, t_ns, error)
+                    why = f"it is left out ({type(error).__name__}: {error})"
+                    what = f"topic {channel.topic}: the message of {t_ns} ns is no {channel.type_name}; {why}"
+                    self._notes.lost(self.path, (channel.topic, t_ns), what, messages=1)
                     continue
                 yield LogMessage(channel.topic, channel.type_name, data, t_ns)
 
@@ -140,16 +141,11 @@ class LogReader:
         return self._type(channel).decode(message.data)
 
     def write_definitions(self, topics: Collection[str], prefix: Path) -> bool:
-        """Write the types that only this log knows as `.msg` files, for processes that find installed packages there.
+        """Write what only this log knows of these topics' types as `.msg` files; returns whether there was anything.
 
-        Args:
-            topics: whose types.
-            prefix: what these processes have in `AMENT_PREFIX_PATH`.
-
-        Returns:
-            Whether there were any.
+        Processes that have `prefix` in `AMENT_PREFIX_PATH` find them there, as they find installed packages.
         """
-        types = [self._type(channel) for channel in self._channels if channel.topic in topics]
+        types = (self._type(channel) for channel in self._channels if channel.topic in topics)
         unknown = [found for found in types if found.only_here]
         for found in unknown:
             found.write_definitions(prefix / "share")
@@ -162,9 +158,7 @@ class LogReader:
     def __enter__(self) -> "LogReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self, files: contextlib.ExitStack) -> list[ChunkedFile | Db3File]:
@@ -173,7 +167,12 @@ class LogReader:
         for path in log_files(self.path, self._notes):
             try:
                 with self._guarded(path):
-                    storages.append(self._storage(path, files))
+                    file, kind = path, kind_of(path, path)
+                    if kind == ".zstd":
+                        folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_log_")))
+                        file = unpacked_file(path, folder, self._notes)
+                        kind = kind_of(file, path)
+                    storages.append(_STORAGES[kind](path, self._notes, file))
                 files.callback(storages[-1].close)
             except LogError as error:
                 if getattr(error.__cause__, "errno", None) == errno.EMFILE:  # which is not the file's fault
@@ -185,24 +184,14 @@ class LogReader:
             self._notes.note(f"{left_out}; the other files are read")
         return storages
 
-    def _storage(self, path: Path, files: contextlib.ExitStack) -> ChunkedFile | Db3File:
-        file, kind = path, kind_of(path, path)
-        if kind == ".zstd":
-            folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_log_")))
-            file = unpacked_file(path, folder, self._notes)
-            kind = kind_of(file, path)
-        if kind == ".mcap":
-            return McapFile(path, self._notes, file)
-        return Db3File(path, self._notes, file) if kind == ".db3" else Ros1Bag(path, self._notes, file)
-
     def _readable(self) -> list[Channel]:
         """The channels in an encoding that can be read; the others are noted."""
         channels = [channel for storage in self._storages for channel in storage.counts]
         readable = [channel for channel in channels if channel.encoding in _ENCODINGS]
-        if len(readable) < len(channels):
-            first = next(channel for channel in channels if channel not in readable)
-            more = f" and {len(channels) - len(readable) - 1} more" if len(channels) - len(readable) > 1 else ""
-            msg = f"log {self.path}: topic {first.topic}{more}: serialized as {first.encoding!r}; it has to be 'cdr'"
+        if others := [channel for channel in channels if channel not in readable]:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            what = f"topic {others[0].topic}{more}: serialized as {others[0].encoding!r}"
+            msg = f"log {self.path}: {what}; it has to be 'cdr'"
             if not readable:
                 raise LogError(msg)
             self._notes.note(f"{msg}; left out")
@@ -213,15 +202,15 @@ class LogReader:
         latched = {channel.topic for channel in self._channels if channel.latched}
         counts = {channel: count for storage in self._storages for channel, count in storage.counts.items()}
         for channel in self._channels:
-            types, name, count = found.setdefault(channel.topic, {}), channel.type_name, counts[channel]
-            types[name] = -1 if -1 in {count, types.get(name)} else types.get(name, 0) + count
+            types, name = found.setdefault(channel.topic, {}), channel.type_name
+            types[name] = _sum([types.get(name, 0), counts[channel]])
         topics = {}
         for topic, types in sorted(found.items()):
             if len(types) > 1:
                 shown = ", ".join(f"{name} ({count} messages)" for name, count in types.items())
                 self._notes.note(f"log {self.path}: topic {topic} has more than one type: {shown}")
-            count = -1 if -1 in types.values() else sum(types.values())
-            topics[topic] = LogTopic(topic, max(types, key=lambda name: types[name]), count, topic in latched)
+            most = max(types, key=lambda name: types[name])
+            topics[topic] = LogTopic(topic, most, _sum(types.values()), topic in latched)
         return topics
 
     def _type(self, channel: Channel) -> LogType:
@@ -233,23 +222,11 @@ class LogReader:
     def _converter(self, channel: Channel) -> Callable[[bytes], bytes] | None:
         """What makes CDR of a channel's messages; None, which is noted, if nobody knows the type of a ROS 1 topic."""
         found = self._type(channel)
-        if channel.encoding == "cdr":
-            return unpacked_message
         try:
-            return found.converter()
+            return unpacked_message if channel.encoding == "cdr" else found.converter()
         except UnknownMessageType as error:
             self._notes.note(f"{error}; its messages are left out")
             return None
-
-    def _note_disorder(self, topic: str, back_ns: int) -> None:
-        self.findings.out_of_order += 1
-        if self.findings.out_of_order == 1:
-            what = f"a message on {topic} was received {back_ns / 1e9:.3f} s before the one that it follows"
-            self._notes.note(f"log {self.path}: not in the order of time: {what}; further ones are only counted")
-
-    def _note_garbage(self, channel: Channel, t_ns: int, error: Exception) -> None:
-        what = f"the message of {t_ns} ns is no {channel.type_name}; it is left out ({type(error).__name__}: {error})"
-        self._notes.lost(self.path, (channel.topic, t_ns), f"topic {channel.topic}: {what}", messages=1)
 
     @contextlib.contextmanager
     def _guarded(self, path: Path | None = None) -> Iterator[None]:
@@ -264,6 +241,11 @@ class LogReader:
         except Exception as error:
             msg = f"log {path or self.path}: cannot be read: it is damaged ({type(error).__name__}: {error})"
             raise LogError(msg) from error
+
+
+def _sum(counts: Collection[int]) -> int:
+    """The sum of counts, -1 if one is not known."""
+    return -1 if -1 in counts else sum(counts)
 
 
 def _in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:

@@ -109,15 +109,9 @@ class LogNotes:
     def lost(
         self, path: Path, place: object, why: str, *, size_bytes: int = 0, messages: int = 0, chunks: int = 0
     ) -> None:
-        """Something in a file cannot be read; noted for the first few.
+        """Something in a file cannot be read, for a reason `why`, at a `place` that is unlike all others in the file.
 
-        Args:
-            path: the file.
-            place: what distinguishes this from all else that is lost in the file, for example an offset.
-            why: what is wrong, and where.
-            size_bytes: how much of the file is left out.
-            messages: how many are known to be lost.
-            chunks: how many are lost, in whole or in part.
+        It is noted for the first few. Counted is how much is left out or lost, as far as that is known.
         """
         places = self._lost.setdefault(path, set())
         if place in places:
@@ -126,7 +120,5 @@ class LogNotes:
         self.findings.chunks_lost += chunks
         self.findings.messages_lost += messages
         self.findings.bytes_skipped += size_bytes
-        if len(places) <= _SHOWN_PER_FILE:
-            self.note(f"log {path}: {why}")
-        else:
-            self.note(f"log {path}: more of it is damaged; from here on it is only counted")
+        few = len(places) <= _SHOWN_PER_FILE
+        self.note(f"log {path}: {why if few else 'more of it is damaged; from here on it is only counted'}")

@@ -30,13 +30,7 @@ class LogType:
     """
 
     def __init__(self, channel: Channel, path: Path, notes: LogNotes) -> None:
-        """Understand a channel's type; if it is not known here, it is from now on.
-
-        Args:
-            channel: whose type.
-            path: the log, for notes and errors.
-            notes: of a type that is another one here.
-        """
+        """Understand the type of a channel of the log at `path`; if it is not known here, it is from now on."""
         self.name = channel.type_name
         self._begin = f"log {path}: topic {channel.topic}: {self.name}"
         self.own: Typestore | None = None
@@ -48,10 +42,10 @@ class LogType:
                 notes.note(f"{self._begin}: its definition in the log cannot be understood ({why})")
         here = self._here()
         self.only_here = here is None and self.own is not None
-        if here is None and self.own is not None:
-            message_types.register(self.own.fielddefs)
-        elif here is not None:
+        if here is not None:
             self._compare(channel, here, notes)
+        elif self.own is not None:
+            message_types.register(self.own.fielddefs)
 
     def converter(self) -> Callable[[bytes], bytes]:
         """What turns a ROS 1 message into CDR; it raises what rosbags raises for garbage.
@@ -113,11 +107,30 @@ class LogType:
 
 @functools.lru_cache(maxsize=256)
 def _understood(name: str, definition: str, definition_format: str, encoding: str) -> Typestore:
-    """A definition as a store to read CDR with; raises whatever its text leads the parser to."""
-    types = _types_of(name, definition, definition_format)
+    """A definition as a store to read CDR with; types that it names and leaves out are those of ROS 2.
+
+    It raises whatever its text leads the parser to.
+    """
+    if not _NAME.fullmatch(name):
+        msg = f"{name!r} is no name of a type"
+        raise ValueError(msg)
+    types: Typesdict = {}
+    if definition_format == "ros2idl":
+        for part in filter(None, definition.split(_IDL_SEPARATOR)):
+            types.update(get_types_from_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part))
+    else:
+        types.update(get_types_from_msg(definition, name))
     if encoding == "ros1":
         types.pop(_HEADER, None)  # ROS 2's is taken, which has no `seq`
-    store = _store_of(types)
+    known = get_typestore(Stores.ROS2_JAZZY).fielddefs
+    waiting = list(types)
+    while waiting:
+        for needed in message_types.referenced(types[waiting.pop()][1]):
+            if needed not in types and needed in known:
+                types[needed] = known[needed]
+                waiting.append(needed)
+    store = get_typestore(Stores.EMPTY)
+    store.register(types)
     store.get_msgdef(name)
     return store
 
@@ -127,32 +140,6 @@ def _hash(store: Typestore, name: str) -> str:
         return store.hash_rihs01(name)
     except (KeyError, ValueError, TypeError):  # a type with what the hash does not cover, such as wstring
         return ""
-
-
-def _types_of(name: str, definition: str, definition_format: str) -> Typesdict:
-    if not _NAME.fullmatch(name):
-        msg = f"{name!r} is no name of a type"
-        raise ValueError(msg)
-    if definition_format != "ros2idl":
-        return get_types_from_msg(definition, name)
-    types: Typesdict = {}
-    for part in filter(None, definition.split(_IDL_SEPARATOR)):
-        types.update(get_types_from_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part))
-    return types
-
-
-def _store_of(types: Typesdict) -> Typestore:
-    """A store of these types; those that a definition names and leaves out are those of ROS 2."""
-    known = get_typestore(Stores.ROS2_JAZZY).fielddefs
-    waiting = list(types)
-    while waiting:
-        for name in message_types.referenced(types[waiting.pop()][1]):
-            if name not in types and name in known:
-                types[name] = known[name]
-                waiting.append(name)
-    store = get_typestore(Stores.EMPTY)
-    store.register(types)
-    return store
 
 
 def _layout(store: Typestore, name: str) -> tuple[object, ...]:

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 
 import rclpy
@@ -47,12 +46,9 @@ class PlayNode:
     """
 
     def __init__(self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool) -> None:
-        """Join the graph that the environment names.
+        """Join the graph that the environment names, to publish these topics of the log, some under other names.
 
-        Args:
-            topics: of the log.
-            remap: other names for them.
-            publishes_time: whether to publish `/clock`; the log's own is left out then.
+        If it `publishes_time`, on `/clock`, the log's own is left out.
 
         Raises:
             PlayError: none of the topics can be published, a name is not allowed, or two types have one name.
@@ -63,12 +59,13 @@ class PlayNode:
         self._node = Node("player", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
+        self._clock: Publisher | None = None
         try:
-            self._clock = self._clock_publisher() if publishes_time else None
-            self._publishers = {
-                name: publisher for name, topic in topics.items()
-                if (publisher := self._publisher(topic, remap.get(name, name))) is not None
-            }  # fmt: skip
+            if publishes_time:
+                kind = ros_message_class("rosgraph_msgs/msg/Clock")
+                self._clock = self._node.create_publisher(kind, CLOCK_TOPIC, QoSProfile(depth=1))
+            made = {name: self._publisher(topic, remap.get(name, name)) for name, topic in topics.items()}
+            self._publishers = {name: publisher for name, publisher in made.items() if publisher is not None}
             if not self._publishers:
                 raise PlayError("; ".join(self.left_out.values()))
         except BaseException:
@@ -93,27 +90,16 @@ class PlayNode:
             qos.depth = min(max(topic.count, _DEPTH), _MOST_LATCHED)
         try:
             validate_topic_name(name)
-            self._check_type(topic, self._node.resolve_topic_name(name))
+            first = self._types.setdefault(self._node.resolve_topic_name(name), topic)
+            if first.type_name != topic.type_name:  # DDS takes no second one
+                both = f"{first.name} ({first.type_name}) and {topic.name} ({topic.type_name})"
+                hint = "--remap one of them to another name, or leave it out with --topics"
+                msg = f"{both} cannot both be published as {name}: a topic has one type; {hint}"
+                raise PlayError(msg)
             return self._node.create_publisher(kind, name, qos)
         except InvalidTopicNameException as error:
             msg = f"topic {name!r} is not allowed: {' '.join(str(error).split())}"
             raise PlayError(msg) from error
-
-    def _check_type(self, topic: LogTopic, name: str) -> None:
-        """See that all of the log's topics that go out under one name have one type; DDS takes no other."""
-        first = self._types.setdefault(name, topic)
-        if first.type_name != topic.type_name:
-            msg = (
-                f"{first.name} ({first.type_name}) and {topic.name} ({topic.type_name}) cannot both be published as "
-                f"{name}: a topic has one type; --remap one of them to another name, or leave it out with --topics"
-            )
-            raise PlayError(msg)
-
-    def _clock_publisher(self) -> Publisher:
-        kind = ros_message_class("rosgraph_msgs/msg/Clock")
-        return self._node.create_publisher(kind, CLOCK_TOPIC, QoSProfile(depth=1))
-
-    # -- playing ------------------------------------------------------------------------------------------------------
 
     @property
     def topics(self) -> frozenset[str]:
@@ -131,11 +117,9 @@ class PlayNode:
             clock.clock.sec, clock.clock.nanosec = divmod(max(log_ns, 0), NS_PER_S)
             self._clock.publish(clock)
 
-    # -- being asked --------------------------------------------------------------------------------------------------
-
     def serve(self, player: Player) -> None:
         """Offer `~/pause`, `~/resume`, `~/toggle_paused` and `~/play_next` from now on."""
-        acts: dict[str, tuple[Callable[[], bool | None], dict[bool | None, str]]] = {
+        acts: dict[str, tuple[Callable[[], bool | None], Mapping[bool | None, str]]] = {
             "pause": (player.pause, {None: "paused"}),
             "resume": (player.resume, {None: "playing"}),
             "toggle_paused": (player.toggle, {True: "paused", False: "playing"}),
@@ -155,18 +139,16 @@ class PlayNode:
         with contextlib.suppress(ExternalShutdownException):
             self._executor.spin()
 
-    # -- waiting for those who listen ---------------------------------------------------------------------------------
-
     def wait_for_subscribers(self, seconds: float) -> list[str]:
         """Wait until every topic has a subscriber; returns those that have none after so long."""
         end_s = time.monotonic() + seconds
-        while (unheard := self._unheard()) and time.monotonic() < end_s:
+        publishers = self._publishers.values()
+        while unheard := sorted(each.topic_name for each in publishers if not each.get_subscription_count()):
+            if time.monotonic() > end_s:
+                break
             time.sleep(_POLL_S)
         time.sleep(_MUTUAL_S)
         return unheard
-
-    def _unheard(self) -> list[str]:
-        return sorted(p.topic_name for p in self._publishers.values() if not p.get_subscription_count())
 
     def wait_for_node(self, name: str, seconds: float) -> bool:
         """Wait until a perf node can answer frames and hears what it subscribes to; false if not within so long."""
@@ -213,8 +195,6 @@ class PlayNode:
         ]  # fmt: skip
         return bool(wanted) and all(publisher.get_subscription_count() for publisher in wanted)
 
-    # -- end ----------------------------------------------------------------------------------------------------------
-
     def _shut_down(self) -> None:
         self._executor.shutdown()
         self._node.destroy_node()
@@ -223,9 +203,7 @@ class PlayNode:
     def __enter__(self) -> "PlayNode":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         end_s = time.monotonic() + _LAST_S
         for publisher in self._publishers.values():  # who subscribed reliably gets the last messages
             publisher.wait_for_all_acked(Duration(seconds=max(end_s - time.monotonic(), 0)))

@@ -28,12 +28,7 @@ class PlayError(TorchperfError):
 
 
 def choose_topics(log: LogReader, names: Set[str] | None, renamed: Set[str] = frozenset()) -> dict[str, LogTopic]:
-    """The topics of a log that have these names; None: all that have messages.
-
-    Args:
-        log: opened.
-        names: topics that are wanted.
-        renamed: topics that get another name; they have to be there, too.
+    """The topics of a log that have these names, None: all that have messages; what is `renamed` has to be there, too.
 
     Raises:
         PlayError: one is not there, or there are none.
@@ -65,13 +60,9 @@ class LogRounds:
     """
 
     def __init__(
-        self,
-        log: LogReader,
-        topics: Mapping[str, LogTopic],
-        start_s: float = 0.0,
-        duration_s: float | None = None,
+        self, log: LogReader, topics: Mapping[str, LogTopic], start_s: float = 0.0, duration_s: float | None = None,
         loop: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Choose the part: without so much of its beginning, so much of it (None: to its end), once or with `loop`."""
         self.log, self.topics, self._loop = log, topics, loop
         begin_ns = log.start_ns + round(start_s * NS_PER_S)
@@ -132,13 +123,7 @@ class Pace:
     """
 
     def __init__(self, log_start_ns: int, start_ns: int, rate: float = 1.0) -> None:
-        """Fix the start.
-
-        Args:
-            log_start_ns: a time of the log.
-            start_ns: monotonic time at which it is reached.
-            rate: how much faster than recorded, > 0.
-        """
+        """A time of the log is reached at a monotonic time, and from then on so much faster than recorded, > 0."""
         self._rate = rate
         self._paused_ns: int | None = None
         self.jump(log_start_ns, start_ns)
@@ -249,8 +234,6 @@ class Player:
         self._waiting: LogMessage | None = None  # what waits until it is due, or asked for
         self._ended = False
 
-    # -- for any thread -----------------------------------------------------------------------------------------------
-
     def pause(self) -> None:
         """Let the log's time stand still."""
         with self._changed:
@@ -295,14 +278,8 @@ class Player:
         """The log's time now."""
         return self._pace.log_ns(self._clock())
 
-    # -- the playing thread -------------------------------------------------------------------------------------------
-
     def play(self, messages: Iterable[LogMessage | None]) -> None:
-        """Play messages until there are none left, or `end` is called.
-
-        Args:
-            messages: in the log's order; None: what follows is the log from its start, once more.
-        """
+        """Play messages, in the log's order, until there are none left or `end` is called; after None the log anew."""
         begin_ns: int | None = self._clock()
         for message in messages:
             if message is None:
@@ -334,7 +311,7 @@ class Player:
         return True
 
     def _wait_until_due(self, message: LogMessage) -> int | None:
-        """Wait until a message is due; returns when that was, None at the end."""
+        """Wait until a message is due, and publish the time meanwhile; returns when that was, None at the end."""
         with self._changed:
             while not self._ended:
                 now_ns = self._clock()
@@ -343,17 +320,14 @@ class Player:
                 if wait_ns <= 0 or self._waiting is None:
                     self._waiting = None
                     return due_ns
-                self._wait(min(wait_ns, self._tick(now_ns), _LONGEST_WAIT_NS) / NS_PER_S)
+                if self._tick_every_ns:
+                    if now_ns >= self._next_tick_ns:
+                        passed_ns = (now_ns - self._next_tick_ns) % self._tick_every_ns
+                        self._next_tick_ns = now_ns + self._tick_every_ns - passed_ns
+                        self._publish_time(self._pace.log_ns(now_ns))
+                    wait_ns = min(wait_ns, self._next_tick_ns - now_ns)
+                self._wait(min(wait_ns, _LONGEST_WAIT_NS) / NS_PER_S)
         return None
-
-    def _tick(self, now_ns: int) -> float:
-        """Publish the time if it is time to; returns in how many ns it is so again."""
-        if not self._tick_every_ns:
-            return math.inf
-        if now_ns >= self._next_tick_ns:
-            self._next_tick_ns = now_ns + self._tick_every_ns - (now_ns - self._next_tick_ns) % self._tick_every_ns
-            self._publish_time(self._pace.log_ns(now_ns))
-        return self._next_tick_ns - now_ns
 
 
 class ReadAhead(Generic[T]):
@@ -363,13 +337,7 @@ class ReadAhead(Generic[T]):
     """
 
     def __init__(self, source: Iterable[T], size: Callable[[T], int], limit_bytes: int) -> None:
-        """Begin to read.
-
-        Args:
-            source: read and ended by the thread.
-            size: bytes of an item.
-            limit_bytes: how much may wait; one item may, whatever its size.
-        """
+        """Begin to read; of items of so many bytes this many bytes may wait, or one item, whatever its size."""
         self._source, self._size, self._limit_bytes = source, size, limit_bytes
         self._held_bytes = 0
         self._items: deque[T] = deque()
@@ -382,22 +350,20 @@ class ReadAhead(Generic[T]):
     def _read(self) -> None:
         try:
             for item in self._source:
-                if not self._put(item):
-                    break
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._closed or not self._items or self._held_bytes < self._limit_bytes
+                    )
+                    if self._closed:
+                        break
+                    self._items.append(item)
+                    self._held_bytes += self._size(item) + _ITEM_BYTES
+                    self._changed.notify_all()
         except Exception as error:  # the thread's boundary: raised again where the items are taken
             self._error = error
         with self._changed:
             self._done = True
             self._changed.notify_all()
-
-    def _put(self, item: T) -> bool:
-        """Let an item wait once there is room; False if nobody will take it any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._items or self._held_bytes < self._limit_bytes)
-            self._items.append(item)
-            self._held_bytes += self._size(item) + _ITEM_BYTES
-            self._changed.notify_all()
-            return not self._closed
 
     def __iter__(self) -> Iterator[T]:
         """The items; whatever ended the reading is raised after the last of them."""

@@ -11,25 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchperf_ros.config.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
-from torchperf_ros.config.message_types import empty_message
+from torchperf_ros.config.message_types import empty_message, message_class
 from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.models.detection_messages import (
-    DETECTION_2D_ARRAY,
-    MARKER_ARRAY,
-    Detection,
-    Detection2DArrays,
-    ImageFrame,
-    MarkerArrays,
-)
-from torchperf_ros.models.networks import (
-    BOX_FIELDS,
-    DETECTOR_WIDTHS,
-    IMAGE_HEIGHT,
-    IMAGE_WIDTH,
-    DetectorNet,
-    build_seeded,
-    tier_width,
-)
+from torchperf_ros.models import detection_messages, networks
+from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
+from torchperf_ros.models.networks import DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH, DetectorNet
 from torchperf_ros.models.options import OptionReader
 
 # Messages are views on memory that may be read-only. torch cannot express that and warns; here it only reads.
@@ -38,7 +24,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _COMPRESSED_IMAGE: Final = "sensor_msgs/msg/CompressedImage"
 _ENCODINGS: Final = ("rgb8", "bgr8", "8UC3", "mono8")
-_OUTPUTS: Final = {"markers": MARKER_ARRAY, "detection2d": DETECTION_2D_ARRAY}
+_OUTPUTS: Final = {"markers": detection_messages.MARKER_ARRAY, "detection2d": detection_messages.DETECTION_2D_ARRAY}
 
 
 class CameraAdapter(Adapter):
@@ -57,11 +43,7 @@ class CameraAdapter(Adapter):
     tiers: ClassVar[tuple[str, ...]] = tuple(DETECTOR_WIDTHS)
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options.
-
-        Args:
-            options: see the class.
-            device: where the network runs.
+        """Read the options, see the class; the network runs on this device.
 
         Raises:
             ConfigError: an option is unknown or its value not allowed.
@@ -77,9 +59,15 @@ class CameraAdapter(Adapter):
         reader.finish()
         self.inputs = {"image": _COMPRESSED_IMAGE if self._compressed else _IMAGE}
         self.output = _OUTPUTS[output]
-        self._messages = MarkerArrays(horizontal_fov_deg) if output == "markers" else Detection2DArrays()
+        message_class(self.output)  # raises where its package is not installed
+        self._built = (
+            MarkerArrays(horizontal_fov_deg).build if output == "markers" else detection_messages.detection_2d_array
+        )
         self._device = device
-        self._upload = _Upload(device)
+        self._pinned: Tensor | None = None
+        if device.type == "cuda":
+            self._pinned = torch.empty((1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), dtype=torch.uint8, pin_memory=True)
+            self._copied = torch.cuda.Event()
 
     def build(self, tier: str) -> torch.nn.Module:
         """The detector of a tier: `full`, `medium` or `fast`.
@@ -87,16 +75,11 @@ class CameraAdapter(Adapter):
         Raises:
             ConfigError: there is no such tier.
         """
-        width = tier_width(tier, DETECTOR_WIDTHS)
-        return build_seeded(lambda: DetectorNet(width)).to(self._device)
+        width = networks.tier_width(tier, DETECTOR_WIDTHS)
+        return networks.build_seeded(lambda: DetectorNet(width)).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A grey ramp as the network sees it: [1, 3, 256, 448] float.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
-        tier_width(tier, DETECTOR_WIDTHS)
+        """A grey ramp as the network sees it, whatever the tier: [1, 3, 256, 448] float."""
         ramp = torch.linspace(-1.0, 1.0, IMAGE_WIDTH, device=self._device)
         return (ramp.expand(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH).contiguous(),)
 
@@ -120,14 +103,12 @@ class CameraAdapter(Adapter):
             pixels = compressed_pixels(message, self._max_pixels, (IMAGE_WIDTH, IMAGE_HEIGHT))
         else:
             pixels = raw_pixels(message, self._max_pixels, _ENCODINGS)
-        return (self._upload.to_device(_shrink(pixels)).mul_(2.0 / 255.0).sub_(1.0),)
+        return (self._upload(_shrink(pixels)).mul_(2.0 / 255.0).sub_(1.0),)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.
 
-        Args:
-            outputs: [1, 448, 9], see `DetectorNet.forward`.
-            messages: those that were given to `preprocess`.
+        `outputs` are [1, 448, 9], see `DetectorNet.forward`; `messages` those that were given to `preprocess`.
         """
         image = messages["image"]
         message = image.message
@@ -137,13 +118,23 @@ class CameraAdapter(Adapter):
         found = np.flatnonzero(scores >= self._score_threshold)
         strongest = found[np.argsort(-scores[found], kind="stable")[: self._max_detections]]
         cells = cells[strongest]
-        boxes = (cells[:, 1:BOX_FIELDS] * (width, height, width, height)).tolist()
-        classes = cells[:, BOX_FIELDS:].argmax(axis=1).tolist()
+        boxes = (cells[:, 1 : networks.BOX_FIELDS] * (width, height, width, height)).tolist()
+        classes = cells[:, networks.BOX_FIELDS :].argmax(axis=1).tolist()
         detections = [
             Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
         ]
         frame = ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
-        return self._messages.build(detections, frame)
+        return self._built(detections, frame)
+
+    def _upload(self, small: Tensor) -> Tensor:
+        """[1, 3, 256, 448] float, contiguous, 0..255: moved to the device as bytes, made floats there."""
+        if self._pinned is None:
+            return small.to(torch.float32, memory_format=torch.contiguous_format)
+        self._copied.synchronize()  # the copy of the frame before; long done, unless that frame was dropped
+        self._pinned.copy_(small)
+        there = self._pinned.to(self._device, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(self._device))
+        return there.float()
 
 
 def _shrink(pixels: Pixels) -> Tensor:
@@ -159,24 +150,3 @@ def _shrink(pixels: Pixels) -> Tensor:
     if pixels.order == "mono":
         return small.expand(-1, 3, -1, -1)
     return small.flip(1) if pixels.order == "bgr" else small
-
-
-class _Upload:
-    """Moves the small image to the device as bytes and makes floats of it there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pinned: Tensor | None = None
-        if device.type == "cuda":
-            self._pinned = torch.empty((1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), dtype=torch.uint8, pin_memory=True)
-            self._copied = torch.cuda.Event()
-
-    def to_device(self, small: Tensor) -> Tensor:
-        """[1, 3, 256, 448] float, contiguous, 0..255."""
-        if self._pinned is None:
-            return small.to(torch.float32, memory_format=torch.contiguous_format)
-        self._copied.synchronize()  # the copy of the frame before; long done, unless that frame was dropped
-        self._pinned.copy_(small)
-        there = self._pinned.to(self._device, non_blocking=True)
-        self._copied.record(torch.cuda.current_stream(self._device))
-        return there.float()

@@ -37,10 +37,8 @@ class Detection(NamedTuple):
     Attributes:
         class_index: index into `CLASSES`.
         score: 0..1.
-        x: box centre in pixels from the left.
-        y: box centre in pixels from the top.
-        width: pixels, more than 0.
-        height: pixels, more than 0.
+        x, y: box centre in pixels from the left and from the top.
+        width, height: pixels, more than 0.
     """
 
     class_index: int
@@ -58,8 +56,7 @@ class ImageFrame:
     Attributes:
         stamp_ns: the image's stamp.
         frame_id: the camera's optical frame: x right, y down, z forward (REP 103).
-        width: pixels.
-        height: pixels.
+        width, height: pixels.
     """
 
     stamp_ns: int
@@ -79,18 +76,16 @@ class MarkerArrays:
     """
 
     def __init__(self, horizontal_fov_deg: float) -> None:
-        """Look up the classes once.
-
-        Args:
-            horizontal_fov_deg: horizontal field of view, more than 0 and less than 180.
-        """
+        """Take the horizontal field of view, more than 0 and less than 180."""
         self._focal_per_width = 0.5 / math.tan(math.radians(horizontal_fov_deg) / 2.0)
-        self._array: Any = message_class(MARKER_ARRAY)
         self._marker: Any = message_class("visualization_msgs/msg/Marker")
-        self._pose: Any = message_class("geometry_msgs/msg/Pose")
-        self._point: Any = message_class("geometry_msgs/msg/Point")
-        self._vector: Any = message_class("geometry_msgs/msg/Vector3")
-        self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
+        names = (
+            "geometry_msgs/msg/Pose",
+            "geometry_msgs/msg/Point",
+            "geometry_msgs/msg/Vector3",
+            "std_msgs/msg/ColorRGBA",
+        )
+        self._pose, self._point, self._vector, self._colour = map(message_class, names)
         self._no_rotation = empty_message("geometry_msgs/msg/Quaternion")
         # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
         lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)
@@ -104,7 +99,8 @@ class MarkerArrays:
             name = CLASSES[detection.class_index]
             own = {"header": head, "ns": name, "id": index, **self._place(detection, KINDS[name], frame)}
             markers.append(self._marker(**self._shared | own))
-        return self._array(markers=markers)
+        array: object = message_class(MARKER_ARRAY)(markers=markers)
+        return array
 
     def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
         """Pose and scale in m, in the optical frame, and the colour."""
@@ -124,35 +120,23 @@ class MarkerArrays:
         }
 
 
-class Detection2DArrays:
-    """Builds `vision_msgs/msg/Detection2DArray`, sizes and positions in pixels."""
+def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> object:
+    """A `vision_msgs/msg/Detection2DArray`, sizes and positions in pixels.
 
-    def __init__(self) -> None:
-        """Look up the classes once.
+    Raises:
+        UnknownMessageType: vision_msgs is not installed.
+    """
+    head, no_pose = header(frame.stamp_ns, frame.frame_id), empty_message("geometry_msgs/msg/PoseWithCovariance")
 
-        Raises:
-            UnknownMessageType: vision_msgs is not installed.
-        """
-        self._array: Any = message_class(DETECTION_2D_ARRAY)
-        self._detection: Any = message_class("vision_msgs/msg/Detection2D")
-        self._result: Any = message_class("vision_msgs/msg/ObjectHypothesisWithPose")
-        self._hypothesis: Any = message_class("vision_msgs/msg/ObjectHypothesis")
-        self._box: Any = message_class("vision_msgs/msg/BoundingBox2D")
-        self._centre: Any = message_class("vision_msgs/msg/Pose2D")
-        self._point: Any = message_class("vision_msgs/msg/Point2D")
-        self._no_pose = empty_message("geometry_msgs/msg/PoseWithCovariance")
+    def made(name: str, **fields: object) -> object:
+        message: object = message_class(f"vision_msgs/msg/{name}")(**fields)
+        return message
 
-    def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
-        """The detection array."""
-        head = header(frame.stamp_ns, frame.frame_id)
-        return self._array(header=head, detections=[self._build_one(found, head) for found in detections])
-
-    def _build_one(self, found: Detection, head: object) -> object:
-        hypothesis = self._hypothesis(class_id=CLASSES[found.class_index], score=found.score)
-        centre = self._centre(position=self._point(x=found.x, y=found.y), theta=0.0)
-        return self._detection(
-            header=head,
-            results=[self._result(hypothesis=hypothesis, pose=self._no_pose)],
-            bbox=self._box(center=centre, size_x=found.width, size_y=found.height),
-            id="",
-        )
+    found = []
+    for one in detections:
+        hypothesis = made("ObjectHypothesis", class_id=CLASSES[one.class_index], score=one.score)
+        result = made("ObjectHypothesisWithPose", hypothesis=hypothesis, pose=no_pose)
+        centre = made("Pose2D", position=made("Point2D", x=one.x, y=one.y), theta=0.0)
+        box = made("BoundingBox2D", center=centre, size_x=one.width, size_y=one.height)
+        found.append(made("Detection2D", header=head, results=[result], bbox=box, id=""))
+    return made("Detection2DArray", header=head, detections=found)

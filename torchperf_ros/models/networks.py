@@ -55,10 +55,7 @@ def build_seeded(make: Callable[[], _Network]) -> _Network:
     """A network in eval mode whose weights depend on `SEED` and its shape only; global random state is untouched.
 
     Biases are zero and weights He-normal (He et al., "Delving Deep into Rectifiers", 2015), which keeps
-    activations of one size through any number of ReLU layers.
-
-    Args:
-        make: builds the network on the CPU.
+    activations of one size through any number of ReLU layers. `make` builds the network on the CPU.
     """
     with torch.random.fork_rng(devices=[]):  # torch's own initialisers draw from the CPU's global generator
         network = make()
@@ -97,26 +94,18 @@ class DetectorNet(nn.Module):
     row: Tensor
 
     def __init__(self, width: int) -> None:
-        """Make the layers.
-
-        Args:
-            width: channels at stride 2; twice as many at 8, four times at 16.
-        """
+        """Make the layers, of `width` channels at stride 2, twice as many at 8, four times at 16."""
         super().__init__()
         self.backbone = nn.Sequential(
-            nn.Conv2d(3, width, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride=2, padding=1),
-            nn.ReLU(),
+            nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride=2, padding=1), nn.ReLU(),
             _Residual(width),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
             _Residual(2 * width),
-            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
-            nn.ReLU(),
+            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
             _Residual(4 * width),
             _Residual(4 * width),
-        )
+        )  # fmt: skip
         self.head = nn.Conv2d(4 * width, BOX_FIELDS + len(CLASSES), 1)
         rows, columns = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
         self.register_buffer("column", torch.arange(columns, dtype=torch.float32).view(1, 1, columns))
@@ -156,12 +145,7 @@ class PlannerNet(nn.Module):
     """
 
     def __init__(self, width: int, features: int) -> None:
-        """Make the layers.
-
-        Args:
-            width: channels over time.
-            features: values per frame of the history.
-        """
+        """Make the layers, of `width` channels over time, for so many values per frame of the history."""
         super().__init__()
         self.frame = nn.Conv1d(features + 1, width, 1)
         self.time = nn.ModuleList(nn.Conv1d(width, width, 3, padding=1) for _ in range(2))

@@ -1,6 +1,6 @@
 """A stage's `options` (JSON from a parameter), read one by one with checks that name what is wrong."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchperf_ros.frame.errors import ConfigError
@@ -14,43 +14,40 @@ class OptionReader:
     """
 
     def __init__(self, owner: str, options: Mapping[str, Any]) -> None:
-        """Read from a mapping that stays as it is.
-
-        Args:
-            owner: name of the adapter, for messages.
-            options: names to JSON values.
-        """
-        self._owner = owner
-        self._options = dict(options)
+        """Read JSON values by name from a mapping that stays as it is; messages name its owner, an adapter."""
+        self._owner, self._options = owner, dict(options)
         self._asked: list[str] = []
 
     def flag(self, name: str, *, default: bool) -> bool:
         """A boolean option."""
-        value = self._take(name, default)
-        return bool(self._checked(name, value, isinstance(value, bool), "true or false"))
+        return bool(self._read(name, default, "true or false", lambda value: isinstance(value, bool)))
 
     def choice(self, name: str, *, default: str, allowed: Sequence[str]) -> str:
         """A word out of a list."""
-        value = self._take(name, default)
         listed = " or ".join(repr(word) for word in allowed)
-        return str(self._checked(name, value, isinstance(value, str) and value in allowed, listed))
+        return str(self._read(name, default, listed, lambda value: isinstance(value, str) and value in allowed))
 
     def text(self, name: str, *, default: str) -> str:
         """A non-empty string."""
-        value = self._take(name, default)
-        return str(self._checked(name, value, isinstance(value, str) and bool(value), "a non-empty string"))
+        return str(
+            self._read(name, default, "a non-empty string", lambda value: isinstance(value, str) and value != "")
+        )
 
     def integer(self, name: str, *, default: int, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
-        value = self._take(name, default)
-        allowed = type(value) is int and low <= value <= high  # not a boolean
-        return int(self._checked(name, value, allowed, f"a whole number from {low} to {high}"))
+        """A whole number from `low` to `high`, both included; a boolean is none."""
+        text = f"a whole number from {low} to {high}"
+        return int(self._read(name, default, text, lambda value: type(value) is int and low <= value <= high))
 
     def number(self, name: str, *, default: float, low: float, high: float) -> float:
         """A number from `low` to `high`, both included; NaN is none."""
-        value = self._take(name, default)
-        allowed = type(value) in {int, float} and low <= value <= high
-        return float(self._checked(name, value, allowed, f"a number from {low:g} to {high:g}"))
+        text = f"a number from {low:g} to {high:g}"
+        return float(
+            self._read(name, default, text, lambda value: type(value) in {int, float} and low <= value <= high)
+        )
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """A JSON object, empty by default."""
+        return dict(self._read(name, {}, "an object such as {}", lambda value: isinstance(value, dict)))
 
     def finish(self) -> None:
         """Call after the last option; refuses options that nobody asked for."""
@@ -59,12 +56,10 @@ class OptionReader:
                 msg = f"{self._owner}: option {name!r} (value {value!r}) is unknown; allowed: {', '.join(self._asked)}"
                 raise ConfigError(msg)
 
-    def _take(self, name: str, default: object) -> Any:  # noqa: ANN401 - JSON
+    def _read(self, name: str, default: object, allowed: str, is_allowed: Callable[[Any], bool]) -> Any:  # noqa: ANN401
         self._asked.append(name)
-        return self._options.get(name, default)
-
-    def _checked(self, name: str, value: Any, is_allowed: bool, allowed: str) -> Any:  # noqa: ANN401
-        if not is_allowed:
+        value = self._options.get(name, default)
+        if not is_allowed(value):
             msg = f"{self._owner}: option {name!r} is {value!r}; allowed: {allowed}"
             raise ConfigError(msg)
         return value

@@ -12,15 +12,8 @@ from torchperf_ros.config.message_types import header, message_class, stamp_ns_o
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer
-from torchperf_ros.models.networks import (
-    EGO_FIELDS,
-    HISTORY_FRAMES,
-    PLANNER_WIDTHS,
-    WAYPOINT_STEP_S,
-    PlannerNet,
-    build_seeded,
-    tier_width,
-)
+from torchperf_ros.models import networks
+from torchperf_ros.models.networks import EGO_FIELDS, HISTORY_FRAMES, PLANNER_WIDTHS, WAYPOINT_STEP_S, PlannerNet
 from torchperf_ros.models.options import OptionReader
 
 NEAREST: Final = 8
@@ -74,11 +67,7 @@ class PlannerAdapter(Adapter):
     tiers: ClassVar[tuple[str, ...]] = tuple(PLANNER_WIDTHS)
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options.
-
-        Args:
-            options: see the class.
-            device: where the network runs.
+        """Read the options, see the class; the network runs on this device.
 
         Raises:
             ConfigError: an option is unknown or its value not allowed.
@@ -94,7 +83,6 @@ class PlannerAdapter(Adapter):
         self._device = device
         rule = GapRule(max_gap_ns=max_gap_ms * _MS, tolerance_ns=max_gap_ms * _MS)
         self._history = HistoryBuffer(HISTORY_FRAMES, (FRAME_FEATURES,), rule=rule)
-        self._paths = _Paths()
 
     @property
     def history(self) -> HistoryBuffer:
@@ -107,16 +95,11 @@ class PlannerAdapter(Adapter):
         Raises:
             ConfigError: there is no such tier.
         """
-        width = tier_width(tier, PLANNER_WIDTHS)
-        return build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
+        width = networks.tier_width(tier, PLANNER_WIDTHS)
+        return networks.build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A full history of zeros at 10 m/s straight ahead; shapes as from `preprocess`.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
-        tier_width(tier, PLANNER_WIDTHS)
+        """A full history of zeros at 10 m/s straight ahead, whatever the tier; shapes as from `preprocess`."""
         history = torch.zeros((1, HISTORY_FRAMES, FRAME_FEATURES), device=self._device)
         mask = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool, device=self._device)
         return history, mask, torch.tensor([[10.0, 0.0]], device=self._device)
@@ -149,12 +132,10 @@ class PlannerAdapter(Adapter):
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path: where the vehicle is now, then a pose every 0.1 s up to 3.0 s, each with its own stamp.
 
-        Args:
-            outputs: [1, 30, 4], see `PlannerNet.forward`.
-            messages: those that were given to `preprocess`.
+        `outputs` are [1, 30, 4], see `PlannerNet.forward`; `messages` those that were given to `preprocess`.
         """
         waypoints: list[list[float]] = outputs[0].float().cpu().tolist()
-        return self._paths.build(waypoints, self._ego(messages), _frame_stamp_ns(messages["detections"]))
+        return _path(waypoints, self._ego(messages), _frame_stamp_ns(messages["detections"]))
 
     def _ego(self, messages: Mapping[str, Received]) -> Ego:
         odom = messages.get("odom")
@@ -198,28 +179,18 @@ def read_ego(odom: Any) -> Ego:  # noqa: ANN401
     Raises:
         BadInput: a value is NaN or Inf, the orientation is no rotation, or the vehicle is impossibly fast.
     """
-    position, turn, linear, angular = (
-        odom.pose.pose.position,
-        odom.pose.pose.orientation,
-        odom.twist.twist.linear,
-        odom.twist.twist.angular,
-    )
+    position, turn = odom.pose.pose.position, odom.pose.pose.orientation
+    linear, angular = odom.twist.twist.linear, odom.twist.twist.angular
     fields = (
-        *((f"pose.pose.position.{axis}", getattr(position, axis)) for axis in "xyz"),
-        *((f"pose.pose.orientation.{axis}", getattr(turn, axis)) for axis in "xyzw"),
-        ("twist.twist.linear.x", linear.x),
-        ("twist.twist.angular.z", angular.z),
-    )
-    for name, value in fields:
-        if not math.isfinite(value):
-            msg = f"odom.{name} is {value}"
-            raise BadInput(msg)
-    for name, value, limit in (
+        *((f"pose.pose.position.{axis}", getattr(position, axis), math.inf) for axis in "xyz"),
+        *((f"pose.pose.orientation.{axis}", getattr(turn, axis), math.inf) for axis in "xyzw"),
         ("twist.twist.linear.x", linear.x, _MAX_SPEED),
         ("twist.twist.angular.z", angular.z, _MAX_YAW_RATE),
-    ):
-        if abs(value) > limit:
-            msg = f"odom.{name} is {value}; allowed: -{limit:g} to {limit:g}"
+    )
+    for name, value, limit in fields:
+        if not math.isfinite(value) or abs(value) > limit:
+            allowed = f"; allowed: -{limit:g} to {limit:g}" if math.isfinite(value) else ""
+            msg = f"odom.{name} is {value}{allowed}"
             raise BadInput(msg)
     if turn.x == turn.y == turn.z == turn.w == 0.0:
         msg = "odom.pose.pose.orientation is all zeros, which is no rotation; unset orientations have w = 1"
@@ -239,27 +210,20 @@ def _frame_stamp_ns(detections: Received) -> int:
     return stamp_ns_of(markers[0].header)
 
 
-class _Paths:
-    """Builds `nav_msgs/msg/Path`."""
-
-    def __init__(self) -> None:
-        self._path: Any = message_class(_PATH)
-        self._stamped: Any = message_class("geometry_msgs/msg/PoseStamped")
-        self._pose: Any = message_class("geometry_msgs/msg/Pose")
-        self._point: Any = message_class("geometry_msgs/msg/Point")
-        self._quaternion: Any = message_class("geometry_msgs/msg/Quaternion")
-
-    def build(self, waypoints: list[list[float]], ego: Ego, stamp_ns: int) -> object:
-        """The path in the frame of the vehicle's position."""
-        x0, y0, z0 = ego.position
-        cosine, sine = math.cos(ego.yaw), math.sin(ego.yaw)
-        poses = []
-        for index, (x, y, heading, _) in enumerate([[0.0] * 4, *waypoints]):
-            half_yaw = 0.5 * (ego.yaw + heading)
-            pose = self._pose(
-                position=self._point(x=x0 + cosine * x - sine * y, y=y0 + sine * x + cosine * y, z=z0),
-                orientation=self._quaternion(x=0.0, y=0.0, z=math.sin(half_yaw), w=math.cos(half_yaw)),
-            )
-            at_ns = stamp_ns + round(index * WAYPOINT_STEP_S * 1e9)
-            poses.append(self._stamped(header=header(at_ns, ego.frame_id), pose=pose))
-        return self._path(header=header(stamp_ns, ego.frame_id), poses=poses)
+def _path(waypoints: list[list[float]], ego: Ego, stamp_ns: int) -> object:
+    """A `nav_msgs/msg/Path` in the frame of the vehicle's position."""
+    stamped, pose = message_class("geometry_msgs/msg/PoseStamped"), message_class("geometry_msgs/msg/Pose")
+    point, quaternion = message_class("geometry_msgs/msg/Point"), message_class("geometry_msgs/msg/Quaternion")
+    x0, y0, z0 = ego.position
+    cosine, sine = math.cos(ego.yaw), math.sin(ego.yaw)
+    poses = []
+    for index, (x, y, heading, _) in enumerate([[0.0] * 4, *waypoints]):
+        half_yaw = 0.5 * (ego.yaw + heading)
+        place = pose(
+            position=point(x=x0 + cosine * x - sine * y, y=y0 + sine * x + cosine * y, z=z0),
+            orientation=quaternion(x=0.0, y=0.0, z=math.sin(half_yaw), w=math.cos(half_yaw)),
+        )
+        at_ns = stamp_ns + round(index * WAYPOINT_STEP_S * 1e9)
+        poses.append(stamped(header=header(at_ns, ego.frame_id), pose=place))
+    path: object = message_class(_PATH)(header=header(stamp_ns, ego.frame_id), poses=poses)
+    return path

@@ -5,7 +5,9 @@ the frame, so that another worker that runs the same frame draws its own luck; a
 corrupt image or a scene with too many objects does, and hits whoever runs it.
 """
 
+import contextlib
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -16,10 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.adapter import Adapter, Received, load_adapter
@@ -28,8 +31,8 @@ from torchperf_ros.models.options import OptionReader
 _POISON: Final = "poison_"
 _OF_FRAMES: Final = ("poison_stall", "poison_hang", "poison_sigkill", "poison_sigsegv")
 KINDS: Final = ("stall", "gil", "hang", "raise", "nan", "sigkill", "sigsegv", *_OF_FRAMES)
-_OPTIONS: Final = {"adapter", "options", "journal", "faults", "seed", "stall_ms", "gil_ms"}
 _LONG_S: Final = 3600.0
+_Input: TypeAlias = Tensor | None
 
 
 class Sabotage(RuntimeError):
@@ -74,63 +77,21 @@ class Fault:
         return int((since_start_s - self.after_s) // self.every_s)
 
 
-class Journal:
-    """What was injected: one JSON line per fault, and the claims by which a stage's workers share one schedule.
+class Luck:
+    """Draws the fault, if any, of each inference that this worker starts, and writes down what was injected.
 
-    The lines go to `path`; the claims are files beside it, whose names start with its name.
+    The journal has one JSON line per fault. Files beside it, whose names start with its name, are the claims by which
+    the workers of a stage share one schedule.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Use the file `path`; its folder must exist once the first fault is due."""
-        self.path = path
-
-    def write(self, kind: str, stamp_ns: int) -> None:
-        """Append one line in a single write, so that it is there whole before the fault takes effect."""
-        line = {"stamp_ns": stamp_ns, "kind": kind, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(file, json.dumps(line).encode() + b"\n")
-        finally:
-            os.close(file)
-
-    def claim(self, name: str) -> bool:
-        """True for the first of all workers that asks for this name."""
-        try:
-            os.close(os.open(self._beside(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-        except FileExistsError:
-            return False
-        return True
-
-    def first(self, name: str, value: int) -> int:
-        """The value that the first of all workers gave for this name."""
-        mine = self._beside(f"{name}.{os.getpid()}")
-        mine.write_text(str(value), encoding="ascii")
-        try:
-            # Unlike a rename, a link does not replace; unlike an open file, it is never seen half written.
-            os.link(mine, self._beside(name))
-        except FileExistsError:
-            return int(self._beside(name).read_text(encoding="ascii"))
-        finally:
-            mine.unlink()
-        return value
-
-    def _beside(self, name: str) -> Path:
-        return self.path.with_name(f"{self.path.name}.{name}")
-
-
-class Luck:
-    """Draws the fault, if any, of each inference that this worker starts."""
-
-    def __init__(self, faults: Mapping[str, Fault], journal: Journal, seed: int, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, faults: Mapping[str, Fault], journal: Path, seed: int, clock_ns: Callable[[], int]) -> None:
         """Join the stage's workers: as the n-th to do so, draw from the n-th sequence of this seed."""
-        self._faults = faults
-        self._journal = journal
-        self._clock_ns = clock_ns
-        self._start_ns = journal.first("start", clock_ns())
-        worker = next(n for n in range(1_000_000) if journal.claim(f"worker-{n}"))
-        self._seed = seed
+        self._faults, self._journal, self._seed, self._clock_ns = faults, journal, seed, clock_ns
+        self._id = random.SystemRandom().getrandbits(62)
+        self._known: dict[str, int] = {}
+        self._start_ns = self._first("start", clock_ns())
+        worker = next(n for n in itertools.count() if self._first(f"worker-{n}", self._id) == self._id)
         self._random = random.Random(f"{seed}/{worker}")
-        self._poisoned: dict[str, int] = {}  # the frame of each slot of a poison
 
     def draw(self, stamp_ns: int = 0) -> str | None:
         """The kind of fault for this inference of the frame of this stamp; scheduled ones go before drawn ones."""
@@ -142,16 +103,36 @@ class Luck:
         hits = [kind for kind, fault in self._faults.items() if self._chance(kind, stamp_ns) < fault.probability]
         return hits[0] if hits else None
 
+    def write(self, kind: str, stamp_ns: int) -> None:
+        """Append one line in a single write, so that it is there whole before the fault takes effect."""
+        line = {"stamp_ns": stamp_ns, "kind": kind, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
+        with self._journal.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
     def _takes(self, kind: str, slot: str, stamp_ns: int) -> bool:
-        if kind not in _OF_FRAMES:
-            return self._journal.claim(slot)
-        if slot not in self._poisoned:
-            self._poisoned[slot] = self._journal.first(slot, stamp_ns)
-        return self._poisoned[slot] == stamp_ns
+        """Whether a scheduled fault is this inference's: of the first worker that asks, or of the first frame."""
+        if kind in _OF_FRAMES:
+            return self._first(slot, stamp_ns) == stamp_ns
+        return slot not in self._known and self._first(slot, self._id) == self._id
 
     def _chance(self, kind: str, stamp_ns: int) -> float:
         """A number from 0 to 1: a frame's own, or of this worker's sequence."""
         return (random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random).random()
+
+    def _first(self, name: str, value: int) -> int:
+        """The value that the first of all workers gave for this name."""
+        if name not in self._known:
+            mine, first = self._beside(f"{name}.{os.getpid()}"), self._beside(name)
+            mine.write_text(str(value), encoding="ascii")
+            with contextlib.suppress(FileExistsError):
+                # Unlike a rename, a link does not replace; unlike an open file, it is never seen half written.
+                os.link(mine, first)
+            mine.unlink()
+            self._known[name] = int(first.read_text(encoding="ascii"))
+        return self._known[name]
+
+    def _beside(self, name: str) -> Path:
+        return self._journal.with_name(f"{self._journal.name}.{name}")
 
 
 class SabotagedAdapter(Adapter):
@@ -179,39 +160,32 @@ class SabotagedAdapter(Adapter):
             ConfigError: an option is missing, unknown or out of range.
             AdapterError: the inner adapter cannot be imported.
         """
-        unknown = set(options) - _OPTIONS
-        missing = {"adapter", "journal"} - set(options)
-        if unknown or missing:
-            msg = f"options of SabotagedAdapter: unknown {sorted(unknown)}, missing {sorted(missing)}"
-            raise ConfigError(msg)
-        self._faults = {kind: Fault.read(kind, value) for kind, value in options.get("faults", {}).items()}
-        self._journal = Journal(Path(options["journal"]))
-        self._seed = int(options.get("seed", 0))
-        self._stall_s = float(options.get("stall_ms", 200.0)) / 1e3
-        self._gil_us = int(float(options.get("gil_ms", 100.0)) * 1e3)
-        self._inner = load_adapter(options["adapter"])(options.get("options", {}), device)
+        reader = OptionReader(type(self).__name__, options)
+        adapter, inner = reader.text("adapter", default=""), reader.mapping("options")
+        self._journal = Path(reader.text("journal", default=""))
+        self._faults = {kind: Fault.read(kind, value) for kind, value in reader.mapping("faults").items()}
+        self._seed = reader.integer("seed", default=0, low=0, high=1 << 62)
+        self._stall_s = reader.number("stall_ms", default=200.0, low=0.0, high=math.inf) / 1e3
+        self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
+        reader.finish()
+        self._inner = load_adapter(adapter)(inner, device)
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
-        for name in ("observe", "missed", "forget"):  # histories stay whole
+        # Histories stay whole, and a further input comes last and moves no dimension of the others.
+        for name in ("observe", "missed", "forget", "dynamic_dims", "inputs", "output"):
             setattr(self, name, getattr(self._inner, name))
-        self.inputs = self._inner.inputs
-        self.output = self._inner.output
 
     def build(self, tier: str) -> nn.Module:
         """The inner model; where `nan` is among the faults it takes one more input, see `Poisonable`."""
         model = self._inner.build(tier)
         return Poisonable(model).eval() if "nan" in self._faults else model
 
-    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+    def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """The inner adapter's, never with a fault."""
         inputs = self._inner.example_inputs(tier)
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
 
-    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
-        """The inner adapter's; the further input comes last and moves none of them."""
-        return self._inner.dynamic_dims()
-
-    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """Draw this inference's luck, write it down, let it happen, and pass on if the process is still there.
 
         Raises:
@@ -222,7 +196,7 @@ class SabotagedAdapter(Adapter):
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns
         kind = self._luck.draw(stamp_ns)
         if kind is not None:
-            self._journal.write(kind, stamp_ns)
+            self._luck.write(kind, stamp_ns)
             self._inject(kind.removeprefix(_POISON))
         inputs = self._inner.preprocess(messages)
         return (*inputs, self._poison["nan" if kind == "nan" else ""]) if "nan" in self._faults else inputs
@@ -237,7 +211,8 @@ class SabotagedAdapter(Adapter):
         elif kind == "gil":
             hold_gil(self._gil_us)
         elif kind == "hang":
-            _hang()
+            while True:
+                time.sleep(_LONG_S)
         elif kind == "raise":
             msg = "sabotage: this inference raises"
             raise Sabotage(msg)
@@ -257,38 +232,18 @@ class Poisonable(nn.Module):
         self.model = model
 
     def forward(  # named parameters and no *inputs: torch.export maps dynamic dimensions by them
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor | None = None,
-        c: torch.Tensor | None = None,
-        d: torch.Tensor | None = None,
-        e: torch.Tensor | None = None,
-        f: torch.Tensor | None = None,
-        g: torch.Tensor | None = None,
-        h: torch.Tensor | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the model returns
+        self, a: Tensor, b: _Input = None, c: _Input = None, d: _Input = None, e: _Input = None, f: _Input = None,
+        g: _Input = None, h: _Input = None,
+    ) -> Any:  # fmt: skip  # noqa: ANN401 - whatever the model returns
         """Run the model on all inputs but the last, which is 0 or NaN."""
         *inputs, poison = (x for x in (a, b, c, d, e, f, g, h) if x is not None)
-        return _add(self.model(*inputs), poison)
 
+        def poisoned(output: Tensor) -> Tensor:
+            return output + poison[0].to(output.dtype) if output.is_floating_point() else output
 
-def _add(outputs: Any, poison: torch.Tensor) -> Any:  # noqa: ANN401
-    if isinstance(outputs, torch.Tensor):
-        return outputs + poison[0].to(outputs.dtype) if outputs.is_floating_point() else outputs
-    if isinstance(outputs, dict):
-        return {key: _add(value, poison) for key, value in outputs.items()}
-    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
-        return type(outputs)(*(_add(value, poison) for value in outputs))
-    if isinstance(outputs, (list, tuple)):
-        return type(outputs)(_add(value, poison) for value in outputs)
-    return outputs
+        return pytree.tree_map_only(Tensor, poisoned, self.model(*inputs))
 
 
 def hold_gil(duration_us: int) -> None:
     """Keep every other Python thread of this process from running, as a long call into C does."""
     ctypes.PyDLL(None).usleep(duration_us)
-
-
-def _hang() -> NoReturn:
-    while True:
-        time.sleep(_LONG_S)

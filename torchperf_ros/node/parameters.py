@@ -1,4 +1,4 @@
-"""The node's parameters in ROS: declared from `config/parameter_tables.py`, read once, changed live where allowed."""
+"""The node's parameters in ROS: declared from `config/config.py`, read once, changed live where allowed."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,8 +8,14 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from torchperf_ros.config.config import NodeConfig, node_config
-from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS, Parameter, stage_parameters
+from torchperf_ros.config.config import (
+    NODE_PARAMETERS,
+    STAGE_PARAMETERS,
+    NodeConfig,
+    Parameter,
+    node_config,
+    stage_parameters,
+)
 from torchperf_ros.frame.errors import ConfigError
 
 

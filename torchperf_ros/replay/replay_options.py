@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.config.config import NodeConfig, node_config
-from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, STAGE_PARAMETERS
+from torchperf_ros.config.config import NODE_PARAMETERS, STAGE_PARAMETERS, NodeConfig, node_config
 from torchperf_ros.config.params_file import config_of, params_of_file, read_yaml
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.workers import process_setup

@@ -23,24 +23,18 @@ class NodeListener:
     """Listens while `listen` runs, on the thread that calls it."""
 
     def __init__(self, state: NodeState, own_name: str) -> None:
-        """Join the graph that the environment names.
-
-        Args:
-            state: what messages are folded into, and the name of the node, which may come and go.
-            own_name: what this listener is called in the graph; the process's id is appended.
-        """
+        """Join the graph under a name of its own, to fold messages of the node that `state` names into it."""
         self._state = state
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self._node = Node(
-            f"{own_name}_{os.getpid()}", use_global_arguments=False, enable_rosout=False, start_parameter_services=False
-        )
+        name = f"{own_name}_{os.getpid()}"
+        self._node = Node(name, use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
         array, diagnostics = "std_msgs/msg/Float64MultiArray", "diagnostic_msgs/msg/DiagnosticArray"
         for topic, type_name, callback in (
             (f"{state.name}/latency_stages", array, self._on_frame),
-            (f"{state.name}/latency", "std_msgs/msg/Float64", self._on_latency),
-            (f"{state.name}/memory", "std_msgs/msg/Float64", self._on_memory),
+            (f"{state.name}/latency", "std_msgs/msg/Float64", lambda message: state.on_latency(message.data)),
+            (f"{state.name}/memory", "std_msgs/msg/Float64", lambda message: state.on_memory(message.data)),
             (f"{state.name}/memory_stats", array, state.on_memory_stats),
             (f"{state.name}/anomaly", diagnostics, state.on_anomaly),
             ("/diagnostics", diagnostics, state.on_diagnostics),
@@ -65,12 +59,6 @@ class NodeListener:
         # When it was sent, not when it was taken here: this process is in no hurry.
         self._state.on_frame(message, info["source_timestamp"] or time.time_ns())
 
-    def _on_latency(self, message: Any) -> None:  # noqa: ANN401
-        self._state.on_latency(message.data)
-
-    def _on_memory(self, message: Any) -> None:  # noqa: ANN401
-        self._state.on_memory(message.data)
-
 
 class _KeptNode(NodeState):
     """A node of which everything is kept, for a report."""
@@ -94,12 +82,9 @@ class _KeptNode(NodeState):
 
 
 def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) -> RunLog:
-    """Listen to a node for a while, so that `torchperf report` can show it like a log.
+    """Listen to a node such as `/perf` for a while, so that `torchperf report` can show it like a log.
 
-    Args:
-        name: for example `/perf`.
-        seconds: how long to listen.
-        progress: called with how many of how many milliseconds have passed.
+    `progress` is called with how many of how many milliseconds have passed.
 
     Raises:
         RunLogError: nothing was heard of it.

@@ -10,7 +10,6 @@ import termios
 import time
 import tty
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,23 +29,6 @@ _ENOUGH_REPORTS: Final = 3  # until `--once` has a picture worth looking at
 _LEAST_HEIGHT: Final = 24
 _NOTHING_HEARD: Final = 1
 _WEB_FONT: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
-
-
-@dataclass(frozen=True)
-class TopOptions:
-    """What to look at, and how.
-
-    Attributes:
-        name: the node, with its namespace.
-        once: one picture, as soon as the node has reported three times, then the end.
-        seconds: how long to look, or with `once` to wait at most; 0: until somebody ends it.
-        svg_file: where the last picture is written, if anywhere.
-    """
-
-    name: str
-    once: bool
-    seconds: float
-    svg_file: Path | None = None
 
 
 class Keys:
@@ -77,15 +59,9 @@ class Screen:
         self, node: NodeState, console: Console, picture: Callable[[int, int], RenderableType] | None,
         began_s: float | None = None,
     ) -> None:  # fmt: skip
-        """Show this node.
-
-        Args:
-            node: what is shown.
-            console: where to.
-            picture: draws it in so many columns and rows; None: in lines.
-            began_s: see `node_picture`.
-        """
-        self._node, self._console, self._picture, self._began_s = node, console, picture, began_s
+        """Show this node by a picture of so many columns and rows, None: in lines; `began_s`: see `node_picture`."""
+        self._node, self._console, self._began_s = node, console, began_s
+        self._draw = picture or (lambda _width, _height: "")
         self._live = None if picture is None else Live(console=console, screen=True, auto_refresh=False)
         self._shown_events = 0
         self._next_line_s = 0.0
@@ -101,8 +77,8 @@ class Screen:
 
     def show(self) -> None:
         """Show the state of now."""
-        if self._live is not None and self._picture is not None:
-            self._live.update(self._picture(*self._console.size), refresh=True)
+        if self._live is not None:
+            self._live.update(self._draw(*self._console.size), refresh=True)
             return
         new = min(self._node.event_count - self._shown_events, len(self._node.events))
         for event in list(self._node.events)[len(self._node.events) - new :]:
@@ -127,19 +103,19 @@ def save_svg(shown: RenderableType, path: Path, title: str) -> None:
     path.write_text(_WEB_FONT.sub("", console.export_svg(title=title)), encoding="utf-8")
 
 
-def look(options: TopOptions, console: Console) -> int:
-    """Look at a node until it is enough; returns 0, or 1 if nothing was heard of it."""
-    node, began_s, paused = NodeState(options.name), time.time(), False
+def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: Path | None = None) -> int:
+    """Look at a node until it is enough, see `torchperf top --help`; returns 0, or 1 if nothing was heard of it."""
+    node, began_s, paused = NodeState(name), time.time(), False
 
     def picture(width: int, height: int) -> RenderableType:
         keys = Text(" paused: p goes on ", "bold gold1") if paused else Text(" q quits  p pauses ", "grey42")
         return node_picture(node, width, height, node_title(node, width), _waits_for(node), keys, began_s)
 
     def is_enough(pressed: str) -> bool:
-        out_of_time = 0 < options.seconds <= node.elapsed_s
-        return "q" in pressed or out_of_time or (options.once and node.reports >= _ENOUGH_REPORTS)
+        out_of_time = 0 < seconds <= node.elapsed_s
+        return "q" in pressed or out_of_time or (once and node.reports >= _ENOUGH_REPORTS)
 
-    screen = Screen(node, console, picture if console.is_terminal and not options.once else None, began_s)
+    screen = Screen(node, console, picture if console.is_terminal and not once else None, began_s)
     with (
         contextlib.suppress(KeyboardInterrupt),
         NodeListener(node, "torchperf_top") as listener,
@@ -152,12 +128,12 @@ def look(options: TopOptions, console: Console) -> int:
             node.at(time.monotonic() - start_s)
             if "p" in pressed:
                 paused = not paused
-            if not options.once and (not paused or "p" in pressed):
+            if not once and (not paused or "p" in pressed):
                 screen.show()
-    if options.once:
+    if once:
         console.print(picture(console.width, max(console.height, _LEAST_HEIGHT)))
-    if options.svg_file:
-        save_svg(picture(SVG_WIDTH, SVG_HEIGHT), options.svg_file, "torchperf top")
+    if svg_file:
+        save_svg(picture(SVG_WIDTH, SVG_HEIGHT), svg_file, "torchperf top")
     return 0 if node.heard else _NOTHING_HEARD
 
 

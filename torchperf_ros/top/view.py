@@ -29,34 +29,19 @@ DASH: Final = "-"
 
 _OWN: Final = "green3"
 _FALLBACK_COLOURS: Final = {
-    Fallback.BACKUP: "deep_sky_blue1",
-    Fallback.HOLD_LAST: "gold1",
-    Fallback.STOP: "red1",
-    Fallback.NONE: "magenta1",
-}
+    Fallback.BACKUP: "deep_sky_blue1", Fallback.HOLD_LAST: "gold1", Fallback.STOP: "red1", Fallback.NONE: "magenta1",
+}  # fmt: skip
 _LETTERS: Final = {
-    Outcome.LATE: "L",
-    Outcome.ERROR: "E",
-    Outcome.INVALID: "N",
-    Outcome.CRASHED: "C",
-    Outcome.HUNG: "H",
-    Outcome.BAD_INPUT: "B",
-    Outcome.STARTING: "S",
-}
+    Outcome.LATE: "L", Outcome.ERROR: "E", Outcome.INVALID: "N", Outcome.CRASHED: "C", Outcome.HUNG: "H",
+    Outcome.BAD_INPUT: "B", Outcome.STARTING: "S",
+}  # fmt: skip
 _HEALTH_COLOURS: Final = {
-    "STARTING": "steel_blue1",
-    "WAITING": "steel_blue1",
-    "NOMINAL": "green3",
-    "DEGRADED": "gold1",
-    "SAFE_STOP": "red1",
-}
+    "STARTING": "steel_blue1", "WAITING": "steel_blue1", "NOMINAL": "green3", "DEGRADED": "gold1", "SAFE_STOP": "red1",
+}  # fmt: skip
 _EVENT_MARKS: Final = {
-    "ok": ("·", "green3"),
-    "note": ("·", "grey62"),
-    "warn": ("▲", "gold1"),
-    "error": ("■", "red1"),
+    "ok": ("·", "green3"), "note": ("·", "grey62"), "warn": ("▲", "gold1"), "error": ("■", "red1"),
     "sabotage": ("✗", "orchid1"),
-}
+}  # fmt: skip
 
 
 def node_picture(
@@ -76,18 +61,20 @@ def node_picture(
     """
     head = (title, _numbers(node, width))
     if not node.stages:
-        return Group(*head, _waiting(waits, height - HEAD_ROWS - _FRAME_ROWS, note))
+        rows = height - HEAD_ROWS - _FRAME_ROWS
+        lines = [Text(line, "grey62", no_wrap=True, overflow="ellipsis") for line in waits[: max(rows, 1)]]
+        lines[:1] = [Text(line.plain, "bold", no_wrap=True, overflow="ellipsis") for line in lines[:1]]
+        return Group(*head, _panel(lines, rows, "steel_blue1", note))
     stages = list(node.stages.values())
     room = height - HEAD_ROWS - _FRAME_ROWS - _LEAST_EVENTS
     rows = max(_LEAST_STAGE_ROWS, min(_STAGE_ROWS, room // len(stages)))
     fitting = stages[: max(1, room // rows)]
     hidden = ", ".join(stage.name for stage in stages[len(fitting) :])
-    events = max(_LEAST_EVENTS, height - HEAD_ROWS - _FRAME_ROWS - rows * len(fitting))
-    return Group(
-        *head,
-        *(_stage_panel(stage, width, rows, explained=not number) for number, stage in enumerate(fitting)),
-        _events_panel(node, events, f"events (no room for {hidden})" if hidden else "events", note, began_s),
-    )
+    panels = [_stage_panel(stage, width, rows, explained=not number) for number, stage in enumerate(fitting)]
+    count = max(_LEAST_EVENTS, height - HEAD_ROWS - _FRAME_ROWS - rows * len(fitting))
+    events = [event_line(event, began_s) for event in list(node.events)[-count:]]
+    title = f"events (no room for {hidden})" if hidden else "events"
+    return Group(*head, *panels, _panel(events, count, "grey42", note, title))
 
 
 def ends(left: Text, right: Text, width: int) -> Table:
@@ -142,19 +129,13 @@ def event_line(event: Event, began_s: float | None = None) -> Text:
     return line.append(f"{event.source:<11}", "bold").append(event.text, colour if event.kind == "error" else "")
 
 
-def _events_panel(node: NodeState, rows: int, title: str, note: Text | None, began_s: float | None) -> Panel:
-    shown = [event_line(event, began_s) for event in list(node.events)[-rows:]]
+def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: str = "") -> Panel:
+    """A frame around so many rows of lines."""
+    filled = Group(*lines, *[Text()] * (rows - len(lines)))
     return Panel(
-        Group(*shown, *[Text()] * (rows - len(shown))), title=Text(f" {title} ", "bold"), title_align="left",
-        border_style="grey42", padding=(0, 1), subtitle=note, subtitle_align="right",
+        filled, title=Text(f" {title} ", "bold") if title else None, title_align="left", border_style=colour,
+        padding=(0, 1), subtitle=note, subtitle_align="right",
     )  # fmt: skip
-
-
-def _waiting(lines: Sequence[str], rows: int, note: Text | None) -> Panel:
-    shown = [Text(line, "grey62" if number else "bold", no_wrap=True, overflow="ellipsis")
-             for number, line in enumerate(lines[: max(rows, 1)])]  # fmt: skip
-    filled = Group(*shown, *[Text()] * (rows - len(shown)))
-    return Panel(filled, border_style="steel_blue1", padding=(0, 1), subtitle=note, subtitle_align="right")
 
 
 def _numbers(node: NodeState, width: int) -> Table:
@@ -222,11 +203,8 @@ def _stage_line(stage: StageState) -> str:
 def _rows(stage: StageState, width: int, count: int) -> list[Text]:
     """Those that matter most, in the order in which they are read."""
     latency, numbers = _latency(stage, width), [_counters(stage), _fallbacks(stage), _workers(stage)]
-    if count >= _STAGE_ROWS - 2:
-        return [latency, *_strip(stage, width), *numbers]
-    if count == _STAGE_ROWS - 3:
-        return [latency, *_strip(stage, width), *numbers[:2]]
-    return [latency, *numbers][:count]
+    strip = _strip(stage, width) if count >= _STAGE_ROWS - 3 else []
+    return [latency, *strip, *numbers][:count]
 
 
 def _latency(stage: StageState, width: int) -> Text:

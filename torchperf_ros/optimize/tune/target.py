@@ -7,8 +7,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.config.config import NodeConfig, StageConfig, node_config
-from torchperf_ros.config.parameter_tables import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
+from torchperf_ros.config.config import (
+    NODE_PARAMETERS,
+    STAGE_DEFAULTS,
+    NodeConfig,
+    StageConfig,
+    node_config,
+    stage_parameters,
+)
 from torchperf_ros.config.params_file import read_params_file
 from torchperf_ros.config.shape_options import format_shapes
 from torchperf_ros.frame.errors import ConfigError
