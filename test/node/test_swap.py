@@ -1,15 +1,18 @@
-"""A package that is built and swapped into a running node by the commands that people use."""
+"""A node with a standby that is asked for things by services: a profile, and a package swapped in by the command."""
 
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from torchperf_ros.frame.outcome import Outcome
 
-ADAPTER = "torchperf_ros.models.camera:CameraAdapter"
+from .perf_process import ROOT
+
+ADAPTER = "adapters_for_graph:Obedient"
 PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
@@ -18,7 +21,7 @@ pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
 def torchperf(*words, domain_id=0):
     return subprocess.Popen(
         [sys.executable, "-m", "torchperf_ros.cli", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"ROS_DOMAIN_ID": str(domain_id)},
+        env=os.environ | {"ROS_DOMAIN_ID": str(domain_id), "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
     )  # fmt: skip
 
 
@@ -33,9 +36,15 @@ def package(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(start_node, fast, package):
-    values = {"stages": ["perception"], "package_dirs": [str(package.parent)], "perception": fast(engine="eager")}
-    node = start_node(values)
+def evidence(tmp_path_factory):
+    return tmp_path_factory.mktemp("evidence")
+
+
+@pytest.fixture(scope="module")
+def node(start_node, obedient, package, evidence):
+    stage = obedient(backup="standby", engine="eager", hang_ms=60_000.0, budget_ms=10_000.0)
+    dirs = {"package_dirs": [str(package.parent)], "evidence_dir": str(evidence)}
+    node = start_node({"stages": ["perception"], **dirs, "perception": stage})
     node.wait_until_ready("perception")
     return node
 
@@ -117,3 +126,26 @@ def test_given_a_name_that_is_not_there_when_swapped_then_the_reason_names_what_
 def test_given_a_file_that_is_not_there_when_swapped_then_it_is_said_at_once(node, camera, image, tmp_path):
     status, said, _ = swap(node, camera, image, "perception", "fast", tmp_path / "none.pt2")
     assert (status, said) == (2, f"torchperf: package {tmp_path / 'none.pt2'} is not there\n")
+
+
+def test_given_a_node_with_a_standby_when_profiled_then_frames_go_on_and_diagnostics_say_where_it_is(
+    node, camera, evidence, image
+):
+    from std_srvs.srv import Trigger
+
+    node.answer(camera, image())
+    assert node.call(Trigger, "profile", Trigger.Request()).success
+    said = node.call(Trigger, "profile", Trigger.Request())
+    assert not said.success
+    assert "stage perception is busy with one already (profile" in said.message
+    rows = []
+    while not node.values("perception")["evidence"]:
+        rows.append(node.answer(camera, image()))
+    path, _, summary = node.values("perception")["evidence"].partition(": ")
+    assert Path(path).parent == evidence
+    assert (Path(path) / "trace.json.gz").is_file()
+    assert "frames of" in summary
+    assert {Outcome(int(row["outcome"])) for row in rows} == {Outcome.ON_TIME}
+    assert {int(node.values("perception")[key]) for key in ("restarts", "missed_deadline")} == {0}
+    assert {"memory_growth_mib_per_hour", "memory_exhausted_in_s"} <= node.values("perception").keys()
+    assert "memory_growth_mib_per_hour" in node.values("node")

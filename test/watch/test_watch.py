@@ -1,7 +1,6 @@
 """The watch as a whole: fed like a recorder feeds it, on a virtual clock; its signals fit the records' schema."""
 
 import json
-import math
 import os
 import time
 
@@ -13,14 +12,15 @@ from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.recorder.record_log import RecordLog, schema
 from torchperf_ros.recorder.recording import RecorderProcess
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
-from torchperf_ros.telemetry.machine_signals_gpu import NoGpu
-from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamWriter
+from torchperf_ros.telemetry.machine_signals_gpu import Gpu
+from torchperf_ros.telemetry.record_stream import EventRecord, MessageRecord, StreamWriter
 from torchperf_ros.watch.watch import Watch
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
+
+from ..telemetry.frame_records import frame_record
 
 IMAGE, MARKERS = "sensor_msgs/msg/Image", "visualization_msgs/msg/MarkerArray"
 SETUP = {
@@ -49,11 +49,10 @@ def frame(at_s, value=None, stage=0, total_ms=20.0):
     received_ns = START_NS + round(at_s * NS_PER_S)
     number = round(at_s * 10)
     data = image(received_ns, number if value is None else value)
-    return FrameRecord(
-        t_ns=received_ns, stage=stage, seq=number, stamp_ns=received_ns, received_ns=received_ns,
-        outcome=Outcome.ON_TIME, fallback=None, tier=0, reason="", age_ms=4.0, wait_ms=0.1,
-        steps=StepTimes(1.0, 2.0, total_ms - 4.0, 1.0), total_ms=total_ms, budget_ms=50.0, lateness_ms=-30.0,
-        answer_ms=math.nan, inputs=[] if stage else [InputBytes(0, received_ns, 4.0, data)],
+    return frame_record(
+        received_ns, stage=stage, seq=number, stamp_ns=received_ns, received_ns=received_ns, age_ms=4.0,
+        steps=StepTimes(1.0, 2.0, total_ms - 4.0, 1.0), total_ms=total_ms,
+        inputs=[] if stage else [InputBytes(0, received_ns, 4.0, data)],
     )  # fmt: skip
 
 
@@ -68,7 +67,7 @@ def diagnostics(lifecycle="active", **camera):
 
 @pytest.fixture
 def watch():
-    return Watch(SETUP, NoGpu("none"))
+    return Watch(SETUP, Gpu("none"))
 
 
 def tick(watch, at_s, known_s=None):

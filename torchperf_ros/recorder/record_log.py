@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchperf_ros.config.user_folder import make_private
+from torchperf_ros.frame.frame_table import FRAME, frame_row
 from torchperf_ros.telemetry.record_stream import FrameRecord
 
 VERSION = 1
@@ -17,6 +18,7 @@ _FILES = 4
 _RECENT = 10_000
 _NAME = "records"
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode  # `dumps` makes a new one
+_COLUMNS = FRAME.names[:-1]  # without the hash of the output
 _MOST_PER_S = {"frame": 1000, "event": 50}
 """Records of a kind that are written each second; what comes beyond, in a storm, is counted under `drops`."""
 
@@ -59,30 +61,25 @@ class RecordLog:
 
     def frame(self, record: FrameRecord) -> None:
         """Add a frame."""
-        steps, tiers = record.steps, self._tiers[record.stage]
-        self._add(
-            "frame", record.t_ns, stage=self._names[record.stage], seq=record.seq, stamp_ns=record.stamp_ns,
-            age_ms=_known(record.age_ms), wait_ms=_known(record.wait_ms), decode_ms=_known(steps.decode_ms),
-            preprocess_ms=_known(steps.preprocess_ms), inference_ms=_known(steps.inference_ms),
-            postprocess_ms=_known(steps.postprocess_ms), total_ms=_known(record.total_ms),
-            budget_ms=_known(record.budget_ms), lateness_ms=_known(record.lateness_ms),
-            tier=tiers[record.tier] if 0 <= record.tier < len(tiers) else None, outcome=record.outcome.word,
-            fallback=None if record.fallback is None else record.fallback.word, reason=record.reason,
-            profiled=record.profiled,
-        )  # fmt: skip
+        answer, tiers = record.answer, self._tiers[record.stage]
+        row = dict(zip(_COLUMNS, frame_row(answer, record.t_ns, record.answer_ms), strict=True))
+        row |= {
+            "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
+            "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
+            "reason": answer.reason, "profiled": answer.profiled,
+        }  # fmt: skip
+        self._add("frame", **{key: _known(value) if value.__class__ is float else value for key, value in row.items()})
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
         """Add an event; `fields` holds its `kind`, and numbers that are not finite become null."""
-        others = {key: _finite(value) for key, value in fields.items() if key != "kind"}
-        self._add(str(fields["kind"]), t_ns, **others)
+        self._add(**_finite({"t_ns": t_ns, **fields}))
 
     def _add(self, kind: str, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
         self._this_second[kind] += 1
         if self._this_second[kind] > _MOST_PER_S.get(kind, _MOST_PER_S["event"]):
             self._dropped[kind] += 1
             return
-        record = {"v": VERSION, "kind": kind, "t_ns": t_ns, **fields}
-        line = _ENCODE(record)
+        line = _ENCODE({"v": VERSION, "kind": kind, "t_ns": t_ns, **fields})
         self._lines.append(line)
         self._recent.append((t_ns, line))
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.frame import Answer
-from torchperf_ros.telemetry.record_stream import FrameRecord
 
 _FLOAT64 = struct.Struct("<d")
 _TYPE = "std_msgs/msg/Float64MultiArray"
@@ -68,14 +67,3 @@ class LatencyRecord:
             answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else nan,
             answer.outcome, nan if fallback is None else fallback,
         )  # fmt: skip
-
-
-def frame_row(record: FrameRecord) -> tuple[float, ...]:
-    """The same row from what the recorder was told of the frame."""
-    steps = record.steps
-    return (
-        record.stage, record.seq, record.age_ms, record.wait_ms,
-        steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-        record.total_ms, record.budget_ms, record.tier if record.tier >= 0 else math.nan,
-        record.outcome, math.nan if record.fallback is None else record.fallback,
-    )  # fmt: skip

@@ -76,14 +76,14 @@ class OutputContent:
 
     def take(self, record: FrameRecord) -> None:
         """Take a frame: its own result only, nothing held, backed up or made."""
-        now_ns = record.received_ns
-        if record.outcome is not Outcome.ON_TIME or record.output is None or now_ns < self._next_look_ns:
+        now_ns, output = record.answer.frame.received_ns, record.answer.payload
+        if record.answer.outcome is not Outcome.ON_TIME or output is None or now_ns < self._next_look_ns:
             return
-        if not self._type_name or len(record.output) > _MOST_BYTES:
+        if not self._type_name or len(output) > _MOST_BYTES:
             return
         self._next_look_ns = now_ns + _LOOK_EVERY_NS
         try:
-            message = decode(record.output, self._type_name)
+            message = decode(output, self._type_name)
         except TorchperfError:  # an adapter's own way to encode; nothing can be said of it
             return
         count, scores = statistics_of(message, self._type_name)
@@ -96,9 +96,9 @@ class OutputContent:
 
     def _has_frozen(self, record: FrameRecord, trigger: bytes | memoryview, count: float) -> bool:
         """Whether the output is the one before, apart from its stamp, while what it comes from is another."""
-        stamp = _STAMP.pack(*divmod(record.stamp_ns, NS_PER_S))
+        stamp = _STAMP.pack(*divmod(record.answer.frame.stamp_ns, NS_PER_S))
         sample = bytes(trigger[_HEADER_END :: max(1, len(trigger) // _SAMPLES)])
-        now = ((record.output or b"").replace(stamp, b""), sample)
+        now = ((record.answer.payload or b"").replace(stamp, b""), sample)
         last, self._last = self._last, now
         return last is not None and count != 0 and now[0] == last[0] and now[1] != last[1]
 

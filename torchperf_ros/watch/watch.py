@@ -7,14 +7,14 @@ from typing import Any
 
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.telemetry.machine_signals import MachineSignals
-from torchperf_ros.telemetry.machine_signals_gpu import GpuSource, gpu_source
+from torchperf_ros.telemetry.machine_signals_gpu import Gpu, gpu_source
 from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord
 from torchperf_ros.watch.content_input import InputContent
 from torchperf_ros.watch.content_output import OutputContent
 from torchperf_ros.watch.machine_watch import MachineWatch
-from torchperf_ros.watch.stage_signals import CounterSignals, InputSignals, StageSignals
+from torchperf_ros.watch.stage_signals import CounterSignals, StageSignals
 
 _DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
 _PREFIX = "perf: "
@@ -43,9 +43,8 @@ class StageWatch:
         self.missed, self.harmed = 0, False
         self.values: dict[str, float] = {}
         self.alerts: list[Alert] = []
-        self.signals = StageSignals(name, tiers, budget_ms)
+        self.signals = StageSignals(name, tiers, budget_ms, trigger)
         self.counters = CounterSignals(name, tiers)
-        self._input = InputSignals(name, trigger, budget_ms) if trigger else None
         self._contents = {
             index: InputContent(name, *topic, trigger=index == 0)
             for index, topic in enumerate(inputs) if topic is not None and topic[1]
@@ -55,13 +54,11 @@ class StageWatch:
 
     def frame(self, record: FrameRecord) -> None:
         """Take an answered frame."""
-        self.advance(record.received_ns + round(record.total_ms * NS_PER_MS))
-        self.signals.frame(record)
-        if self._input is not None:
-            self._input.frame(record)
+        self.advance(record.answer.published_ns)
+        self.signals.answered(record.answer)
         for item in record.inputs:
             if (content := self._contents.get(item.index)) is not None:
-                content.take(item, record.received_ns)
+                content.take(item, record.answer.frame.received_ns)
         self._output.take(record)
 
     def advance(self, known_ns: int) -> None:
@@ -73,11 +70,8 @@ class StageWatch:
             self._end_ns += NS_PER_S
 
     def _second(self, now_ns: int) -> None:
-        values, alerts = self.signals.second(now_ns, self.others_percent)
-        judged = [self.counters.second(now_ns / NS_PER_S), self._output.second(now_ns)]
-        if self._input is not None:
-            judged.append(self._input.second(now_ns, active=self.active))
-        for more, found in judged:
+        values, alerts = self.signals.second(now_ns, self.others_percent, active=self.active)
+        for more, found in (self.counters.second(now_ns / NS_PER_S), self._output.second(now_ns)):
             values |= more
             alerts += found
         if self.active:
@@ -96,7 +90,7 @@ class Watch:
     """
 
     def __init__(
-        self, setup: Mapping[str, Any], gpu: GpuSource | None = None, proc: Path = Path("/proc"),
+        self, setup: Mapping[str, Any], gpu: Gpu | None = None, proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
     ) -> None:  # fmt: skip
         """Take what the node says at its start.
@@ -146,7 +140,7 @@ class Watch:
                 machine has left this process no time.
         """
         time_s = now_ns / NS_PER_S
-        machine, gpu = self._machine.read(time_s)
+        self._machine.read(time_s)
         active = self._status.get(_NODE, {}).get("lifecycle", "active") == "active"
         missed, harmed = 0, False
         for name, stage in self._stages.items():
@@ -155,7 +149,7 @@ class Watch:
             stage.advance(known_ns)
             missed, harmed = missed + stage.missed, harmed or stage.harmed
             stage.missed, stage.harmed = 0, False
-        causes = self._machine.judge(time_s, machine, gpu, missed, harmed=harmed)
+        causes = self._machine.judge(time_s, missed, harmed=harmed)
         stages = {name: _json(stage.values) for name, stage in self._stages.items()}
         self.signals = {"machine": _json(self._machine.values), "stages": stages}
         return causes + [found for stage in self._stages.values() for found in stage.alerts]
