@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from torchperf_ros.config.message_types import encode, message_class
-from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.recorder.record_log import RecordLog, schema
 from torchperf_ros.recorder.recording import RecorderProcess
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.machine_signals_gpu import Gpu
 from torchperf_ros.telemetry.record_stream import EventRecord, MessageRecord, StreamWriter
 from torchperf_ros.watch.watch import Watch
@@ -58,11 +56,8 @@ def frame(at_s, value=None, stage=0, total_ms=20.0):
 
 def diagnostics(lifecycle="active", **camera):
     values = {key: str(value) for key, value in camera.items()}
-    statuses = [
-        Alert(Level.OK, "perf: camera", "", values),
-        Alert(Level.OK, "perf: node", "", {"lifecycle": lifecycle}),
-    ]
-    return MessageRecord(START_NS, 1, diagnostic_bytes(statuses, "/perf", START_NS))
+    active = lifecycle == "active"
+    return EventRecord(START_NS, {"kind": "counters", "active": active, "stages": {"camera": values}})
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_
 from torchperf_ros.telemetry.latency_record import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.memory import LABELS, ProportionalMemory, sample_memory
 from torchperf_ros.watch.memory_watch import NODE, MemoryWatch
+from torchperf_ros.watch.stage_signals import COUNTED
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
@@ -100,6 +101,11 @@ class Reporter:
         self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(row))
         if (recording := self.alert_publisher.recording) is not None:
             recording.tell(ros_now_ns, kind="memory", values=dict(zip(LABELS, row, strict=True)))
+            counters = {
+                stage.config.name: {key: value for key, value in status.values.items() if key.endswith(COUNTED)}
+                for (stage, _), status in zip(healths, statuses, strict=False)
+            }
+            recording.tell(ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters)
 
     def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:
         publisher.publish(data)

@@ -13,7 +13,7 @@ from torchperf_ros.recorder.black_box import BlackBox
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.recorder.record_log import RecordLog
 from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader, event_bytes
-from torchperf_ros.watch.watch import Watch
+from torchperf_ros.watch.watch import COUNTERS, Watch
 
 _TICK_S = 1.0
 _LOOK_S = 0.05  # in this time a camera of 60 Hz fills no ring of four of the largest frames
@@ -105,7 +105,7 @@ class Recorder:
             self._ended = True
         elif record.fields["kind"] == "record":
             self._record(record.fields["name"], record.fields["why"], record.fields["stacks"])
-        elif self._log is not None:
+        elif self._log is not None and record.fields["kind"] != COUNTERS:
             self._log.event(record.t_ns, record.fields)
 
     def _record(self, name: str, why: str, stacks: str) -> None:

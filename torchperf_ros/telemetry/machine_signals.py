@@ -146,11 +146,9 @@ class MachineSignals:
                 yield int(entry.name), process
 
     def _read_one(self, pid: int) -> _Process | None:
-        try:
-            text = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended
+        name, _, rest = _text(f"{self._proc}/{pid}/stat").partition("(")[2].rpartition(")")
+        if not rest:  # it has ended
             return None
-        name, _, rest = text.partition("(")[2].rpartition(")")
         words = rest.split()
         # the fields after the name, see proc(5): 1 ppid, 11 utime, 12 stime, 13 cutime, 14 cstime, 19 starttime
         return _Process(
@@ -204,9 +202,10 @@ def _celsius(path: Path) -> float:
         return math.nan
 
 
-def _text(path: Path) -> str:
+def _text(path: Path | str) -> str:
     """Of a file of the kernel; empty where this kernel does not have it, or the device sleeps."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb", buffering=0) as file:  # without the layers of a text file, half of the time
+            return file.readall().decode(errors="replace")
     except OSError:
         return ""

@@ -232,6 +232,10 @@ _COUNTERS = (
 """At least so many in so many seconds are an alert."""
 
 
+COUNTED = tuple(rule.key for rule in _COUNTERS)
+"""What the values are called, or end with, that `CounterSignals` takes from a stage's status."""
+
+
 class CounterSignals:
     """Counters of one stage on `/diagnostics` that should stand still: restarts, recompilations, new sizes."""
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.telemetry.machine_signals import MachineSignals
@@ -16,9 +15,8 @@ from torchperf_ros.watch.content_output import OutputContent
 from torchperf_ros.watch.machine_watch import MachineWatch
 from torchperf_ros.watch.stage_signals import CounterSignals, StageSignals
 
-_DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
-_PREFIX = "perf: "
-_NODE = f"{_PREFIX}node"
+COUNTERS = "counters"
+"""The event that says whether the node is `active`, and the counters of its `stages` by name, see `COUNTED`."""
 _MOST_SECONDS = 600  # a longer silence is not judged second by second
 
 
@@ -104,11 +102,10 @@ class Watch:
         self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
         self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
         self._by_index = list(self._stages.values())
-        topics = [name for name, _ in setup["topics"]]
-        self._diagnostics = topics.index("/diagnostics") if "/diagnostics" in topics else -1
         gpu = gpu or gpu_source(str(setup["parameters"].get("device", "auto")), sys)
         self._machine = MachineWatch(MachineSignals(setup["pid"], proc, sys), gpu)
-        self._status: dict[str, Mapping[str, str]] = {}
+        self._active = True
+        self._counters: dict[str, Mapping[str, str]] = {}
 
     @property
     def gpu(self) -> str:
@@ -116,20 +113,17 @@ class Watch:
         return self._machine.gpu_word
 
     def take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
-        """Take a record of the node: frames; drops; of `/diagnostics` the counters and the lifecycle."""
+        """Take a record of the node: frames, drops, counters."""
         if isinstance(record, FrameRecord):
             self._by_index[record.stage].frame(record)
-        elif isinstance(record, MessageRecord):
-            if record.topic == self._diagnostics:
-                self._diagnosed(record)
+        elif not isinstance(record, EventRecord):
+            return
         elif record.fields["kind"] == "dropped":
             signals = self._stages[record.fields["stage"]].signals
             signals.superseded += record.fields["superseded"]
             signals.stale += record.fields["stale"]
-
-    def _diagnosed(self, record: MessageRecord) -> None:
-        for status in decode(record.data, _DIAGNOSTICS).status:
-            self._status[status.name] = {pair.key: pair.value for pair in status.values}
+        elif record.fields["kind"] == COUNTERS:
+            self._active, self._counters = record.fields["active"], record.fields["stages"]
 
     def tick(self, now_ns: int, known_ns: int) -> list[Alert]:
         """Once a second: what is unusual now. What lasts is returned every time, until it is over.
@@ -141,11 +135,10 @@ class Watch:
         """
         time_s = now_ns / NS_PER_S
         self._machine.read(time_s)
-        active = self._status.get(_NODE, {}).get("lifecycle", "active") == "active"
         missed, harmed = 0, False
         for name, stage in self._stages.items():
-            stage.active, stage.others_percent = active, self._machine.others_percent
-            stage.counters.status(known_ns / NS_PER_S, self._status.get(f"{_PREFIX}{name}", {}))
+            stage.active, stage.others_percent = self._active, self._machine.others_percent
+            stage.counters.status(known_ns / NS_PER_S, self._counters.get(name, {}))
             stage.advance(known_ns)
             missed, harmed = missed + stage.missed, harmed or stage.harmed
             stage.missed, stage.harmed = 0, False
