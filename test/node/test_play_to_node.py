@@ -87,7 +87,7 @@ def ended(graph, process, printed):
 @pytest.fixture(scope="module")
 def node(start_node, obedient, orders):
     """With the log's time, which budgets count from; told to misbehave by orders."""
-    stage = obedient(orders, budget_ms=3000.0, budget_from="stamp", hang_ms=4000.0)
+    stage = obedient(orders, budget_ms=1500.0, budget_from="stamp", hang_ms=2000.0)
     node = start_node({"stages": ["camera"], "camera": stage, "use_sim_time": True})
     node.wait_until_ready("camera")
     return node
@@ -110,7 +110,7 @@ def test_given_no_clock_yet_when_a_worker_hangs_then_the_frame_is_answered_and_t
 def test_given_a_log_of_years_ago_when_played_with_its_clock_then_ages_are_those_of_the_log(
     graph, node, play, tmp_path
 ):
-    log = write_drive(tmp_path / "log", 5, 500, 16, 4)
+    log = write_drive(tmp_path / "log", 5, 200, 16, 4)
     seen, reported = len(node.rows), graph.listen("/diagnostics", DiagnosticArray)
     process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
     ended(graph, process, printed)
@@ -125,7 +125,7 @@ def test_given_a_log_of_years_ago_when_played_with_its_clock_then_ages_are_those
 def test_given_a_log_in_a_loop_when_its_time_goes_back_then_the_frames_of_each_round_are_answered_on_time(
     graph, node, play, tmp_path
 ):
-    log = write_drive(tmp_path / "log", 4, 500, 16, 4)
+    log = write_drive(tmp_path / "log", 4, 200, 16, 4)
     seen, before = len(node.rows), node.values("camera")
     process, printed = play(log, *inputs_of(node), "--clock", "--loop", "--wait-for-node", node.name)
     node.wait_for(lambda: len(node.rows) >= seen + 10, lambda: f"a third round; the player printed {printed()}")
@@ -143,7 +143,7 @@ def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_
     graph, start_node, fast, play, tmp_path
 ):
     frames, stage = 4, fast(engine="eager")
-    log = write_drive(tmp_path / "log", frames, 1000, 320, 180)
+    log = write_drive(tmp_path / "log", frames, 400, 320, 180)
     parameters = {"stages": ["perception", "planning"], "perception": stage, "planning": stage}
     node = start_node({**parameters, "use_sim_time": True})
     live = {

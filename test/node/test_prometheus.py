@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, folder, node_port):
         text = (CONFIG / "prometheus/prometheus.yaml").read_text(encoding="utf-8")
-        text = text.replace("9464", str(node_port)).replace("interval: 5s", "interval: 1s")
+        text = text.replace("9464", str(node_port)).replace("interval: 5s", "interval: 300ms")
         (folder / "prometheus.yaml").write_text(text, encoding="utf-8")
         shutil.copy(CONFIG / "prometheus/torchperf_rules.yaml", folder)
         self.url = f"http://127.0.0.1:{(port := free_port())}"

@@ -26,7 +26,7 @@ from torchperf_ros.node.parameters import NodeParameters
 from torchperf_ros.node.recording_setup import recording_setup
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Taker, checked_taker
-from torchperf_ros.node.services import CaptureServices, RecordService, SwapService
+from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.stage_actor import StageActor, StageInput
 from torchperf_ros.stage.stage_ports import StagePorts
@@ -92,9 +92,7 @@ class PerfNode(LifecycleNode):
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
-        self._evidence = CaptureServices(self, lambda: self._stages, self._log)
-        self._reporter.alert_publisher.told = self._evidence.told
-        self._record = RecordService(self, self._reporter.alert_publisher)
+        self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
         self._reporter.start()
 
     # -- transitions --------------------------------------------------------------------------------------------------

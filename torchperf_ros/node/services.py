@@ -23,15 +23,26 @@ Log = Callable[[str, str], None]
 class CaptureServices:
     """Answers at once, as the thread that answers also receives the frames; the log and `/diagnostics` say the rest."""
 
-    def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]], log: Log) -> None:
-        """Offer the services; `stages` gives those that are configured."""
+    def __init__(
+        self, node: Node, stages: Callable[[], Sequence[StageActor]], log: Log, alert_publisher: AlertPublisher
+    ) -> None:
+        """Offer the services, and take captures when alerts are published that are worth it.
+
+        Args:
+            node: offers them.
+            stages: gives those that are configured.
+            log: for people.
+            alert_publisher: has incidents recorded.
+        """
         self._stages = stages
         self._log = log
+        self._alert_publisher = alert_publisher
         self._rule = CaptureRule()
+        alert_publisher.told = self.told
         self._services = [
             node.create_service(Trigger, f"~/{name}", lambda _, response, kind=kind: self._answer(kind, response))
             for name, kind in (("profile", "profile"), ("snapshot", "memory"))
-        ]
+        ] + [node.create_service(Trigger, "~/record", self._record)]
 
     def told(self, anomaly: Alert) -> None:
         """An event was told: take evidence if it is worth it, and if another worker can answer meanwhile."""
@@ -62,16 +73,8 @@ class CaptureServices:
         response.message = "; ".join(filter(None, said)) or "no stage is configured"
         return response
 
-
-class RecordService:
-    """Answers at once with the folder, which is there when the incident is complete."""
-
-    def __init__(self, node: Node, alert_publisher: AlertPublisher) -> None:
-        """Offer the service."""
-        self._alert_publisher = alert_publisher
-        self._service = node.create_service(Trigger, "~/record", self._answer)
-
-    def _answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+    def _record(self, _request: Any, response: Any) -> Any:  # noqa: ANN401
+        """Names the folder, which is there when the incident is complete."""
         response.message = self._alert_publisher.record("recorded", "asked for by service")
         response.success = bool(response.message)
         if not response.success:

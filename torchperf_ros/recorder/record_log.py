@@ -18,7 +18,7 @@ _FILES = 4
 _RECENT = 10_000
 _NAME = "records"
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode  # `dumps` makes a new one
-_COLUMNS = FRAME.names[:-1]  # without the hash of the output
+_COLUMNS = tuple(FRAME.fields or ())[:-1]  # without the hash of the output
 _MOST_PER_S = {"frame": 1000, "event": 50}
 """Records of a kind that are written each second; what comes beyond, in a storm, is counted under `drops`."""
 
@@ -62,19 +62,19 @@ class RecordLog:
     def frame(self, record: FrameRecord) -> None:
         """Add a frame."""
         answer, tiers = record.answer, self._tiers[record.stage]
-        row = dict(zip(_COLUMNS, frame_row(answer, record.t_ns, record.answer_ms), strict=True))
+        row: dict[str, Any] = dict(zip(_COLUMNS, frame_row(answer, record.t_ns, record.answer_ms), strict=True))
         row |= {
             "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
             "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
             "reason": answer.reason, "profiled": answer.profiled,
         }  # fmt: skip
-        self._add("frame", **{key: _known(value) if value.__class__ is float else value for key, value in row.items()})
+        self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
         """Add an event; `fields` holds its `kind`, and numbers that are not finite become null."""
-        self._add(**_finite({"t_ns": t_ns, **fields}))
+        self._add(str(fields["kind"]), t_ns, {key: _finite(value) for key, value in fields.items()})
 
-    def _add(self, kind: str, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+    def _add(self, kind: str, t_ns: int, fields: Mapping[str, Any]) -> None:
         self._this_second[kind] += 1
         if self._this_second[kind] > _MOST_PER_S.get(kind, _MOST_PER_S["event"]):
             self._dropped[kind] += 1
@@ -95,7 +95,7 @@ class RecordLog:
             self._dropped["lost"] += lost
         if self._dropped:
             dropped, self._dropped = dict(self._dropped), Counter()
-            self._add("drops", t_ns, records=sum(dropped.values()), by=dropped)
+            self._add("drops", t_ns, {"records": sum(dropped.values()), "by": dropped})
         if not self._lines:
             return
         lines, self._lines = self._lines, []
@@ -133,8 +133,10 @@ class RecordLog:
         self._write_start = True
 
 
-def _known(value: float) -> float | None:
+def _known(value: Any) -> Any:  # noqa: ANN401
     """JSON has no NaN: null; microseconds are exact enough for what was measured in ms."""
+    if value.__class__ is not float:
+        return value
     return round(value, 3) if math.isfinite(value) else None
 
 
