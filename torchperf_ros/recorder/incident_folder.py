@@ -21,7 +21,9 @@ _ABANDONED_S = 86_400.0
 _LONGEST_NAME = 60
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z_.+")
 
-UtcNow = Callable[[], datetime]
+
+def _utc_now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 class IncidentError(TorchperfError):
@@ -38,7 +40,7 @@ class IncidentFolder:
         root: the folder; made when something is kept.
     """
 
-    def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: UtcNow | None = None) -> None:
+    def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: Callable[[], datetime] = _utc_now) -> None:
         """Take the folder and its bounds; nothing is touched yet.
 
         Args:
@@ -50,7 +52,7 @@ class IncidentFolder:
         self.root = root
         self._max_count = max_count
         self._max_bytes = max_mib * _MIB
-        self._utc_now: UtcNow = utc_now or (lambda: datetime.now(timezone.utc))
+        self._utc_now = utc_now
 
     def name(self, what: str) -> str:
         """The name of an incident of now, for who wants to tell it before the incident is complete."""
@@ -75,7 +77,7 @@ class IncidentFolder:
         try:
             make_private(part)
             write(part)
-            size_bytes = _flush(part)
+            size_bytes = _size_bytes(part, flush=True)
             if size_bytes > self._max_bytes:
                 msg = (
                     f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than evidence_mib, "
@@ -151,22 +153,16 @@ def _as_name(what: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", what.lower()).strip("-")[:_LONGEST_NAME] or "incident"
 
 
-def _flush(folder: Path) -> int:
-    """Have every file reach the disk, as the power may go next; returns the size of all."""
-    total = 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                total += os.fstat(file.fileno()).st_size
-    return total
-
-
-def _size_bytes(folder: Path) -> int:
+def _size_bytes(folder: Path, *, flush: bool = False) -> int:
+    """Bytes of all files; with `flush` each is made to reach the disk, as the power may go next."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
-            total += path.lstat().st_size if path.is_file() else 0
+            if path.is_file():
+                total += path.lstat().st_size
+                if flush:
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
     return total
 
 
@@ -191,15 +187,13 @@ class CaptureRule:
         stage, _, what = anomaly.name.partition(": ")
         if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
             stage = next(iter(stages))
-        kind = "memory" if what == "memory grows" else "profile"
-        least = Level.WARN if kind == "memory" else Level.ERROR
-        asked_ns = self._asked_ns.get((stage, kind))
+        kind, least = ("memory", Level.WARN) if what == "memory grows" else ("profile", Level.ERROR)
         if stage not in stages or anomaly.level is Level.STALE or anomaly.level < least:
             return None
-        if asked_ns is not None and now_ns - asked_ns < self._every_ns:
-            return None
-        if self._last_ns is not None and now_ns - self._last_ns < self._apart_ns:
-            return None  # the stages share a machine: one loses a worker for a while, not all of them
+        # the stages share a machine: one loses a worker for a while, not all of them
+        for asked_ns, wait_ns in ((self._asked_ns.get((stage, kind)), self._every_ns), (self._last_ns, self._apart_ns)):
+            if asked_ns is not None and now_ns - asked_ns < wait_ns:
+                return None
         return stage, kind
 
     def taken(self, stage: str, kind: str, now_ns: int) -> None:
