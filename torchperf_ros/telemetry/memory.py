@@ -57,19 +57,16 @@ class MemoryUse:
     """One sample in bytes.
 
     Attributes:
-        node_rss: resident memory of the node process, without shared memory: each process would count it anew.
-        rss_by_pid: the same of each worker.
         told: what the workers report themselves, summed: `history`, `kept` (freed, and not given back); on CUDA
             `allocated`, `reserved`, `peak`, `inactive_split`, the counts `retries` and `ooms`, and of the device the
             least `free` and `total`.
-        shared: shared memory that the stages' rings have touched.
         pss_by_pid: proportional memory of the node and the workers, as far as it was read.
     """
 
-    node_rss: int
-    rss_by_pid: dict[int, int]
+    node_rss: int  # resident memory of the node process, without shared memory: each process would count it anew
+    rss_by_pid: dict[int, int]  # the same of each worker
     told: dict[str, int]
-    shared: int
+    shared: int  # shared memory that the stages' rings have touched
     pss_by_pid: Mapping[int, int] = field(default_factory=dict)
 
     @property

@@ -72,19 +72,15 @@ class MetricSpec:
     """One metric, in base units (seconds, bytes, ratios from 0 to 1).
 
     Attributes:
-        name: as it is queried, counters with `_total`.
-        kind: counter, gauge or histogram.
-        text: one line for people.
         read: its value; with more labels than the stage's, a dict of values by these labels' values. Of a histogram
             cumulative counts by upper bound, and the sum of all samples.
-        labels: names of its labels; each has few values, known when the node is configured.
     """
 
-    name: str
-    kind: str
-    text: str
+    name: str  # as it is queried, counters with `_total`
+    kind: str  # counter, gauge or histogram
+    text: str  # one line for people
     read: Callable[[Any], Any]
-    labels: tuple[str, ...] = ("stage",)
+    labels: tuple[str, ...] = ("stage",)  # names of its labels; each has few values, known when the node is configured
 
     def family(self, stages: Mapping[str, _Scrape], node: _Scrape) -> Metric:
         """What it is now, of every stage or of the node."""

@@ -32,40 +32,24 @@ _KINDS: Final = ("ok", "warn", "error", "warn")
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the list of events.
+    """One line of the list of events."""
 
-    Attributes:
-        at_s: seconds since the listening began.
-        kind: `ok`, `warn`, `error`, `sabotage` or `note`.
-        source: a stage, `node`, or who else reports it.
-        text: what happened.
-    """
-
-    at_s: float
-    kind: str
-    source: str
-    text: str
+    at_s: float  # seconds since the listening began
+    kind: str  # `ok`, `warn`, `error`, `sabotage` or `note`
+    source: str  # a stage, `node`, or who else reports it
+    text: str  # what happened
 
 
 @dataclass(frozen=True)
 class SeenFrame:
-    """One answered frame, from `/perf/latency_stages`.
+    """One answered frame, from `/perf/latency_stages`."""
 
-    Attributes:
-        stamp_ns: `header.stamp` of its trigger, as far as it can be computed from outside; 0 if unknown.
-        outcome: how it ended.
-        fallback: what was published instead of its result, None if nothing had to be.
-        total_ms: receipt to publish.
-        budget_ms: its budget.
-        published_ns: when it was answered; 0 if unknown.
-    """
-
-    stamp_ns: int
-    outcome: Outcome
-    fallback: Fallback | None
-    total_ms: float
-    budget_ms: float
-    published_ns: int = 0
+    stamp_ns: int  # `header.stamp` of its trigger, as far as it can be computed from outside; 0 if unknown
+    outcome: Outcome  # how it ended
+    fallback: Fallback | None  # what was published instead of its result, None if nothing had to be
+    total_ms: float  # receipt to publish
+    budget_ms: float  # its budget
+    published_ns: int = 0  # when it was answered; 0 if unknown
 
     @property
     def lateness_ms(self) -> float:
@@ -84,20 +68,15 @@ class StageState:
     """What is known about one stage.
 
     Attributes:
-        name: of the stage.
-        values: keys and values of its newest status on `/diagnostics`.
-        recent: its last answered frames.
-        records: answered frames seen, all of them.
         worst_ms: largest lateness of all answers but those of a starting stage; negative: before the deadline.
-        far_late: those of them that were answered later than `FAR_LATE_MS` after their deadline.
     """
 
-    name: str
-    values: dict[str, str] = field(default_factory=dict)
-    recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))
-    records: int = 0
+    name: str  # of the stage
+    values: dict[str, str] = field(default_factory=dict)  # keys and values of its newest status on `/diagnostics`
+    recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))  # its last answered frames
+    records: int = 0  # answered frames seen, all of them
     worst_ms: float = -math.inf
-    far_late: int = 0
+    far_late: int = 0  # those of them that were answered later than `FAR_LATE_MS` after their deadline
 
     def add(self, record: SeenFrame) -> None:
         """Take an answered frame."""

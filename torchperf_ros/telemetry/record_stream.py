@@ -40,21 +40,16 @@ class FrameRecord:
     """An answered frame, as the recorder has it.
 
     Attributes:
-        t_ns: ROS time of the answer.
-        stage: index of the stage.
-        answer: as in the node, but for the frame's bytes; its payload is None also where its bytes are lost.
-        answer_ms: what `/perf/latency` said of it, NaN for a stage that is not the last.
         inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty where they were
             overwritten, or never handed over.
-        ring: where the trigger is, at the answer's offset.
     """
 
-    t_ns: int
-    stage: int
-    answer: Answer
-    answer_ms: float = math.nan
+    t_ns: int  # ROS time of the answer
+    stage: int  # index of the stage
+    answer: Answer  # as in the node, but for the frame's bytes; its payload is None also where its bytes are lost
+    answer_ms: float = math.nan  # what `/perf/latency` said of it, NaN for a stage that is not the last
     inputs: list[InputBytes] = field(default_factory=list)
-    ring: FrameReader | None = None
+    ring: FrameReader | None = None  # where the trigger is, at the answer's offset
 
     @property
     def is_there(self) -> bool:

@@ -44,17 +44,11 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Growth:
-    """A trend over one window.
+    """A trend over one window."""
 
-    Attributes:
-        mib_per_hour: Theil-Sen slope.
-        confidence: one less the p-value of the Mann-Kendall test, 0 to 1.
-        window_s: how long the window is that it was seen in.
-    """
-
-    mib_per_hour: float
-    confidence: float
-    window_s: float
+    mib_per_hour: float  # Theil-Sen slope
+    confidence: float  # one less the p-value of the Mann-Kendall test, 0 to 1
+    window_s: float  # how long the window is that it was seen in
 
     def lasts_s(self, room_mib: float) -> float:
         """Seconds until `room_mib` more are used up if it goes on; infinite if it does not grow."""

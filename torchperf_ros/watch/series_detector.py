@@ -42,14 +42,12 @@ class Reading:
             score it is halved, so that an anomaly is reported once.
         kind: `value` (where the series has never been), `step` (a movement as there is none), `flat` or `gap`;
             empty where nothing is unusual.
-        baseline: the median of the 255 samples before, in the unit of the value; NaN before the first sample.
-        since_s: when the anomaly that is on began, on the clock of `time_s`; None if none is on.
     """
 
     score: float
     kind: str
-    baseline: float
-    since_s: float | None
+    baseline: float  # the median of the 255 samples before, in the unit of the value; NaN before the first sample
+    since_s: float | None  # when the anomaly that is on began, on the clock of `time_s`; None if none is on
 
 
 class MovingMedian:
