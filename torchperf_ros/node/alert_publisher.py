@@ -30,17 +30,12 @@ _MOST_EVENTS = 64
 
 
 class AlertPublisher:
-    """Collects findings from any thread; `step` tells them, from one.
-
-    Attributes:
-        recording: who writes it all down; None while nothing is recorded.
-        told: called with each anomaly that was told.
-    """
+    """Collects findings from any thread; `step` tells them, from one."""
 
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
-        self.recording: Recording | None = None
-        self.told: Callable[[Alert], None] = lambda anomaly: None
+        self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
+        self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
         self._node = node
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
         self._publisher = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)

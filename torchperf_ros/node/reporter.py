@@ -33,18 +33,15 @@ class Reporter:
     """Publishes diagnostics from the node's construction to its end, whatever its lifecycle state.
 
     Attributes:
-        stages: the stages to report on; empty while the node is not configured.
-        inputs: their inputs from topics, checked for publishers of another type.
-        facts: what else the node's own status says, by key.
         memory_limit_mib, memory_share: the parameters.
         alert publisher: tells what happens, and the recorder everything.
     """
 
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
         """Create the publishers; nothing is said before `start`."""
-        self.stages: list[StageActor] = []
-        self.inputs: list[StageInput] = []
-        self.facts: dict[str, str] = {}
+        self.stages: list[StageActor] = []  # the stages to report on; empty while the node is not configured
+        self.inputs: list[StageInput] = []  # their inputs from topics, checked for publishers of another type
+        self.facts: dict[str, str] = {}  # what else the node's own status says, by key
         self.memory_limit_mib, self.memory_share = 0, 1.0
         self.alert_publisher = AlertPublisher(node)
         self._node = node

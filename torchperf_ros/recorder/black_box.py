@@ -83,13 +83,7 @@ class _Incident:
 
 
 class BlackBox:
-    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened.
-
-    Attributes:
-        held_bytes: bytes kept at present.
-        incidents: incidents written.
-        problem: why the last one could not be written, empty if it could.
-    """
+    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened."""
 
     def __init__(self, setup: Mapping[str, Any], evidence: IncidentFolder, clock: Clock = monotonic_ns) -> None:
         """Start empty.
@@ -100,8 +94,9 @@ class BlackBox:
             evidence: where incidents go.
             clock: how long something is kept: ROS time may stand still, or jump.
         """
-        self.held_bytes = self.incidents = 0
-        self.problem = ""
+        self.held_bytes = 0  # bytes kept at present
+        self.incidents = 0  # incidents written
+        self.problem = ""  # why the last one could not be written, empty if it could
         self._topics = [Topic(*topic) for topic in setup["topics"]]
         self._inputs = [[topic and Topic(*topic) for topic in stage["inputs"]] for stage in setup["stages"]]
         self._outputs = [Topic(*stage["output"]) for stage in setup["stages"]]

@@ -35,9 +35,6 @@ class IncidentFolder:
 
     An incident is written under another name and gets its own when it is complete, so that whoever finds a folder of
     this form finds all of it. Several processes may write to the same folder.
-
-    Attributes:
-        root: the folder; made when something is kept.
     """
 
     def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: Callable[[], datetime] = _utc_now) -> None:
@@ -49,7 +46,7 @@ class IncidentFolder:
             max_mib: and so many MiB; an incident that is larger by itself is refused.
             utc_now: the time that names are made of; the system's by default.
         """
-        self.root = root
+        self.root = root  # the folder; made when something is kept
         self._max_count = max_count
         self._max_bytes = max_mib * _MIB
         self._utc_now = utc_now

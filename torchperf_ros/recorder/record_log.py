@@ -29,12 +29,7 @@ def schema() -> str:
 
 
 class RecordLog:
-    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed.
-
-    Attributes:
-        problem: why records cannot be written at present, empty if they can.
-        written: records written.
-    """
+    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed."""
 
     def __init__(self, folder: Path, limit_bytes: int, start: Mapping[str, Any]) -> None:
         """Begin a new file.
@@ -44,8 +39,8 @@ class RecordLog:
             limit_bytes: of all files together.
             start: what each file begins with: node, versions, stages.
         """
-        self.problem = ""
-        self.written = 0
+        self.problem = ""  # why records cannot be written at present, empty if they can
+        self.written = 0  # records written
         self._folder = folder
         self._file_bytes = limit_bytes // _FILES
         self._start = start

@@ -37,11 +37,7 @@ _TAIL = 4_000
 
 
 class RecorderProcess:
-    """A process that takes what the writer sends, and answers on the same socket.
-
-    Attributes:
-        pid: of the process.
-    """
+    """A process that takes what the writer sends, and answers on the same socket."""
 
     def __init__(self, writer: StreamWriter, stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
         """Spawn it, connect the writer, and tell it what it records.
@@ -64,7 +60,7 @@ class RecorderProcess:
                 [sys.executable, "-m", "torchperf_ros.recorder.recorder_main", *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self.pid = self._process.pid
+        self.pid = self._process.pid  # of the process
         self._writer, self._own = writer, own
         assert self._process.stdout is not None
         self._printed = self._process.stdout
@@ -152,9 +148,6 @@ class Recording:
     A stage's thread only leaves its answer here: a thread of this object's passes it on, 20 times a second.
 
     Attributes:
-        status: what the recorder last said of itself.
-        problem: why nothing is recorded at present, empty if all is well.
-        restarts: recorders that had to be replaced; at most one in 10 s.
         ros_offset_ns: ROS time less monotonic time, as of the last second; for frames whose age is unknown.
     """
 
@@ -166,9 +159,9 @@ class Recording:
             setup: node, pid, versions, parameters, stages, topics, see `Recorder`.
             rings: of the stages, in their order; those with triggers for the black box keep them for its seconds.
         """
-        self.status: dict[str, Any] = {}
-        self.problem = ""
-        self.restarts = 0
+        self.status: dict[str, Any] = {}  # what the recorder last said of itself
+        self.problem = ""  # why nothing is recorded at present, empty if all is well
+        self.restarts = 0  # recorders that had to be replaced; at most one in 10 s
         self.ros_offset_ns = int(setup["ros_offset_ns"])
         self._evidence = open_incidents(config.evidence_dir, config.evidence_count, config.evidence_mib)
         records = Path(config.record_dir).expanduser() if config.record_dir else (

@@ -19,13 +19,7 @@ def float64_bytes(value: float) -> bytes:
 
 
 class LabelledArray:
-    """Encodes rows of numbers under labels that never change: only the numbers at the end of the bytes do.
-
-    Attributes:
-        labels: in their order.
-        prefix: the bytes before the numbers.
-        pack: makes those of the numbers.
-    """
+    """Encodes rows of numbers under labels that never change: only the numbers at the end of the bytes do."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         """Lay the message out once: one dimension of size 1 per label."""
@@ -33,10 +27,10 @@ class LabelledArray:
         layout = message_class("std_msgs/msg/MultiArrayLayout")
         dims = [dimension(label=label, size=1, stride=1) for label in labels]
         message = message_class(_TYPE)(layout=layout(dim=dims, data_offset=0), data=np.zeros(len(labels)))
-        self.labels = tuple(labels)
+        self.labels = tuple(labels)  # in their order
         numbers = struct.Struct(f"<{len(labels)}d")
-        self.pack = numbers.pack
-        self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]
+        self.pack = numbers.pack  # makes those of the numbers
+        self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]  # the bytes before the numbers
 
     def encode(self, values: Sequence[float]) -> bytes:
         """CDR bytes with these values, one per label."""

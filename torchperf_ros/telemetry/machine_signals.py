@@ -31,8 +31,6 @@ class MachineSignals:
     """Reads the machine once a second; all processes are looked through only when somebody asks.
 
     Attributes:
-        cpus: processors.
-        memory_total_mib: of the machine.
         too_hot_c: by thermal zone, the temperature from which on it throttles, where it says so.
     """
 
@@ -51,8 +49,8 @@ class MachineSignals:
         self._scan_total = 0.0
         self._zones = _zones(sys)
         self.too_hot_c = {name: c for name, folder in self._zones.items() if (c := _trip_c(folder)) < math.inf}
-        self.cpus = max(1, sum(line.startswith("cpu") for line in _text(proc / "stat").splitlines()) - 1)
-        self.memory_total_mib = self._memory_mib().get("MemTotal", math.nan)
+        self.cpus = max(1, sum(line.startswith("cpu") for line in _text(proc / "stat").splitlines()) - 1)  # processors
+        self.memory_total_mib = self._memory_mib().get("MemTotal", math.nan)  # of the machine
         self._cpu = self._cpu_ticks()
         self.scan()
         self._own = self._own_ticks()

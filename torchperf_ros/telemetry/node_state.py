@@ -153,36 +153,24 @@ class NodeState:
     """What is known about a running node, from its first word on.
 
     Attributes:
-        name: for example `/perf`.
-        elapsed_s: since the listening began; events get this time.
-        stages: by name, in the order of the node's report.
-        node: keys and values of the node's own status.
-        events: the last ones, oldest first.
-        event_count: how many there were.
-        end_to_end_ms: the last values of `/perf/latency`.
         memory: time in s and MiB of the workers, the last ten minutes.
-        memory_parts: the newest row of `/perf/memory_stats` by label, in MiB.
-        reports: how many messages of `/diagnostics` of the node came in.
-        others: nodes that were heard instead, by their names.
-        heard_s: when it reported last, -inf before.
-        restarts: how often another process took its name since the listening began.
     """
 
     def __init__(self, name: str) -> None:
         """Know its name and nothing else."""
-        self.name = name
-        self.elapsed_s = 0.0
-        self.stages: dict[str, StageState] = {}
-        self.node: dict[str, str] = {}
-        self.events: deque[Event] = deque(maxlen=_EVENTS)
-        self.event_count = 0
-        self.end_to_end_ms: deque[float] = deque(maxlen=300)
+        self.name = name  # for example `/perf`
+        self.elapsed_s = 0.0  # since the listening began; events get this time
+        self.stages: dict[str, StageState] = {}  # by name, in the order of the node's report
+        self.node: dict[str, str] = {}  # keys and values of the node's own status
+        self.events: deque[Event] = deque(maxlen=_EVENTS)  # the last ones, oldest first
+        self.event_count = 0  # how many there were
+        self.end_to_end_ms: deque[float] = deque(maxlen=300)  # the last values of `/perf/latency`
         self.memory: deque[tuple[float, float]] = deque(maxlen=_MEMORY_SAMPLES)
-        self.memory_parts: dict[str, float] = {}
-        self.reports = 0
-        self.others: set[str] = set()
-        self.heard_s = -math.inf
-        self.restarts = 0
+        self.memory_parts: dict[str, float] = {}  # the newest row of `/perf/memory_stats` by label, in MiB
+        self.reports = 0  # how many messages of `/diagnostics` of the node came in
+        self.others: set[str] = set()  # nodes that were heard instead, by their names
+        self.heard_s = -math.inf  # when it reported last, -inf before
+        self.restarts = 0  # how often another process took its name since the listening began
         self._warnings: set[str] = set()
         self._silence_known = False
 

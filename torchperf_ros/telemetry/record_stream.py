@@ -78,13 +78,12 @@ class StreamWriter:
     """One sender, for one thread at a time. Never waits; while it is not connected it does nothing.
 
     Attributes:
-        lost: packets that found no room, not yet told to the recorder.
         cut: events that were too large for a packet, and had their texts cut.
     """
 
     def __init__(self, ring_bytes: int) -> None:
         """Make the ring that payloads pass through."""
-        self.lost = self.cut = 0
+        self.lost = self.cut = 0  # packets that found no room, not yet told to the recorder
         self._socket: socket.socket | None = None
         self.ring = FrameRing(ring_bytes)
 
@@ -179,14 +178,13 @@ class StreamReader:
     """The recorder's end of one sender.
 
     Attributes:
-        lost: packets that the sender could not send.
         overwritten: records whose bytes were gone before they were read.
     """
 
     def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
         """Take the socket, the node's ring, and the rings of the stages, in their order."""
         self.socket = own
-        self.lost = self.overwritten = 0
+        self.lost = self.overwritten = 0  # packets that the sender could not send
         self._payloads = FrameReader(ring_fd)
         self._stages = [FrameReader(descriptor) for descriptor in stage_fds]
 

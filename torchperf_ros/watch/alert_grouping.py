@@ -36,15 +36,11 @@ class _Open:
 
 
 class AlertGrouping:
-    """Collects alerts from any thread, and once a second turns them into what is published.
-
-    Attributes:
-        lost: alerts that came faster than they were collected, or when too many were open.
-    """
+    """Collects alerts from any thread, and once a second turns them into what is published."""
 
     def __init__(self) -> None:
         """Start with nothing open."""
-        self.lost = 0
+        self.lost = 0  # alerts that came faster than they were collected, or when too many were open
         self._waiting: deque[tuple[int, Alert]] = deque()
         self._open: dict[str, _Open] = {}
         self._events = 0

@@ -30,15 +30,11 @@ _KNOWN_S = 30.0
 
 
 class Stretch:
-    """How long something has been so without a break, and whether that is longer than it ever was.
-
-    Attributes:
-        longest_s: the longest stretch that is over.
-    """
+    """How long something has been so without a break, and whether that is longer than it ever was."""
 
     def __init__(self) -> None:
         """Begin with the first call of `update`."""
-        self.longest_s = 0.0
+        self.longest_s = 0.0  # the longest stretch that is over
         self._first_ns = self._since_ns = 0
 
     def update(self, now_ns: int, *, is_so: bool) -> None:

@@ -20,17 +20,12 @@ _CONFIRM_S = 2
 
 
 class MachineWatch:
-    """Judges the machine once a second, by what the stages suffered meanwhile.
-
-    Attributes:
-        gpu_word: the card, or why none is watched.
-        values: what was read last, by name.
-    """
+    """Judges the machine once a second, by what the stages suffered meanwhile."""
 
     def __init__(self, signals: MachineSignals, gpu: Gpu) -> None:
         """Take the sources: of the machine, and of the card."""
-        self.gpu_word = gpu.word
-        self.values: dict[str, float] = {}
+        self.gpu_word = gpu.word  # the card, or why none is watched
+        self.values: dict[str, float] = {}  # what was read last, by name
         self._signals = signals
         self._gpu = gpu
         self._scanned_s = 0.0

@@ -68,14 +68,13 @@ class Signal:
     it is one again when it comes again, three times; then all of it is learnt.
 
     Attributes:
-        usual: what the signal usually is, NaN before that is known.
         value: now.
         baseline: what was usual before the departure that is on.
     """
 
     def __init__(self, rule: SignalRule) -> None:
         """Know nothing yet."""
-        self.usual = self.value = self.baseline = math.nan
+        self.usual = self.value = self.baseline = math.nan  # what the signal usually is, NaN before that is known
         self._rule = rule
         self._detector = SeriesDetector(rule.direction, rule.floor)
         self._time_s = 0.0

@@ -11,7 +11,7 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.watch.series_detector import MovingMedian
+from torchperf_ros.frame.sorted_window import SortedWindow
 from torchperf_ros.watch.signals import Signal, SignalRule, alert, number, since
 
 Judged = tuple[dict[str, float], list[Alert]]
@@ -32,15 +32,13 @@ class StageSignals:
     """One stage's frames: how they come in, and how they are answered.
 
     Attributes:
-        missed: deadlines that were missed in the last second.
-        harmed: whether the last second had misses, or an unusual latency.
         superseded, stale: frames of this second that will never be answered; set by whoever hears of them.
     """
 
     def __init__(self, stage: str, tiers: Sequence[str], budget_ms: float, trigger: str = "") -> None:
         """Name the stage, its tiers, and the topic of its trigger; empty where another stage gives it out."""
-        self.missed = 0
-        self.harmed = False
+        self.missed = 0  # deadlines that were missed in the last second
+        self.harmed = False  # whether the last second had misses, or an unusual latency
         self.superseded = self.stale = 0
         self._stage, self._tiers, self._budget_ms, self._trigger = stage, tiers, budget_ms, trigger
         least_age_ms = max(5.0, 0.1 * budget_ms)
@@ -50,7 +48,7 @@ class StageSignals:
             "age_ms": Signal(SignalRule("age at receipt", "age", "ms", "up", least_age_ms, 0.3)),
         }
         self._latency: dict[int, tuple[Signal, Signal]] = {}
-        self._usual_steps: dict[int, dict[str, MovingMedian]] = {}
+        self._usual_steps: dict[int, dict[str, SortedWindow]] = {}
         self._tier = Signal(SignalRule("tier", "tier", "", "up", 0.5, confirm_s=5))
         self._drops = Signal(SignalRule("share of dropped frames", "drops", "%", "up", 10.0, 0.5))
         self._missing_since_s: float | None = None
@@ -153,7 +151,7 @@ class StageSignals:
                 Signal(SignalRule(f"latency p50{on}", "latency", "ms", "up", max(1.0, 0.05 * budget_ms), 0.15)),
                 Signal(SignalRule(f"latency maximum{on}", "latency", "ms", "up", max(5.0, 0.25 * budget_ms), 1.0, 5)),
             )
-            self._usual_steps[tier] = defaultdict(lambda: MovingMedian(_STEP_WINDOW))
+            self._usual_steps[tier] = defaultdict(lambda: SortedWindow(_STEP_WINDOW))
         steps = {step: _middle(attrgetter(f"steps.{step}_ms")(answer) for answer in answers) for step in _STEPS}
         steps = {step: value for step, value in {"wait": _middle(a.wait_ms for a in answers), **steps}.items()
                  if math.isfinite(value)}  # fmt: skip

@@ -28,8 +28,6 @@ class StageWatch:
     Attributes:
         active: whether the node takes frames.
         others_percent: of the processor that other processes took in the last second; empty if unknown.
-        values: what the last second was.
-        alerts: what was unusual about it.
         missed, harmed: deadlines missed, and whether answers were late or slower than usual, since `Watch` reset them.
     """
 
@@ -39,8 +37,8 @@ class StageWatch:
         trigger = inputs[0][0] if inputs and inputs[0] is not None else ""  # none where another stage gives it out
         self.active, self.others_percent = True, ""
         self.missed, self.harmed = 0, False
-        self.values: dict[str, float] = {}
-        self.alerts: list[Alert] = []
+        self.values: dict[str, float] = {}  # what the last second was
+        self.alerts: list[Alert] = []  # what was unusual about it
         self.signals = StageSignals(name, tiers, budget_ms, trigger)
         self.counters = CounterSignals(name, tiers)
         self._contents = {
