@@ -66,9 +66,7 @@ class AlertPublisher:
     def record(self, what: str, why: str) -> str:
         """Have the last and the next seconds written, from any thread; returns the folder, "" if nothing is recorded.
 
-        Args:
-            what: one or two words for the folder's name.
-            why: a line for people.
+        One or two words of `what` are in the folder's name; `why` is a line for people.
         """
         if (recording := self.recording) is None or recording.unable():
             return ""

@@ -64,11 +64,7 @@ class PerfNode(LifecycleNode):
     """Runs stages: `configure` starts their workers, `activate` lets frames in."""
 
     def __init__(self, ending: threading.Event | None = None, **kwargs: Any) -> None:  # noqa: ANN401 - rclpy's
-        """Declare the parameters and start reporting.
-
-        Args:
-            ending: once set, `configure` gives up waiting for workers.
-            kwargs: passed through to rclpy.
+        """Declare the parameters and start reporting; once `ending` is set, `configure` gives up waiting for workers.
 
         Raises:
             ConfigError: a parameter has a value that is not allowed.

@@ -29,11 +29,7 @@ class CaptureServices:
     ) -> None:
         """Offer the services, and take captures when alerts are published that are worth it.
 
-        Args:
-            node: offers them.
-            stages: gives those that are configured.
-            log: for people.
-            alert_publisher: has incidents recorded.
+        `stages` gives those that are configured.
         """
         self._stages = stages
         self._log = log

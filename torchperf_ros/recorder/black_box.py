@@ -178,13 +178,9 @@ class BlackBox:
     ) -> None:
         """Something has happened: write what is kept, and what comes during the next seconds.
 
-        While an incident is being recorded another one is part of it.
-
-        Args:
-            name: the incident's folder, as `EvidenceFolder.name` gives it.
-            now_s: monotonic time: ROS time may stand still.
-            files: texts to be put beside the log, by file name.
-            more_files: more of them, asked for at the end with the time at which the log begins.
+        While an incident is being recorded another one is part of it. `now_s` is monotonic: ROS time may stand still.
+        `files` are texts to be put beside the log; `more_files` gives more of them at the end, for the time at which
+        the log begins.
         """
         if self._incident is not None:
             self._incident.files.update({f"{name}_{file}": text for file, text in files.items()})

@@ -40,11 +40,7 @@ class IncidentFolder:
     def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: Callable[[], datetime] = _utc_now) -> None:
         """Take the folder and its bounds; nothing is touched yet.
 
-        Args:
-            root: where the incidents lie.
-            max_count: so many are kept at most; the oldest ones go first.
-            max_mib: and so many MiB; an incident that is larger by itself is refused.
-            utc_now: the time that names are made of; the system's by default.
+        The oldest incidents go first. One that is larger than `max_mib` by itself is refused.
         """
         self.root = root  # the folder; made when something is kept
         self._max_count = max_count
@@ -58,15 +54,12 @@ class IncidentFolder:
     def keep(self, what: str, write: Callable[[Path], None], name: str = "") -> Path:
         """Make a folder for an incident, and remove the oldest ones that no longer fit; returns the new one.
 
-        Takes as long as the disk does: for threads and processes that nobody waits for.
-
-        Args:
-            what: one or two words for the folder's name.
-            write: puts files into the folder that it is given, which is not there any more under that name afterwards.
-            name: what `name` gave for it before; by default one of now.
+        Takes as long as the disk does: for threads and processes that nobody waits for. The folder that `write` puts
+        files into is not there any more under that name afterwards. `name` is what `name` gave before, by default one
+        of now.
 
         Raises:
-            EvidenceError: the disk is full or not writable, or the incident is larger than everything together may be.
+            IncidentError: the disk is full or not writable, or the incident is larger than everything may be.
             Exception: whatever `write` raises.
         """
         name = name or self.name(what)
@@ -174,13 +167,7 @@ class CaptureRule:
         self._asked_ns: dict[tuple[str, str], int] = {}
 
     def wanted(self, anomaly: Alert, stages: Collection[str], now_ns: int) -> tuple[str, str] | None:
-        """The stage and what is wanted of it, `profile` or `memory`; None mostly. `taken` says that it could be had.
-
-        Args:
-            anomaly: as it is told.
-            stages: names that it may begin with.
-            now_ns: monotonic time.
-        """
+        """The stage and what is wanted of it, `profile` or `memory`; None mostly. `taken` says that it could be had."""
         stage, _, what = anomaly.name.partition(": ")
         if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
             stage = next(iter(stages))

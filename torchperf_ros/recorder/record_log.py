@@ -32,13 +32,7 @@ class RecordLog:
     """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed."""
 
     def __init__(self, folder: Path, limit_bytes: int, start: Mapping[str, Any]) -> None:
-        """Begin a new file.
-
-        Args:
-            folder: where the files are.
-            limit_bytes: of all files together.
-            start: what each file begins with: node, versions, stages.
-        """
+        """Begin a new file; each begins with `start`: node, versions, stages. The limit is for all files together."""
         self.problem = ""  # why records cannot be written at present, empty if they can
         self.written = 0  # records written
         self._folder = folder

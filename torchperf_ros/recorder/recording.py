@@ -40,13 +40,7 @@ class RecorderProcess:
     """A process that takes what the writer sends, and answers on the same socket."""
 
     def __init__(self, writer: StreamWriter, stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
-        """Spawn it, connect the writer, and tell it what it records.
-
-        Args:
-            writer: what the node tells goes through it.
-            stage_fds: the stages' rings.
-            setup: see `Recorder`.
-        """
+        """Spawn it, connect the writer that the node sends everything by, and say what it records, see `Recorder`."""
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
         with contextlib.suppress(PermissionError):  # beyond the system's limit where that is permitted
@@ -152,12 +146,9 @@ class Recording:
     """
 
     def __init__(self, config: NodeConfig, setup: Mapping[str, Any], rings: Sequence[FrameRing]) -> None:
-        """Start a recorder.
+        """Start a recorder, see it for the setup.
 
-        Args:
-            config: the parameters.
-            setup: node, pid, versions, parameters, stages, topics, see `Recorder`.
-            rings: of the stages, in their order; those with triggers for the black box keep them for its seconds.
+        Rings of stages that have triggers for the black box keep them for its seconds.
         """
         self.status: dict[str, Any] = {}  # what the recorder last said of itself
         self.problem = ""  # why nothing is recorded at present, empty if all is well

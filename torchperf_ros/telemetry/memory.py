@@ -30,11 +30,9 @@ class ProportionalMemory:
         self._read: dict[int, tuple[float, int]] = {}
 
     def sample(self, pids: Iterable[int], now_s: float) -> Mapping[int, int]:
-        """Bytes by process id, of those that could be read so far. Reads at most one, the one due for longest.
+        """Bytes by process id, of those that could be read so far; `now_s` is monotonic.
 
-        Args:
-            pids: the processes that there are; others are forgotten.
-            now_s: monotonic time.
+        Reads at most one, the one due for longest. Processes that are not among `pids` are forgotten.
         """
         wanted = list(pids)
         self._read = {pid: self._read[pid] for pid in wanted if pid in self._read}

@@ -212,9 +212,7 @@ class NodeState:
     def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
         """Fold in a message of `/perf/latency_stages`; one of an unknown stage or outcome is passed over.
 
-        Args:
-            message: the message.
-            published_ns: ROS time at which the node published it.
+        `published_ns` is the ROS time at which the node published it.
         """
         values = by_label(message)
         index, outcome, fallback = (_whole(values.get(key)) for key in ("stage", "outcome", "fallback"))

@@ -141,12 +141,9 @@ class LastAlerts:
         self._found_ns = 0
 
     def update(self, found: Sequence[Alert], now_ns: int, *, looked: bool) -> Sequence[Alert]:
-        """What goes on now.
+        """What goes on now, at this monotonic time, by what the recorder has found since the last call.
 
-        Args:
-            found: what the recorder has found since the last call.
-            now_ns: monotonic time.
-            looked: whether it has looked since then; if so, what it did not find again is over.
+        Where it has `looked` since then, what it did not find again is over.
         """
         if found or looked:
             self._found, self._found_ns = found, now_ns

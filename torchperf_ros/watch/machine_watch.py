@@ -48,10 +48,7 @@ class MachineWatch:
     def judge(self, time_s: float, missed: int, *, harmed: bool) -> list[Alert]:
         """What is a cause of trouble now, by what was read last.
 
-        Args:
-            time_s: monotonic.
-            missed: deadlines of all stages in the last second.
-            harmed: whether any stage was late or slower than usual in it.
+        In the last second all stages `missed` so many deadlines; if `harmed`, one was late or slower than usual.
         """
         self._misses.append(missed)
         found = [

@@ -167,14 +167,7 @@ class MemoryWatch:
         self._series: list[_Series] = []
 
     def step(self, use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int, now_s: float) -> list[Alert]:
-        """Take a sample; returns what is suspected, one alert per owner, for as long as it is.
-
-        Args:
-            use: the sample.
-            stages: those that it was taken of.
-            limit_mib: parameter `memory_limit_mib`.
-            now_s: monotonic time.
-        """
+        """Take a sample, at a monotonic time; returns what is suspected, one alert per owner, as long as it is."""
         known = {series[:2]: series.trend for series in self._series}
         self._series = []
         for owner, what, mib, room_mib in _samples(use, stages, limit_mib):

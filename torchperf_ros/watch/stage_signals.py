@@ -65,12 +65,9 @@ class StageSignals:
         self._answers.append(answer)
 
     def second(self, now_ns: int, others: str = "", *, active: bool = True) -> Judged:
-        """Judge the second that ends at `now_ns`.
+        """Judge the second that ends at this monotonic time.
 
-        Args:
-            now_ns: monotonic time.
-            others: percent of the processor that other processes took meanwhile; empty if unknown.
-            active: whether the node takes frames at all at present.
+        Other processes took so many percent (`others`) of the processor; the node takes frames at all if `active`.
         """
         answers, self._answers = self._answers, []
         values, alerts = self._judge_input(now_ns, [answer.frame for answer in answers], active=active)

@@ -89,14 +89,7 @@ class Watch:
         self, setup: Mapping[str, Any], gpu: Gpu | None = None, proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
     ) -> None:  # fmt: skip
-        """Take what the node says at its start.
-
-        Args:
-            setup: see `Recorder`.
-            gpu: the card; by default that of the node's parameter `device`.
-            proc: where the kernel shows processes.
-            sys: where it shows devices.
-        """
+        """Take what the node says at its start, see `Recorder`; the card is by default that of its `device`."""
         self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
         self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
         self._by_index = list(self._stages.values())
