@@ -86,7 +86,7 @@ def test_given_each_transition_then_workers_and_answers_follow(node, image):
     lifecycle_told(node, "active")
 
     assert node.change_state("deactivate")
-    node._records.clear()
+    node.forget_rows()
     assert is_ignored()
     assert node.workers() == [worker]  # still warm
 

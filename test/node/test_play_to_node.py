@@ -16,6 +16,7 @@ from nav_msgs.msg import Path
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
+from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.frame import USABLE_AGE_MS
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.replay.replay import replay
@@ -30,33 +31,24 @@ START_NS = 1_600_000_000 * S
 AGE_MS = 40
 
 
-def header(t_ns):
-    """Of a message that is received at this time, `AGE_MS` after its stamp."""
-    stamp = STORE.types["builtin_interfaces/msg/Time"](*divmod(t_ns - AGE_MS * MS, S))
-    return STORE.types["std_msgs/msg/Header"](stamp, "camera")
-
-
 def image(t_ns, number, width, height):
-    row = STORE.types[IMAGE](
-        header(t_ns), height, width, "rgb8", 0, 3 * width,
-        np.fromiter(((number * 40 + i) % 256 for i in range(3 * width)), np.uint8),
-    )  # fmt: skip
-    row.data = np.tile(row.data, height)
-    return bytes(STORE.serialize_cdr(row, IMAGE))
+    """Received at this time, `AGE_MS` after its stamp."""
+    row = np.fromiter(((number * 40 + i) % 256 for i in range(3 * width)), np.uint8)
+    stamped = header(t_ns - AGE_MS * MS, "camera")
+    return encoded(IMAGE, header=stamped, height=height, width=width, encoding="rgb8", step=3 * width,
+                   data=np.tile(row, height))  # fmt: skip
 
 
 def odometry(t_ns, speed_mps):
-    types = STORE.types
-    vector, point = types["geometry_msgs/msg/Vector3"], types["geometry_msgs/msg/Point"]
-    pose = types["geometry_msgs/msg/Pose"](
-        point(0.0, 0.0, 0.0), types["geometry_msgs/msg/Quaternion"](0.0, 0.0, 0.0, 1.0)
-    )
-    twist = types["geometry_msgs/msg/Twist"](vector(speed_mps, 0.0, 0.0), vector(0.0, 0.0, 0.0))
-    covered = types["geometry_msgs/msg/PoseWithCovariance"](pose, np.zeros(36))
-    message = types[ODOMETRY](
-        header(t_ns), "base_link", covered, types["geometry_msgs/msg/TwistWithCovariance"](twist, np.zeros(36))
-    )
-    return bytes(STORE.serialize_cdr(message, ODOMETRY))
+    twist = empty_message("geometry_msgs/msg/TwistWithCovariance")
+    twist.twist.linear.x = speed_mps
+    pose = empty_message("geometry_msgs/msg/PoseWithCovariance")
+    pose.pose.orientation.w = 1.0
+    return encoded(ODOMETRY, header=header(t_ns - AGE_MS * MS, "camera"), pose=pose, twist=twist)
+
+
+def encoded(name, **fields):
+    return bytes(encode(empty_message(name, **fields), name))
 
 
 def write_drive(folder, frames, every_ms, width, height):

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ pytest.importorskip("rclpy")
 
 from sensor_msgs.msg import Image
 
+from benchmarks.rig.scraper import free_port
 from torchperf_ros.telemetry.metrics import METRICS
 
 pytestmark = [
@@ -34,12 +34,6 @@ TARGETS = [
 ]
 SCRAPES = 5
 ONLY_ON_CUDA = {"torchperf_cuda_memory_bytes"}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:

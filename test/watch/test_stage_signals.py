@@ -28,7 +28,7 @@ class Moment:
     fallback: Fallback = Fallback.BACKUP
 
 
-def drive(seconds, at, seed=0, active=lambda second: True):
+def drive(seconds, at, seed=0):
     """What was found, by name: (second, finding)."""
     rng = random.Random(seed)
     stage = StageSignals("camera", ("full", "medium", "fast"), 50.0, "/image")
@@ -48,7 +48,7 @@ def drive(seconds, at, seed=0, active=lambda second: True):
                 stage.superseded += 1
             seq += 1
             due_ns += NS_PER_S / now.rate_hz
-        for finding in stage.second(end_ns, "71", active=active(second))[1]:
+        for finding in stage.second(end_ns, "71")[1]:
             found.setdefault(finding.name, []).append((second, finding))
     return found
 
@@ -118,10 +118,6 @@ def test_given_a_camera_that_stays_away_when_minutes_pass_then_it_is_not_over():
     told = [second for second, _ in found.pop("camera: input stopped")]
     assert told == list(range(told[0], 500))
     assert found == {}
-
-
-def test_given_a_node_that_is_deactivated_when_its_input_stops_then_nothing_is_told():
-    assert drive(120, between(60, 120, rate_hz=0.0), active=lambda second: second < 60) == {}
 
 
 def test_given_a_lower_tier_when_it_is_slower_than_its_own_usual_then_only_that_counts():

@@ -8,7 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.recorder.record_log import RecordLog, schema
@@ -34,12 +34,9 @@ START_NS = 1_000 * NS_PER_S
 
 
 def image(stamp_ns, value):
-    seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
-    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-    head = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="")
     pixels = np.random.default_rng(value).integers(0, 255, 48 * 64 * 3).astype(np.uint8)
-    message = message_class(IMAGE)(header=head, height=48, width=64, encoding="rgb8", is_bigendian=0, step=192,
-                                   data=pixels)  # fmt: skip
+    own = {"header": header(stamp_ns, ""), "height": 48, "width": 64, "encoding": "rgb8", "step": 192, "data": pixels}
+    message = empty_message(IMAGE, **own)
     return bytes(encode(message, IMAGE))
 
 
