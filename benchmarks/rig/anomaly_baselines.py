@@ -4,7 +4,8 @@ import math
 import statistics
 from collections import deque
 
-from torchperf_ros.watch.series_detector import FRAME_CAUTION, MovingMedian, SeriesDetector
+from torchperf_ros.frame.sorted_window import SortedWindow
+from torchperf_ros.watch.series_detector import FRAME_CAUTION, SeriesDetector
 
 _SIGMAS = 3.0
 
@@ -71,7 +72,7 @@ class RollingMad:
     _SIZE, _FIRST, _ROBUST_SIGMAS, _TO_SIGMA = 200, 50, 6.0, 1.4826
 
     def __init__(self):
-        self._values = MovingMedian(self._SIZE)
+        self._values = SortedWindow(self._SIZE)
         self._last = deque(maxlen=self._SIZE)
 
     def update(self, time_s, value):

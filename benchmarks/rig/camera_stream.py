@@ -29,9 +29,9 @@ _MATCH_S = 10.0
 _LEAD_NS = 20_000_000
 
 
-def image_cdr(width: int, height: int) -> bytearray:
+def image_cdr(width: int, height: int, seed: int = 0) -> bytearray:
     """CDR bytes of an rgb8 image of noise, with a zero stamp."""
-    pixels = np.random.default_rng(0).integers(0, 256, height * width * 3, dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(0, 256, height * width * 3, dtype=np.uint8)
     image = message_class(_IMAGE)(
         header=header(0, "camera"), height=height, width=width, encoding="rgb8", is_bigendian=0, step=width * 3,
         data=pixels,
@@ -54,7 +54,7 @@ class Camera:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self._node = Node("camera", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._publishers: dict[str, Any] = {}
-        self._images: dict[str, bytearray] = {}
+        self._images: dict[str, list[bytearray]] = {}
 
     def stream(
         self, topic: str, seconds: float, rate: float, size: str, first_bytes: dict[str, int] | None = None
@@ -66,13 +66,14 @@ class Camera:
             first_bytes: by the number of the image, what its first byte is instead of 0.
         """
         publisher = self._publisher(topic)
-        cdr = self._image(size)
-        first = len(cdr) - math.prod(int(word) for word in size.split("x")) * 3  # the pixels come last
+        two = self._two_images(size)
+        first = len(two[0]) - math.prod(int(word) for word in size.split("x")) * 3  # the pixels come last
         start_ns = time.monotonic_ns() + _LEAD_NS
         to_ros_ns = time.time_ns() - time.monotonic_ns()
         stamps, worst_ns = [], 0
         for number in range(round(seconds * rate)):
             due_ns = start_ns + round(number * 1e9 / rate)
+            cdr = two[number % 2]  # a camera that sends the same pixels again and again counts as frozen
             cdr[first] = (first_bytes or {}).get(str(number), 0)
             image = stamped(cdr, due_ns + to_ros_ns)
             while (ahead_ns := due_ns - time.monotonic_ns()) > 0:
@@ -93,9 +94,10 @@ class Camera:
             time.sleep(0.02)
         return self._publishers[topic]
 
-    def _image(self, size: str) -> bytearray:
+    def _two_images(self, size: str) -> list[bytearray]:
         if size not in self._images:
-            self._images[size] = image_cdr(*(int(word) for word in size.split("x")))
+            width, height = (int(word) for word in size.split("x"))
+            self._images[size] = [image_cdr(width, height, seed) for seed in range(2)]
         return self._images[size]
 
 

@@ -112,6 +112,7 @@ class PerfProcess:
         self.statuses = {}
         self.reports = 0
         # A node that is heard on /diagnostics knows of the subscriptions before that one, too: see `Graph.acquaint`.
+        self._rows = []
         self._records = graph.listen(f"{self.name}/latency_stages", Float64MultiArray)
         self.anomalies = graph.listen(f"{self.name}/anomaly", DiagnosticArray)
         self._subscription = graph.node.create_subscription(DiagnosticArray, "/diagnostics", self._take, 50)
@@ -143,9 +144,14 @@ class PerfProcess:
 
     @property
     def rows(self):
-        return [
-            dict(zip((dim.label for dim in record.layout.dim), record.data, strict=True)) for record in self._records
-        ]
+        for record in self._records[len(self._rows) :]:
+            self._rows.append(dict(zip((dim.label for dim in record.layout.dim), record.data, strict=True)))
+        return list(self._rows)
+
+    def forget_rows(self):
+        """As if nothing had been answered so far."""
+        self._records.clear()
+        self._rows.clear()
 
     def rows_of(self, stage):
         """The rows of one stage, by its index."""

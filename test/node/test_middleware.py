@@ -1,9 +1,10 @@
-"""The transport that the package's processes and the launch file choose, and which processes hear each other then."""
+"""The transport that processes choose and who hears whom then; and a bounded end, also of a process stuck in C."""
 
 import importlib.metadata
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,20 @@ def test_given_a_process_with_the_profile_when_it_speaks_then_a_plain_one_hears_
         speaker.kill()
         speaker.wait()
     assert done.stdout == "10\n"
+
+
+ENDS = {
+    "stuck in C": ("ctypes.PyDLL(None).pause()", 3),
+    "stuck while the interpreter ends": ("atexit.register(ctypes.PyDLL(None).pause)", 3),
+    "not stuck": ("sys.exit(7)", 7),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_given_a_bound_when_the_process_is_to_end_then_it_has_ended_by_then(kind):
+    last, status = ENDS[kind]
+    imports = "import atexit, ctypes, sys; from torchperf_ros.node.middleware import end_within"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", f"{imports}; end_within(1, 3); {last}"], timeout=60.0, check=False)
+    assert done.returncode == status
+    assert kind == "not stuck" or time.monotonic() - began >= 1.0

@@ -14,7 +14,6 @@ from rclpy.parameter import parameter_value_to_python
 from ruamel.yaml import YAML
 from sensor_msgs.msg import Image
 
-from torchperf_ros.config.build_options import ENGINE_CHOICES
 from torchperf_ros.config.config import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
 from torchperf_ros.frame.outcome import Outcome
 
@@ -24,7 +23,7 @@ FILE = Path(__file__).resolve().parents[2] / "config" / "perception.yaml"
 DEFAULTS = {parameter.name: parameter for parameter in NODE_PARAMETERS} | {
     f"{stage}.{parameter.name}": parameter for stage in STAGE_DEFAULTS for parameter in stage_parameters(stage)
 }
-REFUSED_AT_START = {  # name -> parameters, and what the line has to say: parameter, value, what is allowed
+REFUSED_AT_START = {  # name -> parameters, and what the line has to say; `test/config` has the rule of each parameter
     "wrong type": (
         {"perception": {"budget_ms": "fast"}},
         ("perception.budget_ms", "'fast'", "a float from 1.0 to 60000.0"),
@@ -33,20 +32,10 @@ REFUSED_AT_START = {  # name -> parameters, and what the line has to say: parame
         {"perception": {"budget_ms": -5.0}},
         ("perception.budget_ms", "-5.0", "a float from 1.0 to 60000.0"),
     ),
-    "above its range": ({"metrics_port": 70_000}, ("metrics_port", "70000", "a int from 0 to 65535")),
-    "unknown engine": ({"planning": {"engine": "warp"}}, ("planning.engine", "'warp'", f"one of: {ENGINE_CHOICES[0]}")),
-    "unknown fallback": (
-        {"planning": {"fallback": ["stop", "pray"]}},
-        ("planning.fallback", "['stop', 'pray']", "a list of: backup, hold_last, stop, none"),
-    ),
-    "no JSON": ({"perception": {"options": "{compressed"}}, ("perception.options", "'{compressed'", "an object")),
-    "no JSON object": ({"perception": {"options": "[1]"}}, ("perception.options", "'[1]'", "JSON object")),
     "duplicated stages": (
         {"stages": ["perception", "perception"]},
         ("stages", "['perception', 'perception']", "at least one name, each once"),
     ),
-    "no stage name": ({"stages": ["Front Camera"]}, ("stages", "'Front Camera'", "lower-case letters")),
-    "a stage of one's own without adapter": ({"stages": ["lidar"]}, ("lidar.adapter", "empty", "module:Class")),
     "hang before the deadline": (
         {"planning": {"hang_ms": 20.0}},
         ("planning.hang_ms", "20.0", "at least the budget"),
@@ -55,7 +44,6 @@ REFUSED_AT_START = {  # name -> parameters, and what the line has to say: parame
         {"perception": {"budgetms": 20.0}},
         ("perception.budgetms", "unknown", "perception.budget_ms"),
     ),
-    "unknown device": ({"device": "tpu"}, ("device", "'tpu'", "auto, cpu, cuda or cuda:N")),
 }
 
 
@@ -174,7 +162,6 @@ def test_given_a_running_node_when_the_budget_is_changed_then_frames_have_the_ne
 REFUSED_LIVE = {  # name -> value, and what the reason has to say
     "camera.adapter": ("other:Adapter", "parameter camera.adapter: is read-only while the node is configured"),
     "camera.tiers": (["fast"], "parameter camera.tiers: is read-only while the node is configured; clean up first"),
-    "device": ("cpu", "parameter device: is read-only while the node is configured; clean up first"),
     "metrics_port": (9999, "parameter metrics_port: is read-only while the node is configured; clean up first"),
     "camera.hang_ms": (100.0, "parameter camera.hang_ms: 100.0 is below camera.budget_ms"),
     "camera.budget_ms": (

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ pytest.importorskip("rclpy")
 
 from sensor_msgs.msg import Image
 
+from benchmarks.rig.scraper import free_port
 from torchperf_ros.telemetry.metrics import METRICS
 
 pytestmark = [
@@ -36,18 +36,12 @@ SCRAPES = 5
 ONLY_ON_CUDA = {"torchperf_cuda_memory_bytes"}
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Server:
     """Prometheus as the example configures it, but for the port of the node and the interval."""
 
     def __init__(self, folder, node_port):
         text = (CONFIG / "prometheus/prometheus.yaml").read_text(encoding="utf-8")
-        text = text.replace("9464", str(node_port)).replace("interval: 5s", "interval: 1s")
+        text = text.replace("9464", str(node_port)).replace("interval: 5s", "interval: 300ms")
         (folder / "prometheus.yaml").write_text(text, encoding="utf-8")
         shutil.copy(CONFIG / "prometheus/torchperf_rules.yaml", folder)
         self.url = f"http://127.0.0.1:{(port := free_port())}"

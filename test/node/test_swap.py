@@ -1,15 +1,20 @@
-"""A package that is built and swapped into a running node by the commands that people use."""
+"""A node with a standby that is asked for things by services: a profile, and a package swapped in by the command."""
 
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from torchperf_ros.cli.main import app
 from torchperf_ros.frame.outcome import Outcome
 
-ADAPTER = "torchperf_ros.models.camera:CameraAdapter"
+from .perf_process import ROOT
+
+ADAPTER = "adapters_for_graph:Obedient"
 PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
@@ -18,24 +23,30 @@ pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
 def torchperf(*words, domain_id=0):
     return subprocess.Popen(
         [sys.executable, "-m", "torchperf_ros.cli", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"ROS_DOMAIN_ID": str(domain_id)},
+        env=os.environ | {"ROS_DOMAIN_ID": str(domain_id), "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packages")
-    process = torchperf("compile", "--adapter", ADAPTER, "--tier", "fast", "--engine", "aoti", "-o", str(folder))
+    process = torchperf("compile", "--adapter", ADAPTER, "--tier", "fast", "--engine", "openvino", "-o", str(folder))
     said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert "compiling fast (1 of 1)" in said
-    return folder / "fast.pt2"
+    return folder / "fast.blob"
 
 
 @pytest.fixture(scope="module")
-def node(start_node, fast, package):
-    values = {"stages": ["perception"], "package_dirs": [str(package.parent)], "perception": fast(engine="eager")}
-    node = start_node(values)
+def evidence(tmp_path_factory):
+    return tmp_path_factory.mktemp("evidence")
+
+
+@pytest.fixture(scope="module")
+def node(start_node, obedient, package, evidence):
+    stage = obedient(backup="standby", engine="eager", hang_ms=60_000.0, budget_ms=10_000.0)
+    dirs = {"package_dirs": [str(package.parent)], "evidence_dir": str(evidence)}
+    node = start_node({"stages": ["perception"], **dirs, "perception": stage})
     node.wait_until_ready("perception")
     return node
 
@@ -58,6 +69,18 @@ def swap(node, camera, image, *words):
     return process.returncode, said + errors, {Outcome(int(row["outcome"])) for row in node.rows[first:]}
 
 
+@pytest.fixture
+def refused(node, monkeypatch):
+    """Run `torchperf swap` in this process, which takes less time; returns exit status and what it said."""
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(node.graph.context.get_domain_id()))
+
+    def ask(*words):
+        result = CliRunner().invoke(app, ["swap", "--node", node.name, *map(str, words)])
+        return result.exit_code, result.output
+
+    return ask
+
+
 def test_given_a_package_when_swapped_in_then_every_frame_is_answered_on_time_and_the_tier_runs_it(
     node, camera, image, package
 ):
@@ -68,15 +91,15 @@ def test_given_a_package_when_swapped_in_then_every_frame_is_answered_on_time_an
     assert outcomes == {Outcome.ON_TIME}
     node.next_report()
     values = node.values("perception")
-    assert (values["tier_fast_engine"], values["engine"], values["restarts"]) == ("aoti", "aoti", "0")
+    assert (values["tier_fast_engine"], values["engine"], values["restarts"]) == ("openvino", "openvino", "0")
     assert values["tier_fast_package"]
 
 
 def test_given_a_damaged_package_when_swapped_in_then_the_reason_is_told_and_nothing_changes(
     node, camera, image, package
 ):
-    bad = package.with_name("bad.pt2")
-    for ending in (".pt2", ".json"):
+    bad = package.with_name("bad.blob")
+    for ending in (".blob", ".json"):
         shutil.copy(package.with_suffix(ending), bad.with_suffix(ending))
     bad.write_bytes(bad.read_bytes()[:-1])
     worker = node.values("perception")["worker_0_pid"]
@@ -90,11 +113,9 @@ def test_given_a_damaged_package_when_swapped_in_then_the_reason_is_told_and_not
     assert node.values("perception")["worker_0_pid"] == worker
 
 
-def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is_named(
-    node, camera, image, package, tmp_path
-):
+def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is_named(refused, package, tmp_path):
     elsewhere = shutil.copy(package, tmp_path)
-    status, said, _ = swap(node, camera, image, "perception", "fast", elsewhere)
+    status, said = refused("perception", "fast", elsewhere)
     assert status == 1
     assert f"package {elsewhere} is in none of the folders that packages are taken from" in said
     assert f"{package.parent}); move it there, or name its folder in the parameter package_dirs" in said
@@ -107,13 +128,34 @@ def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is
         (("perception", "best"), "tier 'best' is not there; stage perception has fast"),
     ],
 )
-def test_given_a_name_that_is_not_there_when_swapped_then_the_reason_names_what_is(
-    node, camera, image, package, words, why
-):
-    status, said, _ = swap(node, camera, image, *words, package)
+def test_given_a_name_that_is_not_there_when_swapped_then_the_reason_names_what_is(refused, package, words, why):
+    status, said = refused(*words, package)
     assert (status, why in said) == (1, True), said
 
 
-def test_given_a_file_that_is_not_there_when_swapped_then_it_is_said_at_once(node, camera, image, tmp_path):
-    status, said, _ = swap(node, camera, image, "perception", "fast", tmp_path / "none.pt2")
-    assert (status, said) == (2, f"torchperf: package {tmp_path / 'none.pt2'} is not there\n")
+def test_given_a_file_that_is_not_there_when_swapped_then_it_is_said_at_once(refused, tmp_path):
+    status, said = refused("perception", "fast", tmp_path / "none.blob")
+    assert (status, said) == (2, f"torchperf: package {tmp_path / 'none.blob'} is not there\n")
+
+
+def test_given_a_node_with_a_standby_when_profiled_then_frames_go_on_and_diagnostics_say_where_it_is(
+    node, camera, evidence, image
+):
+    from std_srvs.srv import Trigger
+
+    node.answer(camera, image())
+    assert node.call(Trigger, "profile", Trigger.Request()).success
+    said = node.call(Trigger, "profile", Trigger.Request())
+    assert not said.success
+    assert "stage perception is busy with one already (profile" in said.message
+    rows = []
+    while not node.values("perception")["evidence"]:
+        rows.append(node.answer(camera, image()))
+    path, _, summary = node.values("perception")["evidence"].partition(": ")
+    assert Path(path).parent == evidence
+    assert (Path(path) / "trace.json.gz").is_file()
+    assert "frames of" in summary
+    assert {Outcome(int(row["outcome"])) for row in rows} == {Outcome.ON_TIME}
+    assert {int(node.values("perception")[key]) for key in ("restarts", "missed_deadline")} == {0}
+    assert {"memory_growth_mib_per_hour", "memory_exhausted_in_s"} <= node.values("perception").keys()
+    assert "memory_growth_mib_per_hour" in node.values("node")

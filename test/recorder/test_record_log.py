@@ -1,6 +1,5 @@
 import json
 import resource
-from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -8,18 +7,15 @@ import pytest
 from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.recorder.record_log import RecordLog, schema
-from torchperf_ros.telemetry.record_stream import FrameRecord
+
+from ..telemetry.frame_records import frame_record
 
 START = {
     "node": "/perf",
     "versions": {"torch": "2.13"},
     "stages": [{"name": "camera", "tiers": ["full", "fast"], "budget_ms": 50.0}],
 }
-FRAME = FrameRecord(
-    t_ns=5, stage=0, seq=3, stamp_ns=4, received_ns=1, outcome=Outcome.ON_TIME, fallback=None, tier=1, reason="",
-    age_ms=float("nan"), wait_ms=0.1, steps=StepTimes(0.1, 0.2, 3.12345, 0.4), total_ms=4.0, budget_ms=50.0,
-    lateness_ms=-46.0, answer_ms=float("nan"),
-)  # fmt: skip
+FRAME = {"seq": 3, "tier": 1, "age_ms": float("nan"), "steps": StepTimes(0.1, 0.2, 3.12345, 0.4)}
 LIMIT = 1 << 16
 
 
@@ -33,8 +29,9 @@ def lines(folder, name="records.jsonl"):
 
 
 def test_given_frames_and_events_when_ticked_then_they_are_lines_that_fit_the_schema(log, tmp_path):
-    log.frame(FRAME)
-    log.frame(replace(FRAME, outcome=Outcome.LATE, fallback=Fallback.HOLD_LAST, tier=-1, reason="é\nline"))
+    log.frame(frame_record(**FRAME))
+    late = {"outcome": Outcome.LATE, "fallback": Fallback.HOLD_LAST, "tier": -1, "reason": "é\nline"}
+    log.frame(frame_record(**FRAME | late))
     log.event(6, {"kind": "memory", "values": {"node_rss_mib": 80.5, "cuda_free_mib": float("nan")}})
     log.event(7, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"})
     assert not (tmp_path / "records").exists()
@@ -67,7 +64,7 @@ def test_given_a_schema_when_a_record_lacks_or_breaks_a_field_then_it_does_not_f
 def test_given_more_than_fits_when_written_then_files_are_rotated_and_the_oldest_goes(log, tmp_path):
     for second in range(200):
         for _ in range(10):
-            log.frame(replace(FRAME, seq=second))
+            log.frame(frame_record(**FRAME | {"seq": second}))
         log.tick(second, 0)
     names = sorted(path.name for path in (tmp_path / "records").iterdir())
     assert names == ["records.1.jsonl", "records.2.jsonl", "records.3.jsonl", "records.jsonl"]
@@ -94,17 +91,17 @@ def test_given_a_storm_of_one_kind_when_written_then_it_is_cut_and_counted_and_o
 
 
 def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counted_and_goes_on_later(log, tmp_path):
-    log.frame(FRAME)
+    log.frame(frame_record(**FRAME))
     log.tick(1, 0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        log.frame(FRAME)
+        log.frame(frame_record(**FRAME))
         log.tick(2, 0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "records.jsonl: " in log.problem
-    log.frame(replace(FRAME, seq=9))
+    log.frame(frame_record(**FRAME))
     log.tick(3, 0)
     assert log.problem == ""
     assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame", "drops"]
@@ -112,17 +109,17 @@ def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counte
 
 
 def test_given_a_node_that_starts_again_when_recorded_then_it_goes_on_in_the_same_file(log, tmp_path):
-    log.frame(FRAME)
+    log.frame(frame_record(**FRAME))
     log.tick(1, 0)
     again = RecordLog(tmp_path / "records", LIMIT, START)
-    again.frame(FRAME)
+    again.frame(frame_record(**FRAME))
     again.tick(2, 0)
     assert [line["kind"] for line in lines(tmp_path)] == ["start", "frame", "start", "frame"]
 
 
 def test_given_an_incident_when_asked_for_records_since_then_they_are_a_file_of_their_own(log):
     for second in range(5):
-        log.frame(replace(FRAME, t_ns=second, seq=second))
+        log.frame(frame_record(second, seq=second))
     start, *frames = [json.loads(line) for line in log.since(3).splitlines()]
     assert (start["kind"], start["stages"]) == ("start", START["stages"])
     assert [frame["seq"] for frame in frames] == [3, 4]

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from torchperf_ros.config.config import node_config
+from torchperf_ros.recorder import recording
 from torchperf_ros.recorder.recording import RecorderProcess, Recording
 from torchperf_ros.telemetry.record_stream import MAX_PACKET_BYTES
 from torchperf_ros.workers.frame_ring import FrameRing
@@ -101,7 +102,10 @@ def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the
     assert node.recording.restarts == 0
 
 
-def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced_and_nobody_waited(start):
+def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced_and_nobody_waited(start, monkeypatch):
+    monkeypatch.setattr(recording, "_SILENT_S", 1.5)
+    monkeypatch.setitem(recording._KILL_S, psutil.STATUS_STOPPED, 1.5)
+    monkeypatch.setattr(recording, "_RESTART_S", 2.0)
     node = start()
     node.wait_for(lambda: node.recording.status)
     stopped = node.recorder.pid
@@ -109,7 +113,7 @@ def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced_
     os.kill(stopped, signal.SIGSTOP)
     node.wait_for(node.recording.unable)  # once it has had the processor to stop
     assert node.recording.unable() == "the recorder is stopped"
-    node.wait_for(lambda: "made no progress for 5 s (stopped)" in node.recording.problem)
+    node.wait_for(lambda: "made no progress for 2 s (stopped)" in node.recording.problem)
     assert "made no progress" in node.recording.unable()
     node.wait_for(lambda: node.recording.restarts == 1 and node.recording.problem == "")
     assert node.recording.unable() == ""

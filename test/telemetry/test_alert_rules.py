@@ -33,16 +33,6 @@ def test_given_the_examples_when_the_rules_are_run_then_each_alert_fires_where_i
 
 
 @needs_promtool
-def test_given_the_examples_when_a_threshold_is_wrong_then_they_notice(tmp_path):
-    text = RULES.read_text()
-    (tmp_path / "torchperf_rules.yaml").write_text(text.replace("> 0.05", "> 0.5"))
-    (tmp_path / "test.yaml").write_text(EXAMPLES.read_text().replace("../../config/prometheus/", ""))
-    done = promtool("test", "rules", tmp_path / "test.yaml")
-    assert done.returncode == 1
-    assert "TorchperfSustainedMisses" in done.stdout + done.stderr
-
-
-@needs_promtool
 def test_given_the_configuration_when_checked_then_it_is_valid_and_finds_the_rules(rules):
     done = promtool("check", "config", ROOT / "config/prometheus/prometheus.yaml")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,18 +12,22 @@ from rosbags.rosbag2 import Reader
 
 from torchperf_ros.config.message_types import encode, message_class, typestore
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.recorder.black_box import BlackBox, BlackBoxLimits, Stage, Topic
+from torchperf_ros.recorder.black_box import BlackBox
 from torchperf_ros.recorder.incident_folder import IncidentFolder
 from torchperf_ros.telemetry.latency_record import float64_bytes
-from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
+from torchperf_ros.telemetry.record_stream import MessageRecord
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 
+from .frame_records import frame_record
+
 TYPE = "std_msgs/msg/String"
-IMAGE, ODOM, BOXES, PATH = (Topic(f"/{name}", TYPE) for name in ("image", "odom", "boxes", "path"))
-MEMORY = Topic("/perf/memory", "std_msgs/msg/Float64")
-STAGES = [Stage(BOXES, (IMAGE,)), Stage(PATH, (None, ODOM))]
+SETUP = {
+    "node": "/perf", "topics": [("/perf/memory", "std_msgs/msg/Float64")],
+    "stages": [
+        {"output": ("/boxes", TYPE), "inputs": [("/image", TYPE)]},
+        {"output": ("/path", TYPE), "inputs": [None, ("/odom", TYPE)]},
+    ],
+}  # fmt: skip
 
 
 def text(words):
@@ -32,12 +36,10 @@ def text(words):
 
 def frame(at_s, stage=0, inputs=("image",), output="boxes", answer_ms=math.nan):
     """A frame answered at this second, 10 ms after it was received."""
-    return FrameRecord(
-        t_ns=round(at_s * NS_PER_S), stage=stage, seq=round(at_s * 10), stamp_ns=1, received_ns=1,
-        outcome=Outcome.ON_TIME, fallback=None, tier=0, reason="", age_ms=1.0, wait_ms=0.0, steps=StepTimes(),
-        total_ms=10.0, budget_ms=50.0, lateness_ms=-40.0, answer_ms=answer_ms,
+    return frame_record(
+        round(at_s * NS_PER_S), stage=stage, seq=round(at_s * 10), answer_ms=answer_ms,
         inputs=[InputBytes(index, 0, 0.0, text(words)) for index, words in enumerate(inputs)],
-        output=None if output is None else text(output),
+        payload=None if output is None else text(output),
     )  # fmt: skip
 
 
@@ -49,9 +51,9 @@ class Box(BlackBox):
         self.evidence = IncidentFolder(
             folder / "evidence", 5, 64, lambda: datetime(2026, 1, 1, second=next(seconds), tzinfo=timezone.utc)
         )
-        limits = BlackBoxLimits(before_s, after_s, part_bytes)
         self.now_ns = 0
-        super().__init__("/perf", STAGES, [MEMORY], limits, self.evidence, lambda: self.now_ns)
+        own = {"black_box_s": before_s, "black_box_after_s": after_s, "black_box_mib": part_bytes / (1 << 20)}
+        super().__init__(SETUP | own, self.evidence, lambda: self.now_ns)
 
     def frame(self, record):
         self.now_ns = max(self.now_ns, record.t_ns)
@@ -271,8 +273,9 @@ def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(
 def in_ring(ring, reader, second, words):
     """A frame whose image lies in the ring of its stage."""
     record = frame(second, inputs=(), output=None)
-    record.offset, length = ring.write(record.seq, [InputBytes(0, 0, 0.0, text(words))])
-    return replace(record, ring=reader, inputs=reader.read(record.offset, length, record.seq))
+    seq = record.answer.frame.seq
+    record.answer.offset, length = ring.write(seq, [InputBytes(0, 0, 0.0, text(words))])
+    return replace(record, ring=reader, inputs=reader.read(record.answer.offset, length, seq))
 
 
 def test_given_images_in_a_ring_when_an_incident_happens_then_they_are_copied_just_then_and_lost_ones_are_said(

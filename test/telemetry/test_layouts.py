@@ -29,14 +29,6 @@ def exists(topic: str, field: str) -> bool:
     return topic in LENGTHS and index is not None and int(index[1]) < LENGTHS[topic]
 
 
-def test_given_the_rule_when_a_field_is_not_there_then_it_says_so():
-    assert exists("/perf/latency_stages", "data[12]")
-    assert not exists("/perf/latency_stages", "data[13]")
-    assert not exists("/perf/latency_stages", "data")
-    assert not exists("/perf/latency", "data[0]")
-    assert not exists("/perf/speed", "data")
-
-
 # -- rqt -------------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.telemetry.machine_signals import MachineSignals
-from torchperf_ros.telemetry.machine_signals_gpu import Gpu, JetsonGpu, NoGpu, Nvml, gpu_source
+from torchperf_ros.telemetry.machine_signals_gpu import Gpu, JetsonGpu, Nvml, gpu_source
 from torchperf_ros.watch.machine_watch import MachineWatch
 
 NODE, WORKER, HOG, QUIET = 100, 101, 200, 300
@@ -83,22 +83,22 @@ def test_given_a_second_when_read_then_others_are_who_is_not_of_the_nodes_family
     signals = kernel.signals()
     kernel.pass_second(p100=10, p101=50, p200=100, steal=20)
     machine = signals.read()
-    assert machine.cpus == 2
-    assert (machine.cpu_share, machine.others_share, machine.steal_share) == (0.9, 0.6, 0.1)
-    assert (machine.memory_total_mib, machine.memory_available_mib, machine.swap_used_mib) == (1000, 600, 1)
+    assert (signals.cpus, signals.memory_total_mib) == (2, 1000)
+    assert (machine["cpu_percent"], machine["others_cpu_percent"], machine["steal_percent"]) == (90, 60, 10)
+    assert (machine["memory_available_mib"], machine["swap_used_mib"]) == (600, 1)
     kernel.pass_second()
-    assert signals.read().others_share == 0.0
+    assert signals.read()["others_cpu_percent"] == 0.0
 
 
 def test_given_a_worker_that_ends_when_its_time_goes_to_its_parent_then_it_is_not_of_others(kernel):
     signals = kernel.signals()
     kernel.pass_second(p101=80)
-    assert signals.read().others_share == 0.0
+    assert signals.read()["others_cpu_percent"] == 0.0
     kernel.processes[NODE][3] = 120  # what it had used, with another 40 ticks of this second
     kernel.ends(WORKER)
     kernel.ticks[0] += 40
     kernel.pass_second()
-    assert signals.read().others_share == 0.0
+    assert signals.read()["others_cpu_percent"] == 0.0
 
 
 def test_given_a_new_worker_when_looked_for_then_it_belongs_to_the_family(kernel):
@@ -107,7 +107,7 @@ def test_given_a_new_worker_when_looked_for_then_it_belongs_to_the_family(kernel
     kernel.pass_second(p102=100)
     assert signals.scan() == []
     assert signals.family == {NODE, WORKER, 102}
-    assert signals.read().others_share == 0.0
+    assert signals.read()["others_cpu_percent"] == 0.0
 
 
 def test_given_others_when_looked_through_then_the_largest_are_named_and_interpreters_by_what_they_run(kernel):
@@ -126,22 +126,21 @@ def test_given_temperatures_and_pressure_when_read_then_they_are_told_by_name(ke
     kernel.zone(1, "gpu-thermal", 50, critical=-274)
     kernel.pressure("memory", 20.0, 5.0)
     kernel.pressure("cpu", 40.0, 0.0)
-    machine = kernel.signals().read()
-    assert machine.temperatures_c == {"cpu-thermal": 61.5, "gpu-thermal": 50.0}
-    assert machine.too_hot_c == {"cpu-thermal": 95.0}
-    assert machine.pressure["memory"] == 0.05
-    assert machine.pressure["cpu"] == 0.4
-    assert math.isnan(machine.pressure["io"])
-    assert machine.values()["cpu-thermal_c"] == 61.5
+    signals = kernel.signals()
+    machine = signals.read()
+    assert (machine["cpu-thermal_c"], machine["gpu-thermal_c"]) == (61.5, 50.0)
+    assert signals.too_hot_c == {"cpu-thermal": 95.0}
+    assert (machine["memory_pressure_percent"], machine["cpu_pressure_percent"]) == (5.0, 40.0)
+    assert math.isnan(machine["io_pressure_percent"])
 
 
 def test_given_this_machine_when_read_then_it_says_what_can_be():
     signals = MachineSignals(os.getpid())
     sum(range(2_000_000))
     machine = signals.read()
-    assert machine.cpus >= 1
-    assert 0 <= machine.available_share <= 1
-    assert not machine.cpu_share > 1
+    assert signals.cpus >= 1
+    assert 0 <= machine["memory_available_mib"] <= signals.memory_total_mib
+    assert not machine["cpu_percent"] > 100.0001
     assert isinstance(signals.scan(), list)
 
 
@@ -153,13 +152,13 @@ class Judged:
 
     def __init__(self, kernel, gpu=None):
         self.kernel, self.second = kernel, 0
-        self.watch = MachineWatch(kernel.signals(), gpu or NoGpu("none"))
+        self.watch = MachineWatch(kernel.signals(), gpu or Gpu("none"))
 
     def judge(self, missed=0, harmed=False, **used):
         self.kernel.pass_second(**used)
         self.second += 1
-        read = self.watch.read(float(self.second))
-        return {found.name: found for found in self.watch.judge(float(self.second), *read, missed, harmed=harmed)}
+        self.watch.read(float(self.second))
+        return {found.name: found for found in self.watch.judge(float(self.second), missed, harmed=harmed)}
 
 
 def test_given_others_when_deadlines_are_missed_then_the_load_is_told_with_names_and_else_it_is_not(kernel):
@@ -217,10 +216,17 @@ def test_given_a_zone_at_its_limit_when_it_lasts_then_it_is_told(kernel):
 class Card:
     """A card that says what it is told to."""
 
-    word = "a card"
+    word, throttled = "a card", ""
 
     def __init__(self):
-        self.now = Gpu(60.0, 1500.0, 0.5, 4000.0, 8000.0, ())
+        self.set(60.0, 1500.0, 4000.0)
+
+    def set(self, temperature_c, clock_mhz, used_mib, throttled=""):
+        self.throttled = throttled
+        self.now = {
+            "gpu_temperature_c": temperature_c, "gpu_clock_mhz": clock_mhz, "gpu_memory_used_mib": used_mib,
+            "gpu_memory_total_mib": 8000.0,
+        }  # fmt: skip
 
     def read(self):
         return self.now
@@ -230,12 +236,12 @@ def test_given_a_card_that_is_throttled_when_it_lasts_then_it_is_told_with_the_r
     card = Card()
     judged = Judged(kernel, card)
     assert judged.judge() == judged.judge() == {}
-    card.now = Gpu(84.0, 900.0, 1.0, 7900.0, 8000.0, ("thermal",))
+    card.set(84.0, 900.0, 7900.0, "thermal")
     assert judged.judge() == {}
     found = judged.judge()
     assert found["machine: gpu"].message.startswith("throttled (thermal), 84 C, 900 MHz")
     assert found["machine: gpu memory"].message.startswith("1.2% of the card's memory is left (100 MiB)")
-    assert judged.watch.values["gpu_throttled"] == 1.0
+    assert judged.watch.values["gpu_clock_mhz"] == 900.0
 
 
 class NvmlModule(SimpleNamespace):
@@ -289,9 +295,9 @@ def test_given_a_card_by_nvml_when_read_then_what_it_does_not_say_is_nan_and_a_p
     source = Nvml(NvmlModule(cards=2), 1, {})
     assert source.word == "card 1"
     card = source.read()
-    assert (card.temperature_c, card.used_share, card.memory_used_mib) == (84.0, 0.5, 1024.0)
-    assert math.isnan(card.clock_mhz)
-    assert card.throttled == ("thermal",)
+    assert (card["gpu_temperature_c"], card["gpu_used_percent"], card["gpu_memory_used_mib"]) == (84.0, 50.0, 1024.0)
+    assert math.isnan(card["gpu_clock_mhz"])
+    assert (source.throttled, card["gpu_throttled"]) == ("thermal", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +326,7 @@ def test_given_no_card_when_asked_for_once_then_one_word_says_why(tmp_path):
     assert gpu_source("cpu").word == "not used"
     source = gpu_source("auto", tmp_path)
     if source.word.startswith("none:"):
-        assert source.read() is None
+        assert source.read() == {}
 
 
 def test_given_a_jetson_when_asked_for_then_its_card_is_read_from_sysfs(tmp_path):
@@ -330,5 +336,5 @@ def test_given_a_jetson_when_asked_for_then_its_card_is_read_from_sysfs(tmp_path
     (folder / "device" / "load").write_text("425\n")
     source = gpu_source("auto", tmp_path)
     assert isinstance(source, JetsonGpu)
-    assert (source.read().clock_mhz, source.read().used_share) == (612.0, 0.425)
+    assert source.read() == {"gpu_clock_mhz": 612.0, "gpu_used_percent": 42.5}
     assert Path(folder).name in source.word

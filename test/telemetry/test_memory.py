@@ -1,3 +1,5 @@
+"""Memory of the node and its workers, as one sample and laid out for its topic."""
+
 import math
 import mmap
 import os
@@ -7,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchperf_ros.telemetry.memory import LABELS, MemoryUse, sample_memory
+from torchperf_ros.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
 
 MIB = 1 << 20
 
@@ -76,3 +78,33 @@ def test_given_a_worker_that_has_died_and_is_not_yet_reaped_when_sampled_then_no
     use = sample_memory([make_stage(workers=(worker(zombie.pid),))])
     zombie.wait()
     assert sum(use.rss_by_pid.values()) == 0
+
+
+def pretend(proc, pid, kib):
+    (proc / str(pid)).mkdir(exist_ok=True)
+    text = f"55e1-7ffc ---p 00000000 00:00 0 [rollup]\nRss:  {2 * kib} kB\nPss:  {kib} kB\nPss_Dirty: 1 kB\n"
+    (proc / str(pid) / "smaps_rollup").write_text(text)
+
+
+def test_given_this_process_when_read_then_it_is_what_the_system_says():
+    (size,) = ProportionalMemory().sample([os.getpid()], 0.0).values()
+    assert 0.8 < size / psutil.Process().memory_full_info().pss < 1.25
+
+
+def test_given_several_processes_when_sampled_each_second_then_one_is_read_at_a_time_and_each_seldom(tmp_path):
+    for pid in (1, 2, 3):
+        pretend(tmp_path, pid, 100 * pid)
+    memory = ProportionalMemory(tmp_path, every_s=10.0)
+    assert [len(memory.sample([1, 2, 3], float(second))) for second in range(4)] == [1, 2, 3, 3]
+    pretend(tmp_path, 1, 500)
+    assert memory.sample([1, 2, 3], 9.0)[1] == 100 << 10
+    assert memory.sample([1, 2, 3], 10.0) == {1: 500 << 10, 2: 200 << 10, 3: 300 << 10}
+
+
+def test_given_a_process_that_cannot_be_read_or_is_gone_when_sampled_then_the_others_are_told(tmp_path):
+    pretend(tmp_path, 2, 7)
+    memory = ProportionalMemory(tmp_path)
+    assert memory.sample([1, 2], 0.0) == {}
+    assert memory.sample([1, 2], 1.0) == {2: 7 << 10}
+    assert memory.sample([1], 2.0) == {}
+    assert memory.sample([], 3.0) == {}

@@ -60,7 +60,7 @@ def test_given_a_leaking_worker_when_it_is_replaced_then_its_series_ends_with_it
     assert follow(watch, stages(7), 200, leak, limit_mib=1000)
     assert follow(watch, stages(9), 1, {9: lambda s: 500}, limit_mib=1000, start=200) == []
     assert watch.values("perception") == {"memory_growth_mib_per_hour": "nan", "memory_exhausted_in_s": "nan"}
-    assert len(watch._trends) == 2
+    assert len(watch._series) == 2
 
 
 def test_given_a_worker_that_loads_when_watched_then_it_is_no_leak(stages):

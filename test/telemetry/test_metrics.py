@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from benchmarks.rig.scraper import free_port
 from torchperf_ros import __version__
 from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
@@ -32,12 +33,6 @@ def stages(make_stage, make_worker, make_answer, answered):
     perception.statistics.counters.ignored = 5
     perception.statistics.counters.probes = 6
     return [perception, planning]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def config(**values):

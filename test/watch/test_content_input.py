@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.config.message_types import empty_message, encode, header, message_class
 from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.watch.content_input import InputContent, blindness, raw_points
@@ -18,19 +18,13 @@ START_NS = 1_000 * NS_PER_S
 RNG = np.random.default_rng(0)
 
 
-def header(stamp_ns):
-    seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
-    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-    return message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
-
-
 def picture(pixels, encoding="rgb8", big=0):
     """An image message of an array of rows, columns and channels."""
 
     def make(stamp_ns):
         height, width = pixels.shape[:2]
         data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1)
-        message = message_class(IMAGE)(header=header(stamp_ns), height=height, width=width, encoding=encoding,
+        message = message_class(IMAGE)(header=header(stamp_ns, "camera"), height=height, width=width, encoding=encoding,
                                        is_bigendian=big, step=len(data) // height, data=data)  # fmt: skip
         return bytes(encode(message, IMAGE))
 
@@ -51,7 +45,7 @@ def jpeg(pixels):
     Picture.fromarray(pixels).save(file, "JPEG")
     data = np.frombuffer(file.getvalue(), np.uint8)
     return lambda stamp_ns: bytes(
-        encode(message_class(COMPRESSED)(header=header(stamp_ns), format="jpeg", data=data), COMPRESSED)
+        encode(message_class(COMPRESSED)(header=header(stamp_ns, "camera"), format="jpeg", data=data), COMPRESSED)
     )
 
 
@@ -63,7 +57,7 @@ def cloud(points):
     count = len(data) // 12
 
     def make(stamp_ns):
-        message = message_class(CLOUD)(header=header(stamp_ns), height=1, width=count, fields=fields,
+        message = message_class(CLOUD)(header=header(stamp_ns, "camera"), height=1, width=count, fields=fields,
                                        is_bigendian=False, point_step=12, row_step=12 * count, data=data,
                                        is_dense=False)  # fmt: skip
         return bytes(encode(message, CLOUD))
@@ -164,7 +158,7 @@ def test_given_a_dark_picture_with_a_light_when_watched_then_it_is_not_black():
 )  # fmt: skip
 def test_given_a_common_encoding_when_looked_at_then_noise_is_seen_and_black_is_black(encoding, pixels):
     def points(array):
-        return raw_points(message_class(IMAGE)(header=header(1), height=120, width=160, encoding=encoding,
+        return raw_points(message_class(IMAGE)(header=header(1, "camera"), height=120, width=160, encoding=encoding,
                                                is_bigendian=0, step=array.nbytes // 120,
                                                data=array.view(np.uint8).reshape(-1)))  # fmt: skip
 
@@ -178,8 +172,7 @@ def test_given_a_common_encoding_when_looked_at_then_noise_is_seen_and_black_is_
 
 
 def test_given_an_image_that_is_too_short_or_unknown_when_looked_at_then_nothing_is_said():
-    message = message_class(IMAGE)(header=header(1), height=4, width=4, encoding="rgb8", is_bigendian=0, step=12,
-                                   data=np.zeros(40, np.uint8))  # fmt: skip
+    message = empty_message(IMAGE, height=4, width=4, encoding="rgb8", step=12, data=np.zeros(40, np.uint8))
     assert raw_points(message) is None
     assert watch(COMPRESSED, lambda t: lambda stamp_ns: jpeg(scene())(stamp_ns)[:200] + bytes([round(10 * t)])) == {}
 

@@ -9,7 +9,6 @@ import pytest
 
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.models.detection_messages import (
     MARKER_ARRAY,
@@ -17,9 +16,10 @@ from torchperf_ros.models.detection_messages import (
     ImageFrame,
     MarkerArrays,
 )
-from torchperf_ros.telemetry.record_stream import FrameRecord
 from torchperf_ros.watch.content_output import OutputContent, statistics_of
 from torchperf_ros.workers.frame_ring import InputBytes
+
+from ..telemetry.frame_records import frame_record
 
 MARKERS = MarkerArrays(70.0)
 
@@ -40,12 +40,10 @@ def drive(seconds, at, fallback=None):
             now_ns = 1_000 * NS_PER_S + second * NS_PER_S + part * NS_PER_S // 4
             things, data = at(second, rng)
             content.take(
-                FrameRecord(
-                    t_ns=now_ns, stage=0, seq=4 * second + part, stamp_ns=now_ns, received_ns=now_ns,
-                    outcome=Outcome.ON_TIME if fallback is None else Outcome.LATE, fallback=fallback, tier=0,
-                    reason="", age_ms=1.0, wait_ms=0.0, steps=StepTimes(), total_ms=10.0, budget_ms=50.0,
-                    lateness_ms=-40.0, answer_ms=math.nan,
-                    inputs=[InputBytes(0, now_ns, 0.0, data)], output=boxes(now_ns, things),
+                frame_record(
+                    now_ns, stamp_ns=now_ns, received_ns=now_ns, fallback=fallback,
+                    outcome=Outcome.ON_TIME if fallback is None else Outcome.LATE,
+                    inputs=[InputBytes(0, now_ns, 0.0, data)], payload=boxes(now_ns, things),
                 )
             )  # fmt: skip
         for finding in content.second(now_ns)[1]:

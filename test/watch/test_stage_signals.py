@@ -1,6 +1,5 @@
 """A stage's signals and its input's, from the frames that a recorder gets, on a virtual clock."""
 
-import math
 import random
 from dataclasses import dataclass
 
@@ -10,8 +9,9 @@ from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.telemetry.record_stream import FrameRecord
-from torchperf_ros.watch.stage_signals import CounterSignals, InputSignals, StageSignals
+from torchperf_ros.watch.stage_signals import CounterSignals, StageSignals
+
+from ..telemetry.frame_records import frame_record
 
 
 @dataclass
@@ -28,10 +28,10 @@ class Moment:
     fallback: Fallback = Fallback.BACKUP
 
 
-def drive(seconds, at, seed=0, active=lambda second: True):
+def drive(seconds, at, seed=0):
     """What was found, by name: (second, finding)."""
     rng = random.Random(seed)
-    stage, camera = StageSignals("camera", ("full", "medium", "fast"), 50.0), InputSignals("camera", "/image", 50.0)
+    stage = StageSignals("camera", ("full", "medium", "fast"), 50.0, "/image")
     found, seq = {}, 0
     start_ns = 1_000 * NS_PER_S
     due_ns = float(start_ns)
@@ -43,16 +43,12 @@ def drive(seconds, at, seed=0, active=lambda second: True):
         while due_ns < end_ns:
             received_ns = int(due_ns + abs(rng.gauss(0, now.late_ms)) * NS_PER_MS)
             if rng.random() >= now.dropped:
-                record = answered(seq, received_ns, now, rng)
-                stage.frame(record)
-                camera.frame(record)
+                stage.answered(answered(seq, received_ns, now, rng))
             else:
                 stage.superseded += 1
             seq += 1
             due_ns += NS_PER_S / now.rate_hz
-        _, findings = stage.second(end_ns, "71")
-        findings += camera.second(end_ns, active=active(second))[1]
-        for finding in findings:
+        for finding in stage.second(end_ns, "71")[1]:
             found.setdefault(finding.name, []).append((second, finding))
     return found
 
@@ -60,12 +56,11 @@ def drive(seconds, at, seed=0, active=lambda second: True):
 def answered(seq, received_ns, now, rng):
     inference_ms = 14.0 * now.slower * rng.lognormvariate(0, 0.05)
     missed = rng.random() < now.missed
-    return FrameRecord(
-        t_ns=received_ns, stage=0, seq=seq, stamp_ns=received_ns, received_ns=received_ns,
-        outcome=Outcome.LATE if missed else Outcome.ON_TIME, fallback=now.fallback if missed else None, tier=now.tier,
-        reason="", age_ms=now.age_ms + rng.random(), wait_ms=0.1, steps=StepTimes(0.5, 2.0, inference_ms, 0.5),
-        total_ms=50.0 if missed else inference_ms + 3.1, budget_ms=50.0, lateness_ms=-1.0, answer_ms=math.nan,
-    )  # fmt: skip
+    return frame_record(
+        seq=seq, received_ns=received_ns, outcome=Outcome.LATE if missed else Outcome.ON_TIME,
+        fallback=now.fallback if missed else None, tier=now.tier, age_ms=now.age_ms + rng.random(),
+        steps=StepTimes(0.5, 2.0, inference_ms, 0.5), total_ms=50.0 if missed else inference_ms + 3.1,
+    ).answer  # fmt: skip
 
 
 def between(begin, end, **fault):
@@ -123,10 +118,6 @@ def test_given_a_camera_that_stays_away_when_minutes_pass_then_it_is_not_over():
     told = [second for second, _ in found.pop("camera: input stopped")]
     assert told == list(range(told[0], 500))
     assert found == {}
-
-
-def test_given_a_node_that_is_deactivated_when_its_input_stops_then_nothing_is_told():
-    assert drive(120, between(60, 120, rate_hz=0.0), active=lambda second: second < 60) == {}
 
 
 def test_given_a_lower_tier_when_it_is_slower_than_its_own_usual_then_only_that_counts():

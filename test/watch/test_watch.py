@@ -1,7 +1,6 @@
 """The watch as a whole: fed like a recorder feeds it, on a virtual clock; its signals fit the records' schema."""
 
 import json
-import math
 import os
 import time
 
@@ -9,18 +8,17 @@ import jsonschema
 import numpy as np
 import pytest
 
-from torchperf_ros.config.message_types import encode, message_class
-from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.recorder.record_log import RecordLog, schema
 from torchperf_ros.recorder.recording import RecorderProcess
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
-from torchperf_ros.telemetry.machine_signals_gpu import NoGpu
-from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamWriter
+from torchperf_ros.telemetry.machine_signals_gpu import Gpu
+from torchperf_ros.telemetry.record_stream import EventRecord, MessageRecord, StreamWriter
 from torchperf_ros.watch.watch import Watch
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
+
+from ..telemetry.frame_records import frame_record
 
 IMAGE, MARKERS = "sensor_msgs/msg/Image", "visualization_msgs/msg/MarkerArray"
 SETUP = {
@@ -36,12 +34,9 @@ START_NS = 1_000 * NS_PER_S
 
 
 def image(stamp_ns, value):
-    seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
-    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-    head = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="")
     pixels = np.random.default_rng(value).integers(0, 255, 48 * 64 * 3).astype(np.uint8)
-    message = message_class(IMAGE)(header=head, height=48, width=64, encoding="rgb8", is_bigendian=0, step=192,
-                                   data=pixels)  # fmt: skip
+    own = {"header": header(stamp_ns, ""), "height": 48, "width": 64, "encoding": "rgb8", "step": 192, "data": pixels}
+    message = empty_message(IMAGE, **own)
     return bytes(encode(message, IMAGE))
 
 
@@ -49,26 +44,22 @@ def frame(at_s, value=None, stage=0, total_ms=20.0):
     received_ns = START_NS + round(at_s * NS_PER_S)
     number = round(at_s * 10)
     data = image(received_ns, number if value is None else value)
-    return FrameRecord(
-        t_ns=received_ns, stage=stage, seq=number, stamp_ns=received_ns, received_ns=received_ns,
-        outcome=Outcome.ON_TIME, fallback=None, tier=0, reason="", age_ms=4.0, wait_ms=0.1,
-        steps=StepTimes(1.0, 2.0, total_ms - 4.0, 1.0), total_ms=total_ms, budget_ms=50.0, lateness_ms=-30.0,
-        answer_ms=math.nan, inputs=[] if stage else [InputBytes(0, received_ns, 4.0, data)],
+    return frame_record(
+        received_ns, stage=stage, seq=number, stamp_ns=received_ns, received_ns=received_ns, age_ms=4.0,
+        steps=StepTimes(1.0, 2.0, total_ms - 4.0, 1.0), total_ms=total_ms,
+        inputs=[] if stage else [InputBytes(0, received_ns, 4.0, data)],
     )  # fmt: skip
 
 
 def diagnostics(lifecycle="active", **camera):
     values = {key: str(value) for key, value in camera.items()}
-    statuses = [
-        Alert(Level.OK, "perf: camera", "", values),
-        Alert(Level.OK, "perf: node", "", {"lifecycle": lifecycle}),
-    ]
-    return MessageRecord(START_NS, 1, diagnostic_bytes(statuses, "/perf", START_NS))
+    active = lifecycle == "active"
+    return EventRecord(START_NS, {"kind": "counters", "active": active, "stages": {"camera": values}})
 
 
 @pytest.fixture
 def watch():
-    return Watch(SETUP, NoGpu("none"))
+    return Watch(SETUP, Gpu("none"))
 
 
 def tick(watch, at_s, known_s=None):

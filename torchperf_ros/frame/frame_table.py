@@ -35,6 +35,17 @@ def output_hash(payload: bytes | None) -> int:
     return int.from_bytes(hashlib.blake2b(payload, digest_size=8).digest(), "little") >> 1
 
 
+def frame_row(answer: Answer, t_ns: int, answer_ms: float) -> tuple[float, ...]:
+    """A frame's row, see `FRAME`, but for the hash of its output, which takes time."""
+    frame, steps = answer.frame, answer.steps
+    return (
+        frame.seq, t_ns, frame.stamp_ns, answer.tier, answer.outcome,
+        _NONE if answer.fallback is None else answer.fallback, frame.age_ms, answer.wait_ms,
+        steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
+        answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
+    )  # fmt: skip
+
+
 class FrameTable:
     """Rows of `FRAME`, appended to a temporary file that goes with the object."""
 
@@ -46,15 +57,7 @@ class FrameTable:
 
     def add(self, answer: Answer, t_ns: int, answer_ms: float) -> None:
         """Append a frame's row, see `FRAME`."""
-        frame, steps = answer.frame, answer.steps
-        self._rows.append(
-            (
-                frame.seq, t_ns, frame.stamp_ns, answer.tier, answer.outcome,
-                _NONE if answer.fallback is None else answer.fallback, frame.age_ms, answer.wait_ms,
-                steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-                answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms, output_hash(answer.payload),
-            )
-        )  # fmt: skip
+        self._rows.append((*frame_row(answer, t_ns, answer_ms), output_hash(answer.payload)))
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._flush()
 

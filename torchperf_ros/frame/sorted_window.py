@@ -1,6 +1,7 @@
 """A bounded window of samples kept in order, so that a quantile costs a look and not a sort."""
 
 import bisect
+import math
 from collections import deque
 
 
@@ -40,6 +41,10 @@ class SortedWindow:
         value = self._ordered[low]
         part = rank - low
         return value + part * (self._ordered[low + 1] - value) if part else value
+
+    def median(self) -> float:
+        """The middle sample, or the mean of the middle two; NaN where there is none."""
+        return self.quantile(0.5) if self._ordered else math.nan
 
     def count_up_to(self, value: float) -> int:
         """How many samples are not above `value`."""

@@ -6,14 +6,15 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rclpy.node import Node
 
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.clock import NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
 from torchperf_ros.node.recording_setup import ANOMALY
@@ -29,21 +30,16 @@ _MOST_EVENTS = 64
 
 
 class AlertPublisher:
-    """Collects findings from any thread; `step` tells them, from one.
-
-    Attributes:
-        recording: who writes it all down; None while nothing is recorded.
-        told: called with each anomaly that was told.
-    """
+    """Collects findings from any thread; `step` tells them, from one."""
 
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
-        self.recording: Recording | None = None
-        self.told: Callable[[Alert], None] = lambda anomaly: None
+        self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
+        self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
         self._node = node
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
         self._publisher = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
-        self._desk = AlertGrouping()
+        self._grouping = AlertGrouping()
         self._healths: dict[str, Health] = {}
         self._dropped: dict[str, tuple[int, int]] = {}
         self._wanted: deque[tuple[str, str]] = deque(maxlen=16)
@@ -54,17 +50,12 @@ class AlertPublisher:
 
     def found(self, anomaly: Alert) -> None:
         """A finding, from any thread: it is told within a second, with what belongs to it."""
-        self._desk.report(anomaly, monotonic_ns())
+        self._grouping.report(anomaly, monotonic_ns())
 
     @property
     def findings_lost(self) -> int:
         """Findings that came faster than they could be told."""
-        return self._desk.lost
-
-    def log(self, severity: str, text: str) -> None:
-        """A line for the records, from any thread."""
-        if (recording := self.recording) is not None:
-            recording.tell(self._ros_now_ns, kind="log", severity=severity, text=text)
+        return self._grouping.lost
 
     def why_no_record(self) -> str:
         """Why nothing can be recorded now, empty if it can; from any thread."""
@@ -75,9 +66,7 @@ class AlertPublisher:
     def record(self, what: str, why: str) -> str:
         """Have the last and the next seconds written, from any thread; returns the folder, "" if nothing is recorded.
 
-        Args:
-            what: one or two words for the folder's name.
-            why: a line for people.
+        One or two words of `what` are in the folder's name; `why` is a line for people.
         """
         if (recording := self.recording) is None or recording.unable():
             return ""
@@ -92,7 +81,7 @@ class AlertPublisher:
             recording.ros_offset_ns = ros_now_ns - now_ns
             for finding in self._recorder_finds(recording, now_ns):
                 self.found(finding)
-        for event in self._desk.tick(now_ns):
+        for event in self._grouping.tick(now_ns):
             self._tell(self._with_evidence(event, now_ns), ros_now_ns)
         for stage, health in healths:
             self._follow(stage, health, now_ns, ros_now_ns)
@@ -108,18 +97,15 @@ class AlertPublisher:
         return self._last_findings.update(found, now_ns, looked=recording.status is not status)
 
     def _tell(self, event: Sequence[Alert], ros_now_ns: int) -> None:
-        data = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns)
+        data, recording = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns), self.recording
         self._publisher.publish(data)
-        for anomaly in event:
-            self.told(anomaly)
-        if (recording := self.recording) is None:
-            return
-        recording.message(ANOMALY, ros_now_ns, data)
-        for anomaly in event:
-            recording.tell(
-                ros_now_ns, kind="anomaly", level=anomaly.level.name, name=anomaly.name, message=anomaly.message,
-                values=dict(anomaly.values),
-            )  # fmt: skip
+        if recording is not None:
+            recording.message(ANOMALY, ros_now_ns, data)
+        for alert in event:
+            self.told(alert)
+            if recording is not None:
+                told = {"name": alert.name, "message": alert.message, "values": dict(alert.values)}
+                recording.tell(ros_now_ns, kind="anomaly", level=alert.level.name, **told)
 
     def _with_evidence(self, event: list[Alert], now_ns: int) -> list[Alert]:
         """An error is recorded, and says where; of what goes on for long, once: its reminders name the same folder."""
@@ -158,34 +144,35 @@ class AlertPublisher:
         if superseded > 0 or stale > 0:
             recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded, stale=stale)
 
-    @property
-    def _ros_now_ns(self) -> int:
-        return int(self._node.get_clock().now().nanoseconds)
 
-
-def _finding(fields: dict[str, object]) -> Alert:
+def _finding(fields: Mapping[str, Any]) -> Alert:
     """What the recorder has found, as it says it."""
-    values = fields["values"]
-    assert isinstance(values, dict)
-    texts = {key: str(value) for key, value in values.items()}
-    return Alert(Level[str(fields["level"])], str(fields["name"]), str(fields["message"]), texts)
+    return Alert(Level[fields["level"]], fields["name"], fields["message"], fields["values"])
+
+
+_MOST_PER_S, _BURST = 10.0, 30.0
 
 
 class NodeLog:
-    """Takes lines from any thread."""
+    """The log for people and for the records; takes lines from any thread.
 
-    def __init__(self, node: Node, alert_publisher: AlertPublisher) -> None:
-        """Log as this node."""
+    A storm is cut: 30 lines at once, 10 a second for long (a token bucket).
+    """
+
+    def __init__(self, node: Node, alert_publisher: AlertPublisher, now_ns: Clock = monotonic_ns) -> None:
+        """Log as this node; the clock is monotonic."""
         self._node = node
         self._alert_publisher = alert_publisher
-        self._throttle = LogThrottle(monotonic_ns)
+        self._now_ns = now_ns
+        self._tokens, self._at_ns, self._held_back = _BURST, now_ns(), 0
         self._lock = threading.Lock()
 
     def __call__(self, severity: str, text: str) -> None:
         """Log a text; `severity` is info, warn or error."""
-        self._alert_publisher.log(severity, text)
+        if (recording := self._alert_publisher.recording) is not None:
+            recording.tell(self._node.get_clock().now().nanoseconds, kind="log", severity=severity, text=text)
         with self._lock:
-            lines = self._throttle.lines(text)
+            lines = self._lines(text)
         logger = self._node.get_logger()  # one call for each severity: rclpy remembers it by the place of the call
         for line in lines:
             if severity == "error":
@@ -195,26 +182,10 @@ class NodeLog:
             else:
                 logger.info(line)
 
-
-_MOST_PER_S = 10.0
-_BURST = 30.0
-
-
-class LogThrottle:
-    """A token bucket: 30 lines at once, 10 lines per second for long. Not for several threads at once."""
-
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        """Take the clock, monotonic in ns."""
-        self._now_ns = now_ns
-        self._tokens = _BURST
-        self._at_ns = now_ns()
-        self._held_back = 0
-
-    def lines(self, text: str) -> list[str]:
-        """What to log for this text: nothing, itself, or itself after a word on how many lines were left out."""
-        now_ns = self._now_ns()
-        self._tokens = min(_BURST, self._tokens + (now_ns - self._at_ns) / NS_PER_S * _MOST_PER_S)
-        self._at_ns = now_ns
+    def _lines(self, text: str) -> list[str]:
+        """What to log: nothing, the text, or the text after a word on how many lines were left out."""
+        before_ns, self._at_ns = self._at_ns, self._now_ns()
+        self._tokens = min(_BURST, self._tokens + (self._at_ns - before_ns) / NS_PER_S * _MOST_PER_S)
         if self._tokens < 1.0:
             self._held_back += 1
             return []
@@ -231,50 +202,36 @@ _STEP_S = 0.01
 
 def stacks(stages: Iterable[StageActor]) -> str:
     """Text with the stacks of this process and of every worker that is ready. Takes up to 0.1 s per worker."""
-    parts = ["== node ==\n" + node_stacks()]
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = ["== node ==", *(
+        f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+    )]  # fmt: skip
     for stage in stages:
         for worker in stage.pool.everyone:
             title = f"== {stage.config.name} worker {worker.number} (pid {worker.pid}) =="
-            parts.append(f"{title}\n{worker_stacks(worker)}")
+            parts.append(f"{title}\n{_worker_stacks(worker)}")
     return "\n".join(parts)
 
 
-def node_stacks() -> str:
-    """Stacks of this process's threads."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
-        for number, frame in sys._current_frames().items()
-    )
-
-
-def worker_stacks(worker: WorkerProcess) -> str:
+def _worker_stacks(worker: WorkerProcess) -> str:
     """Stacks of a worker's threads, most recent call first; also of one that hangs or holds its interpreter lock."""
     if worker.ready_at_ns is None:
         return f"not ready: {worker.state}\n"
     file = Path(worker.folder) / STACK_FILE
-    before = _size(file)
     try:
+        size = before = file.stat().st_size
         signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
-    except ProcessLookupError:
-        return "gone\n"
-    give_up_at = time.monotonic() + _WAIT_S
-    size = before
-    while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
-        time.sleep(_STEP_S)
-        last, size = size, _size(file)
-        if size == last > before:
-            break
-    try:
+        give_up_at = time.monotonic() + _WAIT_S
+        while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
+            time.sleep(_STEP_S)
+            last, size = size, file.stat().st_size
+            if size == last > before:
+                break
         with file.open(encoding="utf-8", errors="replace") as text:
             text.seek(before)
             return text.read() or "no answer: it does not even take signals\n"
+    except ProcessLookupError:
+        return "gone\n"
     except OSError as error:
         return f"cannot be read: {error}\n"
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0

@@ -44,16 +44,12 @@ class RawPublisher:
 
     `Publisher.publish` asks for the message's type and guards each call against the publisher's end, which takes a
     quarter of the time of two publications. Whoever destroys this one ends those threads first.
-
-    Attributes:
-        publisher: rclpy's.
-        topic_name: as resolved.
     """
 
     def __init__(self, publisher: Publisher) -> None:
         """Take rclpy's publisher."""
-        self.publisher = publisher
-        self.topic_name = publisher.topic_name
+        self.publisher = publisher  # rclpy's
+        self.topic_name = publisher.topic_name  # as resolved
         self._publish = publisher.handle.publish_raw
 
     def publish(self, data: bytes) -> None:

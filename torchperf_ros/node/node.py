@@ -26,7 +26,7 @@ from torchperf_ros.node.parameters import NodeParameters
 from torchperf_ros.node.recording_setup import recording_setup
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Taker, checked_taker
-from torchperf_ros.node.services import CaptureServices, RecordService, SwapService
+from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.stage_actor import StageActor, StageInput
 from torchperf_ros.stage.stage_ports import StagePorts
@@ -64,11 +64,7 @@ class PerfNode(LifecycleNode):
     """Runs stages: `configure` starts their workers, `activate` lets frames in."""
 
     def __init__(self, ending: threading.Event | None = None, **kwargs: Any) -> None:  # noqa: ANN401 - rclpy's
-        """Declare the parameters and start reporting.
-
-        Args:
-            ending: once set, `configure` gives up waiting for workers.
-            kwargs: passed through to rclpy.
+        """Declare the parameters and start reporting; once `ending` is set, `configure` gives up waiting for workers.
 
         Raises:
             ConfigError: a parameter has a value that is not allowed.
@@ -92,9 +88,7 @@ class PerfNode(LifecycleNode):
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
-        self._evidence = CaptureServices(self, lambda: self._stages, self._log)
-        self._reporter.alert_publisher.told = self._evidence.told
-        self._record = RecordService(self, self._reporter.alert_publisher)
+        self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
         self._reporter.start()
 
     # -- transitions --------------------------------------------------------------------------------------------------

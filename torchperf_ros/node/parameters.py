@@ -36,11 +36,7 @@ def _descriptor(parameter: Parameter) -> ParameterDescriptor:
 
 
 class NodeParameters:
-    """Declares, reads and guards every parameter of the node.
-
-    Attributes:
-        configured: while true, only live parameters may change; each change is handed to `on_change`.
-    """
+    """Declares, reads and guards every parameter of the node."""
 
     def __init__(self, node: Node) -> None:
         """Declare everything; values from the command line and the parameter file are taken.
@@ -48,7 +44,7 @@ class NodeParameters:
         Raises:
             ConfigError: a value that is not allowed.
         """
-        self.configured = False
+        self.configured = False  # while true, only live parameters may change; each change is handed to `on_change`
         self._node = node
         self._known: dict[str, Parameter] = {}
         self._declare("", NODE_PARAMETERS)

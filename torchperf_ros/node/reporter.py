@@ -21,6 +21,7 @@ from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_
 from torchperf_ros.telemetry.latency_record import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.memory import LABELS, ProportionalMemory, sample_memory
 from torchperf_ros.watch.memory_watch import NODE, MemoryWatch
+from torchperf_ros.watch.stage_signals import COUNTED
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
@@ -32,18 +33,15 @@ class Reporter:
     """Publishes diagnostics from the node's construction to its end, whatever its lifecycle state.
 
     Attributes:
-        stages: the stages to report on; empty while the node is not configured.
-        inputs: their inputs from topics, checked for publishers of another type.
-        facts: what else the node's own status says, by key.
         memory_limit_mib, memory_share: the parameters.
         alert publisher: tells what happens, and the recorder everything.
     """
 
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
         """Create the publishers; nothing is said before `start`."""
-        self.stages: list[StageActor] = []
-        self.inputs: list[StageInput] = []
-        self.facts: dict[str, str] = {}
+        self.stages: list[StageActor] = []  # the stages to report on; empty while the node is not configured
+        self.inputs: list[StageInput] = []  # their inputs from topics, checked for publishers of another type
+        self.facts: dict[str, str] = {}  # what else the node's own status says, by key
         self.memory_limit_mib, self.memory_share = 0, 1.0
         self.alert_publisher = AlertPublisher(node)
         self._node = node
@@ -100,6 +98,11 @@ class Reporter:
         self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(row))
         if (recording := self.alert_publisher.recording) is not None:
             recording.tell(ros_now_ns, kind="memory", values=dict(zip(LABELS, row, strict=True)))
+            counters = {
+                stage.config.name: {key: value for key, value in status.values.items() if key.endswith(COUNTED)}
+                for (stage, _), status in zip(healths, statuses, strict=False)
+            }
+            recording.tell(ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters)
 
     def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:
         publisher.publish(data)

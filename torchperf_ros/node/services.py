@@ -1,7 +1,8 @@
 """The services `~/profile`, `~/snapshot`, `~/record` and `~/swap`, and how commands ask for them."""
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import rclpy
@@ -23,15 +24,22 @@ Log = Callable[[str, str], None]
 class CaptureServices:
     """Answers at once, as the thread that answers also receives the frames; the log and `/diagnostics` say the rest."""
 
-    def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]], log: Log) -> None:
-        """Offer the services; `stages` gives those that are configured."""
+    def __init__(
+        self, node: Node, stages: Callable[[], Sequence[StageActor]], log: Log, alert_publisher: AlertPublisher
+    ) -> None:
+        """Offer the services, and take captures when alerts are published that are worth it.
+
+        `stages` gives those that are configured.
+        """
         self._stages = stages
         self._log = log
+        self._alert_publisher = alert_publisher
         self._rule = CaptureRule()
+        alert_publisher.told = self.told
         self._services = [
             node.create_service(Trigger, f"~/{name}", lambda _, response, kind=kind: self._answer(kind, response))
             for name, kind in (("profile", "profile"), ("snapshot", "memory"))
-        ]
+        ] + [node.create_service(Trigger, "~/record", self._record)]
 
     def told(self, anomaly: Alert) -> None:
         """An event was told: take evidence if it is worth it, and if another worker can answer meanwhile."""
@@ -62,16 +70,8 @@ class CaptureServices:
         response.message = "; ".join(filter(None, said)) or "no stage is configured"
         return response
 
-
-class RecordService:
-    """Answers at once with the folder, which is there when the incident is complete."""
-
-    def __init__(self, node: Node, alert_publisher: AlertPublisher) -> None:
-        """Offer the service."""
-        self._alert_publisher = alert_publisher
-        self._service = node.create_service(Trigger, "~/record", self._answer)
-
-    def _answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+    def _record(self, _request: Any, response: Any) -> Any:  # noqa: ANN401
+        """Names the folder, which is there when the incident is complete."""
         response.message = self._alert_publisher.record("recorded", "asked for by service")
         response.success = bool(response.message)
         if not response.success:
@@ -126,35 +126,29 @@ class ServiceFailed(TorchperfError):
     """The node is not there, refuses, or takes too long; the message says which, and why."""
 
 
-class _Client:
-    """A node of our own that asks a running one, for as long as the context lasts."""
-
-    def __init__(self, kind: Any, node_name: str, service: str, timeout_s: float) -> None:  # noqa: ANN401
-        self._kind, self._service, self._timeout_s = kind, f"{node_name.rstrip('/')}/{service}", timeout_s
-        self._give_up_at = time.monotonic() + timeout_s
-
-    def __enter__(self) -> "_Client":
-        rclpy.init()
-        self._node = rclpy.create_node("torchperf_client")
-        self._client = self._node.create_client(self._kind, self._service)
-        if not self._client.wait_for_service(min(self._timeout_s, _DISCOVERY_S)):
-            self.__exit__()
-            msg = f"no node offers {self._service}; is it running, in this ROS_DOMAIN_ID, under this name?"
+@contextlib.contextmanager
+def _asking(kind: Any, node_name: str, service: str, timeout_s: float) -> Iterator[Callable[[Any], Any]]:  # noqa: ANN401
+    """A node of our own that asks a running one: gives a function of a request that returns the response."""
+    name, give_up_at = f"{node_name.rstrip('/')}/{service}", time.monotonic() + timeout_s
+    rclpy.init()
+    node = rclpy.create_node("torchperf_client")
+    try:
+        client = node.create_client(kind, name)
+        if not client.wait_for_service(min(timeout_s, _DISCOVERY_S)):
+            msg = f"no node offers {name}; is it running, in this ROS_DOMAIN_ID, under this name?"
             raise ServiceFailed(msg)
-        return self
 
-    def call(self, request: Any) -> Any:  # noqa: ANN401 - rclpy's
-        """The response, when it is there."""
-        future = self._client.call_async(request)
-        left_s = max(0.0, self._give_up_at - time.monotonic())
-        rclpy.spin_until_future_complete(self._node, future, timeout_sec=left_s)
-        if not future.done():
-            msg = f"{self._service} has not finished in time; /diagnostics says how far it is"
-            raise ServiceFailed(msg)
-        return future.result()
+        def ask(request: Any) -> Any:  # noqa: ANN401 - rclpy's
+            future = client.call_async(request)
+            rclpy.spin_until_future_complete(node, future, timeout_sec=max(0.0, give_up_at - time.monotonic()))
+            if not future.done():
+                msg = f"{name} has not finished in time; /diagnostics says how far it is"
+                raise ServiceFailed(msg)
+            return future.result()
 
-    def __exit__(self, *_: object) -> None:
-        self._node.destroy_node()
+        yield ask
+    finally:
+        node.destroy_node()
         rclpy.try_shutdown()
 
 
@@ -169,8 +163,8 @@ def trigger(node_name: str, service: str, timeout_s: float) -> str:
     Raises:
         ServiceFailed: there is no such node, it refuses, or it takes too long.
     """
-    with _Client(Trigger, node_name, service, timeout_s) as client:
-        response = client.call(Trigger.Request())
+    with _asking(Trigger, node_name, service, timeout_s) as ask:
+        response = ask(Trigger.Request())
     if not response.success:
         raise ServiceFailed(response.message)
     return str(response.message)
@@ -191,12 +185,11 @@ def swap(node_name: str, stage: str, tier: str, package: str, timeout_s: float, 
         ServiceFailed: there is no such node, it refuses, or it takes too long; everything is as it was.
     """
     value = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=package)
-    with _Client(SERVICE, node_name, "swap", timeout_s) as client:
-        request = SERVICE.Request(parameters=[Parameter(name=f"{stage}.{tier}", value=value)])
-        result = client.call(request).result
+    with _asking(SERVICE, node_name, "swap", timeout_s) as ask:
+        result = ask(SERVICE.Request(parameters=[Parameter(name=f"{stage}.{tier}", value=value)])).result
         while result.reason.startswith(GOES_ON):
             say(result.reason)
             time.sleep(_POLL_S)
-            result = client.call(SERVICE.Request()).result
+            result = ask(SERVICE.Request()).result
     if not result.successful:
         raise ServiceFailed(result.reason)

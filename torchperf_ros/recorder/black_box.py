@@ -12,45 +12,29 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rosbags.rosbag2 import StoragePlugin, Writer
 
 from torchperf_ros.config.message_types import typestore
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US, Clock, monotonic_ns
 from torchperf_ros.recorder.incident_folder import IncidentFolder
-from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray, float64_bytes, frame_row
+from torchperf_ros.telemetry.latency_record import LABELS, LatencyRecord, float64_bytes
 from torchperf_ros.telemetry.record_stream import FrameRecord, MessageRecord
 from torchperf_ros.workers.frame_ring import InputBytes
 
 _VERSION: Final = 9  # of rosbag2's metadata: Jazzy and later; Humble reads the .mcap itself
 _FOLDER = "black_box"
 _JUMP_NS: Final = 60 * NS_PER_S
+_MIB: Final = 1 << 20
+_ROW_BYTES: Final = 16 * len(LABELS)  # about what a frame's row and latency take
 
 
-@dataclass(frozen=True)
-class Topic:
+class Topic(NamedTuple):
     """A topic of the black box: its name as resolved, and its message type."""
 
     name: str
     type_name: str
-
-
-@dataclass(frozen=True)
-class BlackBoxLimits:
-    """How much is kept: seconds before and after an incident, and bytes of each of these two parts."""
-
-    before_s: float
-    after_s: float
-    part_bytes: int
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The topics of a stage: its output, and its inputs by index, None for one that another stage gives out."""
-
-    output: Topic
-    inputs: tuple[Topic | None, ...]
 
 
 @dataclass(slots=True)
@@ -64,8 +48,7 @@ class _Kept:
     inputs: tuple[InputBytes, ...] = ()
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A message for the log; `data` is None if it was overwritten before it could be copied."""
 
     t_ns: int
@@ -100,44 +83,31 @@ class _Incident:
 
 
 class BlackBox:
-    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened.
+    """Keeps what it is given for a while, and writes it to the evidence folder when something has happened."""
 
-    Attributes:
-        held_bytes: bytes kept at present.
-        incidents: incidents written.
-        problem: why the last one could not be written, empty if it could.
-    """
-
-    def __init__(
-        self,
-        node: str,
-        stages: list[Stage],
-        topics: list[Topic],
-        limits: BlackBoxLimits,
-        evidence: IncidentFolder,
-        clock: Clock = monotonic_ns,
-    ) -> None:
+    def __init__(self, setup: Mapping[str, Any], evidence: IncidentFolder, clock: Clock = monotonic_ns) -> None:
         """Start empty.
 
         Args:
-            node: its fully qualified name.
-            stages: what each stage takes and gives, by index.
-            topics: the other topics, by the index of `MessageRecord.topic`.
-            limits: how much is kept.
+            setup: what the node says at its start, see `node/recording_setup.py`: its topics and stages, and how much
+                is kept, in seconds before and after an incident and in MiB of each of these two parts.
             evidence: where incidents go.
             clock: how long something is kept: ROS time may stand still, or jump.
         """
-        self.held_bytes = self.incidents = 0
-        self.problem = ""
-        self._stages = stages
-        self._topics = topics
-        self._limits = limits
+        self.held_bytes = 0  # bytes kept at present
+        self.incidents = 0  # incidents written
+        self.problem = ""  # why the last one could not be written, empty if it could
+        self._topics = [Topic(*topic) for topic in setup["topics"]]
+        self._inputs = [[topic and Topic(*topic) for topic in stage["inputs"]] for stage in setup["stages"]]
+        self._outputs = [Topic(*stage["output"]) for stage in setup["stages"]]
+        self._rows = [LatencyRecord(index) for index in range(len(self._outputs))]
+        self._row_topic = Topic(f"{setup['node']}/latency_stages", "std_msgs/msg/Float64MultiArray")
+        self._latency_topic = Topic(f"{setup['node']}/latency", "std_msgs/msg/Float64")
+        self._before_ns, self._after_s = setup["black_box_s"] * NS_PER_S, setup["black_box_after_s"]
+        self._part_bytes = round(setup["black_box_mib"] * _MIB)
         self._evidence = evidence
         self._monotonic_ns = clock
         self._reported_ns = 0
-        self._rows = (Topic(f"{node}/latency_stages", "std_msgs/msg/Float64MultiArray"), LabelledArray(LABELS))
-        self._latency = Topic(f"{node}/latency", "std_msgs/msg/Float64")
-        self._rows_bytes = len(self._rows[1].encode([0.0] * len(LABELS))) + len(float64_bytes(0.0))
         self._kept: deque[_Kept] = deque()
         self._last_input: dict[Topic, bytes] = {}
         self._incident: _Incident | None = None
@@ -145,9 +115,9 @@ class BlackBox:
 
     def frame(self, record: FrameRecord) -> None:
         """Keep a frame: its inputs that are new, what was published for it, and its row of `latency_stages`."""
-        topics = self._stages[record.stage].inputs
+        topics = self._inputs[record.stage]
         inputs = tuple(item for item in record.inputs if self._is_new(item, topics[item.index]))
-        size = self._rows_bytes + len(record.output or b"") + sum(len(item.data) for item in inputs)
+        size = _ROW_BYTES + len(record.answer.payload or b"") + sum(len(item.data) for item in inputs)
         self._keep(record, size, inputs)
 
     def _is_new(self, item: InputBytes, topic: Topic | None) -> bool:
@@ -179,8 +149,7 @@ class BlackBox:
         kept, entry = self._kept, _Kept(record.t_ns, now_ns, size, record, inputs)
         kept.append(entry)
         self.held_bytes += size
-        oldest_ns = now_ns - self._limits.before_s * NS_PER_S
-        while kept and (kept[0].kept_ns < oldest_ns or self.held_bytes > self._limits.part_bytes):
+        while kept and (now_ns - kept[0].kept_ns > self._before_ns or self.held_bytes > self._part_bytes):
             self.held_bytes -= kept.popleft().size
         if self._incident is not None and not self._incident.is_over:
             self._incident.add(self._entries(entry))
@@ -191,38 +160,33 @@ class BlackBox:
         if isinstance(record, MessageRecord):
             yield _Entry(t_ns, self._topics[record.topic], record.data)
             return
-        stage = self._stages[record.stage]
-        received_ns = record.t_ns - round(record.total_ms * NS_PER_MS)
+        answer, topics = record.answer, self._inputs[record.stage]
+        received_ns = record.t_ns - round(answer.total_ms * NS_PER_MS)
         for item in sorted(kept.inputs, key=lambda item: -item.index):  # the trigger last, as a replay needs it
-            topic, data = stage.inputs[item.index], bytes(item.data)
+            topic, data = topics[item.index], bytes(item.data)
             if topic is not None:
                 there = item.index or record.is_there
                 yield _Entry(max(_received_ns(item, received_ns), 0), topic, data if there else None)
-        if record.output is not None:
-            yield _Entry(t_ns, stage.output, record.output)
-        row_topic, array = self._rows
-        yield _Entry(t_ns, row_topic, array.encode(frame_row(record)))
+        if answer.payload is not None:
+            yield _Entry(t_ns, self._outputs[record.stage], answer.payload)
+        yield _Entry(t_ns, self._row_topic, self._rows[record.stage].encode(answer))
         if not math.isnan(record.answer_ms):  # the last stage's
-            yield _Entry(t_ns, self._latency, float64_bytes(record.answer_ms))
+            yield _Entry(t_ns, self._latency_topic, float64_bytes(record.answer_ms))
 
     def record(
         self, name: str, now_s: float, files: Mapping[str, str], more_files: Callable[[int], Mapping[str, str]]
     ) -> None:
         """Something has happened: write what is kept, and what comes during the next seconds.
 
-        While an incident is being recorded another one is part of it.
-
-        Args:
-            name: the incident's folder, as `EvidenceFolder.name` gives it.
-            now_s: monotonic time: ROS time may stand still.
-            files: texts to be put beside the log, by file name.
-            more_files: more of them, asked for at the end with the time at which the log begins.
+        While an incident is being recorded another one is part of it. `now_s` is monotonic: ROS time may stand still.
+        `files` are texts to be put beside the log; `more_files` gives more of them at the end, for the time at which
+        the log begins.
         """
         if self._incident is not None:
             self._incident.files.update({f"{name}_{file}": text for file, text in files.items()})
             return
-        room = self._limits.part_bytes
-        incident = self._incident = _Incident(name, now_s + self._limits.after_s, dict(files), room, more_files)
+        room = self._part_bytes
+        incident = self._incident = _Incident(name, now_s + self._after_s, dict(files), room, more_files)
         for kept in self._kept:
             incident.add(self._entries(kept))
         incident.left_bytes = room

@@ -21,7 +21,9 @@ _ABANDONED_S = 86_400.0
 _LONGEST_NAME = 60
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z_.+")
 
-UtcNow = Callable[[], datetime]
+
+def _utc_now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 class IncidentError(TorchperfError):
@@ -33,24 +35,17 @@ class IncidentFolder:
 
     An incident is written under another name and gets its own when it is complete, so that whoever finds a folder of
     this form finds all of it. Several processes may write to the same folder.
-
-    Attributes:
-        root: the folder; made when something is kept.
     """
 
-    def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: UtcNow | None = None) -> None:
+    def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: Callable[[], datetime] = _utc_now) -> None:
         """Take the folder and its bounds; nothing is touched yet.
 
-        Args:
-            root: where the incidents lie.
-            max_count: so many are kept at most; the oldest ones go first.
-            max_mib: and so many MiB; an incident that is larger by itself is refused.
-            utc_now: the time that names are made of; the system's by default.
+        The oldest incidents go first. One that is larger than `max_mib` by itself is refused.
         """
-        self.root = root
+        self.root = root  # the folder; made when something is kept
         self._max_count = max_count
         self._max_bytes = max_mib * _MIB
-        self._utc_now: UtcNow = utc_now or (lambda: datetime.now(timezone.utc))
+        self._utc_now = utc_now
 
     def name(self, what: str) -> str:
         """The name of an incident of now, for who wants to tell it before the incident is complete."""
@@ -59,15 +54,12 @@ class IncidentFolder:
     def keep(self, what: str, write: Callable[[Path], None], name: str = "") -> Path:
         """Make a folder for an incident, and remove the oldest ones that no longer fit; returns the new one.
 
-        Takes as long as the disk does: for threads and processes that nobody waits for.
-
-        Args:
-            what: one or two words for the folder's name.
-            write: puts files into the folder that it is given, which is not there any more under that name afterwards.
-            name: what `name` gave for it before; by default one of now.
+        Takes as long as the disk does: for threads and processes that nobody waits for. The folder that `write` puts
+        files into is not there any more under that name afterwards. `name` is what `name` gave before, by default one
+        of now.
 
         Raises:
-            EvidenceError: the disk is full or not writable, or the incident is larger than everything together may be.
+            IncidentError: the disk is full or not writable, or the incident is larger than everything may be.
             Exception: whatever `write` raises.
         """
         name = name or self.name(what)
@@ -75,7 +67,7 @@ class IncidentFolder:
         try:
             make_private(part)
             write(part)
-            size_bytes = _flush(part)
+            size_bytes = _size_bytes(part, flush=True)
             if size_bytes > self._max_bytes:
                 msg = (
                     f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than evidence_mib, "
@@ -151,22 +143,16 @@ def _as_name(what: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", what.lower()).strip("-")[:_LONGEST_NAME] or "incident"
 
 
-def _flush(folder: Path) -> int:
-    """Have every file reach the disk, as the power may go next; returns the size of all."""
-    total = 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                total += os.fstat(file.fileno()).st_size
-    return total
-
-
-def _size_bytes(folder: Path) -> int:
+def _size_bytes(folder: Path, *, flush: bool = False) -> int:
+    """Bytes of all files; with `flush` each is made to reach the disk, as the power may go next."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
-            total += path.lstat().st_size if path.is_file() else 0
+            if path.is_file():
+                total += path.lstat().st_size
+                if flush:
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
     return total
 
 
@@ -181,25 +167,17 @@ class CaptureRule:
         self._asked_ns: dict[tuple[str, str], int] = {}
 
     def wanted(self, anomaly: Alert, stages: Collection[str], now_ns: int) -> tuple[str, str] | None:
-        """The stage and what is wanted of it, `profile` or `memory`; None mostly. `taken` says that it could be had.
-
-        Args:
-            anomaly: as it is told.
-            stages: names that it may begin with.
-            now_ns: monotonic time.
-        """
+        """The stage and what is wanted of it, `profile` or `memory`; None mostly. `taken` says that it could be had."""
         stage, _, what = anomaly.name.partition(": ")
         if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
             stage = next(iter(stages))
-        kind = "memory" if what == "memory grows" else "profile"
-        least = Level.WARN if kind == "memory" else Level.ERROR
-        asked_ns = self._asked_ns.get((stage, kind))
+        kind, least = ("memory", Level.WARN) if what == "memory grows" else ("profile", Level.ERROR)
         if stage not in stages or anomaly.level is Level.STALE or anomaly.level < least:
             return None
-        if asked_ns is not None and now_ns - asked_ns < self._every_ns:
-            return None
-        if self._last_ns is not None and now_ns - self._last_ns < self._apart_ns:
-            return None  # the stages share a machine: one loses a worker for a while, not all of them
+        # the stages share a machine: one loses a worker for a while, not all of them
+        for asked_ns, wait_ns in ((self._asked_ns.get((stage, kind)), self._every_ns), (self._last_ns, self._apart_ns)):
+            if asked_ns is not None and now_ns - asked_ns < wait_ns:
+                return None
         return stage, kind
 
     def taken(self, stage: str, kind: str, now_ns: int) -> None:

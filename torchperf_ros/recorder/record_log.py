@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchperf_ros.config.user_folder import make_private
+from torchperf_ros.frame.frame_table import FRAME, frame_row
 from torchperf_ros.telemetry.record_stream import FrameRecord
 
 VERSION = 1
@@ -17,6 +18,7 @@ _FILES = 4
 _RECENT = 10_000
 _NAME = "records"
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode  # `dumps` makes a new one
+_COLUMNS = tuple(FRAME.fields or ())[:-1]  # without the hash of the output
 _MOST_PER_S = {"frame": 1000, "event": 50}
 """Records of a kind that are written each second; what comes beyond, in a storm, is counted under `drops`."""
 
@@ -27,23 +29,12 @@ def schema() -> str:
 
 
 class RecordLog:
-    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed.
-
-    Attributes:
-        problem: why records cannot be written at present, empty if they can.
-        written: records written.
-    """
+    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed."""
 
     def __init__(self, folder: Path, limit_bytes: int, start: Mapping[str, Any]) -> None:
-        """Begin a new file.
-
-        Args:
-            folder: where the files are.
-            limit_bytes: of all files together.
-            start: what each file begins with: node, versions, stages.
-        """
-        self.problem = ""
-        self.written = 0
+        """Begin a new file; each begins with `start`: node, versions, stages. The limit is for all files together."""
+        self.problem = ""  # why records cannot be written at present, empty if they can
+        self.written = 0  # records written
         self._folder = folder
         self._file_bytes = limit_bytes // _FILES
         self._start = start
@@ -59,30 +50,25 @@ class RecordLog:
 
     def frame(self, record: FrameRecord) -> None:
         """Add a frame."""
-        steps, tiers = record.steps, self._tiers[record.stage]
-        self._add(
-            "frame", record.t_ns, stage=self._names[record.stage], seq=record.seq, stamp_ns=record.stamp_ns,
-            age_ms=_known(record.age_ms), wait_ms=_known(record.wait_ms), decode_ms=_known(steps.decode_ms),
-            preprocess_ms=_known(steps.preprocess_ms), inference_ms=_known(steps.inference_ms),
-            postprocess_ms=_known(steps.postprocess_ms), total_ms=_known(record.total_ms),
-            budget_ms=_known(record.budget_ms), lateness_ms=_known(record.lateness_ms),
-            tier=tiers[record.tier] if 0 <= record.tier < len(tiers) else None, outcome=record.outcome.word,
-            fallback=None if record.fallback is None else record.fallback.word, reason=record.reason,
-            profiled=record.profiled,
-        )  # fmt: skip
+        answer, tiers = record.answer, self._tiers[record.stage]
+        row: dict[str, Any] = dict(zip(_COLUMNS, frame_row(answer, record.t_ns, record.answer_ms), strict=True))
+        row |= {
+            "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
+            "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
+            "reason": answer.reason, "profiled": answer.profiled,
+        }  # fmt: skip
+        self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
         """Add an event; `fields` holds its `kind`, and numbers that are not finite become null."""
-        others = {key: _finite(value) for key, value in fields.items() if key != "kind"}
-        self._add(str(fields["kind"]), t_ns, **others)
+        self._add(str(fields["kind"]), t_ns, {key: _finite(value) for key, value in fields.items()})
 
-    def _add(self, kind: str, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+    def _add(self, kind: str, t_ns: int, fields: Mapping[str, Any]) -> None:
         self._this_second[kind] += 1
         if self._this_second[kind] > _MOST_PER_S.get(kind, _MOST_PER_S["event"]):
             self._dropped[kind] += 1
             return
-        record = {"v": VERSION, "kind": kind, "t_ns": t_ns, **fields}
-        line = _ENCODE(record)
+        line = _ENCODE({"v": VERSION, "kind": kind, "t_ns": t_ns, **fields})
         self._lines.append(line)
         self._recent.append((t_ns, line))
 
@@ -98,7 +84,7 @@ class RecordLog:
             self._dropped["lost"] += lost
         if self._dropped:
             dropped, self._dropped = dict(self._dropped), Counter()
-            self._add("drops", t_ns, records=sum(dropped.values()), by=dropped)
+            self._add("drops", t_ns, {"records": sum(dropped.values()), "by": dropped})
         if not self._lines:
             return
         lines, self._lines = self._lines, []
@@ -136,8 +122,10 @@ class RecordLog:
         self._write_start = True
 
 
-def _known(value: float) -> float | None:
+def _known(value: Any) -> Any:  # noqa: ANN401
     """JSON has no NaN: null; microseconds are exact enough for what was measured in ms."""
+    if value.__class__ is not float:
+        return value
     return round(value, 3) if math.isfinite(value) else None
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.recorder.black_box import BlackBox, BlackBoxLimits, Stage, Topic
+from torchperf_ros.recorder.black_box import BlackBox
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.recorder.record_log import RecordLog
 from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader, event_bytes
-from torchperf_ros.watch.watch import Watch
+from torchperf_ros.watch.watch import COUNTERS, Watch
 
 _TICK_S = 1.0
 _LOOK_S = 0.05  # in this time a camera of 60 Hz fills no ring of four of the largest frames
@@ -38,13 +38,7 @@ class Recorder:
         stages = [{key: stage[key] for key in ("name", "tiers", "budget_ms")} for stage in setup["stages"]]
         start = {"node": setup["node"], "versions": setup["versions"], "stages": stages}
         self._log = RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
-        self._box = BlackBox(
-            setup["node"],
-            [_stage(stage) for stage in setup["stages"]],
-            [Topic(*topic) for topic in setup["topics"]],
-            BlackBoxLimits(setup["black_box_s"], setup["black_box_after_s"], setup["black_box_mib"] * _MIB),
-            self._evidence,
-        )
+        self._box = BlackBox(setup, self._evidence)
         self._watch: Watch | None = None
         self._watch_problem = ""
         try:
@@ -111,7 +105,7 @@ class Recorder:
             self._ended = True
         elif record.fields["kind"] == "record":
             self._record(record.fields["name"], record.fields["why"], record.fields["stacks"])
-        elif self._log is not None:
+        elif self._log is not None and record.fields["kind"] != COUNTERS:
             self._log.event(record.t_ns, record.fields)
 
     def _record(self, name: str, why: str, stacks: str) -> None:
@@ -176,8 +170,3 @@ class Recorder:
     def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
             self._reader.socket.send(event_bytes(fields)[0])
-
-
-def _stage(stage: Mapping[str, Any]) -> Stage:
-    inputs = tuple(None if topic is None else Topic(*topic) for topic in stage["inputs"])
-    return Stage(Topic(*stage["output"]), inputs)

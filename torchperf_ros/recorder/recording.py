@@ -30,28 +30,21 @@ from torchperf_ros.workers.frame_ring import FrameRing, RingExtra, record_size
 from torchperf_ros.workers.process_setup import step_back
 
 _QUEUE_BYTES = 1 << 20
+_SO_SNDBUFFORCE = 32  # Python has no name for it
 _END_S = 10.0
 _ENDS_WITHIN_S = 1.0
 _TAIL = 4_000
 
 
 class RecorderProcess:
-    """A process that takes what the writer sends, and answers on the same socket.
-
-    Attributes:
-        pid: of the process.
-    """
+    """A process that takes what the writer sends, and answers on the same socket."""
 
     def __init__(self, writer: StreamWriter, stage_fds: Sequence[int], setup: dict[str, Any]) -> None:
-        """Spawn it, connect the writer, and tell it what it records.
-
-        Args:
-            writer: what the node tells goes through it.
-            stage_fds: the stages' rings.
-            setup: see `Recorder`.
-        """
+        """Spawn it, connect the writer that the node sends everything by, and say what it records, see `Recorder`."""
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _enlarge(own)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
+        with contextlib.suppress(PermissionError):  # beyond the system's limit where that is permitted
+            own.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _QUEUE_BYTES)
         own.setblocking(False)
         with theirs, os.fdopen(os.memfd_create("setup"), "wb") as file:  # of any size, unlike a packet
             file.write(json.dumps(setup).encode())
@@ -61,10 +54,11 @@ class RecorderProcess:
                 [sys.executable, "-m", "torchperf_ros.recorder.recorder_main", *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self.pid = self._process.pid
+        self.pid = self._process.pid  # of the process
         self._writer, self._own = writer, own
         assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
+        self._printed = self._process.stdout
+        os.set_blocking(self._printed.fileno(), False)
         writer.connect(own)
 
     @property
@@ -86,18 +80,15 @@ class RecorderProcess:
                 data = self._own.recv(MAX_PACKET_BYTES)
             except BlockingIOError:
                 return
-            except OSError as error:
-                raise ProtocolError(self._last_words()) from error
+            except OSError:
+                data = b""
             if not data:
-                raise ProtocolError(self._last_words())
+                printed = ""
+                with contextlib.suppress(BlockingIOError):
+                    printed = os.read(self._printed.fileno(), 1 << 16)[-_TAIL:].decode(errors="replace").strip()
+                msg = f"the recorder is gone: {printed or 'it printed nothing'}"
+                raise ProtocolError(msg)
             yield json.loads(data)
-
-    def _last_words(self) -> str:
-        assert self._process.stdout is not None
-        with contextlib.suppress(BlockingIOError):
-            printed = os.read(self._process.stdout.fileno(), 1 << 16)[-_TAIL:].decode(errors="replace").strip()
-            return f"the recorder is gone: {printed or 'it printed nothing'}"
-        return "the recorder is gone"
 
     def kill(self) -> None:
         """Have it end at once. Nobody waits: where it waits for a disk, that may take as long as the disk does."""
@@ -106,10 +97,9 @@ class RecorderProcess:
 
     def has_ended(self) -> bool:
         """Whether it is gone since it was killed."""
-        assert self._process.stdout is not None
         if self._process.poll() is None:
             return False
-        self._process.stdout.close()
+        self._printed.close()
         return True
 
     def close(self) -> str:
@@ -130,16 +120,12 @@ class RecorderProcess:
         return problem
 
 
-def _enlarge(own: socket.socket) -> None:
-    """More room for what the recorder has not taken yet: beyond the system's limit where that is permitted."""
-    with contextlib.suppress(PermissionError):
-        own.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_SNDBUFFORCE", 32), _QUEUE_BYTES)
-        return
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
-
-
 _RESTART_S = 10.0
 _PASS_ON_S = 0.05
+_PARAMETERS = (
+    "record_mib", "evidence_dir", "evidence_count", "evidence_mib", "black_box_s", "black_box_after_s", "black_box_mib",
+    "watch",
+)  # fmt: skip
 _LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
 _MOST_WAITING = 1000
 _MIB = 1 << 20
@@ -156,34 +142,23 @@ class Recording:
     A stage's thread only leaves its answer here: a thread of this object's passes it on, 20 times a second.
 
     Attributes:
-        status: what the recorder last said of itself.
-        problem: why nothing is recorded at present, empty if all is well.
-        restarts: recorders that had to be replaced; at most one in 10 s.
         ros_offset_ns: ROS time less monotonic time, as of the last second; for frames whose age is unknown.
     """
 
     def __init__(self, config: NodeConfig, setup: Mapping[str, Any], rings: Sequence[FrameRing]) -> None:
-        """Start a recorder.
+        """Start a recorder, see it for the setup.
 
-        Args:
-            config: the parameters.
-            setup: node, pid, versions, parameters, stages, topics, see `Recorder`.
-            rings: of the stages, in their order; those with triggers for the black box keep them for its seconds.
+        Rings of stages that have triggers for the black box keep them for its seconds.
         """
-        self.status: dict[str, Any] = {}
-        self.problem = ""
-        self.restarts = 0
+        self.status: dict[str, Any] = {}  # what the recorder last said of itself
+        self.problem = ""  # why nothing is recorded at present, empty if all is well
+        self.restarts = 0  # recorders that had to be replaced; at most one in 10 s
         self.ros_offset_ns = int(setup["ros_offset_ns"])
         self._evidence = open_incidents(config.evidence_dir, config.evidence_count, config.evidence_mib)
         records = Path(config.record_dir).expanduser() if config.record_dir else (
             user_folder("XDG_STATE_HOME", ".local/state") / "records"
         )  # fmt: skip
-        self._setup = {
-            **setup, "record_dir": str(records), "record_mib": config.record_mib, "evidence_dir": config.evidence_dir,
-            "evidence_count": config.evidence_count, "evidence_mib": config.evidence_mib,
-            "black_box_s": config.black_box_s, "black_box_after_s": config.black_box_after_s,
-            "black_box_mib": config.black_box_mib, "watch": config.watch,
-        }  # fmt: skip
+        self._setup = {**setup, **{name: getattr(config, name) for name in _PARAMETERS}, "record_dir": str(records)}
         self._stage_fds = [ring.fd for ring in rings]
         extra = RingExtra(config.black_box_mib * _MIB)
         for ring, stage in zip(rings, setup["stages"], strict=True):
@@ -225,9 +200,8 @@ class Recording:
         while self._answers:
             stage, answer, answer_ms = self._answers.popleft()
             t_ns = answer.frame.ros_ns(answer.published_ns)
-            if t_ns is None:
-                t_ns = answer.published_ns + self.ros_offset_ns
-            self._writer.frame(stage, t_ns, answer, answer_ms)
+            known_ns = answer.published_ns + self.ros_offset_ns if t_ns is None else t_ns
+            self._writer.frame(stage, known_ns, answer, answer_ms)
 
     @property
     def cut(self) -> int:
@@ -291,22 +265,17 @@ class Recording:
         except (ProtocolError, ValueError) as error:
             self._give_up(self._process, str(error))
             return []
+        silent_s, state = time.monotonic() - self._heard_at, self._process.state
         if heard:
             self._heard_at = time.monotonic()
-        elif (silent_s := time.monotonic() - self._heard_at) >= _SILENT_S:
-            self._doubt(self._process, silent_s)
+        elif silent_s >= _SILENT_S:
+            self.problem = self.unable() or self.problem
+            if silent_s >= _KILL_S.get(state, _KILL_ELSE_S):
+                self._give_up(self._process, f"the recorder made no progress for {silent_s:.0f} s ({state})")
         for message in heard:
             if message["kind"] == "status":
-                self.status = message
-                self.problem = message["problem"]
+                self.status, self.problem = message, message["problem"]
         return [message for message in heard if message["kind"] != "status"]
-
-    def _doubt(self, process: RecorderProcess, silent_s: float) -> None:
-        """What to do about a recorder that has said nothing for a while."""
-        self.problem = self.unable() or self.problem
-        state = process.state
-        if silent_s >= _KILL_S.get(state, _KILL_ELSE_S):
-            self._give_up(process, f"the recorder made no progress for {silent_s:.0f} s ({state})")
 
     def _give_up(self, process: RecorderProcess, why: str) -> None:
         self.problem = f"{why}; another one is started"

@@ -8,7 +8,6 @@ import numpy as np
 
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.frame import Answer
-from torchperf_ros.telemetry.record_stream import FrameRecord
 
 _FLOAT64 = struct.Struct("<d")
 _TYPE = "std_msgs/msg/Float64MultiArray"
@@ -20,13 +19,7 @@ def float64_bytes(value: float) -> bytes:
 
 
 class LabelledArray:
-    """Encodes rows of numbers under labels that never change: only the numbers at the end of the bytes do.
-
-    Attributes:
-        labels: in their order.
-        prefix: the bytes before the numbers.
-        pack: makes those of the numbers.
-    """
+    """Encodes rows of numbers under labels that never change: only the numbers at the end of the bytes do."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         """Lay the message out once: one dimension of size 1 per label."""
@@ -34,10 +27,10 @@ class LabelledArray:
         layout = message_class("std_msgs/msg/MultiArrayLayout")
         dims = [dimension(label=label, size=1, stride=1) for label in labels]
         message = message_class(_TYPE)(layout=layout(dim=dims, data_offset=0), data=np.zeros(len(labels)))
-        self.labels = tuple(labels)
+        self.labels = tuple(labels)  # in their order
         numbers = struct.Struct(f"<{len(labels)}d")
-        self.pack = numbers.pack
-        self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]
+        self.pack = numbers.pack  # makes those of the numbers
+        self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]  # the bytes before the numbers
 
     def encode(self, values: Sequence[float]) -> bytes:
         """CDR bytes with these values, one per label."""
@@ -68,14 +61,3 @@ class LatencyRecord:
             answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else nan,
             answer.outcome, nan if fallback is None else fallback,
         )  # fmt: skip
-
-
-def frame_row(record: FrameRecord) -> tuple[float, ...]:
-    """The same row from what the recorder was told of the frame."""
-    steps = record.steps
-    return (
-        record.stage, record.seq, record.age_ms, record.wait_ms,
-        steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-        record.total_ms, record.budget_ms, record.tier if record.tier >= 0 else math.nan,
-        record.outcome, math.nan if record.fallback is None else record.fallback,
-    )  # fmt: skip

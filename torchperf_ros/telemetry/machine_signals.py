@@ -3,12 +3,13 @@
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; 3 and 4 are idle and iowait
 _STEAL, _FIELDS = 7, 8
 _KIB_PER_MIB = 1024
+_PRESSURES = {"cpu": "some", "memory": "full", "io": "some"}
 _NAMES = 3
 _LOWEST_TRIP_C = 40.0
 _WORTH_LOOKING, _WORTH_NAMING = 0.005, 0.02  # of the processors
@@ -16,8 +17,7 @@ _WITH_VALUE = {"-W", "-X", "-O", "-o"}  # options of interpreters that take anot
 _INTERPRETERS = ("python", "bash", "sh", "perl", "ruby", "node")
 
 
-@dataclass(frozen=True)
-class _Process:
+class _Process(NamedTuple):
     """A line of /proc/PID/stat: times in ticks; `reaped` is what its children took that have ended."""
 
     name: str
@@ -27,50 +27,12 @@ class _Process:
     started: int
 
 
-@dataclass(frozen=True)
-class Machine:
-    """One second of the machine; NaN where the kernel does not say.
+class MachineSignals:
+    """Reads the machine once a second; all processes are looked through only when somebody asks.
 
     Attributes:
-        cpus: processors.
-        cpu_share: of all processors that was in use, 0 to 1.
-        others_share: of all processors that processes outside the node's own family took, 0 to 1.
-        steal_share: the same for other guests of a virtual machine's host.
-        memory_total_mib, memory_available_mib, swap_used_mib: memory in MiB.
-        pressure: share of the last 10 s, 0 to 1, in which some (`cpu`, `io`) or all (`memory`) of the tasks waited.
-        temperatures_c: by thermal zone.
-        too_hot_c: the temperature from which on a zone throttles, where it says so.
+        too_hot_c: by thermal zone, the temperature from which on it throttles, where it says so.
     """
-
-    cpus: int
-    cpu_share: float
-    others_share: float
-    steal_share: float
-    memory_total_mib: float
-    memory_available_mib: float
-    swap_used_mib: float
-    pressure: dict[str, float]
-    temperatures_c: dict[str, float]
-    too_hot_c: dict[str, float]
-
-    @property
-    def available_share(self) -> float:
-        """Of the memory, 0 to 1."""
-        return self.memory_available_mib / self.memory_total_mib if self.memory_total_mib > 0 else math.nan
-
-    def values(self) -> dict[str, float]:
-        """As numbers by name, for the records; shares in percent."""
-        values = {
-            "cpu_percent": 100 * self.cpu_share, "others_cpu_percent": 100 * self.others_share,
-            "steal_percent": 100 * self.steal_share, "memory_available_mib": self.memory_available_mib,
-            "swap_used_mib": self.swap_used_mib,
-        }  # fmt: skip
-        values |= {f"{name}_pressure_percent": 100 * share for name, share in self.pressure.items()}
-        return values | {f"{zone}_c": degrees for zone, degrees in self.temperatures_c.items()}
-
-
-class MachineSignals:
-    """Reads the machine once a second; all processes are looked through only when somebody asks."""
 
     def __init__(self, node: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
         """Begin now.
@@ -86,32 +48,36 @@ class MachineSignals:
         self._processes: dict[int, _Process] = {}
         self._scan_total = 0.0
         self._zones = _zones(sys)
-        self._too_hot_c = {name: c for name, folder in self._zones.items() if (c := _trip_c(folder)) < math.inf}
-        self._cpus = self._count_cpus()
+        self.too_hot_c = {name: c for name, folder in self._zones.items() if (c := _trip_c(folder)) < math.inf}
+        self.cpus = max(1, sum(line.startswith("cpu") for line in _text(proc / "stat").splitlines()) - 1)  # processors
+        self.memory_total_mib = self._memory_mib().get("MemTotal", math.nan)  # of the machine
         self._cpu = self._cpu_ticks()
         self.scan()
         self._own = self._own_ticks()
 
-    def read(self) -> Machine:
-        """What happened since the last call."""
+    def read(self) -> dict[str, float]:
+        """What happened since the last call, by name and unit as the records have it; NaN where the kernel is silent.
+
+        `others_cpu_percent` is what processes outside the node's own family took of all processors, `steal_percent`
+        what other guests of the host did; a pressure is the share of the last 10 s in which some (`cpu`,
+        `io`) or all (`memory`) of the tasks waited.
+        """
         cpu, own = self._cpu_ticks(), self._own_ticks()
         passed = [now - before for now, before in zip(cpu, self._cpu, strict=True)]
-        total, busy = sum(passed), sum(passed[field] for field in _BUSY)
+        percent = 100 / sum(passed) if sum(passed) > 0 else math.nan
+        busy = sum(passed[field] for field in _BUSY)
         own_ticks = min(max(0, own - self._own), busy)
         self._cpu, self._own = cpu, own
         memory = self._memory_mib()
-        return Machine(
-            self._cpus,
-            busy / total if total > 0 else math.nan,
-            (busy - own_ticks) / total if total > 0 else math.nan,
-            passed[_STEAL] / total if total > 0 else math.nan,
-            memory.get("MemTotal", math.nan),
-            memory.get("MemAvailable", math.nan),
-            memory.get("SwapTotal", math.nan) - memory.get("SwapFree", math.nan),
-            {name: self._pressure(name, word) for name, word in (("cpu", "some"), ("memory", "full"), ("io", "some"))},
-            {name: _celsius(folder / "temp") for name, folder in self._zones.items()},
-            self._too_hot_c,
-        )
+        return {
+            "cpu_percent": busy * percent,
+            "others_cpu_percent": (busy - own_ticks) * percent,
+            "steal_percent": passed[_STEAL] * percent,
+            "memory_available_mib": memory.get("MemAvailable", math.nan),
+            "swap_used_mib": memory.get("SwapTotal", math.nan) - memory.get("SwapFree", math.nan),
+            **{f"{name}_pressure_percent": self._pressure(name, word) for name, word in _PRESSURES.items()},
+            **{f"{name}_c": _celsius(folder / "temp") for name, folder in self._zones.items()},
+        }
 
     @property
     def family(self) -> frozenset[int]:
@@ -178,11 +144,9 @@ class MachineSignals:
                 yield int(entry.name), process
 
     def _read_one(self, pid: int) -> _Process | None:
-        try:
-            text = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended
+        name, _, rest = _text(f"{self._proc}/{pid}/stat").partition("(")[2].rpartition(")")
+        if not rest:  # it has ended
             return None
-        name, _, rest = text.partition("(")[2].rpartition(")")
         words = rest.split()
         # the fields after the name, see proc(5): 1 ppid, 11 utime, 12 stime, 13 cutime, 14 cstime, 19 starttime
         return _Process(
@@ -194,9 +158,6 @@ class MachineSignals:
         ticks = [int(word) for word in words[:_FIELDS]]
         return ticks + [0] * (_FIELDS - len(ticks))
 
-    def _count_cpus(self) -> int:
-        return max(1, sum(line.startswith("cpu") for line in _text(self._proc / "stat").splitlines()) - 1)
-
     def _memory_mib(self) -> dict[str, float]:
         words = (line.split() for line in _text(self._proc / "meminfo").splitlines())
         return {word[0].rstrip(":"): int(word[1]) / _KIB_PER_MIB for word in words if len(word) > 1}
@@ -206,7 +167,7 @@ class MachineSignals:
         for line in _text(self._proc / "pressure" / name).splitlines():
             words = line.split()
             if words and words[0] == kind:
-                return float(words[1].partition("=")[2]) / 100
+                return float(words[1].partition("=")[2])
         return math.nan
 
 
@@ -239,9 +200,10 @@ def _celsius(path: Path) -> float:
         return math.nan
 
 
-def _text(path: Path) -> str:
+def _text(path: Path | str) -> str:
     """Of a file of the kernel; empty where this kernel does not have it, or the device sleeps."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb", buffering=0) as file:  # without the layers of a text file, half of the time
+            return file.readall().decode(errors="replace")
     except OSError:
         return ""

@@ -4,9 +4,8 @@ import importlib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _MIB = 1 << 20
 _HZ_PER_MHZ = 1_000_000
@@ -16,59 +15,27 @@ _BY_BUS = "PCI_BUS_ID"
 _JETSON_GPUS = ("gpu", "ga10b", "gv11b", "gp10b", "gm20b", "gb10b")
 
 
-@dataclass(frozen=True)
 class Gpu:
-    """One second of a card; NaN where it does not say.
-
-    Attributes:
-        temperature_c, clock_mhz: now.
-        used_share: of the last moment in which a kernel ran, 0 to 1.
-        memory_used_mib, memory_total_mib: memory in MiB.
-        throttled: why the clocks are lower than they could be, empty if they are not.
-    """
-
-    temperature_c: float
-    clock_mhz: float
-    used_share: float
-    memory_used_mib: float
-    memory_total_mib: float
-    throttled: tuple[str, ...]
-
-    def values(self) -> dict[str, float]:
-        """As numbers by name, for the records."""
-        return {
-            "gpu_temperature_c": self.temperature_c, "gpu_clock_mhz": self.clock_mhz,
-            "gpu_used_percent": 100 * self.used_share, "gpu_memory_used_mib": self.memory_used_mib,
-            "gpu_throttled": float(bool(self.throttled)),
-        }  # fmt: skip
-
-
-class GpuSource(Protocol):
-    """Where a card is read from.
+    """A card, or none.
 
     Attributes:
         word: what it is, or why there is none.
+        throttled: why its clocks are lower than they could be, as of the last look; empty if they are not.
     """
 
-    word: str
-
-    def read(self) -> Gpu | None:
-        """The card now, None where there is none."""
-
-
-class NoGpu:
-    """No card to read; `word` says why."""
-
     def __init__(self, word: str) -> None:
-        """Say why."""
-        self.word = word
+        """No card; `word` says why."""
+        self.word, self.throttled = word, ""
 
-    def read(self) -> Gpu | None:
-        """Nothing."""
-        return None
+    def read(self) -> dict[str, float]:
+        """The card now, by name and unit as the records have it, NaN where it does not say; empty without one.
+
+        `gpu_used_percent` is the share of the last moment in which a kernel ran.
+        """
+        return {}
 
 
-class Nvml:
+class Nvml(Gpu):
     """A card by NVML, or a part of one (MIG)."""
 
     def __init__(self, nvml: Any, index: int, environment: Mapping[str, str] = os.environ) -> None:  # noqa: ANN401
@@ -87,7 +54,7 @@ class Nvml:
         self._nvml = nvml
         nvml.nvmlInit()
         self._card = self._handle(index, environment)
-        self.word = str(nvml.nvmlDeviceGetName(self._card))
+        super().__init__(str(nvml.nvmlDeviceGetName(self._card)))
 
     def _handle(self, index: int, environment: Mapping[str, str]) -> Any:  # noqa: ANN401
         nvml = self._nvml
@@ -112,20 +79,22 @@ class Nvml:
         msg = f"CUDA_VISIBLE_DEVICES names {name}, and no card has that UUID"
         raise LookupError(msg)
 
-    def read(self) -> Gpu | None:
-        """The card now; what it does not say is NaN."""
+    def read(self) -> dict[str, float]:
+        """See `Gpu`."""
         nvml, card = self._nvml, self._card
-        used = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu)
         memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
         reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)) or 0
-        return Gpu(
-            _or_nan(self._ask(lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))),
-            _or_nan(self._ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))),
-            _or_nan(used) / 100,
-            math.nan if memory is None else memory.used / _MIB,
-            math.nan if memory is None else memory.total / _MIB,
-            tuple(why for bit, why in _THROTTLED.items() if reasons & bit),
-        )
+        self.throttled = "; ".join(why for bit, why in _THROTTLED.items() if reasons & bit)
+        return {
+            "gpu_temperature_c": _or_nan(
+                self._ask(lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
+            ),
+            "gpu_clock_mhz": _or_nan(self._ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))),
+            "gpu_used_percent": _or_nan(self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
+            "gpu_memory_used_mib": math.nan if memory is None else memory.used / _MIB,
+            "gpu_memory_total_mib": math.nan if memory is None else memory.total / _MIB,
+            "gpu_throttled": float(bool(self.throttled)),
+        }
 
     def _ask(self, question: Any) -> Any:  # noqa: ANN401 - a module without types
         """The answer, None where this card or driver does not have it."""
@@ -135,22 +104,23 @@ class Nvml:
             return None
 
 
-class JetsonGpu:
+class JetsonGpu(Gpu):
     """The GPU of a Jetson by sysfs; its temperature is among the machine's thermal zones, its memory the machine's."""
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`, one of /sys/class/devfreq."""
+        super().__init__(f"Jetson, {folder.name}")
         self._folder = folder
-        self.word = f"Jetson, {folder.name}"
 
-    def read(self) -> Gpu | None:
+    def read(self) -> dict[str, float]:
         """Clock and load now."""
-        clock_mhz = _file(self._folder / "cur_freq") / _HZ_PER_MHZ
-        used_share = _file(self._folder / "device" / "load") / 1000
-        return Gpu(math.nan, clock_mhz, used_share, math.nan, math.nan, ())
+        return {
+            "gpu_clock_mhz": _file(self._folder / "cur_freq") / _HZ_PER_MHZ,
+            "gpu_used_percent": _file(self._folder / "device" / "load") / 10,
+        }
 
 
-def gpu_source(device: str, sys: Path = Path("/sys")) -> GpuSource:
+def gpu_source(device: str, sys: Path = Path("/sys")) -> Gpu:
     """The card that a node of this parameter `device` uses, asked for once.
 
     Args:
@@ -158,20 +128,20 @@ def gpu_source(device: str, sys: Path = Path("/sys")) -> GpuSource:
         sys: where the kernel tells of devices.
     """
     if device == "cpu":
-        return NoGpu("not used")
+        return Gpu("not used")
     for folder in sorted((sys / "class" / "devfreq").glob("*")):
         if any(name in folder.name for name in _JETSON_GPUS) and (folder / "cur_freq").exists():
             return JetsonGpu(folder)
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        return NoGpu("not watched: nvidia-ml-py is not installed")
+        return Gpu("not watched: nvidia-ml-py is not installed")
     try:
         return Nvml(nvml, int(device.partition(":")[2] or 0))
     except nvml.NVMLError as error:
-        return NoGpu(f"none: {error}")
+        return Gpu(f"none: {error}")
     except LookupError as error:
-        return NoGpu(f"not watched: {error}")
+        return Gpu(f"not watched: {error}")
 
 
 def _or_nan(value: float | None) -> float:

@@ -30,11 +30,9 @@ class ProportionalMemory:
         self._read: dict[int, tuple[float, int]] = {}
 
     def sample(self, pids: Iterable[int], now_s: float) -> Mapping[int, int]:
-        """Bytes by process id, of those that could be read so far. Reads at most one, the one due for longest.
+        """Bytes by process id, of those that could be read so far; `now_s` is monotonic.
 
-        Args:
-            pids: the processes that there are; others are forgotten.
-            now_s: monotonic time.
+        Reads at most one, the one due for longest. Processes that are not among `pids` are forgotten.
         """
         wanted = list(pids)
         self._read = {pid: self._read[pid] for pid in wanted if pid in self._read}
@@ -57,19 +55,16 @@ class MemoryUse:
     """One sample in bytes.
 
     Attributes:
-        node_rss: resident memory of the node process, without shared memory: each process would count it anew.
-        rss_by_pid: the same of each worker.
         told: what the workers report themselves, summed: `history`, `kept` (freed, and not given back); on CUDA
             `allocated`, `reserved`, `peak`, `inactive_split`, the counts `retries` and `ooms`, and of the device the
             least `free` and `total`.
-        shared: shared memory that the stages' rings have touched.
         pss_by_pid: proportional memory of the node and the workers, as far as it was read.
     """
 
-    node_rss: int
-    rss_by_pid: dict[int, int]
+    node_rss: int  # resident memory of the node process, without shared memory: each process would count it anew
+    rss_by_pid: dict[int, int]  # the same of each worker
     told: dict[str, int]
-    shared: int
+    shared: int  # shared memory that the stages' rings have touched
     pss_by_pid: Mapping[int, int] = field(default_factory=dict)
 
     @property

@@ -32,40 +32,24 @@ _KINDS: Final = ("ok", "warn", "error", "warn")
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the list of events.
+    """One line of the list of events."""
 
-    Attributes:
-        at_s: seconds since the listening began.
-        kind: `ok`, `warn`, `error`, `sabotage` or `note`.
-        source: a stage, `node`, or who else reports it.
-        text: what happened.
-    """
-
-    at_s: float
-    kind: str
-    source: str
-    text: str
+    at_s: float  # seconds since the listening began
+    kind: str  # `ok`, `warn`, `error`, `sabotage` or `note`
+    source: str  # a stage, `node`, or who else reports it
+    text: str  # what happened
 
 
 @dataclass(frozen=True)
 class SeenFrame:
-    """One answered frame, from `/perf/latency_stages`.
+    """One answered frame, from `/perf/latency_stages`."""
 
-    Attributes:
-        stamp_ns: `header.stamp` of its trigger, as far as it can be computed from outside; 0 if unknown.
-        outcome: how it ended.
-        fallback: what was published instead of its result, None if nothing had to be.
-        total_ms: receipt to publish.
-        budget_ms: its budget.
-        published_ns: when it was answered; 0 if unknown.
-    """
-
-    stamp_ns: int
-    outcome: Outcome
-    fallback: Fallback | None
-    total_ms: float
-    budget_ms: float
-    published_ns: int = 0
+    stamp_ns: int  # `header.stamp` of its trigger, as far as it can be computed from outside; 0 if unknown
+    outcome: Outcome  # how it ended
+    fallback: Fallback | None  # what was published instead of its result, None if nothing had to be
+    total_ms: float  # receipt to publish
+    budget_ms: float  # its budget
+    published_ns: int = 0  # when it was answered; 0 if unknown
 
     @property
     def lateness_ms(self) -> float:
@@ -84,20 +68,15 @@ class StageState:
     """What is known about one stage.
 
     Attributes:
-        name: of the stage.
-        values: keys and values of its newest status on `/diagnostics`.
-        recent: its last answered frames.
-        records: answered frames seen, all of them.
         worst_ms: largest lateness of all answers but those of a starting stage; negative: before the deadline.
-        far_late: those of them that were answered later than `FAR_LATE_MS` after their deadline.
     """
 
-    name: str
-    values: dict[str, str] = field(default_factory=dict)
-    recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))
-    records: int = 0
+    name: str  # of the stage
+    values: dict[str, str] = field(default_factory=dict)  # keys and values of its newest status on `/diagnostics`
+    recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))  # its last answered frames
+    records: int = 0  # answered frames seen, all of them
     worst_ms: float = -math.inf
-    far_late: int = 0
+    far_late: int = 0  # those of them that were answered later than `FAR_LATE_MS` after their deadline
 
     def add(self, record: SeenFrame) -> None:
         """Take an answered frame."""
@@ -174,36 +153,24 @@ class NodeState:
     """What is known about a running node, from its first word on.
 
     Attributes:
-        name: for example `/perf`.
-        elapsed_s: since the listening began; events get this time.
-        stages: by name, in the order of the node's report.
-        node: keys and values of the node's own status.
-        events: the last ones, oldest first.
-        event_count: how many there were.
-        end_to_end_ms: the last values of `/perf/latency`.
         memory: time in s and MiB of the workers, the last ten minutes.
-        memory_parts: the newest row of `/perf/memory_stats` by label, in MiB.
-        reports: how many messages of `/diagnostics` of the node came in.
-        others: nodes that were heard instead, by their names.
-        heard_s: when it reported last, -inf before.
-        restarts: how often another process took its name since the listening began.
     """
 
     def __init__(self, name: str) -> None:
         """Know its name and nothing else."""
-        self.name = name
-        self.elapsed_s = 0.0
-        self.stages: dict[str, StageState] = {}
-        self.node: dict[str, str] = {}
-        self.events: deque[Event] = deque(maxlen=_EVENTS)
-        self.event_count = 0
-        self.end_to_end_ms: deque[float] = deque(maxlen=300)
+        self.name = name  # for example `/perf`
+        self.elapsed_s = 0.0  # since the listening began; events get this time
+        self.stages: dict[str, StageState] = {}  # by name, in the order of the node's report
+        self.node: dict[str, str] = {}  # keys and values of the node's own status
+        self.events: deque[Event] = deque(maxlen=_EVENTS)  # the last ones, oldest first
+        self.event_count = 0  # how many there were
+        self.end_to_end_ms: deque[float] = deque(maxlen=300)  # the last values of `/perf/latency`
         self.memory: deque[tuple[float, float]] = deque(maxlen=_MEMORY_SAMPLES)
-        self.memory_parts: dict[str, float] = {}
-        self.reports = 0
-        self.others: set[str] = set()
-        self.heard_s = -math.inf
-        self.restarts = 0
+        self.memory_parts: dict[str, float] = {}  # the newest row of `/perf/memory_stats` by label, in MiB
+        self.reports = 0  # how many messages of `/diagnostics` of the node came in
+        self.others: set[str] = set()  # nodes that were heard instead, by their names
+        self.heard_s = -math.inf  # when it reported last, -inf before
+        self.restarts = 0  # how often another process took its name since the listening began
         self._warnings: set[str] = set()
         self._silence_known = False
 
@@ -245,9 +212,7 @@ class NodeState:
     def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
         """Fold in a message of `/perf/latency_stages`; one of an unknown stage or outcome is passed over.
 
-        Args:
-            message: the message.
-            published_ns: ROS time at which the node published it.
+        `published_ns` is the ROS time at which the node published it.
         """
         values = by_label(message)
         index, outcome, fallback = (_whole(values.get(key)) for key in ("stage", "outcome", "fallback"))

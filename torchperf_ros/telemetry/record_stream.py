@@ -5,15 +5,16 @@ read from the ring that its stage wrote for the workers, large outputs from a ri
 finds the socket full, or its bytes overwritten, is lost and counted; texts too large for a packet are cut.
 """
 
-import enum
 import json
+import math
 import socket
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
-from torchperf_ros.frame.frame import Answer, StepTimes
+from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 
@@ -28,20 +29,10 @@ _FRAME = struct.Struct("<Qbbh?QQqq10d")
 """seq, outcome, fallback (-1: none), tier, profiled, offset and length in the stage's ring, stamp, receipt, times."""
 _FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NO_FALLBACK = -1
+_FRAME_KIND, _MESSAGE_KIND, _EVENT_KIND = range(3)
 _MAX_EVENT = MAX_PACKET_BYTES - _HEAD.size
 _CUT_TO = (_MAX_EVENT, 16_384, 2_048, 64)
 """Characters that each text of an event may have, tried in this order until the event fits."""
-
-
-class Kind(enum.IntEnum):
-    """What a packet tells."""
-
-    FRAME = 0
-    MESSAGE = 1
-    EVENT = 2
-
-
-_FRAME_KIND = int(Kind.FRAME)
 
 
 @dataclass(slots=True)
@@ -49,41 +40,21 @@ class FrameRecord:
     """An answered frame, as the recorder has it.
 
     Attributes:
-        t_ns: ROS time of the answer.
-        stage: index of the stage.
-        answer_ms: what `/perf/latency` said of it, NaN for a stage that is not the last.
         inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty where they were
             overwritten, or never handed over.
-        output: what was published, None if nothing was, or its bytes are lost.
-        ring, offset: where the trigger is.
     """
 
-    t_ns: int
-    stage: int
-    seq: int
-    stamp_ns: int
-    received_ns: int
-    outcome: Outcome
-    fallback: Fallback | None
-    tier: int
-    reason: str
-    age_ms: float
-    wait_ms: float
-    steps: StepTimes
-    total_ms: float
-    budget_ms: float
-    lateness_ms: float
-    answer_ms: float
-    profiled: bool = False
+    t_ns: int  # ROS time of the answer
+    stage: int  # index of the stage
+    answer: Answer  # as in the node, but for the frame's bytes; its payload is None also where its bytes are lost
+    answer_ms: float = math.nan  # what `/perf/latency` said of it, NaN for a stage that is not the last
     inputs: list[InputBytes] = field(default_factory=list)
-    output: bytes | None = None
-    ring: FrameReader | None = None
-    offset: int = 0
+    ring: FrameReader | None = None  # where the trigger is, at the answer's offset
 
     @property
     def is_there(self) -> bool:
         """Whether the trigger has not been overwritten; to be asked again once it has been copied."""
-        return self.ring is None or self.ring.holds(self.offset)
+        return self.ring is None or self.ring.holds(self.answer.offset)
 
 
 @dataclass(slots=True)
@@ -107,13 +78,12 @@ class StreamWriter:
     """One sender, for one thread at a time. Never waits; while it is not connected it does nothing.
 
     Attributes:
-        lost: packets that found no room, not yet told to the recorder.
         cut: events that were too large for a packet, and had their texts cut.
     """
 
     def __init__(self, ring_bytes: int) -> None:
         """Make the ring that payloads pass through."""
-        self.lost = self.cut = 0
+        self.lost = self.cut = 0  # packets that found no room, not yet told to the recorder
         self._socket: socket.socket | None = None
         self.ring = FrameRing(ring_bytes)
 
@@ -150,13 +120,13 @@ class StreamWriter:
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """Tell of a message that was published."""
         inline, offset, length = (data, 0, 0) if len(data) <= _MAX_INLINE else self._put(data)
-        self._send(_HEAD.pack(VERSION, Kind.MESSAGE, topic, self.lost, t_ns, offset, length, len(inline)) + inline)
+        self._send(_HEAD.pack(VERSION, _MESSAGE_KIND, topic, self.lost, t_ns, offset, length, len(inline)) + inline)
 
     def event(self, t_ns: int, fields: dict[str, Any]) -> None:
         """Tell of anything else, as JSON; of what is too large for a packet the texts are cut, and say by how much."""
         data, was_cut = event_bytes(fields)
         self.cut += was_cut
-        self._send(_HEAD.pack(VERSION, Kind.EVENT, 0, self.lost, t_ns, 0, 0, 0) + data)
+        self._send(_HEAD.pack(VERSION, _EVENT_KIND, 0, self.lost, t_ns, 0, 0, 0) + data)
 
     def _put(self, payload: bytes) -> tuple[bytes, int, int]:
         """What remains to be sent of a payload that goes through the ring: nothing, and where it is."""
@@ -208,14 +178,13 @@ class StreamReader:
     """The recorder's end of one sender.
 
     Attributes:
-        lost: packets that the sender could not send.
         overwritten: records whose bytes were gone before they were read.
     """
 
     def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
         """Take the socket, the node's ring, and the rings of the stages, in their order."""
         self.socket = own
-        self.lost = self.overwritten = 0
+        self.lost = self.overwritten = 0  # packets that the sender could not send
         self._payloads = FrameReader(ring_fd)
         self._stages = [FrameReader(descriptor) for descriptor in stage_fds]
 
@@ -234,48 +203,41 @@ class StreamReader:
             raise ProtocolError(msg)
         _, kind, index, lost, t_ns, offset, length, inline = _HEAD.unpack_from(data)
         self.lost += lost
-        if kind == Kind.EVENT:
+        if kind == _EVENT_KIND:
             return EventRecord(t_ns, json.loads(data[_HEAD.size :]))
-        begin = _HEAD.size if kind == Kind.MESSAGE else _FRAME_PACKET.size
-        payload = data[begin : begin + inline] or self._payload(offset, length)
-        if kind == Kind.MESSAGE:
+        begin = _HEAD.size if kind == _MESSAGE_KIND else _FRAME_PACKET.size
+        payload: bytes | None = data[begin : begin + inline]
+        if length:
+            items = self._items(self._payloads, offset, length, 0, copied=0)
+            payload = bytes(items[0].data) if items else None
+        if kind == _MESSAGE_KIND:
             return MessageRecord(t_ns, index, payload or b"")
-        return self._frame(index, t_ns, data, payload, data[begin + inline :].decode(errors="replace"))
-
-    def _payload(self, offset: int, length: int) -> bytes | None:
-        """A copy of what a sender put into its ring."""
-        if not length:
-            return None
-        try:
-            (item,) = self._payloads.read(offset, length, 0)
-            copy = bytes(item.data)
-            self._payloads.check(offset, 0)
-        except (FrameOverwritten, ProtocolError, ValueError):
-            self.overwritten += 1
-            return None
-        return copy
+        return self._frame(index, t_ns, data, payload or None, data[begin + inline :].decode(errors="replace"))
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
         numbers = _FRAME.unpack_from(data, _HEAD.size)
         seq, outcome, fallback, tier, profiled, offset, length, stamp_ns, received_ns, *times = numbers
         age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
-        return FrameRecord(
-            t_ns, stage, seq, stamp_ns, received_ns, Outcome(outcome),
-            None if fallback == _NO_FALLBACK else Fallback(fallback), tier,
-            reason, age_ms, wait_ms, StepTimes(*steps),
-            total_ms, budget_ms, lateness_ms, answer_ms, profiled, self._inputs(stage, offset, length, seq), output,
-            self._stages[stage], offset,
+        published_ns = received_ns + round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else received_ns
+        answer = Answer(
+            Frame(seq, None, stamp_ns, age_ms, received_ns, 0, Origin(received_ns, age_ms)), Outcome(outcome),
+            None if fallback == _NO_FALLBACK else Fallback(fallback), reason, tier, wait_ms, total_ms, budget_ms,
+            lateness_ms, published_ns, StepTimes(*steps), output, offset, length, profiled,
         )  # fmt: skip
+        ring = self._stages[stage]
+        return FrameRecord(t_ns, stage, answer, answer_ms, self._items(ring, offset, length, seq), ring)
 
-    def _inputs(self, stage: int, offset: int, length: int, seq: int) -> list[InputBytes]:
+    def _items(self, ring: FrameReader, offset: int, length: int, seq: int, *, copied: int = 1) -> list[InputBytes]:
+        """What a record of a ring holds, as copies from the index `copied` on; nothing if it is overwritten."""
         if not length:
             return []
-        ring = self._stages[stage]
         try:
-            found = ring.read(offset, length, seq)
-            inputs = [replace(item, data=bytes(item.data)) if item.index else item for item in found]
+            items = ring.read(offset, length, seq)
+            for item in items:
+                if item.index >= copied:
+                    item.data = bytes(item.data)
             ring.check(offset, seq)
         except (FrameOverwritten, ProtocolError):
             self.overwritten += 1
             return []
-        return inputs
+        return items

@@ -36,15 +36,11 @@ class _Open:
 
 
 class AlertGrouping:
-    """Collects alerts from any thread, and once a second turns them into what is published.
-
-    Attributes:
-        lost: alerts that came faster than they were collected, or when too many were open.
-    """
+    """Collects alerts from any thread, and once a second turns them into what is published."""
 
     def __init__(self) -> None:
         """Start with nothing open."""
-        self.lost = 0
+        self.lost = 0  # alerts that came faster than they were collected, or when too many were open
         self._waiting: deque[tuple[int, Alert]] = deque()
         self._open: dict[str, _Open] = {}
         self._events = 0
@@ -145,12 +141,9 @@ class LastAlerts:
         self._found_ns = 0
 
     def update(self, found: Sequence[Alert], now_ns: int, *, looked: bool) -> Sequence[Alert]:
-        """What goes on now.
+        """What goes on now, at this monotonic time, by what the recorder has found since the last call.
 
-        Args:
-            found: what the recorder has found since the last call.
-            now_ns: monotonic time.
-            looked: whether it has looked since then; if so, what it did not find again is over.
+        Where it has `looked` since then, what it did not find again is over.
         """
         if found or looked:
             self._found, self._found_ns = found, now_ns

@@ -1,5 +1,6 @@
 """What a stage's inputs hold: frozen, black or empty ones look like any other to whoever only counts frames."""
 
+import contextlib
 import io
 import math
 import re
@@ -54,8 +55,7 @@ class InputContent:
         self._suffix = "" if trigger else f" ({topic})"
         self._sensed = type_name in _SENSED
         self._stamped = has_header(type_name)
-        self._sample = b""
-        self._length = 0
+        self._sample = b"", 0  # and the length of the whole
         self._second = b""  # a copy of the second of the messages that have been the same
         self._same_since_ns = 0
         self._same = 0
@@ -91,70 +91,61 @@ class InputContent:
 
     def _compare(self, data: bytes | memoryview, now_ns: int) -> None:
         """Count how often the same bytes have come; a stamp that advances is left out of them."""
-        sample = bytes(data[_HEADER_END :: max(1, len(data) // _SAMPLES)])
-        if sample == self._sample and len(data) == self._length:
+        sample = bytes(data[_HEADER_END :: max(1, len(data) // _SAMPLES)]), len(data)
+        if sample == self._sample:
             self._same += 1
             self._second = self._second or bytes(data)  # `data` may be a view on what is overwritten soon
-            return
-        self._begin(data, sample, now_ns)
-
-    def _begin(self, data: bytes | memoryview, sample: bytes, now_ns: int) -> None:
-        self._sample, self._length, self._second, self._same_since_ns, self._same = sample, len(data), b"", now_ns, 1
+        else:
+            self._sample, self._second, self._same_since_ns, self._same = sample, b"", now_ns, 1
 
     def _look(self, data: bytes | memoryview, now_ns: int) -> None:
         """Decode a message and see whether there is anything in it."""
         if self._same > 1 and not _equal(data, self._second):
-            self._begin(data, self._sample, now_ns)
-        try:
-            seen = self._judge(data)
-        except TorchperfError:  # the worker says so of the frame, as `bad input`
-            seen = ""
+            self._second, self._same_since_ns, self._same = b"", now_ns, 1
+        seen = ""
+        with contextlib.suppress(TorchperfError):  # the worker says so of the frame, as `bad input`
+            seen = _what_is_wrong(decode(data, self._type_name), self._type_name)
         if seen != self.seen:
             self.seen, self._looks, self._blind_since_ns = seen, 0, now_ns
         self._looks += 1
 
-    def _judge(self, data: bytes | memoryview) -> str:
-        message = decode(data, self._type_name)
-        if self._type_name == _CLOUD:
-            return "empty" if _is_empty(message) else ""
-        points = raw_points(message) if self._type_name == _IMAGE else compressed_points(message)
-        return "" if points is None else blindness(points)
-
     def alerts(self, now_ns: int) -> list[Alert]:
         """What is wrong at present, once a second."""
-        return [*self._frozen(now_ns), *self._stood(now_ns), *self._blind(now_ns)]
+        found, topic = [], self._topic
+        frozen_s, stood_s, blind_s = (
+            (now_ns - began_ns) / NS_PER_S
+            for began_ns in (self._same_since_ns, self._stamp_since_ns, self._blind_since_ns)
+        )
+        if self._same >= _FROZEN_FRAMES and frozen_s >= _FROZEN_S and not self._stamp_frames:
+            text = f"{topic} is frozen: {self._same} messages with new stamps and equal data"
+            found.append(self._alert("input frozen", Level.ERROR, text, (self._same, 1), frozen_s))
+        usual_s = self._usual_stamp_s  # NaN where the stamp has never advanced: such an input does not stand still
+        if (
+            not math.isnan(usual_s)
+            and self._stamp_frames >= _FROZEN_FRAMES
+            and stood_s >= max(_STOOD_S, _STOOD_INTERVALS * usual_s)
+        ):
+            text = f"the stamp of {topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
+            found.append(self._alert("input stands still", Level.WARN, text, (stood_s, usual_s), stood_s))
+        if self.seen and self._looks >= _BLIND_LOOKS:
+            noun = "point clouds" if self._type_name == _CLOUD else "images"
+            level = Level.WARN if self.seen == "saturated" else Level.ERROR
+            text = f"{noun} of {topic} are {self.seen}"
+            found.append(self._alert(f"input {self.seen}", level, text, (1, 0), blind_s))
+        return found
 
-    def _frozen(self, now_ns: int) -> list[Alert]:
-        frozen_s = (now_ns - self._same_since_ns) / NS_PER_S
-        if self._same < _FROZEN_FRAMES or frozen_s < _FROZEN_S or self._stamp_frames:
-            return []
-        text = f"{self._topic} is frozen: {self._same} messages with new stamps and equal data"
-        return [self._alert("input frozen", Level.ERROR, text, self._same, 1, frozen_s)]
+    def _alert(self, kind: str, level: Level, text: str, now_and_usual: tuple[float, float], since_s: float) -> Alert:
+        name, (now, usual) = f"{self._stage}: {kind}{self._suffix}", (f"{value:.3g}" for value in now_and_usual)
+        more = {"topic": self._topic}
+        return alert(level, name, text + since(since_s), (now, usual, ""), "flat", since_s, more=more)
 
-    def _stood(self, now_ns: int) -> list[Alert]:
-        """A stamp that stands still, of an input whose stamps have advanced regularly before."""
-        stood_s = (now_ns - self._stamp_since_ns) / NS_PER_S
-        usual_s = self._usual_stamp_s
-        if math.isnan(usual_s) or self._stamp_frames < _FROZEN_FRAMES:
-            return []
-        if stood_s < max(_STOOD_S, _STOOD_INTERVALS * usual_s):
-            return []
-        text = f"the stamp of {self._topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
-        return [self._alert("input stands still", Level.WARN, text, stood_s, usual_s, stood_s)]
 
-    def _blind(self, now_ns: int) -> list[Alert]:
-        if not self.seen or self._looks < _BLIND_LOOKS:
-            return []
-        since_s = (now_ns - self._blind_since_ns) / NS_PER_S
-        noun = "point clouds" if self._type_name == _CLOUD else "images"
-        level = Level.WARN if self.seen == "saturated" else Level.ERROR
-        text = f"{noun} of {self._topic} are {self.seen}"
-        return [self._alert(f"input {self.seen}", level, text, 1, 0, since_s)]
-
-    def _alert(self, kind: str, level: Level, text: str, value: float, baseline: float, since_s: float) -> Alert:
-        name, numbers = f"{self._stage}: {kind}{self._suffix}", (f"{value:.3g}", f"{baseline:.3g}", "")
-        text += since(since_s)
-        return alert(level, name, text, numbers, "flat", since_s, more={"topic": self._topic})
+def _what_is_wrong(message: Any, type_name: str) -> str:  # noqa: ANN401 - rosbags builds these at run time
+    """Why a sensor's message shows nothing; empty if it shows something, or that cannot be known."""
+    if type_name == _CLOUD:
+        return "empty" if _is_empty(message) else ""
+    points = raw_points(message) if type_name == _IMAGE else compressed_points(message)
+    return "" if points is None else blindness(points)
 
 
 def _equal(one: bytes | memoryview, other: bytes) -> bool:

@@ -30,15 +30,11 @@ _KNOWN_S = 30.0
 
 
 class Stretch:
-    """How long something has been so without a break, and whether that is longer than it ever was.
-
-    Attributes:
-        longest_s: the longest stretch that is over.
-    """
+    """How long something has been so without a break, and whether that is longer than it ever was."""
 
     def __init__(self) -> None:
         """Begin with the first call of `update`."""
-        self.longest_s = 0.0
+        self.longest_s = 0.0  # the longest stretch that is over
         self._first_ns = self._since_ns = 0
 
     def update(self, now_ns: int, *, is_so: bool) -> None:
@@ -66,65 +62,62 @@ class OutputContent:
         self._stage = stage
         self._topic = topic
         self._type_name = type_name
-        self._count = Signal(SignalRule("objects per output", "output", "", "both", 2.0, 0.5, confirm_s=10))
-        self._score = Signal(SignalRule("mean score of the outputs", "output", "", "both", 0.1, 0.15, confirm_s=10))
+        count = SignalRule("objects per output", "output", "", "both", 2.0, 0.5, confirm_s=10)
+        score = SignalRule("mean score of the outputs", "output", "", "both", 0.1, 0.15, confirm_s=10)
+        self._signals: dict[str, tuple[Signal, list[float]]] = {  # and what it was in this second
+            "objects": (Signal(count), []),
+            "score": (Signal(score), []),
+        }
         self._next_look_ns = 0
-        self._counts: list[float] = []
-        self._scores: list[float] = []
         self._same, self._empty = Stretch(), Stretch()
         self._last: tuple[bytes, bytes] | None = None  # an output and the input that it came of
 
     def take(self, record: FrameRecord) -> None:
         """Take a frame: its own result only, nothing held, backed up or made."""
-        now_ns = record.received_ns
-        if record.outcome is not Outcome.ON_TIME or record.output is None or now_ns < self._next_look_ns:
+        now_ns, output = record.answer.frame.received_ns, record.answer.payload
+        if record.answer.outcome is not Outcome.ON_TIME or output is None or now_ns < self._next_look_ns:
             return
-        if not self._type_name or len(record.output) > _MOST_BYTES:
+        if not self._type_name or len(output) > _MOST_BYTES:
             return
         self._next_look_ns = now_ns + _LOOK_EVERY_NS
         try:
-            message = decode(record.output, self._type_name)
+            message = decode(output, self._type_name)
         except TorchperfError:  # an adapter's own way to encode; nothing can be said of it
             return
         count, scores = statistics_of(message, self._type_name)
         if not math.isnan(count):
-            self._counts.append(count)
-        self._scores += scores
+            self._signals["objects"][1].append(count)
+        self._signals["score"][1].extend(scores)
         trigger = next((item.data for item in record.inputs if item.index == 0), b"")
         self._empty.update(now_ns, is_so=count == 0)
         self._same.update(now_ns, is_so=self._has_frozen(record, trigger, count))
 
     def _has_frozen(self, record: FrameRecord, trigger: bytes | memoryview, count: float) -> bool:
         """Whether the output is the one before, apart from its stamp, while what it comes from is another."""
-        stamp = _STAMP.pack(*divmod(record.stamp_ns, NS_PER_S))
+        stamp = _STAMP.pack(*divmod(record.answer.frame.stamp_ns, NS_PER_S))
         sample = bytes(trigger[_HEADER_END :: max(1, len(trigger) // _SAMPLES)])
-        now = ((record.output or b"").replace(stamp, b""), sample)
+        now = ((record.answer.payload or b"").replace(stamp, b""), sample)
         last, self._last = self._last, now
         return last is not None and count != 0 and now[0] == last[0] and now[1] != last[1]
 
     def second(self, now_ns: int) -> tuple[dict[str, float], list[Alert]]:
         """Means over the last second, and what is unusual about them."""
-        values = {
-            "objects": fmean(self._counts) if self._counts else math.nan,
-            "score": fmean(self._scores) if self._scores else math.nan,
-        }
-        self._counts, self._scores = [], []
-        alerts = []
-        for signal, value in zip((self._count, self._score), values.values(), strict=True):
-            if signal.update(now_ns / NS_PER_S, value):
+        values, alerts = {}, []
+        for name, (signal, found) in self._signals.items():
+            values[name] = fmean(found) if found else math.nan
+            found.clear()
+            if signal.update(now_ns / NS_PER_S, values[name]):
                 alerts.append(signal.alert(self._stage, f" ({self._topic})"))
-        if now_ns < self._next_look_ns + NS_PER_S:  # outputs still come
-            alerts += self._stretched(now_ns, self._same, "output frozen", "has not changed although its inputs have")
-            alerts += self._stretched(now_ns, self._empty, "output empty", "holds nothing any more")
+        outputs_come = now_ns < self._next_look_ns + NS_PER_S
+        for stretch, kind, what in (
+            (self._same, "output frozen", "has not changed although its inputs have"),
+            (self._empty, "output empty", "holds nothing any more"),
+        ):
+            if outputs_come and (lasted_s := stretch.unusual_s(now_ns)):
+                text = f"{self._topic} {what}{since(lasted_s)}; {stretch.longest_s:.1f} s at most before"
+                numbers = (f"{lasted_s:.1f}", f"{stretch.longest_s:.1f}", "s")
+                alerts.append(alert(Level.WARN, f"{self._stage}: {kind}", text, numbers, "flat", lasted_s))
         return values, alerts
-
-    def _stretched(self, now_ns: int, stretch: Stretch, kind: str, what: str) -> list[Alert]:
-        lasted_s = stretch.unusual_s(now_ns)
-        if not lasted_s:
-            return []
-        text = f"{self._topic} {what}{since(lasted_s)}; {stretch.longest_s:.1f} s at most before"
-        numbers = (f"{lasted_s:.1f}", f"{stretch.longest_s:.1f}", "s")
-        return [alert(Level.WARN, f"{self._stage}: {kind}", text, numbers, "flat", lasted_s)]
 
 
 def statistics_of(message: Any, type_name: str) -> tuple[float, list[float]]:  # noqa: ANN401 - made at run time

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import psutil
@@ -44,17 +44,11 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Growth:
-    """A trend over one window.
+    """A trend over one window."""
 
-    Attributes:
-        mib_per_hour: Theil-Sen slope.
-        confidence: one less the p-value of the Mann-Kendall test, 0 to 1.
-        window_s: how long the window is that it was seen in.
-    """
-
-    mib_per_hour: float
-    confidence: float
-    window_s: float
+    mib_per_hour: float  # Theil-Sen slope
+    confidence: float  # one less the p-value of the Mann-Kendall test, 0 to 1
+    window_s: float  # how long the window is that it was seen in
 
     def lasts_s(self, room_mib: float) -> float:
         """Seconds until `room_mib` more are used up if it goes on; infinite if it does not grow."""
@@ -156,61 +150,63 @@ class MemoryTrend:
         return (mib for scale in self._scales for began_s, mib in scale.points if began_s + scale.bucket_s <= time_s)
 
 
+class _Series(NamedTuple):
+    """One series of an owner (a stage, or the node), and how much more memory there is for it."""
+
+    owner: str
+    what: str
+    trend: MemoryTrend
+    room_mib: float
+
+
 class MemoryWatch:
     """One trend for each series; a replaced worker begins new ones. Called once a second, by one thread."""
 
     def __init__(self) -> None:
         """Start with nothing known."""
-        self._trends: dict[tuple[str, str], MemoryTrend] = {}
-        self._rooms_mib: dict[tuple[str, str], float] = {}  # how much more there is to be used
+        self._series: list[_Series] = []
 
     def step(self, use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int, now_s: float) -> list[Alert]:
-        """Take a sample; returns what is suspected, one alert per owner, for as long as it is.
-
-        Args:
-            use: the sample.
-            stages: those that it was taken of.
-            limit_mib: parameter `memory_limit_mib`.
-            now_s: monotonic time.
-        """
-        series = {(owner, what): (mib, room_mib) for owner, what, mib, room_mib in _samples(use, stages, limit_mib)}
-        self._trends = {key: self._trends.get(key) or MemoryTrend() for key in series}
-        self._rooms_mib = {key: room_mib for key, (_, room_mib) in series.items()}
-        for key, (mib, _) in series.items():
-            self._trends[key].add(now_s, mib)
-        worst = {owner: self._worst(owner) for owner, _ in series}
-        return [self._alert(owner, *found) for owner, found in worst.items() if found is not None]
+        """Take a sample, at a monotonic time; returns what is suspected, one alert per owner, as long as it is."""
+        known = {series[:2]: series.trend for series in self._series}
+        self._series = []
+        for owner, what, mib, room_mib in _samples(use, stages, limit_mib):
+            trend = known.get((owner, what)) or MemoryTrend()
+            trend.add(now_s, mib)
+            self._series.append(_Series(owner, what, trend, room_mib))
+        owners = dict.fromkeys(series.owner for series in self._series)
+        return [_alert(*worst) for owner in owners if (worst := self._worst(owner)) is not None]
 
     def values(self, owner: str) -> Mapping[str, str]:
         """What `/diagnostics` says of a stage, or of the node: MiB/h, and seconds to exhaustion; nan while unknown."""
-        worst = self._worst(owner)
-        if worst is not None:
-            what, growth = worst
-            return _values(growth, self._rooms_mib[owner, what])
-        known = [trend.growth for (whose, _), trend in self._trends.items() if whose == owner and trend.growth]
-        most = max((growth.mib_per_hour for growth in known), default=math.nan)
+        if (worst := self._worst(owner)) is not None:
+            series, growth = worst
+            return _values(growth, series.room_mib)
+        known = [series.trend.growth for series in self._series if series.owner == owner]
+        most = max((growth.mib_per_hour for growth in known if growth is not None), default=math.nan)
         return {"memory_growth_mib_per_hour": f"{most:.3f}", "memory_exhausted_in_s": "nan"}
 
-    def _worst(self, owner: str) -> tuple[str, Growth] | None:
+    def _worst(self, owner: str) -> tuple[_Series, Growth] | None:
         """The owner's series whose memory is used up first."""
         found = [
-            (what, growth)
-            for (whose, what), trend in self._trends.items()
-            if whose == owner and (growth := trend.suspicion(self._rooms_mib[whose, what])) is not None
+            (series, growth)
+            for series in self._series
+            if series.owner == owner and (growth := series.trend.suspicion(series.room_mib)) is not None
         ]
-        return min(found, key=lambda each: each[1].lasts_s(self._rooms_mib[owner, each[0]]), default=None)
+        return min(found, key=lambda each: each[1].lasts_s(each[0].room_mib), default=None)
 
-    def _alert(self, owner: str, what: str, growth: Growth) -> Alert:
-        room_mib = self._rooms_mib[owner, what]
-        left_s = growth.lasts_s(room_mib)
-        return Alert(
-            Level.ERROR if left_s < _ERROR_S else Level.WARN,
-            f"{owner}: memory grows",
-            f"{what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
-            f" the {room_mib:.0f} MiB that are left last {_duration(left_s)}",
-            {"series": what, "confidence": f"{growth.confidence:.4f}", "window_s": f"{growth.window_s:.0f}"}
-            | _values(growth, room_mib),
-        )
+
+def _alert(series: _Series, growth: Growth) -> Alert:
+    left_s = growth.lasts_s(series.room_mib)
+    left = f"{left_s / 3600:.1f} h" if left_s >= 3600 else f"{left_s / 60:.0f} min"  # noqa: PLR2004
+    return Alert(
+        Level.ERROR if left_s < _ERROR_S else Level.WARN,
+        f"{series.owner}: memory grows",
+        f"{series.what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
+        f" the {series.room_mib:.0f} MiB that are left last {left}",
+        {"series": series.what, "confidence": f"{growth.confidence:.4f}", "window_s": f"{growth.window_s:.0f}"}
+        | _values(growth, series.room_mib),
+    )
 
 
 def _samples(
@@ -242,11 +238,6 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
         "memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}",
         "memory_exhausted_in_s": f"{growth.lasts_s(room_mib):.0f}",
     }
-
-
-def _duration(seconds: float) -> str:
-    hours = seconds / 3600.0
-    return f"{hours:.1f} h" if hours >= 1 else f"{seconds / 60:.0f} min"
 
 
 def theil_sen_slope(times: _Array, values: _Array) -> float:

@@ -2,11 +2,13 @@
 
 import math
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
+
+from torchperf_ros.frame.sorted_window import SortedWindow
 
 Direction = Literal["both", "up", "down"]
 
@@ -42,41 +44,12 @@ class Reading:
             score it is halved, so that an anomaly is reported once.
         kind: `value` (where the series has never been), `step` (a movement as there is none), `flat` or `gap`;
             empty where nothing is unusual.
-        baseline: the median of the 255 samples before, in the unit of the value; NaN before the first sample.
-        since_s: when the anomaly that is on began, on the clock of `time_s`; None if none is on.
     """
 
     score: float
     kind: str
-    baseline: float
-    since_s: float | None
-
-
-class MovingMedian:
-    """The last `size` finite values, and their median."""
-
-    def __init__(self, size: int) -> None:
-        """Keep `size` >= 1 values."""
-        self._arrived: deque[float] = deque(maxlen=size)
-        self._ordered: list[float] = []
-
-    def __len__(self) -> int:
-        """Number of values held."""
-        return len(self._ordered)
-
-    def add(self, value: float) -> None:
-        """Add a finite value in place of the oldest."""
-        if len(self._arrived) == self._arrived.maxlen:
-            del self._ordered[bisect_left(self._ordered, self._arrived[0])]
-        self._arrived.append(value)
-        insort(self._ordered, value)
-
-    def median(self) -> float:
-        """The middle value, or the mean of the middle two; NaN where there is none."""
-        if not self._ordered:
-            return math.nan
-        half, odd = divmod(len(self._ordered), 2)
-        return self._ordered[half] if odd else 0.5 * self._ordered[half - 1] + 0.5 * self._ordered[half]
+    baseline: float  # the median of the 255 samples before, in the unit of the value; NaN before the first sample
+    since_s: float | None  # when the anomaly that is on began, on the clock of `time_s`; None if none is on
 
 
 class _Novelty:
@@ -216,9 +189,9 @@ class SeriesDetector:
         self._count = 0
         self._time_s = self._last = math.nan
         self._level, self._baseline, self._intervals = (
-            MovingMedian(_LEVEL),
-            MovingMedian(_BASELINE),
-            MovingMedian(_INTERVALS),
+            SortedWindow(_LEVEL),
+            SortedWindow(_BASELINE),
+            SortedWindow(_INTERVALS),
         )
         self._values, self._levels, self._steps = _Novelty(), _Novelty(), _Rarity()
         self._still = self._longest_still = 0

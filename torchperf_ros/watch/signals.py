@@ -41,25 +41,15 @@ def alert(
 
 @dataclass(frozen=True)
 class SignalRule:
-    """What a signal is called, and which of its departures are worth an alert.
+    """What a signal is called, and which of its departures are worth an alert."""
 
-    Attributes:
-        what: as people say it, for example `latency p50`; begins the message.
-        kind: of the alert, for example `latency`.
-        unit: of the value, empty for a count.
-        direction: which departures are unusual: `up`, `down` or `both`.
-        floor: the smallest departure worth an alert, in the unit.
-        share: the same as a share of what is usual; both have to be reached.
-        confirm_s: seconds that it has to last, 1 or more.
-    """
-
-    what: str
-    kind: str
-    unit: str
-    direction: Direction
-    floor: float
-    share: float = 0.0
-    confirm_s: int = 3
+    what: str  # as people say it, for example `latency p50`; begins the message
+    kind: str  # of the alert, for example `latency`
+    unit: str  # of the value, empty for a count
+    direction: Direction  # which departures are unusual: `up`, `down` or `both`
+    floor: float  # the smallest departure worth an alert, in the unit
+    share: float = 0.0  # the same as a share of what is usual; both have to be reached
+    confirm_s: int = 3  # seconds that it has to last, 1 or more
 
     def departure(self, value: float, baseline: float) -> float:
         """How far the value lies on the side that counts, in the unit; 0 on the other side."""
@@ -78,14 +68,13 @@ class Signal:
     it is one again when it comes again, three times; then all of it is learnt.
 
     Attributes:
-        usual: what the signal usually is, NaN before that is known.
         value: now.
         baseline: what was usual before the departure that is on.
     """
 
     def __init__(self, rule: SignalRule) -> None:
         """Know nothing yet."""
-        self.usual = self.value = self.baseline = math.nan
+        self.usual = self.value = self.baseline = math.nan  # what the signal usually is, NaN before that is known
         self._rule = rule
         self._detector = SeriesDetector(rule.direction, rule.floor)
         self._time_s = 0.0

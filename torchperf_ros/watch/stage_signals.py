@@ -1,16 +1,17 @@
 """The signals of one stage, second by second: its input, its answers, its counters; and what is unusual about them."""
 
 import math
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from statistics import fmean, median
 from typing import NamedTuple
 
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.telemetry.record_stream import FrameRecord
-from torchperf_ros.watch.series_detector import MovingMedian
+from torchperf_ros.frame.sorted_window import SortedWindow
 from torchperf_ros.watch.signals import Signal, SignalRule, alert, number, since
 
 Judged = tuple[dict[str, float], list[Alert]]
@@ -23,142 +24,122 @@ _MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, u
 _MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
 _MOSTLY = 0.5
 _KNOWN_FRAMES = 600  # after which it is known how many misses are usual
-_STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
+_STEPS = ("decode", "preprocess", "inference", "postprocess")
 _STEP_WINDOW = 300  # seconds
 
 
-class InputSignals:
-    """The receipt of one stage's trigger. Frames that were dropped count, too: they leave gaps in the numbers."""
-
-    def __init__(self, stage: str, topic: str, budget_ms: float) -> None:
-        """Name the stage and its trigger's topic."""
-        self._stage = stage
-        self._topic = topic
-        self._rate = Signal(SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2))
-        self._jitter = Signal(SignalRule("jitter of the input", "jitter", "ms", "up", 5.0, 1.0, confirm_s=5))
-        self._age = Signal(SignalRule("age at receipt", "age", "ms", "up", max(5.0, 0.1 * budget_ms), 0.3))
-        self._last: tuple[int, int] | None = None  # seq and receipt of the last frame,
-        self._before: tuple[int, int] | None = None  # and of the last one of the second before
-        self._frames = 0
-        self._intervals_ms: list[float] = []
-        self._ages_ms: list[float] = []
-
-    def frame(self, record: FrameRecord) -> None:
-        """Take a frame."""
-        now = (record.seq, record.received_ns)
-        if self._last is None or record.seq <= self._last[0]:  # the first, or of a stage that was configured again
-            self._before = None
-        elif record.seq == self._last[0] + 1:
-            self._intervals_ms.append((record.received_ns - self._last[1]) / NS_PER_MS)
-        self._last = now
-        self._before = self._before or now
-        self._frames += 1
-        if math.isfinite(record.age_ms):
-            self._ages_ms.append(record.age_ms)
-
-    def second(self, now_ns: int, *, active: bool) -> Judged:
-        """Judge the second that ends at `now_ns`; `active`: whether the node takes frames at all at present."""
-        rate_hz, jitter_ms = self._rate_hz(), math.nan
-        if len(self._intervals_ms) >= _FEWEST_INTERVALS:
-            middle = median(self._intervals_ms)
-            jitter_ms = fmean(abs(interval - middle) for interval in self._intervals_ms)
-        age_ms = median(self._ages_ms) if self._ages_ms else math.nan
-        values = {"rate_hz": rate_hz, "jitter_ms": jitter_ms, "age_ms": age_ms}
-        self._intervals_ms, self._ages_ms = [], []
-        if not active:
-            self._last = self._before = None
-            self._frames = 0
-            return values, []
-        alerts = self._stopped(now_ns)
-        for signal, value in zip((self._rate, self._jitter, self._age), values.values(), strict=True):
-            if signal.update(now_ns / NS_PER_S, value):
-                alerts.append(signal.alert(self._stage, f" ({self._topic})"))
-        return values, alerts
-
-    def _rate_hz(self) -> float:
-        """Frames received per second, from the last one of the second before to the last one."""
-        before, last = self._before, self._last
-        self._before = last
-        if before is None or last is None or last[1] <= before[1]:
-            return math.nan
-        return (last[0] - before[0]) * NS_PER_S / (last[1] - before[1])
-
-    def _stopped(self, now_ns: int) -> list[Alert]:
-        usual_hz = self._rate.usual
-        if self._last is None or self._frames < _STOPPED_AFTER or not usual_hz > 0:
-            return []
-        silent_s = (now_ns - self._last[1]) / NS_PER_S
-        if silent_s < max(_STOPPED_S, _STOPPED_INTERVALS / usual_hz):
-            return []
-        usual = number(usual_hz)
-        text = f"nothing on {self._topic} for {silent_s:.0f} s, usually {usual} Hz"
-        return [alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)]
-
-
 class StageSignals:
-    """One stage's answers.
+    """One stage's frames: how they come in, and how they are answered.
 
     Attributes:
-        missed: deadlines that were missed in the last second.
-        harmed: whether the last second had misses, or an unusual latency.
         superseded, stale: frames of this second that will never be answered; set by whoever hears of them.
     """
 
-    def __init__(self, stage: str, tiers: Sequence[str], budget_ms: float) -> None:
-        """Name the stage and its tiers."""
-        self.missed = 0
-        self.harmed = False
+    def __init__(self, stage: str, tiers: Sequence[str], budget_ms: float, trigger: str = "") -> None:
+        """Name the stage, its tiers, and the topic of its trigger; empty where another stage gives it out."""
+        self.missed = 0  # deadlines that were missed in the last second
+        self.harmed = False  # whether the last second had misses, or an unusual latency
         self.superseded = self.stale = 0
-        self._stage, self._tiers, self._budget_ms = stage, tiers, budget_ms
+        self._stage, self._tiers, self._budget_ms, self._trigger = stage, tiers, budget_ms, trigger
+        least_age_ms = max(5.0, 0.1 * budget_ms)
+        self._input = {
+            "rate_hz": Signal(SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)),
+            "jitter_ms": Signal(SignalRule("jitter of the input", "jitter", "ms", "up", 5.0, 1.0, confirm_s=5)),
+            "age_ms": Signal(SignalRule("age at receipt", "age", "ms", "up", least_age_ms, 0.3)),
+        }
         self._latency: dict[int, tuple[Signal, Signal]] = {}
-        self._usual_steps: dict[int, dict[str, MovingMedian]] = {}
+        self._usual_steps: dict[int, dict[str, SortedWindow]] = {}
         self._tier = Signal(SignalRule("tier", "tier", "", "up", 0.5, confirm_s=5))
         self._drops = Signal(SignalRule("share of dropped frames", "drops", "%", "up", 10.0, 0.5))
         self._missing_since_s: float | None = None
         self._counted = Counter[str]()
         self._recent: deque[Counter[str]] = deque(maxlen=_MISSES_S)
-        self._frames_before = 0
-        self._frames: list[FrameRecord] = []
+        self._answers: list[Answer] = []
+        self._answered_before = 0
+        self._last: Frame | None = None
+        self._last_before: Frame | None = None  # of the second before
+        self._received = 0
 
-    def frame(self, record: FrameRecord) -> None:
+    def answered(self, answer: Answer) -> None:
         """Take an answered frame."""
-        self._frames.append(record)
+        self._answers.append(answer)
 
-    def second(self, now_ns: int, others: str) -> Judged:
-        """Judge the second that ends at `now_ns`.
+    def second(self, now_ns: int, others: str = "", *, active: bool = True) -> Judged:
+        """Judge the second that ends at this monotonic time.
 
-        Args:
-            now_ns: monotonic time.
-            others: percent of the processor that other processes took meanwhile; empty if unknown.
+        Other processes took so many percent (`others`) of the processor; the node takes frames at all if `active`.
         """
-        frames, self._frames = [f for f in self._frames if f.outcome is not Outcome.STARTING], []
+        answers, self._answers = self._answers, []
+        values, alerts = self._judge_input(now_ns, [answer.frame for answer in answers], active=active)
+        answers = [answer for answer in answers if answer.outcome is not Outcome.STARTING]
         time_s = now_ns / NS_PER_S
-        values = dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
+        values |= dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
         dropped = self.superseded + self.stale
-        received = dropped + max(len(frames), self._frames_before)  # drops are heard of up to a second later
-        self._frames_before = len(frames)
-        values |= {"frames": float(len(frames)), "superseded": float(self.superseded), "stale": float(self.stale)}
+        received = dropped + max(len(answers), self._answered_before)  # drops are heard of up to a second later
+        self._answered_before = len(answers)
+        values |= {"frames": float(len(answers)), "superseded": float(self.superseded), "stale": float(self.stale)}
         self.superseded = self.stale = 0
-        alerts = self._judge_misses(time_s, frames, others)
+        alerts += self._judge_misses(time_s, answers, others)
         values["misses"] = float(self.missed)
         if received:
             values["drops_share"] = dropped / received
             if self._drops.update(time_s, 100 * values["drops_share"]):
                 alerts.append(self._drops.alert(self._stage))
-        if frames:
-            values["tier"] = fmean(max(0, frame.tier) for frame in frames)
+        if answers:
+            values["tier"] = fmean(max(0, answer.tier) for answer in answers)
             if self._tier.update(time_s, values["tier"]):
                 now, usual = (self._tiers[round(tier)] for tier in (self._tier.value, self._tier.baseline))
                 alerts.append(self._tier.alert(self._stage, text=f"tier {now}, usually {usual}"))
-            alerts += self._judge_latency(time_s, frames, values)
+            alerts += self._judge_latency(time_s, answers, values)
         self.harmed = self.missed > 0 or any(found.name.endswith(": latency") for found in alerts)
         return values, alerts
 
-    def _judge_latency(self, time_s: float, frames: list[FrameRecord], values: dict[str, float]) -> list[Alert]:
+    def _judge_input(self, now_ns: int, frames: list[Frame], *, active: bool) -> Judged:
+        """The receipt of the trigger. Frames that were dropped count, too: they leave gaps in the numbers."""
+        if not self._trigger:
+            return {}, []
+        intervals_ms = []
+        before, self._last_before = self._last_before, None
+        for frame in frames:
+            last, self._last = self._last, frame
+            if last is None or frame.seq <= last.seq:  # the first, or of a stage that was configured again
+                before = frame
+            elif frame.seq == last.seq + 1:
+                intervals_ms.append((frame.received_ns - last.received_ns) / NS_PER_MS)
+        self._received += len(frames)
+        self._last_before, rate_hz, jitter_ms = self._last, math.nan, math.nan
+        if before is not None and self._last is not None and self._last.received_ns > before.received_ns:
+            rate_hz = (self._last.seq - before.seq) * NS_PER_S / (self._last.received_ns - before.received_ns)
+        if len(intervals_ms) >= _FEWEST_INTERVALS:
+            middle = median(intervals_ms)
+            jitter_ms = fmean(abs(interval - middle) for interval in intervals_ms)
+        values = {"rate_hz": rate_hz, "jitter_ms": jitter_ms, "age_ms": _middle(frame.age_ms for frame in frames)}
+        if not active:
+            self._last = self._last_before = None
+            self._received = 0
+            return values, []
+        alerts = self._stopped(now_ns)
+        for name, signal in self._input.items():
+            if signal.update(now_ns / NS_PER_S, values[name]):
+                alerts.append(signal.alert(self._stage, f" ({self._trigger})"))
+        return values, alerts
+
+    def _stopped(self, now_ns: int) -> list[Alert]:
+        usual_hz = self._input["rate_hz"].usual
+        if self._last is None or self._received < _STOPPED_AFTER or not usual_hz > 0:
+            return []
+        silent_s = (now_ns - self._last.received_ns) / NS_PER_S
+        if silent_s < max(_STOPPED_S, _STOPPED_INTERVALS / usual_hz):
+            return []
+        usual = number(usual_hz)
+        text = f"nothing on {self._trigger} for {silent_s:.0f} s, usually {usual} Hz"
+        return [alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)]
+
+    def _judge_latency(self, time_s: float, answers: list[Answer], values: dict[str, float]) -> list[Alert]:
         """By what is usual for the tier that most frames ran on: another tier's latency is another signal."""
-        ((tier, _),) = Counter(frame.tier for frame in frames).most_common(1)
-        frames = [frame for frame in frames if frame.tier == tier]
-        totals = [frame.total_ms for frame in frames]
+        ((tier, _),) = Counter(answer.tier for answer in answers).most_common(1)
+        answers = [answer for answer in answers if answer.tier == tier]
+        totals = [answer.total_ms for answer in answers]
         values["latency_p50_ms"], values["latency_max_ms"] = median(totals), max(totals)
         budget_ms = self._budget_ms
         if tier not in self._latency:
@@ -167,8 +148,10 @@ class StageSignals:
                 Signal(SignalRule(f"latency p50{on}", "latency", "ms", "up", max(1.0, 0.05 * budget_ms), 0.15)),
                 Signal(SignalRule(f"latency maximum{on}", "latency", "ms", "up", max(5.0, 0.25 * budget_ms), 1.0, 5)),
             )
-            self._usual_steps[tier] = {step: MovingMedian(_STEP_WINDOW) for step in _STEPS}
-        steps = {step: value for step in _STEPS if math.isfinite(value := _middle(frames, step))}
+            self._usual_steps[tier] = defaultdict(lambda: SortedWindow(_STEP_WINDOW))
+        steps = {step: _middle(attrgetter(f"steps.{step}_ms")(answer) for answer in answers) for step in _STEPS}
+        steps = {step: value for step, value in {"wait": _middle(a.wait_ms for a in answers), **steps}.items()
+                 if math.isfinite(value)}  # fmt: skip
         usual, highest = self._latency[tier]
         slower = usual.update(time_s, values["latency_p50_ms"])
         stalls = highest.update(time_s, values["latency_max_ms"])
@@ -190,11 +173,12 @@ class StageSignals:
             return ""
         return f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
 
-    def _judge_misses(self, time_s: float, frames: list[FrameRecord], others: str) -> list[Alert]:
-        outcomes = Counter(f.outcome.word for f in frames if f.outcome is not Outcome.ON_TIME)
-        unanswered = sum(f.outcome is not Outcome.ON_TIME and f.fallback is not Fallback.BACKUP for f in frames)
+    def _judge_misses(self, time_s: float, answers: list[Answer], others: str) -> list[Alert]:
+        missed = [answer for answer in answers if answer.outcome is not Outcome.ON_TIME]
+        outcomes = Counter(answer.outcome.word for answer in missed)
+        unanswered = sum(answer.fallback is not Fallback.BACKUP for answer in missed)
         self.missed = outcomes.total()
-        self._recent.append(outcomes + Counter({"frames": len(frames), "unanswered": unanswered}))
+        self._recent.append(outcomes + Counter({"frames": len(answers), "unanswered": unanswered}))
         recent = sum(self._recent, Counter[str]())
         total, stale = recent.pop("frames", 0), recent.pop("unanswered", 0)
         share = recent.total() / max(1, total)
@@ -203,7 +187,7 @@ class StageSignals:
         elif self._missing_since_s is None and share >= _MISSES and recent.total() >= _FEWEST_MISSES:
             self._missing_since_s = time_s
         if self._missing_since_s is None:
-            self._counted += Counter({"frames": len(frames), "misses": self.missed})
+            self._counted += Counter({"frames": len(answers), "misses": self.missed})
             return []
         counted = self._counted["frames"]
         usual = self._counted["misses"] / counted if counted >= _KNOWN_FRAMES else math.nan
@@ -220,10 +204,9 @@ class StageSignals:
         return [alert(level, f"{self._stage}: misses", text, numbers, "level", since_s, more=more)]
 
 
-def _middle(frames: Sequence[FrameRecord], step: str) -> float:
-    """Median of one step's time in ms, NaN where no frame has it."""
-    times = [f.wait_ms if step == "wait" else float(getattr(f.steps, f"{step}_ms")) for f in frames]
-    known = [time for time in times if math.isfinite(time)]
+def _middle(values: Iterable[float]) -> float:
+    """The median of those that are finite, NaN where none is."""
+    known = [value for value in values if math.isfinite(value)]
     return median(known) if known else math.nan
 
 
@@ -242,6 +225,10 @@ _COUNTERS = (
     _CounterRule("engine_errors", "model error", 3, 60.0, "calls failed in the engine, eager answered"),
 )
 """At least so many in so many seconds are an alert."""
+
+
+COUNTED = tuple(rule.key for rule in _COUNTERS)
+"""What the values are called, or end with, that `CounterSignals` takes from a stage's status."""
 
 
 class CounterSignals:

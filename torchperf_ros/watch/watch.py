@@ -5,20 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.telemetry.machine_signals import MachineSignals
-from torchperf_ros.telemetry.machine_signals_gpu import GpuSource, gpu_source
+from torchperf_ros.telemetry.machine_signals_gpu import Gpu, gpu_source
 from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord
 from torchperf_ros.watch.content_input import InputContent
 from torchperf_ros.watch.content_output import OutputContent
 from torchperf_ros.watch.machine_watch import MachineWatch
-from torchperf_ros.watch.stage_signals import CounterSignals, InputSignals, StageSignals
+from torchperf_ros.watch.stage_signals import CounterSignals, StageSignals
 
-_DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
-_PREFIX = "perf: "
-_NODE = f"{_PREFIX}node"
+COUNTERS = "counters"
+"""The event that says whether the node is `active`, and the counters of its `stages` by name, see `COUNTED`."""
 _MOST_SECONDS = 600  # a longer silence is not judged second by second
 
 
@@ -30,8 +28,6 @@ class StageWatch:
     Attributes:
         active: whether the node takes frames.
         others_percent: of the processor that other processes took in the last second; empty if unknown.
-        values: what the last second was.
-        alerts: what was unusual about it.
         missed, harmed: deadlines missed, and whether answers were late or slower than usual, since `Watch` reset them.
     """
 
@@ -41,11 +37,10 @@ class StageWatch:
         trigger = inputs[0][0] if inputs and inputs[0] is not None else ""  # none where another stage gives it out
         self.active, self.others_percent = True, ""
         self.missed, self.harmed = 0, False
-        self.values: dict[str, float] = {}
-        self.alerts: list[Alert] = []
-        self.signals = StageSignals(name, tiers, budget_ms)
+        self.values: dict[str, float] = {}  # what the last second was
+        self.alerts: list[Alert] = []  # what was unusual about it
+        self.signals = StageSignals(name, tiers, budget_ms, trigger)
         self.counters = CounterSignals(name, tiers)
-        self._input = InputSignals(name, trigger, budget_ms) if trigger else None
         self._contents = {
             index: InputContent(name, *topic, trigger=index == 0)
             for index, topic in enumerate(inputs) if topic is not None and topic[1]
@@ -55,13 +50,11 @@ class StageWatch:
 
     def frame(self, record: FrameRecord) -> None:
         """Take an answered frame."""
-        self.advance(record.received_ns + round(record.total_ms * NS_PER_MS))
-        self.signals.frame(record)
-        if self._input is not None:
-            self._input.frame(record)
+        self.advance(record.answer.published_ns)
+        self.signals.answered(record.answer)
         for item in record.inputs:
             if (content := self._contents.get(item.index)) is not None:
-                content.take(item, record.received_ns)
+                content.take(item, record.answer.frame.received_ns)
         self._output.take(record)
 
     def advance(self, known_ns: int) -> None:
@@ -73,11 +66,8 @@ class StageWatch:
             self._end_ns += NS_PER_S
 
     def _second(self, now_ns: int) -> None:
-        values, alerts = self.signals.second(now_ns, self.others_percent)
-        judged = [self.counters.second(now_ns / NS_PER_S), self._output.second(now_ns)]
-        if self._input is not None:
-            judged.append(self._input.second(now_ns, active=self.active))
-        for more, found in judged:
+        values, alerts = self.signals.second(now_ns, self.others_percent, active=self.active)
+        for more, found in (self.counters.second(now_ns / NS_PER_S), self._output.second(now_ns)):
             values |= more
             alerts += found
         if self.active:
@@ -96,25 +86,17 @@ class Watch:
     """
 
     def __init__(
-        self, setup: Mapping[str, Any], gpu: GpuSource | None = None, proc: Path = Path("/proc"),
+        self, setup: Mapping[str, Any], gpu: Gpu | None = None, proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
     ) -> None:  # fmt: skip
-        """Take what the node says at its start.
-
-        Args:
-            setup: see `Recorder`.
-            gpu: the card; by default that of the node's parameter `device`.
-            proc: where the kernel shows processes.
-            sys: where it shows devices.
-        """
+        """Take what the node says at its start, see `Recorder`; the card is by default that of its `device`."""
         self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
         self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
         self._by_index = list(self._stages.values())
-        topics = [name for name, _ in setup["topics"]]
-        self._diagnostics = topics.index("/diagnostics") if "/diagnostics" in topics else -1
         gpu = gpu or gpu_source(str(setup["parameters"].get("device", "auto")), sys)
         self._machine = MachineWatch(MachineSignals(setup["pid"], proc, sys), gpu)
-        self._status: dict[str, Mapping[str, str]] = {}
+        self._active = True
+        self._counters: dict[str, Mapping[str, str]] = {}
 
     @property
     def gpu(self) -> str:
@@ -122,20 +104,17 @@ class Watch:
         return self._machine.gpu_word
 
     def take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
-        """Take a record of the node: frames; drops; of `/diagnostics` the counters and the lifecycle."""
+        """Take a record of the node: frames, drops, counters."""
         if isinstance(record, FrameRecord):
             self._by_index[record.stage].frame(record)
-        elif isinstance(record, MessageRecord):
-            if record.topic == self._diagnostics:
-                self._diagnosed(record)
+        elif not isinstance(record, EventRecord):
+            return
         elif record.fields["kind"] == "dropped":
             signals = self._stages[record.fields["stage"]].signals
             signals.superseded += record.fields["superseded"]
             signals.stale += record.fields["stale"]
-
-    def _diagnosed(self, record: MessageRecord) -> None:
-        for status in decode(record.data, _DIAGNOSTICS).status:
-            self._status[status.name] = {pair.key: pair.value for pair in status.values}
+        elif record.fields["kind"] == COUNTERS:
+            self._active, self._counters = record.fields["active"], record.fields["stages"]
 
     def tick(self, now_ns: int, known_ns: int) -> list[Alert]:
         """Once a second: what is unusual now. What lasts is returned every time, until it is over.
@@ -146,16 +125,15 @@ class Watch:
                 machine has left this process no time.
         """
         time_s = now_ns / NS_PER_S
-        machine, gpu = self._machine.read(time_s)
-        active = self._status.get(_NODE, {}).get("lifecycle", "active") == "active"
+        self._machine.read(time_s)
         missed, harmed = 0, False
         for name, stage in self._stages.items():
-            stage.active, stage.others_percent = active, self._machine.others_percent
-            stage.counters.status(known_ns / NS_PER_S, self._status.get(f"{_PREFIX}{name}", {}))
+            stage.active, stage.others_percent = self._active, self._machine.others_percent
+            stage.counters.status(known_ns / NS_PER_S, self._counters.get(name, {}))
             stage.advance(known_ns)
             missed, harmed = missed + stage.missed, harmed or stage.harmed
             stage.missed, stage.harmed = 0, False
-        causes = self._machine.judge(time_s, machine, gpu, missed, harmed=harmed)
+        causes = self._machine.judge(time_s, missed, harmed=harmed)
         stages = {name: _json(stage.values) for name, stage in self._stages.items()}
         self.signals = {"machine": _json(self._machine.values), "stages": stages}
         return causes + [found for stage in self._stages.values() for found in stage.alerts]
