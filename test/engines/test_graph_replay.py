@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import GraphReplay, make_runner
 from torchperf_ros.frame.errors import ConfigError
 
@@ -28,7 +29,7 @@ def model(device):
 
 def test_given_the_cpu_when_a_cuda_graph_is_asked_for_then_the_error_names_parameter_and_device():
     with pytest.raises(ConfigError, match="parameter cuda_graphs: true is for CUDA; the device here is cpu"):
-        make_runner(model(CPU), BuildOptions(cuda_graphs=True), (torch.zeros(1, 8),), {}, CPU)
+        make_runner(BuiltTier(model(CPU), (torch.zeros(1, 8),), {}, CPU), BuildOptions(cuda_graphs=True))
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(cu
     """The memory that the captured copy's weights had is written to; the graph still has to read its weights."""
     net, inputs = model(cuda), torch.randn(2, 8, device=cuda)
     options = BuildOptions(engine=engine, cuda_graphs=True, precision="fp16")  # of a copy of the model
-    runner = make_runner(net, options, (torch.zeros(2, 8, device=cuda),), {}, cuda)
+    runner = make_runner(BuiltTier(net, (torch.zeros(2, 8, device=cuda),), {}, cuda), options)
     gc.collect()
     torch.cuda.empty_cache()
     filled = [torch.full((1 << 20,), 1e4, device=cuda) for _ in range(64)]
@@ -89,7 +90,8 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:

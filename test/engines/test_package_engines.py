@@ -11,6 +11,7 @@ import torch
 
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
+from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import ENGINES, make_runner
 from torchperf_ros.engines.package_build import build_all
 from torchperf_ros.engines.package_engine import EngineUnavailable
@@ -121,7 +122,7 @@ class Picture(torch.nn.Module):
 
 @torch.inference_mode()
 def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_model_has_them(engine, picture):
-    runner = make_runner(picture, BuildOptions(engine), IMAGE, {}, CPU)
+    runner = make_runner(BuiltTier(picture, IMAGE, {}, CPU), BuildOptions(engine))
     check_engine(picture, runner.call, IMAGE, {}, "fp32")
     (inputs,) = random_inputs(IMAGE, 1)
     first, nothing, _ = runner.call(inputs)
@@ -139,7 +140,7 @@ def test_given_a_precision_that_the_library_has_itself_when_built_then_results_a
     engine, precision, picture
 ):
     needs(engine)
-    runner = make_runner(picture, BuildOptions(engine, precision=precision), IMAGE, {}, CPU)
+    runner = make_runner(BuiltTier(picture, IMAGE, {}, CPU), BuildOptions(engine, precision=precision))
     check_engine(picture, runner.call, IMAGE, {}, precision)
 
 
@@ -156,7 +157,7 @@ def test_given_fp32_when_openvino_runs_then_it_has_not_chosen_bf16_by_itself(pic
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(openvino.Core, "import_model", watched)
-        make_runner(picture, BuildOptions("openvino"), IMAGE, {}, CPU)
+        make_runner(BuiltTier(picture, IMAGE, {}, CPU), BuildOptions("openvino"))
     (compiled,) = seen
     assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
     assert compiled.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
@@ -210,7 +211,7 @@ def test_given_torch_tensorrt_when_built_then_it_gets_the_graph_as_typed_and_tf3
 
     monkeypatch.setitem(sys.modules, "torch_tensorrt", Pretended)
     options = BuildOptions("tensorrt", precision=precision)
-    built = ENGINES["tensorrt"].convert(picture, options, IMAGE, {}, CPU, tmp_path / "x.pt2")
+    built = ENGINES["tensorrt"].convert(BuiltTier(picture, IMAGE, {}, CPU), options, tmp_path / "x.pt2")
     (program, settings), (graph, how) = Pretended.asked
     assert isinstance(program, torch.export.ExportedProgram)
     assert (settings["use_explicit_typing"], settings["disable_tf32"]) == (True, precision == "fp32")
@@ -237,7 +238,7 @@ def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it
     engine = ENGINES["onnxruntime"]
     engine.check(BuildOptions("onnxruntime"), {}, CPU)
     with pytest.raises(EngineUnavailable, match="engine onnxruntime needs the package onnxscript: pip install"):
-        engine.build(Picture(), BuildOptions("onnxruntime"), IMAGE, {}, CPU, tmp_path / "x.onnx")
+        engine.build(BuiltTier(Picture(), IMAGE, {}, CPU), BuildOptions("onnxruntime"), tmp_path / "x.onnx")
 
 
 class Counting(torch.nn.Module):
@@ -253,4 +254,4 @@ class Counting(torch.nn.Module):
 def test_given_a_model_that_writes_to_its_buffers_when_built_then_it_is_refused(tmp_path):
     needs("openvino")
     with pytest.raises(EngineUnavailable, match="writes to its buffers"):
-        ENGINES["openvino"].build(Counting(), BuildOptions("openvino"), IMAGE, {}, CPU, tmp_path / "x.blob")
+        ENGINES["openvino"].build(BuiltTier(Counting(), IMAGE, {}, CPU), BuildOptions("openvino"), tmp_path / "x.blob")

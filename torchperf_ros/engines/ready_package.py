@@ -8,7 +8,7 @@ import torch
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.engine import ENGINES, Runner
 from torchperf_ros.engines.fingerprint import declared_dims, machine_facts, signature_of
-from torchperf_ros.engines.parity import DynamicDims, random_inputs, tensors_in
+from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, tensors_in
 from torchperf_ros.packages.package_cache import find_package
 from torchperf_ros.packages.package_manifest import Manifest, PackageError, check_package, file_sha256, manifest_path
 
@@ -68,15 +68,11 @@ def load_ready_package(
         msg = f"package {path} gives NaN or Inf on random inputs like the adapter's example"
         raise PackageError(msg)
     numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]  # classes may agree
-    if numbers[0] and _same(*numbers) and not _same(*drawn):
+    if numbers[0] and same(*numbers) and not same(*drawn):
         msg = f"package {path} gives the same outputs whatever its inputs"
         raise PackageError(msg)
     model, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
     return Runner(call, graphs=1, package=file_sha256(path)[:32], model=model, static=static, engine=engine.name)
-
-
-def _same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _check_hash(path: Path, device: torch.device, example: tuple[torch.Tensor, ...]) -> Manifest | None:
