@@ -5,6 +5,7 @@ import mmap
 import os
 import socket
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ import torch
 from torchperf_ros.config.message_types import decode, encode, message_class
 from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.model import session
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer
 from torchperf_ros.model.session import Session
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
-from torchperf_ros.workers.protocol import RESULT_OFFSET, Kind, Request, unpack_control, unpack_response
+from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
+from torchperf_ros.workers.protocol import RESULT_OFFSET, Kind, Request, pack_control, unpack_control, unpack_response
 
 NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
 RESULT_BYTES = 1024  # the least that max_frame_bytes allows
@@ -370,8 +373,25 @@ def test_given_a_node_that_is_gone_when_serving_then_the_session_ends(node):
 # -- memory, and what is told of the tiers -----------------------------------------------------------------------------
 
 
-def last_of(node, kind):
-    return [message for message in node.told() if message["kind"] == kind][-1]
+def test_given_a_worker_when_it_starts_then_it_keeps_freed_memory_before_it_builds_anything(monkeypatch, tmp_path):
+    did = []
+
+    class Pretended:
+        def __init__(self, *given):
+            did.append("session")
+
+        load = calibrate = serve = lambda self: None
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(session, "faulthandler", mock.Mock())
+    monkeypatch.setattr(session, "keep_freed_memory", lambda *sizes: did.append(sizes))
+    monkeypatch.setattr(session, "Session", Pretended)
+    here, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    frames = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here:
+        here.send(pack_control("setup", kept_mib=3, background=False))
+        assert session.main(frames.detach(), control.detach(), -1, -1) == 0
+    assert did == [(LARGEST_KEPT_BYTES, 3 << 20), "session"]
 
 
 @pytest.mark.parametrize(("value", "tier", "answer"), [(6.0, 0, "12.0"), (100.0, 1, "1000.0")])

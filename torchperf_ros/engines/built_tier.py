@@ -50,8 +50,7 @@ def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
     with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
         model = adapter.build(tier)
     if not isinstance(model, torch.nn.Module):
-        msg = f"tier {tier}: {type(adapter).__name__}.build gave a {type(model).__name__}, not a Module"
-        raise AdapterError(msg)
+        raise AdapterError(f"tier {tier}: {type(adapter).__name__}.build gave a {type(model).__name__}, not a Module")
     return model.eval()
 
 

@@ -86,8 +86,7 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
     """
     if options.cuda_graphs and options.engine != "compile":  # which captures its own
         if device.type != "cuda":
-            msg = f"parameter cuda_graphs: true is for CUDA; the device here is {device}"
-            raise ConfigError(msg)
+            raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
         with matrix_precision(options.precision, device):
             return replace(runner, call=GraphReplay(runner.call, example))
     if options.precision != "tf32" or device.type != "cuda":

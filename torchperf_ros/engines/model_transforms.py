@@ -263,8 +263,7 @@ def _quantize(model: nn.Module, precision: str) -> None:
     int8_weight multiplies in the input's type; int8_dynamic rounds inputs to int8, too, with a scale per row.
     """
     if reason := why_no_int8():
-        msg = f"parameter precision: {precision!r} cannot be used: {reason}"
-        raise ConfigError(msg)
+        raise ConfigError(f"parameter precision: {precision!r} cannot be used: {reason}")
     with quiet_log("torchao", "torch.utils._pytree"):  # it warns of kernels for other machines
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
     config = {"int8_weight": Int8WeightOnlyConfig, "int8_dynamic": Int8DynamicActivationInt8WeightConfig}[precision]

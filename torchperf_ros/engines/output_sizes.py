@@ -130,11 +130,9 @@ class OutputSizes:
                 rule = SizeRule.learn(lambda n: ask((*before, n, *after))[output][dim], axis.low, axis.high)  # noqa: B023
                 what = f"the size of dimension {dim} of output {output} follows"
                 if rule is None:
-                    msg = f"{what} by no known rule from {axis}"
-                    raise ShapesRefused(msg)
+                    raise ShapesRefused(f"{what} by no known rule from {axis}")
                 if rule.multiple and dim in learned[output]:
-                    msg = f"{what} from both {learned[output][dim][0]} and {axis}"
-                    raise ShapesRefused(msg)
+                    raise ShapesRefused(f"{what} from both {learned[output][dim][0]} and {axis}")
                 if rule.multiple:
                     learned[output][dim] = axis, rule
         return cls(tuple(learned))

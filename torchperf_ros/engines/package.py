@@ -115,11 +115,10 @@ def check_toolkit() -> None:
         folders = []
     if not any(Path(folder, _CUDA_HEADER).is_file() for folder in folders):
         where = ", ".join(folders) or "no toolkit was found"
-        msg = (
+        raise PackageError(
             f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA toolkit "
             "or set CUDA_HOME, or build them on a machine with the same card and torch"
         )
-        raise PackageError(msg)
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:

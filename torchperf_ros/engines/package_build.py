@@ -265,8 +265,7 @@ class _ChoiceBuild:
     def _stored(self, choice: EngineChoice, *, new: bool) -> _Stored | None:
         if self._engines and set(choice.timings_ms) == {EAGER}:
             why = "; ".join(f"{name}: {text}" for name, text in choice.left_out.items())
-            msg = f"no engine can run it: {why}"
-            raise EngineUnavailable(msg)
+            raise EngineUnavailable(f"no engine can run it: {why}")
         if choice.engine == EAGER:
             return _Stored("", None, new, choice.words)
         identity = identity_of(self._identity, ENGINES[choice.engine])
@@ -296,8 +295,7 @@ class _ChoiceBuild:
         chosen = self._stored(choice, new=True)
         if chosen is None:
             mib = self._work.job.get("cache_mib")
-            msg = f"the package of {choice.engine} is gone again: cache_mib {mib} is too small"
-            raise ConfigError(msg)
+            raise ConfigError(f"the package of {choice.engine} is gone again: cache_mib {mib} is too small")
         return chosen
 
 

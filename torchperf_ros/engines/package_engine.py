@@ -176,15 +176,13 @@ def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
     program = export(tier.model, tier.example, tier.dims)
     signature, spec = program.graph_signature, program.call_spec.out_spec
     if writes_to_buffers(program):
-        msg = "the model writes to its buffers, which only the engines eager, compile and aoti can"
-        raise EngineUnavailable(msg)
+        raise EngineUnavailable("the model writes to its buffers, which only the engines eager, compile and aoti can")
     constants = {}
     for index, output in enumerate(signature.output_specs):
         if isinstance(output.arg, torch.export.graph_signature.ConstantArgument):
             constants[index] = output.arg.value
         elif not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
-            msg = f"output {index} is {type(output.arg).__name__}, no tensor"
-            raise EngineUnavailable(msg)
+            raise EngineUnavailable(f"output {index} is {type(output.arg).__name__}, no tensor")
     assert spec is not None
     outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "constants": constants})
     return program, Built(hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs)
@@ -213,5 +211,4 @@ def check_count(found: int, built: Built) -> None:
     nest = json.loads(built.outputs)
     wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["constants"])
     if found != wanted:
-        msg = f"the converted model has {found} outputs; the model has {wanted}"
-        raise EngineUnavailable(msg)
+        raise EngineUnavailable(f"the converted model has {found} outputs; the model has {wanted}")

@@ -62,8 +62,7 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
         ParityError: another nesting, number of tensors, type, shape, or value that is no tensor.
     """
     if (found_layout := _layout(found)) != (layout := _layout(expected)):
-        msg = f"outputs are {found_layout}; eager gives {layout}"
-        raise ParityError(msg)
+        raise ParityError(f"outputs are {found_layout}; eager gives {layout}")
     square_error = square_expected = square_found = dot = worst = 0.0
     for reference, other in zip(_flat(expected), _flat(found), strict=True):
         if not reference.numel():
@@ -94,8 +93,7 @@ def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
     parity, limit = measure(expected, found), LIMITS[precision]
     near = parity.relative_l2 <= limit.relative_l2 and parity.max_error <= limit.max_error
     if not near or parity.cosine < limit.cosine:
-        msg = f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}"
-        raise ParityError(msg)
+        raise ParityError(f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}")
     return parity
 
 
@@ -131,8 +129,7 @@ def check_engine(
         found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
     (first, first_found), (second, second_found) = found[:2]
     if same(first_found, second_found) and not same(first, second):
-        msg = "outputs do not depend on the inputs; eager's do"
-        raise ParityError(msg)
+        raise ParityError("outputs do not depend on the inputs; eager's do")
     return worst
 
 

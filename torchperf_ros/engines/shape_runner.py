@@ -330,11 +330,10 @@ class BatchParts:
         self._inputs = frozenset(index for index, _ in (self._declared[0].places if self._declared else places))
         self._joins: list[tuple[int, int]] = []  # per output: the dimension, and its size for a batch of one
         if self._declared and self._declared[0].low > most:
-            msg = (
+            raise ConfigError(
                 f"parameter max_batch: {most} is below the smallest batch that the adapter declares,"
                 f" {self._declared[0].low}; it has to be 0 or at least that"
             )
-            raise ConfigError(msg)
 
     def learn(self, model: Model, example: Inputs, precision: str) -> None:
         """Learn along which dimension outputs are joined, and check that parts together give what the whole gives.
@@ -344,16 +343,14 @@ class BatchParts:
         """
         if len(self._declared) > 1 or not self._inputs:
             names = " and ".join(str(axis) for axis in self._declared) or "no input has a dimension 0"
-            msg = f"there is no one batch size: {names}"
-            raise ShapesRefused(msg)
+            raise ShapesRefused(f"there is no one batch size: {names}")
         wholes = [draw(example, self._with_batch(shapes_of(example), size), seed=size) for size in (1, 2, 3)]
         outputs = [model(*whole) for whole in wholes]
         self._joins = []
         for number, shapes in enumerate(zip(*(shapes_of(tensors_in(each)) for each in outputs), strict=True)):
             grown = [(dim, sizes) for dim, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
             if len(grown) != 1 or grown[0][1] != tuple(grown[0][1][0] * size for size in (1, 2, 3)):
-                msg = f"output {number} does not follow the batch along one dimension"
-                raise ShapesRefused(msg)
+                raise ShapesRefused(f"output {number} does not follow the batch along one dimension")
             self._joins.append((grown[0][0], grown[0][1][0]))
         check(model(*wholes[-1]), self.run(model, *wholes[-1], most=min(self._most, 2)), precision)
 
@@ -475,8 +472,7 @@ def _elements(shapes: Shapes) -> int:
 
 
 def _no_eager(*inputs: torch.Tensor) -> Any:  # noqa: ANN401
-    msg = f"inputs of {format_shapes(shapes_of(inputs))}: not prepared, and there is no eager model to answer"
-    raise BadInput(msg)
+    raise BadInput(f"inputs of {format_shapes(shapes_of(inputs))}: not prepared, and there is no eager model to answer")
 
 
 def _text(error: Exception) -> str:

@@ -95,8 +95,7 @@ class CaptureTaker:
         elif command["kind"] == "finish":
             self._finish()
         else:
-            msg = f"unknown command {command['kind']!r}"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"unknown command {command['kind']!r}")
         come_forward()
 
     def _begin(self, what: str, evidence: dict[str, Any]) -> None:
@@ -120,8 +119,7 @@ class CaptureTaker:
         written: list[str] = []
         try:
             if recording is None:
-                msg = "nothing was being recorded"
-                raise TorchperfError(msg)
+                raise TorchperfError("nothing was being recorded")
             name = f"{self._what}-{self._stage}"
             path = str(open_incidents(**self._evidence).keep(name, lambda p: written.append(recording.finish(p))))
         except TorchperfError as failed:
@@ -243,7 +241,10 @@ class MemoryRecording:
 
 def _objects_by_type() -> Counter[str]:
     """How many objects there are that the collector knows, by type."""
-    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    found: Counter[str] = Counter()
+    for kind, count in Counter(map(type, gc.get_objects())).items():
+        found[f"{kind.__module__}.{kind.__qualname__}"] += count
+    return found
 
 
 def _tensors() -> list[tuple[str, ...]]:

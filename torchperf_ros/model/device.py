@@ -52,10 +52,8 @@ def choose_device(wanted: str, *, before: str = "") -> torch.device:
         return torch.device("cuda", index)
     found = f"torch {torch.__version__} sees {count} CUDA devices"
     if before:
-        msg = f"device {before}, which the worker before had, is not there: {found}"
-        raise DeviceLost(msg)
-    msg = f"parameter device: {wanted!r} is not there; {found}"
-    raise ConfigError(msg)
+        raise DeviceLost(f"device {before}, which the worker before had, is not there: {found}")
+    raise ConfigError(f"parameter device: {wanted!r} is not there; {found}")
 
 
 def leave(code: int) -> NoReturn:

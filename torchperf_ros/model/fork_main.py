@@ -105,8 +105,7 @@ def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
         elif request["kind"] == "worker":
             code = _be_worker(passed, str(request["folder"]))
         else:
-            msg = f"unknown request {request['kind']!r}"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"unknown request {request['kind']!r}")
     except ConnectionError:  # the node is gone, or wants this one no more
         code = 0
     except BaseException:  # the process's boundary

@@ -172,11 +172,10 @@ class HistoryBuffer:
             AdapterError: the sample's shape or dtype is not the row's; the history is as before.
         """
         if tuple(sample.shape) != self._row_shape or sample.dtype != self._ring.dtype:
-            msg = (
+            raise AdapterError(
                 f"history takes rows of shape {self._row_shape} and {self._ring.dtype}, "
                 f"got {tuple(sample.shape)} and {sample.dtype}"
             )
-            raise AdapterError(msg)
         verdict = self._rule.judge(stamp_ns)
         if verdict.ignores:
             return verdict

@@ -55,15 +55,13 @@ class OutputCheck:
         """
         found = self._signature(outputs)
         if found != self._expected:
-            msg = f"outputs have (type, shape) {found}; at calibration they had {self._expected}"
-            raise InvalidOutput(msg)
+            raise InvalidOutput(f"outputs have (type, shape) {found}; at calibration they had {self._expected}")
         for number, tensor in enumerate(tensors_in(outputs)):
             # a sum is finite only if every element is, and takes one pass without a temporary; a sum that overflows
             # although its elements are finite is sorted out by the exact test
             if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).sum())
-                msg = f"output {number} has {bad} of {tensor.numel()} values that are NaN or Inf"
-                raise InvalidOutput(msg)
+                raise InvalidOutput(f"output {number} has {bad} of {tensor.numel()} values that are NaN or Inf")
 
 
 @dataclass

@@ -138,8 +138,7 @@ class TierLoader:
         except Exception as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             if self._device.is_cuda and options != options.without_graphs():  # it may have failed in a capture
-                msg = f"tier {name}: {options.label}: {text}"
-                raise CaptureFailed(msg) from error
+                raise CaptureFailed(f"tier {name}: {options.label}: {text}") from error
             facts.why = text
         if facts.why:
             self._say(f"tier {name} runs in eager: {'' if names_engine else options.label + ' '}{facts.why}")

@@ -82,8 +82,7 @@ class CompileProcess:
         except ValueError:
             messages = [None]
         if not all(isinstance(message, dict) for message in messages):
-            msg = f"the {self._name} process said {lines!r}: not JSON objects"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"the {self._name} process said {lines!r}: not JSON objects")
         return messages
 
     def _take_output(self) -> None:

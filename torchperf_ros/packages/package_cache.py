@@ -54,8 +54,7 @@ class PackageCache:
     def check_private(self) -> None:
         """A `ConfigError` where others can write the folder, or one on the way to it: packages are native code."""
         if why := exposed(self.folder.resolve()):
-            msg = f"parameter cache_dir: packages are not taken from {self.folder}: {why}"
-            raise ConfigError(msg)
+            raise ConfigError(f"parameter cache_dir: packages are not taken from {self.folder}: {why}")
 
     def path(self, identity: Identity) -> Path:
         """Where the package of this identity lies, or would lie."""
@@ -208,8 +207,7 @@ def find_package(package: Path, folders: Iterable[str] | None, *, program: bool 
         msg = f"package {path} is in none of the folders that packages are taken from ({', '.join(folders)});"
         raise PackageError(f"{msg} move it there, or name its folder in the parameter package_dirs")
     if why := exposed(path):
-        msg = f"package {path} is not loaded, as it would run as native code: {why}"
-        raise PackageError(msg)
+        raise PackageError(f"package {path} is not loaded, as it would run as native code: {why}")
     if not program and is_exported_program(path):
         msg = f"package {path} is an exported program, and loading one runs what its file says:"
         raise PackageError(f"{msg} compile it first, `torchperf compile -o DIR` makes a package of it")
@@ -234,8 +232,7 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
     """
     folder = compiler_folder(cache_dir)
     if not os.environ.get(VARIABLE) and (why := exposed(folder.resolve())):
-        msg = f"parameter cache_dir: compiled code is not taken from {folder}: {why}"
-        raise ConfigError(msg)
+        raise ConfigError(f"parameter cache_dir: compiled code is not taken from {folder}: {why}")
     try:
         make_private(folder)
         lock = folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8")
