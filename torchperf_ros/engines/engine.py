@@ -12,11 +12,11 @@ import torch
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, varying_dims
+from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.package import Aoti
 from torchperf_ros.engines.package_engine import PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EngineChoice
@@ -165,14 +165,10 @@ def _counters() -> dict[str, int]:
     }
 
 
-def usable_engines(options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> list[PackageEngine]:
-    """Those that are installed and can do what the options ask for, with these sizes, on this device."""
-    return [engine for engine in ENGINES.values() if not engine.why_not(options, dynamic_dims, device)]
-
-
-def library_of(engines: list[PackageEngine]) -> str:
-    """The `library` of an identity that stands for the choice between engines: another one, another choice."""
-    return ", ".join(engine.version or engine.name for engine in engines)
+def choice_of(tier: BuiltTier, options: BuildOptions) -> tuple[list[PackageEngine], Identity]:
+    """The engines that are installed and can do what the options ask for here; and the identity of a choice of them."""
+    engines = [engine for engine in ENGINES.values() if not engine.why_not(options, tier.dims, tier.device)]
+    return engines, identify(tier, options, ", ".join(engine.version or engine.name for engine in engines))
 
 
 def identity_of(identity: Identity, engine: PackageEngine) -> Identity:

@@ -20,22 +20,21 @@ from torchperf_ros.engines.compile_main import Say
 from torchperf_ros.engines.engine import (
     ENGINES,
     Call,
+    choice_of,
     compare,
     identity_of,
-    library_of,
     make_runner,
     open_package,
-    usable_engines,
 )
 from torchperf_ros.engines.fingerprint import differing_weights, identify, signature_of
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.ready_package import load_program, load_ready_package
-from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError
+from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import time_interleaved
-from torchperf_ros.packages.engine_choice import EAGER, EngineChoice, read_choice
+from torchperf_ros.packages.engine_choice import EAGER, EngineChoice
 from torchperf_ros.packages.package_cache import PackageCache, find_package, open_cache
 from torchperf_ros.packages.package_manifest import (
     Identity,
@@ -84,7 +83,7 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
         except Exception as error:  # one tier's boundary: the compiler's errors are of every kind
             good = False
             detail = "" if isinstance(error, TorchperfError) else traceback.format_exc(limit=-6)
-            say("failed", tier=name, text=_first_line(error), detail=detail or str(error))
+            say("failed", tier=name, text=one_line(error), detail=detail or str(error))
         else:
             say("built", tier=name, **asdict(stored))
     say("done")
@@ -230,8 +229,7 @@ class _ChoiceBuild:
 
     def __init__(self, work: "_Work") -> None:
         self._work = work
-        self._engines = usable_engines(work.options, work.tier.dims, work.tier.device)
-        self._identity = identify(work.tier, work.options, library_of(self._engines))
+        self._engines, self._identity = choice_of(work.tier, work.options)
 
     def plan(self) -> str:
         """What `store` would do, in words."""
@@ -259,7 +257,7 @@ class _ChoiceBuild:
         Raises:
             EngineUnavailable: nothing but eager could run it.
         """
-        choice = read_choice(self._work.cache.choice_path(self._identity))
+        choice = self._work.cache.choice(self._identity)
         return None if choice is None else self._stored(choice, new=False)
 
     def _stored(self, choice: EngineChoice, *, new: bool) -> _Stored | None:
@@ -287,7 +285,7 @@ class _ChoiceBuild:
                     assert stored.manifest
                     calls[engine.name] = build.load(Path(stored.package), stored.manifest.outputs)
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
-                left_out[engine.name] = _first_line(error)
+                left_out[engine.name] = one_line(error)
         self._work.step("choosing between " + ", ".join(calls))
         with torch.inference_mode():
             choice = compare(calls, tuple(tensor.clone() for tensor in tier.example), tier.device, left_out)
@@ -297,11 +295,6 @@ class _ChoiceBuild:
             mib = self._work.job.get("cache_mib")
             raise ConfigError(f"the package of {choice.engine} is gone again: cache_mib {mib} is too small")
         return chosen
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, TorchperfError) else f"{type(error).__name__}: {error}"
-    return text.splitlines()[0]
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -9,6 +9,7 @@ from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.engine import ENGINES, Runner
 from torchperf_ros.engines.fingerprint import declared_dims, machine_facts, signature_of
 from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, tensors_in
+from torchperf_ros.frame.errors import one_line
 from torchperf_ros.packages.package_cache import find_package
 from torchperf_ros.packages.package_manifest import Manifest, PackageError, check_package, file_sha256, manifest_path
 
@@ -61,7 +62,7 @@ def load_ready_package(
             outputs.append([tensor.clone() for tensor in tensors_in(call(*inputs))])
         except RuntimeError as error:
             shapes = ", ".join(signature_of(tensor) for tensor in inputs)
-            msg = f"package {path} does not run on the adapter's inputs ({shapes}): {str(error).splitlines()[0]}"
+            msg = f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
             raise PackageError(msg) from error
     if not all(bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()):
         raise PackageError(f"package {path} gives NaN or Inf on random inputs like the adapter's example")

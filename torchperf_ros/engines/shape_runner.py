@@ -23,7 +23,7 @@ from torchperf_ros.engines.shape_buckets import (
     with_sizes,
     within,
 )
-from torchperf_ros.frame.errors import BadInput, ConfigError, TorchperfError
+from torchperf_ros.frame.errors import BadInput, ConfigError, one_line
 
 _MOST_PLANS = 4096
 _MOST_BUFFER_BYTES = 256 << 20
@@ -206,13 +206,15 @@ class ShapeRunner:
                 self._batches.learn(self._eager or _no_eager, self._example, self._precision)
             except Exception as error:  # the user's model runs here, on sizes that it may not take
                 self._batches = None
-                self.notes.append(f"max_batch {self._options.max_batch}: batches are not run in chunks: {_text(error)}")
+                self.notes.append(
+                    f"max_batch {self._options.max_batch}: batches are not run in chunks: {one_line(error)}"
+                )
         for policy in {"bucket": ("bucket", "dynamic"), "dynamic": ("dynamic",)}.get(self._options.policy, ()):
             before = len(self.notes)
             try:
                 self._prepare(policy)
             except Exception as error:  # likewise
-                self.notes[before:] = [f"shapes: the policy {policy} cannot be used: {_text(error)}"]
+                self.notes[before:] = [f"shapes: the policy {policy} cannot be used: {one_line(error)}"]
             else:
                 return
         self._prepare("exact")
@@ -261,7 +263,7 @@ class ShapeRunner:
             except Exception as error:  # the user's model runs here, on sizes that it may not take
                 if shapes == self._usual:
                     raise
-                self.notes.append(f"common_shapes: {format_shapes(shapes)!r} is left to eager: {_text(error)}")
+                self.notes.append(f"common_shapes: {format_shapes(shapes)!r} is left to eager: {one_line(error)}")
         for shapes in _dynamic_draws(self._usual, self._bounded_axes) if policy == "dynamic" else ():
             self._warm_up(shapes)
         compared = _spread(buckets, _COMPARED)
@@ -473,12 +475,6 @@ def _elements(shapes: Shapes) -> int:
 
 def _no_eager(*inputs: torch.Tensor) -> Any:  # noqa: ANN401
     raise BadInput(f"inputs of {format_shapes(shapes_of(inputs))}: not prepared, and there is no eager model to answer")
-
-
-def _text(error: Exception) -> str:
-    """An error's text in one line, with its type where it is not this package's."""
-    lines = f"{error}".strip().splitlines() or [""]
-    return lines[0] if isinstance(error, TorchperfError) else f"{type(error).__name__}: {lines[0]}"
 
 
 def _dynamic_draws(example: Shapes, axes: Sequence[Axis]) -> list[Shapes]:

@@ -16,23 +16,22 @@ from torchperf_ros.engines.engine import (
     ENGINES,
     CaptureFailed,
     Runner,
+    choice_of,
     finished,
     identity_of,
-    library_of,
     make_runner,
     open_package,
-    usable_engines,
 )
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import ParityError, check_engine
 from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.engines.shape_runner import ShapeRunner
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.errors import ConfigError, one_line
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.model.device import Device
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
-from torchperf_ros.packages.engine_choice import EAGER, read_choice
+from torchperf_ros.packages.engine_choice import EAGER
 from torchperf_ros.packages.package_cache import open_cache
 from torchperf_ros.packages.package_manifest import Identity, PackageError, check_package
 
@@ -99,7 +98,7 @@ class TierLoader:
             with torch.inference_mode(mode=False):
                 eager = build_model(self._adapter, name).to(self._on)
         except Exception as error:  # the user's code: that it cannot build may be why there is a package
-            facts.why = f"nothing to compare with, and no eager: {type(error).__name__}: {error}".splitlines()[0]
+            facts.why = f"nothing to compare with, and no eager: {one_line(error)}"
         try:
             if eager is not None:
                 OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
@@ -136,10 +135,9 @@ class TierLoader:
         except EngineUnavailable as error:
             facts.why, names_engine = str(error), True
         except Exception as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
             if self._device.is_cuda and options != options.without_graphs():  # it may have failed in a capture
-                raise CaptureFailed(f"tier {name}: {options.label}: {text}") from error
-            facts.why = text
+                raise CaptureFailed(f"tier {name}: {options.label}: {one_line(error)}") from error
+            facts.why = one_line(error)
         if facts.why:
             self._say(f"tier {name} runs in eager: {'' if names_engine else options.label + ' '}{facts.why}")
         elif options.engine != "eager" and runner.call is model:
@@ -170,15 +168,11 @@ class TierLoader:
 
     def _chosen(self, tier: BuiltTier, options: BuildOptions, facts: TierFacts) -> tuple[BuildOptions, Identity]:
         """The options with the engine that was chosen on this machine earlier, else as they are, and its identity."""
-        tier = replace(tier, dims=varying_dims(options, self._dims))
-        engines = usable_engines(options, tier.dims, self._on)
-        identity = identify(tier, options, library_of(engines))
+        engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
         self._cache.check_private()
-        path = self._cache.choice_path(identity)
-        choice = read_choice(path)
+        choice = self._cache.choice(identity)
         if choice is None or choice.engine not in {EAGER, *(engine.name for engine in engines)}:
             return options, identity
-        self._cache.used(path)
         facts.engine, facts.choice = choice.engine, choice.words
         options = replace(options, engine=choice.engine)
         return options, identity if choice.engine == EAGER else identity_of(identity, ENGINES[choice.engine])

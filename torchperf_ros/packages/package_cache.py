@@ -13,7 +13,7 @@ from typing import IO
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES
 from torchperf_ros.config.user_folder import exposed, make_private, user_folder
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.packages.engine_choice import EngineChoice
+from torchperf_ros.packages.engine_choice import EngineChoice, read_choice
 from torchperf_ros.packages.package_manifest import (
     Identity,
     Manifest,
@@ -60,13 +60,15 @@ class PackageCache:
         """Where the package of this identity lies, or would lie."""
         return self.folder / f"{identity.key}{PACKAGE_SUFFIXES.get(identity.options.get('engine', ''), '.pt2')}"
 
-    def choice_path(self, identity: Identity) -> Path:
-        """Where the choice between engines lies that was made for this identity, see `EngineChoice`."""
-        return self.folder / f"{identity.key}{_CHOICE}"
+    def choice(self, identity: Identity) -> EngineChoice | None:
+        """The choice between engines that was made for this identity, noted as used; None where none can be read."""
+        path = self.folder / f"{identity.key}{_CHOICE}"
+        self.used(path)
+        return read_choice(path)
 
     def keep_choice(self, identity: Identity, choice: EngineChoice) -> None:
         """Store a choice, at once."""
-        path = self.choice_path(identity)
+        path = self.folder / f"{identity.key}{_CHOICE}"
         part = path.with_name(f"{path.stem}.{os.getpid()}.part{_CHOICE}")
         part.write_text(choice.to_json(), encoding="utf-8")
         part.rename(path)
