@@ -159,13 +159,6 @@ def test_given_a_package_with_other_results_when_loaded_then_it_is_refused_with_
     assert eager_differs(loaded, 1) == 0.0
 
 
-def test_given_a_package_that_raises_when_checked_then_eager_runs_and_says_why(load, monkeypatch):
-    other_package(monkeypatch, lambda x, mask: 1 / 0)
-    loaded = load()
-    assert loaded.said == ["tier full runs in eager: aoti ZeroDivisionError: division by zero"]
-    assert loaded.facts.engine == "eager"
-
-
 @pytest.fixture
 def no_code(monkeypatch, fresh_compiler):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -180,7 +173,9 @@ def test_given_engine_compile_when_loaded_then_it_is_compiled_here_and_checked(l
     assert (later.facts.engine, later.facts.why, later.missing) == ("eager", "not compiled yet", ["full"])
 
 
-def test_given_a_model_that_cannot_be_compiled_when_loaded_then_eager_runs_and_the_reason_is_said(load, monkeypatch):
+def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_when_loaded_then_eager_runs_and_says_why(
+    load, monkeypatch
+):
     def refuse(*args, **options):
         raise RuntimeError("no such operator\nmore\nlines")
 
@@ -190,14 +185,15 @@ def test_given_a_model_that_cannot_be_compiled_when_loaded_then_eager_runs_and_t
     assert (loaded.facts.engine, loaded.facts.why) == ("eager", "RuntimeError: no such operator")
     assert loaded.missing == []
     loaded.run(1)
+    other_package(monkeypatch, lambda x, mask: 1 / 0)
+    assert load().said == ["tier full runs in eager: aoti ZeroDivisionError: division by zero"]
 
 
-def test_given_an_option_that_cannot_be_used_when_loaded_then_the_worker_is_told(load):
+def test_given_an_option_or_a_model_that_cannot_be_used_when_loaded_then_the_worker_is_told(
+    load, adapters, monkeypatch
+):
     with pytest.raises(ConfigError, match="cuda_graphs"):
         load(options=BuildOptions("aoti", cuda_graphs=True))
-
-
-def test_given_an_adapter_that_builds_no_module_when_loaded_then_it_is_named(load, adapters, monkeypatch):
     monkeypatch.setattr(adapters.Compiled, "build", lambda self, tier: "weights.pt")
     with pytest.raises(AdapterError, match="tier full: Compiled.build gave a str, not a Module"):
         load()
@@ -255,19 +251,14 @@ def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
     assert (report["shapes"], report["hits"], report["misses"], report["recompiles"]) == ("dynamic", 8, 1, 0)
 
 
-def test_given_a_users_package_of_the_adapters_model_when_loaded_then_it_runs_and_eager_answers_other_sizes(
+def test_given_a_users_package_when_loaded_then_it_runs_and_eager_answers_other_sizes_if_it_is_the_adapters_model(
     load, built
 ):
     loaded = load(package=built.package(built.at_once[0]))
     assert (loaded.facts.engine, loaded.said) == ("aoti", [])
     assert eager_differs(loaded, 1) < 1e-3
     assert eager_differs(loaded, 2) == 0.0
-
-
-def test_given_a_users_package_of_other_weights_when_loaded_then_it_runs_and_there_is_no_eager_for_other_sizes(
-    load, built
-):
-    loaded = load(package=built.package(built.at_once[0]), seed=1)
+    loaded = load(package=built.package(built.at_once[0]), seed=1)  # other weights
     assert (loaded.facts.engine, loaded.said) == ("aoti", [])
     assert eager_differs(loaded, 1) > 1e-2
     with pytest.raises(BadInput, match="not prepared, and there is no eager model"):

@@ -1,6 +1,7 @@
 """How the shapes of a model's outputs follow from those of its inputs, learned by running it."""
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -85,10 +86,8 @@ def _next_growth(size_of: Callable[[int], int], start: int, high: int) -> int | 
         if above == high:
             return None
         below, step = above, 2 * step
-    while above - below > 1:
-        middle = (above + below) // 2
-        below, above = (middle, above) if size_of(middle) == at_start else (below, middle)
-    return above
+    between = range(below + 1, above)
+    return below + 1 + bisect_left(between, True, key=lambda size: size_of(size) != at_start)
 
 
 @dataclass(frozen=True)

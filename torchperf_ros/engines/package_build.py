@@ -240,7 +240,7 @@ class _ChoiceBuild:
 
     def store(self) -> _Stored:
         """The package of the engine that is the fastest here, chosen unless that was done before."""
-        with self._work.cache.building(self._identity):
+        with self._work.cache.building(self._identity, "choice"):
             stored = (None if self._work.job.get("force") else self._found()) or self._choose()
         out = self._work.job.get("out")
         if out and stored.package:

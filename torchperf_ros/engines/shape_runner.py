@@ -346,15 +346,14 @@ class BatchParts:
         if len(self._declared) > 1 or not self._inputs:
             names = " and ".join(str(axis) for axis in self._declared) or "no input has a dimension 0"
             raise ShapesRefused(f"there is no one batch size: {names}")
-        wholes = [draw(example, self._with_batch(shapes_of(example), size), seed=size) for size in (1, 2, 3)]
-        outputs = [model(*whole) for whole in wholes]
+        axis = Axis(1, 3, tuple((index, 0) for index in sorted(self._inputs)))
         self._joins = []
-        for number, shapes in enumerate(zip(*(shapes_of(tensors_in(each)) for each in outputs), strict=True)):
-            grown = [(dim, sizes) for dim, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
-            if len(grown) != 1 or grown[0][1] != tuple(grown[0][1][0] * size for size in (1, 2, 3)):
+        for number, follows in enumerate(OutputSizes.learn(model, example, [axis]).follows):
+            if [rule(1) == rule.multiple for _, rule in follows.values()] != [True]:
                 raise ShapesRefused(f"output {number} does not follow the batch along one dimension")
-            self._joins.append((grown[0][0], grown[0][1][0]))
-        check(model(*wholes[-1]), self.run(model, *wholes[-1], most=min(self._most, 2)), precision)
+            self._joins += [(dim, rule.multiple) for dim, (_, rule) in follows.items()]
+        whole = draw(example, self._with_batch(shapes_of(example), 3), seed=3)
+        check(model(*whole), self.run(model, *whole, most=min(self._most, 2)), precision)
 
     def parts(self, shapes: Shapes) -> list[Shapes]:
         """The shapes of the parts: full ones, then the rest; of a batch that is not too large, it is the one."""

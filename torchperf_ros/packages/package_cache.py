@@ -79,29 +79,22 @@ class PackageCache:
             os.utime(package)
 
     @contextlib.contextmanager
-    def building(self, identity: Identity) -> Iterator[None]:
-        """While this lasts no other process builds the same package; the second one waits, and finds it done.
+    def building(self, identity: Identity, what: str = "package") -> Iterator[None]:
+        """While this lasts no other process builds the same `what`; the second one waits, and finds it done.
 
         Raises:
             ConfigError: the folder cannot be written, or not only by the user.
         """
-        path = self.folder / f"{identity.key}.lock"
-        while True:
-            try:
-                make_private(self.folder)
-                lock = path.open("w", encoding="utf-8")
-            except OSError as error:
-                raise self._not_writable(error) from error
-            with lock:
-                self.check_private()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                # a lock that was removed meanwhile, with its package, locks nobody out and is made anew
-                ours = False
-                with contextlib.suppress(FileNotFoundError):
-                    ours = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
-                if ours:
-                    yield
-                    return
+        try:
+            make_private(self.folder)
+            # one for all keys that begin alike: they are few, and nobody has to remove one that another waits for
+            lock = (self.folder / f"{what}-{identity.key[:2]}.lock").open("w", encoding="utf-8")
+        except OSError as error:
+            raise self._not_writable(error) from error
+        with lock:
+            self.check_private()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def entries(self) -> list[CachedPackage]:
         """Every package in the folder, the most recently used first."""
@@ -143,10 +136,6 @@ class PackageCache:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise self._not_writable(error) from error
-        lock_path = package.with_suffix(".lock")
-        with contextlib.suppress(OSError), lock_path.open(encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where one is being built
-            lock_path.unlink()
 
     def clear(self) -> int:
         """Remove every package and every choice between engines; returns the bytes of packages that this freed."""
@@ -154,8 +143,7 @@ class PackageCache:
         for entry in entries:
             self.remove(entry.path)
         for path in self.folder.glob(f"*{_CHOICE}"):
-            for left in (path, path.with_suffix(".lock")):
-                left.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         return sum(entry.size_bytes for entry in entries)
 
     def _not_writable(self, error: OSError) -> ConfigError:
