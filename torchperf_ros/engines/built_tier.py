@@ -1,6 +1,8 @@
 """A tier's model on its device: what every build, trial and check begins with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -9,6 +11,7 @@ from torchperf_ros.engines.parity import DynamicDims, random_inputs
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 
+Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
 
 

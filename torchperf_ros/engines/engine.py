@@ -11,7 +11,7 @@ import torch
 
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
-from torchperf_ros.engines.built_tier import BuiltTier, Inputs, varying_dims
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
@@ -21,8 +21,6 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EngineChoice
 from torchperf_ros.packages.package_manifest import Identity
-
-Call = Callable[..., Any]
 
 ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
 """Every engine that runs packages; `compile` and `eager` run the model itself."""

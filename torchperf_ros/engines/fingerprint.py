@@ -18,7 +18,7 @@ import torch
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.model_transforms import cpu_flags
-from torchperf_ros.engines.parity import DynamicDims
+from torchperf_ros.engines.parity import DynamicDims, signature_of
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.packages.package_manifest import Identity
 
@@ -65,11 +65,6 @@ def machine_facts(device: torch.device) -> tuple[str, str]:
     # packages are compiled with `-march=native`: another CPU may not know all of their instructions
     flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:8]
     return "cpu", f"{torch.backends.cpu.get_cpu_capability()} flags {flags}"
-
-
-def signature_of(tensor: torch.Tensor) -> str:
-    """Type and shape, for example `float32 1x3x256x448`."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
 
 
 def weights_hash(model: torch.nn.Module) -> str:

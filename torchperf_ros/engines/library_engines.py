@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.build_options import DISTRIBUTIONS, BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.engines.package import load_package
-from torchperf_ros.engines.package_engine import Built, Call, FlatCall, PackageEngine, check_count, exported
+from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, check_count, exported
 from torchperf_ros.engines.parity import DynamicDims
 
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}

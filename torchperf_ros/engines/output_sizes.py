@@ -10,12 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.shape_options import Shapes
+from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.parity import random_inputs, tensors_in
 from torchperf_ros.engines.shape_buckets import Axis, with_sizes
 from torchperf_ros.frame.errors import TorchperfError
-
-Model: TypeAlias = Callable[..., Any]
-"""Takes input tensors, returns a nest of tensors."""
 
 Crop: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 """Per output tensor: (dimension, size to keep) of what follows an axis."""
@@ -101,7 +99,7 @@ class OutputSizes:
     follows: tuple[dict[int, tuple[Axis, SizeRule]], ...] = ()
 
     @classmethod
-    def learn(cls, model: Model, example: tuple[torch.Tensor, ...], axes: Sequence[Axis]) -> "OutputSizes":
+    def learn(cls, model: Call, example: Inputs, axes: Sequence[Axis]) -> "OutputSizes":
         """Run the model on sizes of each axis alone; that they hold together, a comparison with eager has to show.
 
         Raises:
@@ -160,7 +158,7 @@ def shapes_of(tensors: Any) -> Shapes:  # noqa: ANN401 - any iterable of tensors
     return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
-def draw(example: tuple[torch.Tensor, ...], shapes: Shapes, seed: int) -> tuple[torch.Tensor, ...]:
+def draw(example: Inputs, shapes: Shapes, seed: int) -> Inputs:
     """Random inputs like the example in these shapes."""
     sizes = {index: {dim: (size, size) for dim, size in enumerate(shape)} for index, shape in enumerate(shapes)}
     return random_inputs(example, seed, sizes)

@@ -12,9 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package_engine import Built, Call, PackageEngine, export, nested, writes_to_buffers
+from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, writes_to_buffers
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.packages.package_manifest import PackageError

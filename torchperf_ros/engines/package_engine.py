@@ -12,13 +12,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions, installed
-from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.packages.package_manifest import PackageError
 
-Call = Callable[..., Any]
 FlatCall = Callable[..., Sequence[torch.Tensor]]
 
 _FEWEST = 2  # torch.export takes sizes of 0 and 1 for constants

@@ -190,10 +190,15 @@ def _flat(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return [tensor.detach().to("cpu", torch.float64) for tensor in tensors]
 
 
+def signature_of(tensor: torch.Tensor) -> str:
+    """Type and shape, for example `float32 1x3x256x448`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
+
+
 def _layout(outputs: Any) -> str:  # noqa: ANN401
     """How outputs are nested, with type and shape of each tensor."""
     if isinstance(outputs, torch.Tensor):
-        return f"{str(outputs.dtype).removeprefix('torch.')} {'x'.join(map(str, outputs.shape)) or 'scalar'}"
+        return signature_of(outputs)
     if isinstance(outputs, dict):
         return f"{{{', '.join(f'{key!r}: {_layout(value)}' for key, value in outputs.items())}}}"
     if isinstance(outputs, (tuple, list)):

@@ -7,8 +7,8 @@ import torch
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.engine import ENGINES, Runner
-from torchperf_ros.engines.fingerprint import declared_dims, machine_facts, signature_of
-from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, tensors_in
+from torchperf_ros.engines.fingerprint import declared_dims, machine_facts
+from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, signature_of, tensors_in
 from torchperf_ros.frame.errors import one_line
 from torchperf_ros.packages.package_cache import find_package
 from torchperf_ros.packages.package_manifest import Manifest, PackageError, check_package, file_sha256, manifest_path

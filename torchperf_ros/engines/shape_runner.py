@@ -12,7 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.shape_options import ShapeOptions, Shapes, format_shapes
-from torchperf_ros.engines.output_sizes import Crop, Model, OutputSizes, ShapesRefused, cropped, draw, shapes_of
+from torchperf_ros.engines.built_tier import Call, Inputs
+from torchperf_ros.engines.output_sizes import Crop, OutputSizes, ShapesRefused, cropped, draw, shapes_of
 from torchperf_ros.engines.parity import DynamicDims, ParityError, check, tensors_in
 from torchperf_ros.engines.shape_buckets import (
     Axis,
@@ -33,8 +34,6 @@ _COMPARED = 8  # buckets whose results are compared with eager's
 _MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
 _ALIGNMENT = 16  # bytes; compiled code may assume it of its inputs
-
-Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -63,7 +62,7 @@ class ShapeCounters:
 class _Plan:
     """What runs inputs of one layout, and what that counts as; the elements are those of a hit's inputs."""
 
-    call: Model
+    call: Call
     hit: bool = False
     valid_elements: int = 0
     run_elements: int = 0
@@ -88,8 +87,8 @@ class ShapeRunner:
 
     def __init__(
         self,
-        run: Model,
-        eager: Model | None,
+        run: Call,
+        eager: Call | None,
         options: ShapeOptions,
         dynamic_dims: DynamicDims,
         example: Inputs,
@@ -128,13 +127,11 @@ class ShapeRunner:
         self._batches = BatchParts(most, self._axes, usual) if most else None
         self._choose(self._options.policy)
 
-    # -- a frame -------------------------------------------------------------------------------------------------------
-
     def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
         """Outputs of the inputs, whatever their shape."""
         return self.call_for(inputs)(*inputs)
 
-    def call_for(self, inputs: Inputs) -> Model:
+    def call_for(self, inputs: Inputs) -> Call:
         """What runs these inputs, counted as a frame: for a prepared shape the engine itself."""
         plan, counters = self._plan_of(inputs), self.counters
         if plan.hit:
@@ -185,12 +182,10 @@ class ShapeRunner:
         bucket = self._bucket(shapes)
         return bucket if bucket in self._warm else None
 
-    def _run_held(self, run: Model, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
+    def _run_held(self, run: Call, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
         """Copy the inputs into the target's buffers, run, and crop."""
         outputs = run(*self._buffers.hold(target, inputs))
         return cropped(outputs, crop) if crop else outputs
-
-    # -- before the first frame ----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -284,7 +279,7 @@ class ShapeRunner:
             check(self._eager(*inputs), found, self._precision)
         self._warm.add(shapes)
 
-    def _compare_padded(self, run: Model, bucket: Shapes) -> None:
+    def _compare_padded(self, run: Call, bucket: Shapes) -> None:
         """Run shapes of a bucket, the one that is padded most and one at random, and compare with eager."""
         assert self._eager
         smallest = smallest_in_bucket(bucket, self._bounded_axes, self._options.bucket_width)
@@ -337,7 +332,7 @@ class BatchParts:
                 f" {self._declared[0].low}; it has to be 0 or at least that"
             )
 
-    def learn(self, model: Model, example: Inputs, precision: str) -> None:
+    def learn(self, model: Call, example: Inputs, precision: str) -> None:
         """Learn along which dimension outputs are joined, and check that parts together give what the whole gives.
 
         Raises:
@@ -371,7 +366,7 @@ class BatchParts:
         """The axes with the batch ending at the largest part."""
         return tuple(replace(a, high=min(a.high, self._most)) if a in self._declared else a for a in axes)
 
-    def run(self, model: Model, *inputs: torch.Tensor, most: int = 0) -> Any:  # noqa: ANN401
+    def run(self, model: Call, *inputs: torch.Tensor, most: int = 0) -> Any:  # noqa: ANN401
         """Parts of at most `most`, 0: as usual; each part's outputs are copied out before the next part runs."""
         most, total = most or self._most, self._size(shapes_of(inputs))
         joined: list[torch.Tensor] = []
@@ -409,7 +404,6 @@ class PaddedBuffers:
     """
 
     def __init__(self, example: Inputs, most_bytes: int = _MOST_BUFFER_BYTES) -> None:
-        """Take the example inputs, which the buffers are like in type, device and layout, and their bound."""
         self._example = example
         self._most_bytes = most_bytes
         self._sets: dict[Shapes, list[torch.Tensor]] = {}

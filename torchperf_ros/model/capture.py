@@ -57,7 +57,6 @@ class CaptureTaker:
     """
 
     def __init__(self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device) -> None:
-        """Take the socket that commands come over, and what sends the answers."""
         self._control, self._say, self._stage, self._device = control, say, stage, device
         self._recording: ProfileRecording | MemoryRecording | None = None
         self._what = ""
@@ -139,7 +138,6 @@ class ProfileRecording:
     """
 
     def __init__(self, stage: str, device: torch.device) -> None:
-        """Name the stage for the report."""
         self._stage, self._device = stage, device
         self._action = ProfilerAction.WARMUP
         self._frames = 0
@@ -181,7 +179,6 @@ class MemoryRecording:
     """
 
     def __init__(self, device: torch.device, node_pid: int, window_s: float = _MEMORY_WINDOW_S) -> None:
-        """Take the worker's device, and the process that it works for."""
         self._node_pid = node_pid
         self._cuda = device.type == "cuda"
         self._window_s = window_s

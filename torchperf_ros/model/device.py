@@ -11,9 +11,9 @@ from typing import NoReturn
 import psutil
 import torch
 
+from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 
-_NS_PER_MS = 1e6
 _MEMORY_STATISTICS = {
     "allocated": "allocated_bytes.all.current",
     "peak": "allocated_bytes.all.peak",
@@ -123,7 +123,7 @@ class Device:
         yield took_ns
         end.record(self._stream)
         end.synchronize()
-        took_ns.append(round(begin.elapsed_time(end) * _NS_PER_MS))
+        took_ns.append(round(begin.elapsed_time(end) * NS_PER_MS))
 
     def empty_cache(self) -> None:
         """Give the allocator's unused blocks back to the device."""

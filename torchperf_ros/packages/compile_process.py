@@ -137,7 +137,6 @@ class PackageBuilder:
     """
 
     def __init__(self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]) -> None:
-        """Take the stage's setup, and what is called with a tier whose package is there, and with what went wrong."""
         self.progress = ""
         self._setup = setup
         self._built = built

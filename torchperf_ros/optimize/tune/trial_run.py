@@ -14,8 +14,8 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.built_tier import BuiltTier, build_model, varying_dims
-from torchperf_ros.engines.engine import Call, make_runner
+from torchperf_ros.engines.built_tier import BuiltTier, Call, build_model, varying_dims
+from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.model_transforms import applies, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
