@@ -42,6 +42,7 @@ def test_given_one_stamp_from_the_far_future_when_time_goes_on_then_the_rule_rec
     assert judged.judge(START + 3_600_000 * MS) is StampVerdict.GAP
     assert judged.judge(START + 33 * MS) is StampVerdict.JUMPED_BACK
     assert judged.judge(START + 66 * MS) is StampVerdict.NEXT
+    assert judged.counts[StampVerdict.GAP] == judged.counts[StampVerdict.JUMPED_BACK] == 1
 
 
 def buffer(capacity: int = 3, row_shape: tuple[int, ...] = (2,), **others) -> HistoryBuffer:

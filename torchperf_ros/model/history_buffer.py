@@ -58,7 +58,7 @@ class StampVerdict(enum.Enum):
 
 
 class GapRule:
-    """Judges each stamp by that of the last sample that was kept and had one."""
+    """Judges each stamp by that of the last sample that was kept and had one; `counts` is how often each way."""
 
     def __init__(self, *, max_gap_ns: int, tolerance_ns: int) -> None:
         """Start without a last stamp.
@@ -76,10 +76,12 @@ class GapRule:
         self._max_gap_ns = max_gap_ns
         self._tolerance_ns = tolerance_ns
         self._last_ns: int | None = None
+        self.counts = dict.fromkeys(StampVerdict, 0)
 
     def judge(self, stamp_ns: int) -> StampVerdict:
         """The verdict on the next sample's stamp in ns, 0 or less for none; it becomes the last one unless ignored."""
         verdict = self._compare(stamp_ns)
+        self.counts[verdict] += 1
         if not verdict.ignores and verdict is not StampVerdict.UNSTAMPED:
             self._last_ns = stamp_ns
         return verdict
@@ -108,6 +110,7 @@ class HistoryBuffer:
 
     Rows are copies: they keep neither the sample's memory nor its autograd graph alive. NaN and Inf are stored
     as they are; what they mean is the caller's to decide before it appends. Not thread-safe: one adapter owns it.
+    `rule` judges the stamps.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class HistoryBuffer:
             msg = f"capacity is {capacity}, row_shape is {row_shape}; allowed: 1 row and more, sizes of 1 and more"
             raise ConfigError(msg)
         self._row_shape = tuple(row_shape)
-        self._rule = rule
+        self.rule = rule
         pinned = source is not None and source.type == "cuda"
         # Plain tensors even under inference_mode, whose tensors could not be written outside of it.
         with torch.inference_mode(mode=False):
@@ -176,7 +179,7 @@ class HistoryBuffer:
                 f"history takes rows of shape {self._row_shape} and {self._ring.dtype}, "
                 f"got {tuple(sample.shape)} and {sample.dtype}"
             )
-        verdict = self._rule.judge(stamp_ns)
+        verdict = self.rule.judge(stamp_ns)
         if verdict.ignores:
             return verdict
         if verdict.resets:
@@ -214,7 +217,7 @@ class HistoryBuffer:
     def clear(self) -> None:
         """Forget every row and the last stamp."""
         self._empty()
-        self._rule.forget()
+        self.rule.forget()
 
     def _empty(self) -> None:
         if self._copied is not None:
