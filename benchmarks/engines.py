@@ -24,6 +24,7 @@ from torch.nn import functional
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.build_options import AUTO, BuildOptions, installed_engines
+from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import compare, make_runner
 from torchperf_ros.engines.package_engine import export
 from torchperf_ros.engines.parity import check_engine
@@ -158,7 +159,7 @@ def _measure(name: str, model: nn.Module, example: Inputs, arguments: argparse.N
                 continue
             say(f"{name}: {engine}")
             try:
-                runner = make_runner(model, BuildOptions(engine), example, {}, _CPU)
+                runner = make_runner(BuiltTier(model, example, {}, _CPU), BuildOptions(engine))
                 plain = _PLAINS[engine](model, example, arguments.threads, Path(folder))
                 with torch.inference_mode():
                     parity[engine] = check_engine(model, runner.call, example, {}, "fp32").relative_l2

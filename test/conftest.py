@@ -32,9 +32,13 @@ def pytest_configure():
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory):
-    """`XDG_STATE_HOME` for this process and all that it starts."""
+    """`XDG_STATE_HOME` for this process and all that it starts, and one folder for what torch's compilers keep.
+
+    Each folder of theirs has torch's headers compiled anew, which takes as long as two small models.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
         yield
 
 

@@ -1,3 +1,4 @@
+import gc
 import importlib
 import os
 import select
@@ -39,6 +40,13 @@ def hear(*processes):
                 heard[process] += said
         select.select([process.news for process in waiting], [], [], 0.05)
     return [heard[process] for process in processes]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settled_engines():
+    """As the fork server leaves a worker's memory: what was there before is not looked through at every collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

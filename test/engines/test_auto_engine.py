@@ -24,7 +24,7 @@ class Pretended(PackageEngine):
     def __init__(self, name, adapters, seed=0):
         self.name, self.adapters, self.seed, self.built, self.can = name, adapters, seed, 0, True
 
-    def convert(self, model, options, example, dynamic_dims, device, path):
+    def convert(self, tier, options, path):
         self.built += 1
         if not self.can:
             raise RuntimeError("it cannot\nand that is that")
@@ -158,15 +158,11 @@ def test_given_a_damaged_choice_when_loaded_then_it_is_made_anew(engines, adapte
     assert load(adapters, tmp_path).facts.engine == "openvino"
 
 
-def test_given_a_folder_when_built_then_the_winners_package_and_manifest_are_there_under_the_tiers_name(
+def test_given_a_folder_when_planned_and_built_then_the_winner_is_said_and_there_under_the_tiers_name(
     engines, tmp_path
 ):
-    said, _ = build(tmp_path / "cache", out=str(tmp_path / "out"))
-    assert said["package"] == str(tmp_path / "out" / "full.blob")
+    folders = {"cache": tmp_path / "cache", "out": str(tmp_path / "out")}
+    assert build(**folders, dry_run=True)[0]["text"] == "would be chosen out of aoti, openvino and eager"
+    assert build(**folders)[0]["package"] == str(tmp_path / "out" / "full.blob")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["full.blob", "full.json"]
-
-
-def test_given_a_dry_run_when_planned_then_it_says_what_would_be_chosen_from_or_what_was_chosen(engines, tmp_path):
-    assert build(tmp_path, dry_run=True)[0]["text"] == "would be chosen out of aoti, openvino and eager"
-    build(tmp_path)
-    assert build(tmp_path, dry_run=True)[0]["text"].endswith(".blob: openvino 3, aoti 6, eager 10 ms (p50)")
+    assert build(**folders, dry_run=True)[0]["text"].endswith(".blob: openvino 3, aoti 6, eager 10 ms (p50)")

@@ -1,20 +1,18 @@
 """Engines, mostly without a code generator: what they compile for, and when, is the same with backend eager."""
 
 import functools
-import shutil
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.engine import make_runner, varying_dims, warm_up_inputs
-from torchperf_ros.engines.package import _caller
-from torchperf_ros.engines.package_engine import Built, export
-from torchperf_ros.engines.parity import check_engine, measure, random_inputs, tensors_in
+from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
+from torchperf_ros.engines.engine import make_runner
+from torchperf_ros.engines.package_engine import export, nested
+from torchperf_ros.engines.parity import check_engine, measure, random_inputs
 
 from .compiled_adapters import Mixed
-from .conftest import PATIENCE_S
 
 CPU = torch.device("cpu")
 X = torch.ones(2)
@@ -35,20 +33,15 @@ def no_code(monkeypatch, fresh_compiler):
 
 
 def compiled(example=IMAGE, dims=None, model=None, options=COMPILE):
-    return make_runner(model or convolution(), options, example, dims or {}, CPU)
+    return make_runner(BuiltTier(model or convolution(), example, dims or {}, CPU), options)
 
 
-def test_given_engine_eager_when_made_then_it_is_the_model_itself():
+def test_given_engine_eager_when_made_then_it_is_the_model_itself_or_a_copy_in_another_precision():
     model = convolution()
-    runner = make_runner(model, BuildOptions(), IMAGE, IMAGE_DIMS, CPU)
+    runner = make_runner(BuiltTier(model, IMAGE, IMAGE_DIMS, CPU), BuildOptions())
     assert runner.call is model
     assert (runner.graphs, runner.static) == (0, False)
-
-
-def test_given_engine_eager_with_another_precision_when_made_then_the_model_stays_as_it_is():
-    model = convolution()
-    runner = make_runner(model, BuildOptions(precision="bf16"), IMAGE, {}, CPU)
-    assert runner.call is not model
+    runner = make_runner(BuiltTier(model, IMAGE, {}, CPU), BuildOptions(precision="bf16"))
     assert model.weight.dtype is torch.float32
     check_engine(model, runner.call, IMAGE, {}, "bf16")
 
@@ -120,10 +113,10 @@ def test_given_declared_ranges_when_asked_what_varies_then_it_is_what_the_option
 
 
 def test_given_ranges_when_warmed_up_then_middle_smallest_largest_and_the_example_are_run_in_this_order():
-    shapes = [tuple(inputs[0].shape) for inputs in warm_up_inputs(IMAGE, IMAGE_DIMS)]
+    shapes = [tuple(inputs[0].shape) for inputs in BuiltTier(None, IMAGE, IMAGE_DIMS, CPU).inputs_by_size()]
     assert [shape[0] for shape in shapes] == [4, 1, 8, 1]
     assert [shape[2:] for shape in shapes] == [(36, 36), (8, 8), (64, 64), (16, 16)]
-    assert warm_up_inputs(IMAGE, {}) == [IMAGE]
+    assert BuiltTier(None, IMAGE, {}, CPU).inputs_by_size() == [IMAGE]
 
 
 @pytest.mark.parametrize("dims", [IMAGE_DIMS, {0: {-1: (8, 64), -4: (1, 8)}}, {0: {2: (16, 64)}}])
@@ -143,34 +136,8 @@ def test_given_inputs_that_share_a_range_when_exported_then_they_are_one_size():
     assert len(set(sizes)) == 1
 
 
-@pytest.mark.timeout(PATIENCE_S)
-@pytest.mark.parametrize("dynamic", [False, True])
-@torch.inference_mode()
-def test_given_engine_aoti_when_made_then_it_gives_what_eager_gives_for_the_sizes_that_it_was_made_for(
-    built, adapters, monkeypatch, dynamic
-):
-    adapter = adapters.Compiled({"dynamic": dynamic}, CPU)
-    with torch.inference_mode(mode=False):
-        model = adapter.build("full").eval()
-    example, dims = adapter.example_inputs("full"), adapter.dynamic_dims()
-    package = built.package(built.dynamic if dynamic else built.at_once[0])
-
-    def copied(*arguments):
-        shutil.copy(package, arguments[-1])
-        return Built("")
-
-    monkeypatch.setattr("torchperf_ros.engines.package.build_package", copied)
-    runner = make_runner(model, AOTI, example, dims, CPU)
-    assert (runner.static, runner.graphs) == (not dynamic, 1)
-    check_engine(model, runner.call, example, dims, "fp32", seeds=8)
-    outputs = runner.call(*example)
-    assert [tensor.dtype for tensor in tensors_in(outputs)] == [
-        torch.float32, torch.int64, torch.float32, torch.float32, torch.float16
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("outputs", [X, (X,), [X, {"a": (X, X)}], {"b": X, "a": X}])
 def test_given_outputs_of_any_structure_when_a_package_is_called_then_they_have_it_again(outputs):
     leaves, tree = pytree.tree_flatten(outputs)
-    call = _caller(lambda inputs: [leaf + inputs[0] for leaf in leaves], pytree.treespec_dumps(tree))
+    call = nested(lambda x: [leaf + x for leaf in leaves], tree)
     assert measure(outputs, call(torch.zeros(1))).max_error == 0.0

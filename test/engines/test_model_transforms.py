@@ -123,18 +123,15 @@ def test_given_a_network_when_transformed_then_it_agrees_and_the_original_is_as_
 
 
 @pytest.mark.parametrize(
-    "options",
-    [BuildOptions(), BuildOptions(engine="compile"), BuildOptions(precision="tf32"), BuildOptions(cuda_graphs=True)],
-    ids=lambda options: options.label,
-)
-def test_given_nothing_to_change_when_transformed_then_it_is_the_very_same_model(options):
-    model = lived(Blocks())
-    assert transform(model, options, CPU) is model
-
-
-@pytest.mark.parametrize("options", EVERYTHING[-2:], ids=lambda options: options.label)
-def test_given_a_model_that_an_option_does_not_concern_when_transformed_then_it_is_the_very_same_model(options):
-    model = nn.ReLU()
+    ("model", "options"),
+    [
+        *((lived(Blocks()), options) for options in (
+            BuildOptions(), BuildOptions("compile"), BuildOptions(precision="tf32"), BuildOptions(cuda_graphs=True)
+        )),
+        *((nn.ReLU(), options) for options in EVERYTHING[-2:]),
+    ],
+)  # fmt: skip
+def test_given_nothing_to_change_when_transformed_then_it_is_the_very_same_model(model, options):
     assert transform(model, options, CPU) is model
 
 
@@ -143,11 +140,8 @@ def test_given_an_unknown_precision_when_transformed_then_the_error_names_it_and
         transform(linear(), BuildOptions(precision="fp8"), CPU)
 
 
-def test_given_neighbours_when_searched_then_attributes_and_sequences_are_found_whatever_the_order_they_are_made_in():
+def test_given_neighbours_when_searched_then_they_are_found_in_any_order_and_in_parts_of_what_cannot_be_traced():
     assert foldable_pairs(lived(Blocks())) == [("conv", "norm"), ("tail.0", "tail.1"), ("up", "up_norm")]
-
-
-def test_given_a_model_that_cannot_be_traced_when_searched_then_its_parts_are():
     model = lived(Branching())
     assert foldable_pairs(model) == [("part.0", "part.1")]
     check(model(image()), transform(model, BuildOptions(fold_batch_norm=True), CPU)(image()), "fp32")
@@ -197,9 +191,8 @@ def test_given_a_reference_adapter_when_transformed_and_exported_then_the_progra
 
 
 @needs_torchao
-@pytest.mark.parametrize("precision", ["int8_dynamic"])
-def test_given_a_transformed_model_when_exported_with_a_dynamic_size_then_inputs_are_named_as_the_models(precision):
-    changed = transform(linear(), BuildOptions(precision=precision), CPU)
+def test_given_a_transformed_model_when_exported_with_a_dynamic_size_then_inputs_are_named_as_the_models():
+    changed = transform(linear(), BuildOptions(precision="int8_dynamic"), CPU)
     batch = torch.export.Dim("batch", min=1, max=64)
     with torch.no_grad():
         program = torch.export.export(changed, (torch.randn(4, 32),), dynamic_shapes=({0: batch},))

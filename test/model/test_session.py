@@ -5,6 +5,7 @@ import mmap
 import os
 import socket
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ import torch
 from torchperf_ros.config.message_types import decode, encode, message_class
 from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.model import session
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer
 from torchperf_ros.model.session import Session
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
-from torchperf_ros.workers.protocol import RESULT_OFFSET, Kind, Request, unpack_control, unpack_response
+from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
+from torchperf_ros.workers.protocol import RESULT_OFFSET, Kind, Request, pack_control, unpack_control, unpack_response
 
 NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
 RESULT_BYTES = 1024  # the least that max_frame_bytes allows
@@ -60,13 +63,7 @@ class Doubling(Adapter):
             raise BadInput("negative")
         if value == -2.0:
             raise ValueError("worse than negative")
-        if value == -5.0:
-            raise ValueError("a long story: " + "and then " * 500)
-        if value == -3.0:
-            return (torch.ones(1) * torch.nan,)
-        if value == -4.0:
-            return (torch.ones(2),)
-        return (torch.tensor([value]),)
+        return ({-3.0: torch.ones(1) * torch.nan, -4.0: torch.ones(2)}.get(value, torch.tensor([value])),)
 
     def postprocess(self, outputs, messages):
         value = float(outputs[0])
@@ -241,13 +238,12 @@ def test_given_example_messages_that_fail_when_prepared_then_it_is_said_and_fram
     assert node.ask(0, 1.0)[0].outcome == Outcome.ON_TIME
 
 
-def test_given_an_adapter_that_keeps_no_history_when_described_then_it_does_not_observe(make_node):
-    node = make_node("Unseeing")
-    node.session.load()
-    assert node.told()[0]["observes"] is False
-
-
-def test_given_an_adapter_with_an_unknown_type_when_loaded_then_it_is_refused_before_its_models_are_built(make_node):
+def test_given_an_adapter_when_loaded_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(
+    make_node,
+):
+    unseeing = make_node("Unseeing")
+    unseeing.session.load()
+    assert unseeing.told()[0]["observes"] is False
     node = make_node("Undeclared")
     with pytest.raises(UnknownMessageType, match="nowhere_msgs"):
         node.session.load()
@@ -370,28 +366,43 @@ def test_given_a_node_that_is_gone_when_serving_then_the_session_ends(node):
 # -- memory, and what is told of the tiers -----------------------------------------------------------------------------
 
 
-def last_of(node, kind):
-    return [message for message in node.told() if message["kind"] == kind][-1]
+def test_given_a_worker_when_it_starts_then_it_keeps_freed_memory_before_it_builds_anything(monkeypatch, tmp_path):
+    did = []
+
+    class Pretended:
+        def __init__(self, *given):
+            did.append("session")
+
+        load = calibrate = serve = lambda self: None
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(session, "faulthandler", mock.Mock())
+    monkeypatch.setattr(session, "keep_freed_memory", lambda *sizes: did.append(sizes))
+    monkeypatch.setattr(session, "Session", Pretended)
+    here, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    frames = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here:
+        here.send(pack_control("setup", kept_mib=3, background=False))
+        assert session.main(frames.detach(), control.detach(), -1, -1) == 0
+    assert did == [(LARGEST_KEPT_BYTES, 3 << 20), "session"]
 
 
-@pytest.mark.parametrize(("value", "tier", "answer"), [(6.0, 0, "12.0"), (100.0, 1, "1000.0")])
-def test_given_a_tier_without_the_memory_when_asked_then_the_next_lower_one_answers(make_node, value, tier, answer):
-    node = make_node("Hungry").start()
-    response, payload = node.ask(0, value)
-    assert (response.outcome, response.tier) == (Outcome.ON_TIME, tier)
-    assert text_of(payload).startswith(answer)
-
-
-def test_given_no_tier_with_the_memory_when_asked_then_the_frame_fails_and_the_next_is_answered(make_node, monkeypatch):
+def test_given_a_tier_without_the_memory_when_asked_then_the_next_lower_one_answers_or_the_frame_fails_alone(
+    make_node, monkeypatch
+):
     monkeypatch.setattr("torchperf_ros.model.session._REPORT_EVERY_S", 0.01)
     node = make_node("Hungry").start()
+    for value, tier, answer in ((6.0, 0, "12.0"), (100.0, 1, "1000.0")):
+        response, payload = node.ask(0, value)
+        assert (response.outcome, response.tier) == (Outcome.ON_TIME, tier)
+        assert text_of(payload).startswith(answer)
     emptied = []
     monkeypatch.setattr(node.session._device, "empty_cache", lambda: emptied.append(1))
-    response, payload = node.ask(0, 1000.0)
+    response, payload = node.ask(1, 1000.0)
     assert response.outcome == Outcome.ERROR
     assert b"OutOfMemoryError: CUDA out of memory" in payload
-    assert node.ask(1, 3.0)[0].outcome == Outcome.ON_TIME
+    assert node.ask(2, 3.0)[0].outcome == Outcome.ON_TIME
     assert len(emptied) == 1
     node.control.settimeout(20.0)
-    while (message := unpack_control(node.control.recv(65_536))).get("out_of_memory") != 1:
+    while (message := unpack_control(node.control.recv(65_536))).get("out_of_memory") != 2:
         assert message["kind"] != "error"

@@ -37,12 +37,8 @@ def bench():
     return Bench()
 
 
-def test_given_samples_when_summed_up_then_percentiles_are_theirs():
-    timing = Timing(tuple(float(value) for value in range(1, 102)))
-    assert (timing.median_ms, timing.p95_ms, timing.p99_ms, timing.max_ms) == (51.0, 96.0, 100.0, 101.0)
-
-
 def test_given_isolated_stalls_when_calibrated_then_the_p99_leaves_them_out_and_the_maximum_does_not():
+    assert Timing(tuple(float(value) for value in range(1, 102))).p95_ms == 96.0
     timing = Timing((1.0,) * 95 + (80.0,) * 5)
     assert timing.calibration.p99_ms == 1.0
     assert timing.calibration.median_ms == 1.0
@@ -83,11 +79,13 @@ def test_given_a_device_when_timed_then_it_is_idle_before_each_sample_and_done_w
     assert bench.calls == ["call", *["sync", "call", "sync"] * 4]  # warm-up, two looks, two samples
 
 
-def test_given_a_call_of_microseconds_when_timed_then_a_sample_is_long_enough_and_reported_per_call(bench):
+def test_given_a_call_of_microseconds_when_timed_then_a_sample_is_long_enough_whatever_stalls(bench):
     found = bench.time({"tiny": bench.takes("tiny", 0.009), "long": bench.takes("long", 0.2)}, rounds=(2, 2))
     assert found["tiny"].inner == 32  # 16 would be 144 us
     assert found["long"].inner == 1
     assert found["tiny"].times_ms == pytest.approx((0.009, 0.009))
+    stalled = bench.time({"tiny": bench.takes("tiny", 4.0, 0.01)}, warm_up=0, rounds=(1, 1))
+    assert stalled["tiny"].inner == 32
 
 
 @pytest.mark.parametrize(("inner", "warm_ms"), [(4, 0.01), (1, 0.01), (1, 9.9)])
@@ -106,10 +104,6 @@ def test_given_another_candidate_before_when_a_short_call_is_timed_then_it_does_
 
     found = bench.time({name: cold_after_another(name) for name in "ab"}, inner=inner, rounds=(3, 3))
     assert found["a"].times_ms == found["b"].times_ms == pytest.approx((warm_ms,) * 3)
-
-
-def test_given_a_stall_while_the_number_of_calls_is_chosen_when_timed_then_it_does_not_count(bench):
-    assert bench.time({"tiny": bench.takes("tiny", 4.0, 0.01)}, warm_up=0, rounds=(1, 1))["tiny"].inner == 32
 
 
 @pytest.mark.parametrize(

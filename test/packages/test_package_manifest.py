@@ -52,9 +52,15 @@ def edit(package, change):
     path.write_text(json.dumps(values), encoding="utf-8")
 
 
-def test_given_a_package_when_checked_then_its_manifest_comes_back(package):
+def test_given_a_package_when_checked_then_its_manifest_comes_back_if_both_are_there_and_whole(package):
     assert check_package(package, IDENTITY) == manifest_of(package)
     assert check_package(package, None) == manifest_of(package)
+    package.write_bytes(b"comp")
+    with pytest.raises(PackageError, match="has 4 bytes; its manifest says 8: it is truncated"):
+        check_package(package, IDENTITY)
+    manifest_path(package).unlink()
+    with pytest.raises(PackageError, match=r"full.pt2 has no manifest full.json; `torchperf compile`"):
+        check_package(package, IDENTITY)
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -99,18 +105,6 @@ def test_given_a_value_of_another_type_when_read_then_it_is_refused_by_name(pack
     edit(package, lambda values: values.update({name: None}))
     with pytest.raises(PackageError, match="TypeError"):
         read_manifest(package)
-
-
-def test_given_no_manifest_when_checked_then_it_says_what_writes_one(package):
-    manifest_path(package).unlink()
-    with pytest.raises(PackageError, match=r"full.pt2 has no manifest full.json; `torchperf compile`"):
-        check_package(package, IDENTITY)
-
-
-def test_given_a_truncated_package_when_checked_then_its_sizes_are_said(package):
-    package.write_bytes(b"comp")
-    with pytest.raises(PackageError, match="has 4 bytes; its manifest says 8: it is truncated"):
-        check_package(package, IDENTITY)
 
 
 @given(place=st.integers(0, 7), bit=st.integers(0, 7))

@@ -11,18 +11,16 @@ import torch
 
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
+from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.package import Aoti
 from torchperf_ros.engines.package_engine import PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims, random_inputs
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EngineChoice
 from torchperf_ros.packages.package_manifest import Identity
-
-Call = Callable[..., Any]
-Inputs = tuple[torch.Tensor, ...]
 
 ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
 """Every engine that runs packages; `compile` and `eager` run the model itself."""
@@ -57,35 +55,25 @@ class Runner:
     engine: str = ""
 
 
-def varying_dims(options: BuildOptions, declared: DynamicDims) -> DynamicDims:
-    """The dimensions that an engine with these options has to let vary; a range of one size does not."""
-    if options.dynamic == "never":
-        return {}
-    varying = {i: {dim: span for dim, span in spans.items() if span[0] != span[1]} for i, spans in declared.items()}
-    return {index: spans for index, spans in varying.items() if spans}
-
-
-def make_runner(
-    model: torch.nn.Module, options: BuildOptions, example: Inputs, dynamic_dims: DynamicDims, device: torch.device
-) -> Runner:
+def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
     """Make a model ready to run, which stays as it is; compiled engines take 10 s and more.
 
-    Model and example are on the device, the model in eval mode; `dynamic_dims` are the adapter's. Engine compile has
-    to be made and called under the same mode (`torch.inference_mode`), with inputs made under it: it is a guard.
+    The tier's `dims` are the adapter's. Engine compile has to be made and called under the same mode
+    (`torch.inference_mode`), with inputs made under it: it is a guard.
 
     Raises:
         ConfigError: an option that cannot be used here.
         EngineUnavailable: the engine cannot run this here.
         Exception: whatever torch or the library raises where it cannot compile the model.
     """
-    dims = varying_dims(options, dynamic_dims)
+    tier = replace(tier, dims=varying_dims(options, tier.dims))
     if options.engine in PACKAGE_SUFFIXES:
-        return finished(_package(model, options, example, dims, device), options, example, device)
+        return _package(tier, options)
     with torch.inference_mode(mode=False):
-        prepared = transform(model, options, device)
-    with matrix_precision(options.precision, device):
-        runner = _compile(prepared, options, example, dims) if options.engine == "compile" else Runner(prepared)
-    return finished(runner, options, example, device)
+        prepared = replace(tier, model=transform(tier.model, options, tier.device))
+    with matrix_precision(options.precision, tier.device):
+        runner = _compile(prepared, options) if options.engine == "compile" else Runner(prepared.model)
+    return finished(runner, options, tier.example, tier.device)
 
 
 def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
@@ -96,8 +84,7 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
     """
     if options.cuda_graphs and options.engine != "compile":  # which captures its own
         if device.type != "cuda":
-            msg = f"parameter cuda_graphs: true is for CUDA; the device here is {device}"
-            raise ConfigError(msg)
+            raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
         with matrix_precision(options.precision, device):
             return replace(runner, call=GraphReplay(runner.call, example))
     if options.precision != "tf32" or device.type != "cuda":
@@ -110,20 +97,32 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
     return replace(runner, call=call)
 
 
-def _package(
-    model: torch.nn.Module, options: BuildOptions, example: Inputs, dims: DynamicDims, device: torch.device
-) -> Runner:
+def open_package(
+    path: Path, outputs: str, options: BuildOptions, example: Inputs, device: torch.device, *,
+    package: str = "", static: bool = False,
+) -> Runner:  # fmt: skip
+    """A package that was checked, as a worker runs it; `outputs` is as its manifest has it.
+
+    Raises:
+        PackageError, ConfigError: the library cannot load the file; see `finished`.
+    """
+    call = ENGINES[options.engine].load(path, outputs, options, device)
+    return finished(Runner(call, graphs=1, package=package, static=static), options, example, device)
+
+
+def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
     """A package that is kept in memory only."""
-    started, engine = time.perf_counter(), ENGINES[options.engine]
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
-        path = Path(folder) / f"model{PACKAGE_SUFFIXES[engine.name]}"
+        path = Path(folder) / f"model{PACKAGE_SUFFIXES[options.engine]}"
         with torch.inference_mode(mode=False):
-            built = engine.build(model, options, tuple(tensor.clone() for tensor in example), dims, device, path)
-        call = engine.load(path, built.outputs, options, device)
-    return Runner(call, graphs=1, compile_s=time.perf_counter() - started, static=not dims)
+            plain = replace(tier, example=tuple(tensor.clone() for tensor in tier.example))
+            built = ENGINES[options.engine].build(plain, options, path)
+        runner = open_package(path, built.outputs, options, tier.example, tier.device, static=not tier.dims)
+    return replace(runner, compile_s=time.perf_counter() - started)
 
 
-def _compile(model: torch.nn.Module, options: BuildOptions, example: Inputs, dims: DynamicDims) -> Runner:
+def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
     """torch.compile, and a first call of every kind of size, so that nothing is left to compile.
 
     Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then on, and only
@@ -135,15 +134,16 @@ def _compile(model: torch.nn.Module, options: BuildOptions, example: Inputs, dim
     mode = None if options.mode == "default" else options.mode
     if options.cuda_graphs and mode is None:
         mode = "reduce-overhead"
+    dims = tier.dims
     dynamic = bool(dims) or options.dynamic == "always"
     if dynamic:  # a graph would be captured at the first frame of every new size, while that frame waits
         from torch._inductor import config
 
         config.triton.cudagraph_skip_dynamic_graphs = True
-    compiled = torch.compile(model, mode=mode, dynamic=None if dims else dynamic)
-    for usual in warm_up_inputs(example, dims):
+    compiled = torch.compile(tier.model, mode=mode, dynamic=None if dims else dynamic)
+    for usual in tier.inputs_by_size():
         inputs = tuple(tensor.clone() for tensor in usual)  # marks stay on a tensor, and the example is the adapter's
-        for index, spans in from_front(dims, example).items():
+        for index, spans in from_front(dims, tier.example).items():
             for dim, (low, high) in spans.items():
                 if inputs[index].shape[dim] > 1:  # sizes 0 and 1 have a graph of their own
                     torch._dynamo.mark_dynamic(inputs[index], dim, min=max(low, 2), max=high)
@@ -151,20 +151,6 @@ def _compile(model: torch.nn.Module, options: BuildOptions, example: Inputs, dim
     after = _counters()
     made = {key: after[key] - before[key] for key in after}
     return Runner(compiled, made["graphs"], made["breaks"], made["cache_hits"], time.perf_counter() - started)
-
-
-def warm_up_inputs(example: Inputs, dims: DynamicDims) -> list[Inputs]:
-    """The example, and where sizes vary, inputs of the middle, smallest and largest sizes."""
-    if not dims:
-        return [example]
-    found = []
-    for part in (0.5, 0.0, 1.0):
-        sizes = {
-            index: {dim: (round(low + part * (high - low)),) * 2 for dim, (low, high) in spans.items()}
-            for index, spans in dims.items()
-        }
-        found.append(random_inputs(example, 0, sizes))
-    return [*found, example]
 
 
 def _counters() -> dict[str, int]:
@@ -177,14 +163,10 @@ def _counters() -> dict[str, int]:
     }
 
 
-def usable_engines(options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> list[PackageEngine]:
-    """Those that are installed and can do what the options ask for, with these sizes, on this device."""
-    return [engine for engine in ENGINES.values() if not engine.why_not(options, dynamic_dims, device)]
-
-
-def library_of(engines: list[PackageEngine]) -> str:
-    """The `library` of an identity that stands for the choice between engines: another one, another choice."""
-    return ", ".join(engine.version or engine.name for engine in engines)
+def choice_of(tier: BuiltTier, options: BuildOptions) -> tuple[list[PackageEngine], Identity]:
+    """The engines that are installed and can do what the options ask for here; and the identity of a choice of them."""
+    engines = [engine for engine in ENGINES.values() if not engine.why_not(options, tier.dims, tier.device)]
+    return engines, identify(tier, options, ", ".join(engine.version or engine.name for engine in engines))
 
 
 def identity_of(identity: Identity, engine: PackageEngine) -> Identity:

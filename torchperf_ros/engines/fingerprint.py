@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.model_transforms import cpu_flags
-from torchperf_ros.engines.parity import DynamicDims
+from torchperf_ros.engines.parity import DynamicDims, signature_of
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.packages.package_manifest import Identity
 
@@ -30,30 +31,23 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _OF_FX = frozenset(vars(torch.fx.GraphModule({}, torch.fx.Graph())))
 
 
-def identify(
-    model: torch.nn.Module,
-    options: BuildOptions,
-    example: tuple[torch.Tensor, ...],
-    dynamic_dims: DynamicDims,
-    device: torch.device,
-    library: str = "",
-) -> Identity:
+def identify(tier: BuiltTier, options: BuildOptions, library: str = "") -> Identity:
     """The identity of the package that this model would be built into here, by an engine's library and version.
 
     It takes as long as hashing the weights. Options that a package does not depend on do not count.
     """
     plain = BuildOptions()
-    name, capability = machine_facts(device)
+    name, capability = machine_facts(tier.device)
     return Identity(
         torch=torch.__version__,
         device=name,
         capability=capability,
         options=replace(options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs).as_dict(),
-        signature=[signature_of(tensor) for tensor in example],
-        dynamic=declared_dims(dynamic_dims),
-        weights=weights_hash(model),
-        code=code_hash(model),
-        threads=torch.get_num_threads() if device.type == "cpu" else 0,
+        signature=[signature_of(tensor) for tensor in tier.example],
+        dynamic=declared_dims(tier.dims),
+        weights=weights_hash(tier.model),
+        code=code_hash(tier.model),
+        threads=torch.get_num_threads() if tier.device.type == "cpu" else 0,
         library=library,
     )
 
@@ -71,11 +65,6 @@ def machine_facts(device: torch.device) -> tuple[str, str]:
     # packages are compiled with `-march=native`: another CPU may not know all of their instructions
     flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:8]
     return "cpu", f"{torch.backends.cpu.get_cpu_capability()} flags {flags}"
-
-
-def signature_of(tensor: torch.Tensor) -> str:
-    """Type and shape, for example `float32 1x3x256x448`."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
 
 
 def weights_hash(model: torch.nn.Module) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.config.build_options import DISTRIBUTIONS, BuildOptions
+from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.engines.package import load_package
-from torchperf_ros.engines.package_engine import Built, Call, FlatCall, PackageEngine, check_count, exported
+from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, check_count, exported
 from torchperf_ros.engines.parity import DynamicDims
 
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -40,6 +41,7 @@ class OnnxRuntime(PackageEngine):
     """
 
     name = "onnxruntime"
+    distributions = DISTRIBUTIONS["onnxruntime"]
     precisions = {"cpu": ("fp32", "int8_dynamic"), "cuda": _CUDA_PRECISIONS}
     build_distributions = ("onnx", "onnxscript")
 
@@ -54,12 +56,9 @@ class OnnxRuntime(PackageEngine):
         """Half precision; it quantises, lays out and folds by itself."""
         return BuildOptions(precision="fp32" if options.precision == _INT8 else options.precision)
 
-    def convert(
-        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
-        dynamic_dims: DynamicDims, device: torch.device, path: Path,
-    ) -> Built:  # fmt: skip
+    def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export to ONNX, optimise, and save the optimised graph, so that loading it costs no optimisation."""
-        program, built = exported(model, example, dynamic_dims)
+        program, built = exported(tier)
         with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
             plain = Path(folder) / "plain.onnx"
             with warnings.catch_warnings(), quiet_log("torch.onnx"):
@@ -70,13 +69,13 @@ class OnnxRuntime(PackageEngine):
             if options.precision == _INT8:
                 plain = _quantised(plain)
             settings = _onnx_settings()
-            if "TensorrtExecutionProvider" in _providers(options, device):
+            if "TensorrtExecutionProvider" in _providers(options, tier.device):
                 settings.add_session_config_entry("ep.context_enable", "1")  # the built engine inside of the file
                 settings.add_session_config_entry("ep.context_embed_mode", "1")
                 settings.add_session_config_entry("ep.context_file_path", str(path))
             else:
                 settings.optimized_model_filepath = str(path)
-            session = _onnx_session(plain, settings, options, device)
+            session = _onnx_session(plain, settings, options, tier.device)
             check_count(len(session.get_outputs()), built)
         return built
 
@@ -188,24 +187,22 @@ class OpenVino(PackageEngine):
     """
 
     name = "openvino"
+    distributions = DISTRIBUTIONS["openvino"]
     precisions = {"cpu": tuple(_HINTS)}  # int8 would need a library of its own, and calibration data
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
         """Nothing: it converts, lays out and folds by itself."""
         return BuildOptions()
 
-    def convert(
-        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
-        dynamic_dims: DynamicDims, device: torch.device, path: Path,
-    ) -> Built:  # fmt: skip
+    def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export, convert, compile for this processor, and save what it has compiled."""
         openvino = _openvino()
-        program, built = exported(model, example, dynamic_dims)
+        program, built = exported(tier)
         with warnings.catch_warnings():  # of torch, about how it is used
             warnings.simplefilter("ignore")
             converted = openvino.convert_model(program)
-        for index, tensor in enumerate(example):
-            spans = {dim % tensor.dim(): span for dim, span in dynamic_dims.get(index, {}).items()}
+        for index, tensor in enumerate(tier.example):
+            spans = {dim % tensor.dim(): span for dim, span in tier.dims.get(index, {}).items()}
             sizes = [openvino.Dimension(*spans.get(dim, (size, size))) for dim, size in enumerate(tensor.shape)]
             converted.inputs[index].get_node().set_partial_shape(openvino.PartialShape(sizes))
         converted.validate_nodes_and_infer_types()
@@ -260,22 +257,20 @@ class TensorRt(PackageEngine):
     """
 
     name = "tensorrt"
+    distributions = DISTRIBUTIONS["tensorrt"]
     precisions = {"cuda": _CUDA_PRECISIONS}  # int8 would need calibration data
     dynamic = False
 
-    def convert(
-        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
-        dynamic_dims: DynamicDims, device: torch.device, path: Path,
-    ) -> Built:  # fmt: skip
+    def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export, have TensorRT build its parts, and package the whole."""
         import torch_tensorrt
 
-        program, built = exported(model, example, dynamic_dims)
+        program, built = exported(tier)
         graph = torch_tensorrt.dynamo.compile(
-            program, arg_inputs=list(example), device=device, use_explicit_typing=True,
+            program, arg_inputs=list(tier.example), device=tier.device, use_explicit_typing=True,
             disable_tf32=options.precision != "tf32",
         )  # fmt: skip
-        torch_tensorrt.save(graph, str(path), output_format="aot_inductor", arg_inputs=list(example), retrace=True)
+        torch_tensorrt.save(graph, str(path), output_format="aot_inductor", arg_inputs=list(tier.example), retrace=True)
         return Built(built.graph)  # the file says how outputs are nested
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:

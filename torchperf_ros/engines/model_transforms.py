@@ -162,26 +162,20 @@ def _why_not_channels_last(model: nn.Module) -> str:
 
 def _why_not_precision(model: nn.Module, precision: str, device: torch.device) -> str:
     if precision == "tf32":
-        if device.type != "cuda":
-            return "CUDA only"
-        return "" if torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY else "this GPU has no tf32"
+        has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
+        return "" if has else "this GPU has no tf32" if device.type == "cuda" else "CUDA only"
     if precision in INT8_PRECISIONS:
         return why_no_int8() if _has_linear(model) else "no nn.Linear layer"
-    return _why_not_half(model, precision, device) if precision in _HALF else ""
-
-
-def _why_not_half(model: nn.Module, precision: str, device: torch.device) -> str:
+    if precision not in _HALF or _HALF[precision] in _float_types(model):
+        return f"the model is {precision} already" if precision in _HALF else ""
     if not _float_types(model):
         return "no floating-point weights"
-    if _HALF[precision] in _float_types(model):
-        return f"the model is {precision} already"
     if device.type == "cuda":
         slow = precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False)
         return "this GPU has no bf16 instructions; it would run, but slowly" if slow else ""
     known = _CPU_INSTRUCTIONS[precision]
-    if cpu_flags().isdisjoint(known):
-        return f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly"
-    return ""
+    slow = cpu_flags().isdisjoint(known)
+    return f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly" if slow else ""
 
 
 def cpu_flags() -> frozenset[str]:
@@ -219,8 +213,8 @@ def _fold(model: nn.Module) -> None:
         assert isinstance(norm, _NORMS)
         with torch.no_grad():
             fused = fuse_conv_bn_eval(conv, norm, transpose=isinstance(conv, _TRANSPOSED))
-        _replace(model, conv_name, fused)
-        _replace(model, norm_name, nn.Identity())
+        model.set_submodule(conv_name, fused)
+        model.set_submodule(norm_name, nn.Identity())
 
 
 def _neighbours(module: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
@@ -242,21 +236,18 @@ def _neighbours(module: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _may_fold(model: nn.Module, conv_name: str, norm_name: str, names: Counter[int]) -> bool:
-    conv, norm = model.get_submodule(conv_name), model.get_submodule(norm_name)
-    if type(conv) not in _CONVOLUTIONS or type(norm) not in _NORMS or conv.training or norm.training:
+    conv, norm = pair = model.get_submodule(conv_name), model.get_submodule(norm_name)
+    if type(conv) not in _CONVOLUTIONS or type(norm) not in _NORMS:
         return False
-    if not isinstance(norm.running_mean, torch.Tensor) or not isinstance(norm.running_var, torch.Tensor):
-        return False  # it normalises by each batch's own statistics
-    if isinstance(conv, _TRANSPOSED) and conv.groups != 1:
-        return False  # fuse_conv_bn_eval scales the wrong axis of a grouped transposed weight
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (conv, norm))
-    parametrised = any(torch.nn.utils.parametrize.is_parametrized(module) for module in (conv, norm))
-    return not hooked and not parametrised and names[id(conv)] == names[id(norm)] == 1
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, module)
+    own_statistics = not isinstance(norm.running_mean, torch.Tensor) or not isinstance(norm.running_var, torch.Tensor)
+    # fuse_conv_bn_eval scales the wrong axis of a grouped transposed weight
+    grouped = isinstance(conv, _TRANSPOSED) and conv.groups != 1
+    plain = not any(
+        module.training or module._forward_hooks or module._forward_pre_hooks or names[id(module)] != 1
+        or torch.nn.utils.parametrize.is_parametrized(module)
+        for module in pair
+    )  # fmt: skip
+    return plain and not own_statistics and not grouped
 
 
 def why_no_int8() -> str:
@@ -272,8 +263,7 @@ def _quantize(model: nn.Module, precision: str) -> None:
     int8_weight multiplies in the input's type; int8_dynamic rounds inputs to int8, too, with a scale per row.
     """
     if reason := why_no_int8():
-        msg = f"parameter precision: {precision!r} cannot be used: {reason}"
-        raise ConfigError(msg)
+        raise ConfigError(f"parameter precision: {precision!r} cannot be used: {reason}")
     with quiet_log("torchao", "torch.utils._pytree"):  # it warns of kernels for other machines
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
     config = {"int8_weight": Int8WeightOnlyConfig, "int8_dynamic": Int8DynamicActivationInt8WeightConfig}[precision]

@@ -1,7 +1,8 @@
 """How the shapes of a model's outputs follow from those of its inputs, learned by running it."""
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -9,18 +10,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.shape_options import Shapes
+from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.parity import random_inputs, tensors_in
 from torchperf_ros.engines.shape_buckets import Axis, with_sizes
 from torchperf_ros.frame.errors import TorchperfError
-
-Model: TypeAlias = Callable[..., Any]
-"""Takes input tensors, returns a nest of tensors."""
 
 Crop: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 """Per output tensor: (dimension, size to keep) of what follows an axis."""
 
 _RULE_CHECKS = 5
-_JOINT_CHECKS = 3
 
 
 class ShapesRefused(TorchperfError):
@@ -49,11 +47,6 @@ class SizeRule:
     def __call__(self, size: int) -> int:
         """The output's size for an input's."""
         return self.base + self.multiple * ((size - self.first) // self.stride)
-
-    @property
-    def constant(self) -> bool:
-        """Whether the output does not follow the input."""
-        return self.multiple == 0
 
     @classmethod
     def learn(cls, size_of: Callable[[int], int], low: int, high: int) -> "SizeRule | None":
@@ -91,10 +84,8 @@ def _next_growth(size_of: Callable[[int], int], start: int, high: int) -> int | 
         if above == high:
             return None
         below, step = above, 2 * step
-    while above - below > 1:
-        middle = (above + below) // 2
-        below, above = (middle, above) if size_of(middle) == at_start else (below, middle)
-    return above
+    between = range(below + 1, above)
+    return below + 1 + bisect_left(between, True, key=lambda size: size_of(size) != at_start)
 
 
 @dataclass(frozen=True)
@@ -108,8 +99,8 @@ class OutputSizes:
     follows: tuple[dict[int, tuple[Axis, SizeRule]], ...] = ()
 
     @classmethod
-    def learn(cls, model: Model, example: tuple[torch.Tensor, ...], axes: Sequence[Axis]) -> "OutputSizes":
-        """Run the model on sizes of each axis alone, then of all together.
+    def learn(cls, model: Call, example: Inputs, axes: Sequence[Axis]) -> "OutputSizes":
+        """Run the model on sizes of each axis alone; that they hold together, a comparison with eager has to show.
 
         Raises:
             ShapesRefused: an output's size follows from several axes, or by no rule; the message says which.
@@ -128,39 +119,20 @@ class OutputSizes:
                     raise ShapesRefused(msg)
             return asked[sizes]
 
-        def follow(output: int, dim: int) -> Iterator[tuple[Axis, SizeRule]]:
-            for number, axis in enumerate(axes):
-                before, after = usual[:number], usual[number + 1 :]
-                rule = SizeRule.learn(lambda n: ask((*before, n, *after))[output][dim], axis.low, axis.high)  # noqa: B023
-                if rule is None:
-                    msg = f"the size of dimension {dim} of output {output} follows by no known rule from {axis}"
-                    raise ShapesRefused(msg)
-                if not rule.constant:
-                    yield axis, rule
-
         learned: list[dict[int, tuple[Axis, SizeRule]]] = []
         for output, shape in enumerate(ask(usual)):
             learned.append({})
-            for dim in range(len(shape)):
-                found = list(follow(output, dim))
-                if len(found) > 1:
-                    names = " and ".join(str(axis) for axis, _ in found)
-                    msg = f"the size of dimension {dim} of output {output} follows from both {names}"
-                    raise ShapesRefused(msg)
-                if found:
-                    learned[output][dim] = found[0]
-        sizes = cls(tuple(learned))
-        drawn = random.Random(0)
-        for _ in range(_JOINT_CHECKS):
-            together = tuple(drawn.randint(axis.low, axis.high) for axis in axes)
-            followed = [list(shape) for shape in ask(usual)]
-            for shape_of_one, kept in zip(followed, sizes.crop(with_sizes(base, axes, together)), strict=True):
-                for dim, size in kept:
-                    shape_of_one[dim] = size
-            if followed != [list(shape) for shape in ask(together)]:
-                msg = f"outputs of sizes {together} have the shapes {ask(together)}; each size alone gives {followed}"
-                raise ShapesRefused(msg)
-        return sizes
+            for dim, (number, axis) in itertools.product(range(len(shape)), enumerate(axes)):
+                before, after = usual[:number], usual[number + 1 :]
+                rule = SizeRule.learn(lambda n: ask((*before, n, *after))[output][dim], axis.low, axis.high)  # noqa: B023
+                what = f"the size of dimension {dim} of output {output} follows"
+                if rule is None:
+                    raise ShapesRefused(f"{what} by no known rule from {axis}")
+                if rule.multiple and dim in learned[output]:
+                    raise ShapesRefused(f"{what} from both {learned[output][dim][0]} and {axis}")
+                if rule.multiple:
+                    learned[output][dim] = axis, rule
+        return cls(tuple(learned))
 
     def crop(self, shapes: Shapes) -> Crop:
         """What of each output belongs to inputs of these shapes."""
@@ -186,7 +158,7 @@ def shapes_of(tensors: Any) -> Shapes:  # noqa: ANN401 - any iterable of tensors
     return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
-def draw(example: tuple[torch.Tensor, ...], shapes: Shapes, seed: int) -> tuple[torch.Tensor, ...]:
+def draw(example: Inputs, shapes: Shapes, seed: int) -> Inputs:
     """Random inputs like the example in these shapes."""
     sizes = {index: {dim: (size, size) for dim, size in enumerate(shape)} for index, shape in enumerate(shapes)}
     return random_inputs(example, seed, sizes)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package_engine import Built, Call, PackageEngine, export, writes_to_buffers
+from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, writes_to_buffers
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.packages.package_manifest import PackageError
@@ -22,7 +24,7 @@ _READ_ONLY: Final = re.compile(
     r"^(\w+)-(\w+) r--p [^\n]*/aotinductor/[^\n]*\n(?:[A-Z][^\n]*\n)*?Anonymous: +0 kB", re.MULTILINE
 )  # of the files that a package unpacks to
 _CUDA_HEADER = "cuda_runtime_api.h"
-_VARIANT_SECONDS = 0.5
+_VARIANT_SECONDS, _ROUNDS = 0.5, (5, 200)
 
 
 class Aoti(PackageEngine):
@@ -30,12 +32,9 @@ class Aoti(PackageEngine):
 
     name = "aoti"
 
-    def convert(
-        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
-        dynamic_dims: DynamicDims, device: torch.device, path: Path,
-    ) -> Built:  # fmt: skip
+    def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export and compile."""
-        return build_package(model, example, dynamic_dims, path)
+        return build_package(tier.model, tier.example, tier.dims, path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
         """Load it; the file knows how outputs are nested."""
@@ -74,7 +73,7 @@ def build_package(
         if first_error is not None and not calls:
             raise first_error
         with torch.inference_mode():
-            found = time_interleaved(calls, device, seconds=_VARIANT_SECONDS)
+            found = time_interleaved(calls, device, seconds=_VARIANT_SECONDS, rounds=_ROUNDS)
         times_ms = {name: timing.median_ms for name, timing in found.items()}
         ranked = sorted(times_ms, key=lambda name: times_ms[name])
         files[ranked[0]].rename(path)
@@ -116,11 +115,10 @@ def check_toolkit() -> None:
         folders = []
     if not any(Path(folder, _CUDA_HEADER).is_file() for folder in folders):
         where = ", ".join(folders) or "no toolkit was found"
-        msg = (
+        raise PackageError(
             f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA toolkit "
             "or set CUDA_HOME, or build them on a machine with the same card and torch"
         )
-        raise PackageError(msg)
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
@@ -131,17 +129,13 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
     graph permits.
 
     Raises:
-        PackageError: torch cannot load the file.
+        Exception: whatever torch raises where it cannot load the file.
     """
     index = -1 if device.type == "cpu" else device.index or 0
-    try:
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
-        specification = loader.get_call_spec()[1]
-    except (RuntimeError, IndexError) as error:
-        msg = f"package {path} cannot be loaded by torch {torch.__version__}: {str(error).splitlines()[0]}"
-        raise PackageError(msg) from error
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
+    tree = pytree.treespec_loads(loader.get_call_spec()[1])
     _give_back_constants()
-    return _caller(loader.boxed_run, specification)
+    return nested(lambda *inputs: loader.boxed_run(list(inputs)), tree)
 
 
 def _give_back_constants() -> None:
@@ -157,12 +151,3 @@ def _give_back_constants() -> None:
     for start, end in _READ_ONLY.findall(mappings):
         first, behind = int(start, 16), int(end, 16)
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(behind - first), _MADV_DONTNEED)
-
-
-def _caller(boxed_run: Callable[[list[torch.Tensor]], list[torch.Tensor]], specification: str) -> Callable[..., Any]:
-    from torch.utils._pytree import tree_unflatten, treespec_loads
-
-    tree = treespec_loads(specification)
-    if tree.is_leaf():
-        return lambda *inputs: boxed_run(list(inputs))[0]
-    return lambda *inputs: tree_unflatten(boxed_run(list(inputs)), tree)

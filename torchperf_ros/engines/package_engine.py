@@ -4,20 +4,20 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import DISTRIBUTIONS, PRECISIONS, BuildOptions, installed
+from torchperf_ros.config.build_options import PRECISIONS, BuildOptions, installed
+from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.packages.package_manifest import PackageError
 
-Call = Callable[..., Any]
 FlatCall = Callable[..., Sequence[torch.Tensor]]
 
 _FEWEST = 2  # torch.export takes sizes of 0 and 1 for constants
@@ -47,12 +47,14 @@ class PackageEngine(ABC):
 
     Attributes:
         name: as the parameter `engine` has it.
+        distributions: names under which pip may know its library; none where torch is all.
         build_distributions: what only a build needs, all of them.
         precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
         dynamic: whether sizes may vary.
     """
 
     name: ClassVar[str]
+    distributions: ClassVar[tuple[str, ...]] = ()
     build_distributions: ClassVar[tuple[str, ...]] = ()
     precisions: ClassVar[Mapping[str, Sequence[str]]] = {"cpu": PRECISIONS, "cuda": PRECISIONS}
     dynamic: ClassVar[bool] = True
@@ -61,11 +63,6 @@ class PackageEngine(ABC):
     def version(self) -> str:
         """The library with its version, for example `openvino 2026.4.1`; "" where torch is all, or it is absent."""
         return installed(self.distributions)
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        """Names under which pip may know its library; none where torch is all."""
-        return DISTRIBUTIONS.get(self.name, ())
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
         """Why it cannot run what these options describe here; empty: it can. Nothing is imported for that."""
@@ -90,23 +87,20 @@ class PackageEngine(ABC):
         if why := self.why_not(options, dynamic_dims, device):
             raise EngineUnavailable(why)
 
-    def build(
-        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
-        dynamic_dims: DynamicDims, device: torch.device, path: Path,
-    ) -> Built:  # fmt: skip
+    def build(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export a model, which stays as it is, and build the file `path`; call it outside of inference mode.
 
         Raises:
             EngineUnavailable: it cannot run this here.
             Exception: whatever torch or the library raises where it cannot export or compile the model.
         """
-        self.check(options, dynamic_dims, device)
+        self.check(options, tier.dims, tier.device)
         for distribution in self.build_distributions:
             if not installed([distribution]):
                 raise EngineUnavailable(self._needs(distribution))
-        prepared = transform(model, self.for_model(options), device)
-        with matrix_precision(options.precision, device):
-            return self.convert(prepared, options, example, dynamic_dims, device, path)
+        prepared = transform(tier.model, self.for_model(options), tier.device)
+        with matrix_precision(options.precision, tier.device):
+            return self.convert(replace(tier, model=prepared), options, path)
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
         """Load a package that was checked, as it may be native code; `outputs` is what its build gave of them.
@@ -116,23 +110,21 @@ class PackageEngine(ABC):
         """
         try:
             call = self.open(path, options, device)
-        except PackageError:
-            raise
         except Exception as error:  # the library's boundary
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             msg = f"package {path} cannot be loaded by {self.version or 'torch ' + torch.__version__}: {text}"
             raise PackageError(msg) from error
-        return nested(call, outputs)
+        if not outputs:
+            return call
+        nest = json.loads(outputs)
+        return nested(call, pytree.treespec_loads(nest["tree"]), [(int(i), v) for i, v in nest["constants"].items()])
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
         """What of the options is done to the model before the library has it; the rest is the library's to do."""
         return options
 
     @abstractmethod
-    def convert(
-        self, model: torch.nn.Module, options: BuildOptions, example: tuple[torch.Tensor, ...],
-        dynamic_dims: DynamicDims, device: torch.device, path: Path,
-    ) -> Built:  # fmt: skip
+    def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Build the file from a model that is prepared."""
 
     @abstractmethod
@@ -174,38 +166,29 @@ def writes_to_buffers(program: torch.export.ExportedProgram) -> bool:
     return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)  # before, views hide what is written
 
 
-def exported(
-    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims
-) -> tuple[torch.export.ExportedProgram, Built]:
+def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
     """The model as one graph, and what there is to say about it, for engines that convert such a graph.
 
     Raises:
         EngineUnavailable: it writes to its buffers, or returns what is neither a tensor nor a plain value.
     """
-    program = export(model, example, dynamic_dims)
+    program = export(tier.model, tier.example, tier.dims)
     signature, spec = program.graph_signature, program.call_spec.out_spec
     if writes_to_buffers(program):
-        msg = "the model writes to its buffers, which only the engines eager, compile and aoti can"
-        raise EngineUnavailable(msg)
+        raise EngineUnavailable("the model writes to its buffers, which only the engines eager, compile and aoti can")
     constants = {}
     for index, output in enumerate(signature.output_specs):
         if isinstance(output.arg, torch.export.graph_signature.ConstantArgument):
             constants[index] = output.arg.value
         elif not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
-            msg = f"output {index} is {type(output.arg).__name__}, no tensor"
-            raise EngineUnavailable(msg)
+            raise EngineUnavailable(f"output {index} is {type(output.arg).__name__}, no tensor")
     assert spec is not None
     outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "constants": constants})
     return program, Built(hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs)
 
 
-def nested(call: FlatCall, outputs: str) -> Call:
-    """The call with its flat outputs nested as the model has them; the same call where nothing is said of them."""
-    if not outputs:
-        return call
-    nest = json.loads(outputs)
-    tree = pytree.treespec_loads(nest["tree"])
-    constants = [(int(index), value) for index, value in nest["constants"].items()]
+def nested(call: FlatCall, tree: pytree.TreeSpec, constants: Sequence[tuple[int, Any]] = ()) -> Call:
+    """The call with its flat outputs nested as the model has them, with its plain values at their places."""
     if tree.is_leaf() and not constants:
         return lambda *inputs: call(*inputs)[0]
 
@@ -227,5 +210,4 @@ def check_count(found: int, built: Built) -> None:
     nest = json.loads(built.outputs)
     wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["constants"])
     if found != wanted:
-        msg = f"the converted model has {found} outputs; the model has {wanted}"
-        raise EngineUnavailable(msg)
+        raise EngineUnavailable(f"the converted model has {found} outputs; the model has {wanted}")

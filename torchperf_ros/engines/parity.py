@@ -1,8 +1,8 @@
 """Whether two ways to run a model give the same answer: relative L2, cosine and largest error against thresholds."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,9 +30,12 @@ class Parity:
     cosine: float
     max_error: float
 
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return asdict(self)
+    def worse(self, other: "Parity") -> "Parity":
+        """The worse of the two in each figure."""
+        return Parity(
+            max(self.relative_l2, other.relative_l2), min(self.cosine, other.cosine),
+            max(self.max_error, other.max_error),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         """In one line, as messages and tables show it."""
@@ -58,13 +61,10 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
     Raises:
         ParityError: another nesting, number of tensors, type, shape, or value that is no tensor.
     """
-    layouts = [_layout(outputs) for outputs in (found, expected)]
-    if layouts[0] != layouts[1]:
-        msg = f"outputs are {layouts[0]}; eager gives {layouts[1]}"
-        raise ParityError(msg)
-    pairs = zip(_flat(expected), _flat(found), strict=True)
+    if (found_layout := _layout(found)) != (layout := _layout(expected)):
+        raise ParityError(f"outputs are {found_layout}; eager gives {layout}")
     square_error = square_expected = square_found = dot = worst = 0.0
-    for reference, other in pairs:
+    for reference, other in zip(_flat(expected), _flat(found), strict=True):
         if not reference.numel():
             continue
         wild = ~torch.isfinite(reference)
@@ -93,8 +93,7 @@ def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
     parity, limit = measure(expected, found), LIMITS[precision]
     near = parity.relative_l2 <= limit.relative_l2 and parity.max_error <= limit.max_error
     if not near or parity.cosine < limit.cosine:
-        msg = f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}"
-        raise ParityError(msg)
+        raise ParityError(f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}")
     return parity
 
 
@@ -126,21 +125,16 @@ def check_engine(
         if not any(True for _ in tensors_in(pair[0])):
             msg = f"outputs cannot be compared: eager gives {_layout(pair[0])}, no tensors in tuples, lists and dicts"
             raise ParityError(msg)
-        parity = check(*pair, precision)
-        worst = Parity(
-            max(worst.relative_l2, parity.relative_l2),
-            min(worst.cosine, parity.cosine),
-            max(worst.max_error, parity.max_error),
-        )
+        worst = worst.worse(check(*pair, precision))
         found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
     (first, first_found), (second, second_found) = found[:2]
-    if _same(first_found, second_found) and not _same(first, second):
-        msg = "outputs do not depend on the inputs; eager's do"
-        raise ParityError(msg)
+    if same(first_found, second_found) and not same(first, second):
+        raise ParityError("outputs do not depend on the inputs; eager's do")
     return worst
 
 
-def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Whether they hold the same values."""
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -177,8 +171,7 @@ def _like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generat
     if tensor.dtype is torch.bool:
         return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004 - mostly set, as masks are
     if tensor.is_complex():
-        parts = (_like(part, shape, generator) for part in (tensor.real, tensor.imag))
-        return torch.complex(*parts)
+        return torch.complex(*(_like(part, shape, generator) for part in (tensor.real, tensor.imag)))
     if tensor.is_floating_point():
         values = tensor.detach().float().cpu()
         values = values[values.isfinite()]
@@ -189,8 +182,7 @@ def _like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generat
     low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
     if low == high and tensor.dtype is torch.uint8:  # pixels; other integers may be indices, which have to stay valid
         low, high = 0, 255
-    drawn = torch.randint(low, high + 1, shape, generator=generator)
-    return drawn.to(tensor.device, tensor.dtype)
+    return torch.randint(low, high + 1, shape, generator=generator).to(tensor.device, tensor.dtype)
 
 
 def _flat(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
@@ -198,16 +190,20 @@ def _flat(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return [tensor.detach().to("cpu", torch.float64) for tensor in tensors]
 
 
+def signature_of(tensor: torch.Tensor) -> str:
+    """Type and shape, for example `float32 1x3x256x448`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
+
+
 def _layout(outputs: Any) -> str:  # noqa: ANN401
     """How outputs are nested, with type and shape of each tensor."""
     if isinstance(outputs, torch.Tensor):
-        return f"{str(outputs.dtype).removeprefix('torch.')} {'x'.join(map(str, outputs.shape)) or 'scalar'}"
+        return signature_of(outputs)
     if isinstance(outputs, dict):
         return f"{{{', '.join(f'{key!r}: {_layout(value)}' for key, value in outputs.items())}}}"
-    if isinstance(outputs, list):
-        return f"[{', '.join(map(_layout, outputs))}]"
-    if isinstance(outputs, tuple):
-        return f"({', '.join(map(_layout, outputs))})"
+    if isinstance(outputs, (tuple, list)):
+        inner = ", ".join(map(_layout, outputs))
+        return f"[{inner}]" if isinstance(outputs, list) else f"({inner})"
     return repr(outputs) if isinstance(outputs, (bool, int, float, str, type(None))) else type(outputs).__name__
 
 

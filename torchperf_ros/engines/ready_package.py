@@ -7,8 +7,9 @@ import torch
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.engine import ENGINES, Runner
-from torchperf_ros.engines.fingerprint import declared_dims, machine_facts, signature_of
-from torchperf_ros.engines.parity import DynamicDims, random_inputs, tensors_in
+from torchperf_ros.engines.fingerprint import declared_dims, machine_facts
+from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, signature_of, tensors_in
+from torchperf_ros.frame.errors import one_line
 from torchperf_ros.packages.package_cache import find_package
 from torchperf_ros.packages.package_manifest import Manifest, PackageError, check_package, file_sha256, manifest_path
 
@@ -53,8 +54,7 @@ def load_ready_package(
     engine = ENGINES[options.engine]
     engine.check(options, {}, device)
     if identity and identity.library != engine.version:
-        msg = f"package {path} was built by {identity.library}; here is {engine.version}"
-        raise PackageError(msg)
+        raise PackageError(f"package {path} was built by {identity.library}; here is {engine.version}")
     call = engine.load(path, manifest.outputs if manifest else "", options, device)
     drawn, outputs = [random_inputs(example, seed) for seed in (1, 2)], []
     for inputs in drawn:
@@ -62,21 +62,15 @@ def load_ready_package(
             outputs.append([tensor.clone() for tensor in tensors_in(call(*inputs))])
         except RuntimeError as error:
             shapes = ", ".join(signature_of(tensor) for tensor in inputs)
-            msg = f"package {path} does not run on the adapter's inputs ({shapes}): {str(error).splitlines()[0]}"
+            msg = f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
             raise PackageError(msg) from error
     if not all(bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()):
-        msg = f"package {path} gives NaN or Inf on random inputs like the adapter's example"
-        raise PackageError(msg)
+        raise PackageError(f"package {path} gives NaN or Inf on random inputs like the adapter's example")
     numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]  # classes may agree
-    if numbers[0] and _same(*numbers) and not _same(*drawn):
-        msg = f"package {path} gives the same outputs whatever its inputs"
-        raise PackageError(msg)
+    if numbers[0] and same(*numbers) and not same(*drawn):
+        raise PackageError(f"package {path} gives the same outputs whatever its inputs")
     model, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
     return Runner(call, graphs=1, package=file_sha256(path)[:32], model=model, static=static, engine=engine.name)
-
-
-def _same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _check_hash(path: Path, device: torch.device, example: tuple[torch.Tensor, ...]) -> Manifest | None:
@@ -88,8 +82,7 @@ def _check_hash(path: Path, device: torch.device, example: tuple[torch.Tensor, .
         here = [torch.__version__, name, capability, *map(signature_of, example)]
         built = [identity.torch, identity.device, identity.capability, *identity.signature]
         if here != built:
-            msg = f"package {path} was built for {'; '.join(built)}; this is {'; '.join(here)}"
-            raise PackageError(msg)
+            raise PackageError(f"package {path} was built for {'; '.join(built)}; this is {'; '.join(here)}")
         return manifest
     beside = path.with_name(f"{path.name}.sha256")
     digest = file_sha256(path)

@@ -45,11 +45,10 @@ def axes_of(dynamic_dims: Mapping[int, Mapping[int, tuple[int, int]]], example: 
                 raise AdapterError(msg)
             size = example[index][dim]
             if not 1 <= low <= size <= high:
-                msg = (
+                raise AdapterError(
                     f"dynamic_dims: range {low} to {high} of dimension {dim} of input {index}; it has to be at least 1"
                     f" and hold the example's size, {size}"
                 )
-                raise AdapterError(msg)
             dim %= len(example[index])  # noqa: PLW2901 - counted from the end, as torch allows
             places.setdefault((dim, low, high), []).append((index, dim))
     return tuple(Axis(low, high, tuple(where)) for (_, low, high), where in places.items())
@@ -75,12 +74,11 @@ def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Sh
         enough = 2 * width
         while _bucket_count(axes, enough) > MOST_SHAPES and enough < max(axis.high for axis in axes):
             enough *= 2
-        msg = (
+        raise ConfigError(
             f"parameter bucket_width: {width} makes {_bucket_count(axes, width)} buckets of"
             f" {'; '.join(map(str, axes))}; at most {MOST_SHAPES} are prepared:"
             f" {enough} makes {_bucket_count(axes, enough)}, or use the policy dynamic"
         )
-        raise ConfigError(msg)
     every = itertools.product(*(bucket_sizes(axis.low, axis.high, width) for axis in axes))
     return tuple(with_sizes(example, axes, sizes) for sizes in every)
 

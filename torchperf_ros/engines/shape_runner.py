@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,15 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.shape_options import ShapeOptions, Shapes, format_shapes
-from torchperf_ros.engines.output_sizes import (
-    Crop,
-    Model,
-    OutputSizes,
-    ShapesRefused,
-    cropped,
-    draw,
-    shapes_of,
-)
+from torchperf_ros.engines.built_tier import Call, Inputs
+from torchperf_ros.engines.output_sizes import Crop, OutputSizes, ShapesRefused, cropped, draw, shapes_of
 from torchperf_ros.engines.parity import DynamicDims, ParityError, check, tensors_in
 from torchperf_ros.engines.shape_buckets import (
     Axis,
@@ -31,7 +24,7 @@ from torchperf_ros.engines.shape_buckets import (
     with_sizes,
     within,
 )
-from torchperf_ros.frame.errors import BadInput, ConfigError, TorchperfError
+from torchperf_ros.frame.errors import BadInput, ConfigError, one_line
 
 _MOST_PLANS = 4096
 _MOST_BUFFER_BYTES = 256 << 20
@@ -41,8 +34,6 @@ _COMPARED = 8  # buckets whose results are compared with eager's
 _MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
 _ALIGNMENT = 16  # bytes; compiled code may assume it of its inputs
-
-Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -69,12 +60,13 @@ class ShapeCounters:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What runs inputs of one layout; the elements are those of a hit's inputs."""
+    """What runs inputs of one layout, and what that counts as; the elements are those of a hit's inputs."""
 
-    call: Model
-    hit: bool
+    call: Call
+    hit: bool = False
     valid_elements: int = 0
     run_elements: int = 0
+    chunked: bool = False
 
 
 class ShapeRunner:
@@ -95,8 +87,8 @@ class ShapeRunner:
 
     def __init__(
         self,
-        run: Model,
-        eager: Model | None,
+        run: Call,
+        eager: Call | None,
         options: ShapeOptions,
         dynamic_dims: DynamicDims,
         example: Inputs,
@@ -139,36 +131,45 @@ class ShapeRunner:
         """Outputs of the inputs, whatever their shape."""
         return self.call_for(inputs)(*inputs)
 
-    def call_for(self, inputs: Inputs) -> Model:
+    def call_for(self, inputs: Inputs) -> Call:
         """What runs these inputs, counted as a frame: for a prepared shape the engine itself."""
-        key = tuple([(t.shape, t.stride(), t.dtype, t.is_inference()) for t in inputs])
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._plan(inputs)
-        counters = self.counters
+        plan, counters = self._plan_of(inputs), self.counters
         if plan.hit:
             counters.hits += 1
             counters.valid_elements += plan.valid_elements
             counters.run_elements += plan.run_elements
         else:
             counters.misses += 1
+        counters.chunked += plan.chunked
         return plan.call
+
+    def _plan_of(self, inputs: Inputs) -> _Plan:
+        key = tuple([(t.shape, t.stride(), t.dtype, t.is_inference()) for t in inputs])
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(inputs)
+        return plan
 
     def _plan(self, inputs: Inputs) -> _Plan:
         """What to do with inputs of a layout that was not seen lately."""
-        shapes = shapes_of(inputs)
-        if self._batches and self._batches.size(shapes) > self._batches.most:
-            return _Plan(self._run_in_parts, hit=True)
-        target = self._target(shapes)
-        if target is None or [t.dtype for t in inputs] != [t.dtype for t in self._example]:
-            return _Plan(self._eager or _no_eager, hit=False)
-        call = self._run
-        if target != shapes or not all(map(_is_laid_out_like, inputs, self._example)):
-            crop = () if target == shapes else self._output_sizes.crop(shapes)
-            call = partial(self._run_held, self._run, target, crop)
-        return _Plan(call, True, _elements(shapes), _elements(target))
+        shapes, call = shapes_of(inputs), self._run
+        parts = self._batches.parts(shapes) if self._batches else [shapes]
+        targets = [self._target(part) for part in parts]
+        known = [target for target in targets if target is not None]
+        if len(known) < len(parts) or [t.dtype for t in inputs] != [t.dtype for t in self._example]:
+            plan = _Plan(self._eager or _no_eager)
+        else:
+            if known[0] != shapes or not all(map(_is_laid_out_like, inputs, self._example)):
+                crop = () if known[0] == shapes else self._output_sizes.crop(shapes)
+                call = partial(self._run_held, self._run, known[0], crop)
+            plan = _Plan(call, True, sum(map(_elements, parts)), sum(map(_elements, known)))
+        if self._batches and len(parts) > 1:
+            return replace(
+                plan, call=partial(self._batches.run, lambda *part: self._plan_of(part).call(*part)), chunked=True
+            )
+        return plan
 
     def _target(self, shapes: Shapes) -> Shapes | None:
         """The shapes that the engine runs for a frame's; None where none are prepared."""
@@ -181,20 +182,10 @@ class ShapeRunner:
         bucket = self._bucket(shapes)
         return bucket if bucket in self._warm else None
 
-    def _run_held(self, run: Model, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
+    def _run_held(self, run: Call, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
         """Copy the inputs into the target's buffers, run, and crop."""
         outputs = run(*self._buffers.hold(target, inputs))
         return cropped(outputs, crop) if crop else outputs
-
-    def _run_in_parts(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
-        """The parts one after the other; the frame, which was counted as a hit, is one where all of them are."""
-        assert self._batches
-        counters = self.counters
-        hits, misses = counters.hits - 1, counters.misses
-        outputs = self._batches.run(self, inputs)
-        missed = counters.misses > misses
-        counters.hits, counters.misses, counters.chunked = hits + (not missed), misses + missed, counters.chunked + 1
-        return outputs
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -210,13 +201,15 @@ class ShapeRunner:
                 self._batches.learn(self._eager or _no_eager, self._example, self._precision)
             except Exception as error:  # the user's model runs here, on sizes that it may not take
                 self._batches = None
-                self.notes.append(f"max_batch {self._options.max_batch}: batches are not run in chunks: {_text(error)}")
+                self.notes.append(
+                    f"max_batch {self._options.max_batch}: batches are not run in chunks: {one_line(error)}"
+                )
         for policy in {"bucket": ("bucket", "dynamic"), "dynamic": ("dynamic",)}.get(self._options.policy, ()):
             before = len(self.notes)
             try:
                 self._prepare(policy)
             except Exception as error:  # likewise
-                self.notes[before:] = [f"shapes: the policy {policy} cannot be used: {_text(error)}"]
+                self.notes[before:] = [f"shapes: the policy {policy} cannot be used: {one_line(error)}"]
             else:
                 return
         self._prepare("exact")
@@ -252,10 +245,10 @@ class ShapeRunner:
             refused = "there is no eager model to compare padded results with"
         if refused:
             raise ShapesRefused(refused)
-        buckets: tuple[Shapes, ...] = ()
+        buckets: list[Shapes] = []
         if policy == "bucket" and self._eager:
-            inside = (s for s in self.shapes if within(s, self._bounded_axes, self._usual))
-            buckets = tuple(shapes for shapes in inside if self._bucket(shapes) == shapes)
+            inside = (shapes for shapes in self.shapes if within(shapes, self._bounded_axes, self._usual))
+            buckets = [shapes for shapes in inside if self._bucket(shapes) == shapes]
             self._output_sizes = OutputSizes.learn(self._eager, self._example, self._bounded_axes)
             for bucket in _spread(buckets, _COMPARED_FIRST):
                 self._compare_padded(self._eager, bucket)
@@ -265,7 +258,7 @@ class ShapeRunner:
             except Exception as error:  # the user's model runs here, on sizes that it may not take
                 if shapes == self._usual:
                     raise
-                self.notes.append(f"common_shapes: {format_shapes(shapes)!r} is left to eager: {_text(error)}")
+                self.notes.append(f"common_shapes: {format_shapes(shapes)!r} is left to eager: {one_line(error)}")
         for shapes in _dynamic_draws(self._usual, self._bounded_axes) if policy == "dynamic" else ():
             self._warm_up(shapes)
         compared = _spread(buckets, _COMPARED)
@@ -286,7 +279,7 @@ class ShapeRunner:
             check(self._eager(*inputs), found, self._precision)
         self._warm.add(shapes)
 
-    def _compare_padded(self, run: Model, bucket: Shapes) -> None:
+    def _compare_padded(self, run: Call, bucket: Shapes) -> None:
         """Run shapes of a bucket, the one that is padded most and one at random, and compare with eager."""
         assert self._eager
         smallest = smallest_in_bucket(bucket, self._bounded_axes, self._options.bucket_width)
@@ -322,14 +315,11 @@ class BatchParts:
 
     Those inputs are the ones whose dimension 0 the adapter declares as dynamic, with one range; where it declares none,
     those whose example has the size of the first input's. The others go to every part as they are.
-
-    Attributes:
-        most: the largest part.
     """
 
     def __init__(self, most: int, axes: Sequence[Axis], example: Shapes) -> None:
         """Find the inputs; a `ConfigError` where `most`, the parameter max_batch, is below the declared range."""
-        self.most = most
+        self._most = most
         self._declared = [axis for axis in axes if axis.places[0][1] == 0]
         first = self._declared[0].places[0][0] if self._declared else 0
         size = example[first][0] if example and example[first] else 0
@@ -337,13 +327,12 @@ class BatchParts:
         self._inputs = frozenset(index for index, _ in (self._declared[0].places if self._declared else places))
         self._joins: list[tuple[int, int]] = []  # per output: the dimension, and its size for a batch of one
         if self._declared and self._declared[0].low > most:
-            msg = (
+            raise ConfigError(
                 f"parameter max_batch: {most} is below the smallest batch that the adapter declares,"
                 f" {self._declared[0].low}; it has to be 0 or at least that"
             )
-            raise ConfigError(msg)
 
-    def learn(self, model: Model, example: Inputs, precision: str) -> None:
+    def learn(self, model: Call, example: Inputs, precision: str) -> None:
         """Learn along which dimension outputs are joined, and check that parts together give what the whole gives.
 
         Raises:
@@ -351,47 +340,45 @@ class BatchParts:
         """
         if len(self._declared) > 1 or not self._inputs:
             names = " and ".join(str(axis) for axis in self._declared) or "no input has a dimension 0"
-            msg = f"there is no one batch size: {names}"
-            raise ShapesRefused(msg)
-        wholes = [draw(example, self._with_batch(shapes_of(example), size), seed=size) for size in (1, 2, 3)]
-        outputs = [model(*whole) for whole in wholes]
+            raise ShapesRefused(f"there is no one batch size: {names}")
+        axis = Axis(1, 3, tuple((index, 0) for index in sorted(self._inputs)))
         self._joins = []
-        for number, shapes in enumerate(zip(*(shapes_of(tensors_in(each)) for each in outputs), strict=True)):
-            grown = [(dim, sizes) for dim, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
-            if len(grown) != 1 or grown[0][1] != tuple(grown[0][1][0] * size for size in (1, 2, 3)):
-                msg = f"output {number} does not follow the batch along one dimension"
-                raise ShapesRefused(msg)
-            self._joins.append((grown[0][0], grown[0][1][0]))
-        check(model(*wholes[-1]), self.run(model, wholes[-1], min(self.most, 2)), precision)
+        for number, follows in enumerate(OutputSizes.learn(model, example, [axis]).follows):
+            if [rule(1) == rule.multiple for _, rule in follows.values()] != [True]:
+                raise ShapesRefused(f"output {number} does not follow the batch along one dimension")
+            self._joins += [(dim, rule.multiple) for dim, (_, rule) in follows.items()]
+        whole = draw(example, self._with_batch(shapes_of(example), 3), seed=3)
+        check(model(*whole), self.run(model, *whole, most=min(self._most, 2)), precision)
+
+    def parts(self, shapes: Shapes) -> list[Shapes]:
+        """The shapes of the parts: full ones, then the rest; of a batch that is not too large, it is the one."""
+        size, most = self._size(shapes), self._most
+        full, rest = divmod(size, most) if size > most else (0, size)
+        if not full:
+            return [shapes]
+        return [self._with_batch(shapes, each) for each in [most] * full + [rest] * (rest > 0)]
 
     def bounded(self, shapes: Shapes) -> Shapes:
         """The shapes of a full part where the batch is larger, else the same."""
-        return self._with_batch(shapes, self.most) if self.size(shapes) > self.most else shapes
+        return self.parts(shapes)[0]
 
     def bounded_axes(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
-        """The axes with the batch ending at `most`."""
-        return tuple(replace(a, high=min(a.high, self.most)) if a in self._declared else a for a in axes)
+        """The axes with the batch ending at the largest part."""
+        return tuple(replace(a, high=min(a.high, self._most)) if a in self._declared else a for a in axes)
 
-    def size(self, shapes: Shapes) -> int:
-        """The batch size; 0 where the inputs do not agree on one."""
-        sizes = {shapes[index][0] if index < len(shapes) and shapes[index] else 0 for index in self._inputs}
-        return sizes.pop() if len(sizes) == 1 else 0
-
-    def run(self, model: Callable[..., Any], inputs: Inputs, most: int = 0) -> Any:  # noqa: ANN401
-        """Full parts of `most`, then the rest; each part's outputs are copied out before the next part runs."""
-        most = most or self.most
-        total = self.size(shapes_of(inputs))
+    def run(self, model: Call, *inputs: torch.Tensor, most: int = 0) -> Any:  # noqa: ANN401
+        """Parts of at most `most`, 0: as usual; each part's outputs are copied out before the next part runs."""
+        most, total = most or self._most, self._size(shapes_of(inputs))
         joined: list[torch.Tensor] = []
         outputs = None
         for start in range(0, total, most):
             size = min(most, total - start)
             outputs = model(*(self._part(i, tensor, start, size) for i, tensor in enumerate(inputs)))
             parts = list(tensors_in(outputs))
-            if not joined:
-                for part, (dim, multiple) in zip(parts, self._joins, strict=True):
+            for number, (part, (dim, multiple)) in enumerate(zip(parts, self._joins, strict=True)):
+                if start == 0:
                     joined.append(part.new_empty((*part.shape[:dim], total * multiple, *part.shape[dim + 1 :])))
-            for whole, part, (dim, multiple) in zip(joined, parts, self._joins, strict=True):
-                whole.narrow(dim, start * multiple, size * multiple).copy_(part)
+                joined[number].narrow(dim, start * multiple, size * multiple).copy_(part)
         wholes = iter(joined)
         return pytree.tree_map_only(torch.Tensor, lambda _: next(wholes), outputs)
 
@@ -400,6 +387,11 @@ class BatchParts:
             return tensor
         part = tensor.narrow(0, start, size)
         return part if part.data_ptr() % _ALIGNMENT == 0 else part.clone()
+
+    def _size(self, shapes: Shapes) -> int:
+        """The batch size; 0 where the inputs do not agree on one."""
+        sizes = {shapes[index][0] if index < len(shapes) and shapes[index] else 0 for index in self._inputs}
+        return sizes.pop() if len(sizes) == 1 else 0
 
     def _with_batch(self, shapes: Shapes, size: int) -> Shapes:
         return tuple((size, *shape[1:]) if i in self._inputs else shape for i, shape in enumerate(shapes))
@@ -412,7 +404,6 @@ class PaddedBuffers:
     """
 
     def __init__(self, example: Inputs, most_bytes: int = _MOST_BUFFER_BYTES) -> None:
-        """Take the example inputs, which the buffers are like in type, device and layout, and their bound."""
         self._example = example
         self._most_bytes = most_bytes
         self._sets: dict[Shapes, list[torch.Tensor]] = {}
@@ -476,14 +467,7 @@ def _elements(shapes: Shapes) -> int:
 
 
 def _no_eager(*inputs: torch.Tensor) -> Any:  # noqa: ANN401
-    msg = f"inputs of {format_shapes(shapes_of(inputs))}: not prepared, and there is no eager model to answer"
-    raise BadInput(msg)
-
-
-def _text(error: Exception) -> str:
-    """An error's text in one line, with its type where it is not this package's."""
-    lines = f"{error}".strip().splitlines() or [""]
-    return lines[0] if isinstance(error, TorchperfError) else f"{type(error).__name__}: {lines[0]}"
+    raise BadInput(f"inputs of {format_shapes(shapes_of(inputs))}: not prepared, and there is no eager model to answer")
 
 
 def _dynamic_draws(example: Shapes, axes: Sequence[Axis]) -> list[Shapes]:
@@ -498,7 +482,7 @@ def _dynamic_draws(example: Shapes, axes: Sequence[Axis]) -> list[Shapes]:
     return [with_sizes(example, axes, each) for each in dict.fromkeys(sizes)]
 
 
-def _spread(shapes: tuple[Shapes, ...], most: int) -> tuple[Shapes, ...]:
+def _spread(shapes: list[Shapes], most: int) -> list[Shapes]:
     """At most so many, evenly from first to last."""
     count = min(most, len(shapes))
-    return tuple(shapes[round(i * (len(shapes) - 1) / max(1, count - 1))] for i in range(count))
+    return [shapes[round(i * (len(shapes) - 1) / max(1, count - 1))] for i in range(count)]

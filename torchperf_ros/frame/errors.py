@@ -27,3 +27,10 @@ class UnknownMessageType(TorchperfError):
 
 class AdapterError(TorchperfError):
     """An adapter cannot be imported, built, or does not keep the adapter contract."""
+
+
+def one_line(error: BaseException) -> str:
+    """An error's first line, with its type where it is not this package's."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else "no reason was given"
+    return text if isinstance(error, TorchperfError) else f"{type(error).__name__}: {text}"

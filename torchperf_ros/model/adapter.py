@@ -104,8 +104,7 @@ def load_adapter(path: str) -> type[Adapter]:
     module_name, _, class_name = path.partition(":")
     if not module_name or not class_name:
         example = "torchperf_ros.models.camera:CameraAdapter"
-        msg = f"adapter {path!r} does not have the form module:Class, for example {example}"
-        raise AdapterError(msg)
+        raise AdapterError(f"adapter {path!r} does not have the form module:Class, for example {example}")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:

@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from torchperf_ros.frame.errors import ProtocolError, TorchperfError
-from torchperf_ros.model.profile_tables import ProfileTables
+from torchperf_ros.model.profile_tables import profile_report
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.runs.markdown_table import markdown_table
 from torchperf_ros.workers.process_setup import set_nice
@@ -57,12 +57,11 @@ class CaptureTaker:
     """
 
     def __init__(self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device) -> None:
-        """Take the socket that commands come over, and what sends the answers."""
         self._control, self._say, self._stage, self._device = control, say, stage, device
         self._recording: ProfileRecording | MemoryRecording | None = None
         self._what = ""
         self._evidence: dict[str, Any] = {}
-        self._said_full = self._marks = False
+        self._said_full = False
 
     def poll(self) -> None:
         """Obey what has come in; never waits. A failure is answered, and the worker serves on."""
@@ -80,7 +79,8 @@ class CaptureTaker:
 
     def mark(self, name: str) -> AbstractContextManager[object]:
         """A context that shows up under this name in what is recorded."""
-        return torch.profiler.record_function(name) if self._marks else _NOT_MARKED
+        profiles = isinstance(self._recording, ProfileRecording)
+        return torch.profiler.record_function(name) if profiles else _NOT_MARKED
 
     def frame_done(self) -> None:
         """A frame was run."""
@@ -94,38 +94,38 @@ class CaptureTaker:
         elif command["kind"] == "finish":
             self._finish()
         else:
-            msg = f"unknown command {command['kind']!r}"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"unknown command {command['kind']!r}")
         come_forward()
 
     def _begin(self, what: str, evidence: dict[str, Any]) -> None:
-        profiles, error = what == "profile", ""
-        made: ProfileRecording | MemoryRecording = ProfileRecording(self._stage, self._device)
-        if not profiles:
-            made = MemoryRecording(self._device, peer_pid(self._control))
+        made: ProfileRecording | MemoryRecording = (
+            ProfileRecording(self._stage, self._device)
+            if what == "profile"
+            else MemoryRecording(self._device, peer_pid(self._control))
+        )
+        error = ""
         try:
             made.begin()
         except Exception:  # a profiler that cannot start must not end a worker that can serve
             error = traceback.format_exc()
         self._what, self._evidence, self._said_full = what, evidence, False
-        self._recording, self._marks = (None, False) if error else (made, profiles)
+        self._recording = None if error else made
         self._say("recording", what=what, error=error)
 
     def _finish(self) -> None:
-        recording, self._recording, self._marks = self._recording, None, False
-        path = summary = error = ""
-        if recording is None:
-            error = "nothing was being recorded"
-        else:
-            written: list[str] = []
-            try:
-                folder = open_incidents(**self._evidence)
-                kept = folder.keep(f"{self._what}-{self._stage}", lambda part: written.append(recording.finish(part)))
-                path, summary = str(kept), written[0]
-            except TorchperfError as failed:
-                error = str(failed)
-            except Exception:  # likewise
-                error = traceback.format_exc()
+        recording, self._recording = self._recording, None
+        path = error = ""
+        written: list[str] = []
+        try:
+            if recording is None:
+                raise TorchperfError("nothing was being recorded")
+            name = f"{self._what}-{self._stage}"
+            path = str(open_incidents(**self._evidence).keep(name, lambda p: written.append(recording.finish(p))))
+        except TorchperfError as failed:
+            error = str(failed)
+        except Exception:  # likewise
+            error = traceback.format_exc()
+        summary = "" if error else written[0]
         self._say("evidence", what=self._what, path=path, summary=summary, error=error)
 
 
@@ -138,7 +138,6 @@ class ProfileRecording:
     """
 
     def __init__(self, stage: str, device: torch.device) -> None:
-        """Name the stage for the report."""
         self._stage, self._device = stage, device
         self._action = ProfilerAction.WARMUP
         self._frames = 0
@@ -168,9 +167,9 @@ class ProfileRecording:
         """Stop and write; the line gives the time of a frame, and where most of it went."""
         self._profile.stop()
         self._profile.export_chrome_trace(str(folder / "trace.json.gz"))
-        tables = ProfileTables(self._stage, self._profile.events() or [])
-        (folder / "profile.md").write_text(tables.markdown(), encoding="utf-8")
-        return tables.summary
+        summary, report = profile_report(self._stage, self._profile.events() or [])
+        (folder / "profile.md").write_text(report, encoding="utf-8")
+        return summary
 
 
 class MemoryRecording:
@@ -180,7 +179,6 @@ class MemoryRecording:
     """
 
     def __init__(self, device: torch.device, node_pid: int, window_s: float = _MEMORY_WINDOW_S) -> None:
-        """Take the worker's device, and the process that it works for."""
         self._node_pid = node_pid
         self._cuda = device.type == "cuda"
         self._window_s = window_s
@@ -219,32 +217,31 @@ class MemoryRecording:
             summary += f", Python's allocations most at {grown[0].traceback[0]} ({_signed_mib(grown[0].size_diff)})"
         changed = Counter({name: count - self._objects[name] for name, count in now.items()})
         lines = [
-            "# Memory of a worker",
-            "",
-            f"pid {os.getpid()}, {summary}.",
+            f"# Memory of a worker\n\npid {os.getpid()}, {summary}.",
             "What was allocated before the window is not in the first table.",
             *markdown_table(
-                f"Python's allocations of these {window_s:.1f} s that are still there",
-                ("where", "MiB", "blocks"),
+                f"Python's allocations of these {window_s:.1f} s that are still there", ("where", "MiB", "blocks"),
                 [(str(c.traceback[0]), f"{c.size_diff / _MIB:.3f}", f"{c.count_diff:+d}") for c in grown[:_ROWS]],
             ),
             *markdown_table("Tensors alive", ("shape", "type", "device", "tensors", "MiB"), _tensors()),
             *markdown_table(
-                "Objects by type, those that grew most first",
-                ("type", "objects", "in the window"),
+                "Objects by type, those that grew most first", ("type", "objects", "in the window"),
                 [(name, str(now[name]), f"{change:+d}") for name, change in changed.most_common(_ROWS)],
             ),
             *_process_tables("This process", os.getpid()),
             *_process_tables("The node", self._node_pid),
             "",
-        ]
+        ]  # fmt: skip
         (folder / "memory.md").write_text("\n".join(lines), encoding="utf-8")
         return summary
 
 
 def _objects_by_type() -> Counter[str]:
     """How many objects there are that the collector knows, by type."""
-    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    found: Counter[str] = Counter()
+    for kind, count in Counter(map(type, gc.get_objects())).items():
+        found[f"{kind.__module__}.{kind.__qualname__}"] += count
+    return found
 
 
 def _tensors() -> list[tuple[str, ...]]:

@@ -4,20 +4,16 @@ import os
 import re
 import sys
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, NoReturn
+from typing import NoReturn
 
 import psutil
 import torch
-from torch import Tensor
 
+from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 
-_NS_PER_MS = 1e6
 _MEMORY_STATISTICS = {
     "allocated": "allocated_bytes.all.current",
     "peak": "allocated_bytes.all.peak",
@@ -27,8 +23,6 @@ _MEMORY_STATISTICS = {
     "ooms": "num_ooms",
 }
 _INDEX = re.compile(r"cuda(?::(\d+))?")
-_SMALLEST_BYTES: Final = 4096  # a page is locked as a whole, and counting it so bounds the number of buffers, too
-_Key = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class DeviceLost(TorchperfError):
@@ -58,10 +52,8 @@ def choose_device(wanted: str, *, before: str = "") -> torch.device:
         return torch.device("cuda", index)
     found = f"torch {torch.__version__} sees {count} CUDA devices"
     if before:
-        msg = f"device {before}, which the worker before had, is not there: {found}"
-        raise DeviceLost(msg)
-    msg = f"parameter device: {wanted!r} is not there; {found}"
-    raise ConfigError(msg)
+        raise DeviceLost(f"device {before}, which the worker before had, is not there: {found}")
+    raise ConfigError(f"parameter device: {wanted!r} is not there; {found}")
 
 
 def leave(code: int) -> NoReturn:
@@ -76,6 +68,9 @@ class Device:
 
     Whatever that thread does is in one order: load, upload, preprocess, run, check, postprocess. On two streams, one
     would have to wait for the other at every step, and adapters know of none.
+
+    Attributes:
+        device, is_cuda: which, and whether it is a CUDA device.
     """
 
     def __init__(self, device: torch.device, threads: int) -> None:
@@ -83,16 +78,15 @@ class Device:
         self.device = device
         cores = torch.get_num_threads() if threads else max(1, torch.get_num_threads() - 1)
         torch.set_num_threads(threads or cores)
-        self._stream: torch.cuda.Stream | None = None
+        self.is_cuda = device.type == "cuda"
         self._ooms = 0
         self._shares_memory = False
-        if device.type == "cuda":
+        if self.is_cuda:
             torch.cuda.set_device(device)
             # fp32 is what it says; torch's own default is tf32 in convolutions, which is a precision of its own here
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             self._stream = torch.cuda.Stream(device, priority=-1)
             torch.cuda.set_stream(self._stream)
-            self._copies = PinnedCopy(device, self._stream)
             self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
 
     @property
@@ -100,20 +94,26 @@ class Device:
         """The card's name, by which runs of different ones are told apart; empty on the CPU."""
         return torch.cuda.get_device_name(self.device) if self.is_cuda else ""
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether this is a CUDA device."""
-        return self._stream is not None
-
     def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Move inputs that are not there yet, on the worker's own stream and without waiting; see `PinnedCopy`."""
-        return self._copies.to_device(tensors) if self.is_cuda else tensors
+        """Inputs on the device, copied in the order of the stream, without waiting; those there are the same objects.
+
+        They are copied by way of page-locked memory: pageable memory makes the driver copy twice and the caller wait
+        (CUDA programming guide, "Page-Locked Host Memory"). torch keeps such memory, and gives it out again once the
+        copy that was queued from it is over. A tensor that is page-locked itself is copied from where it is, and must
+        not be written to before the stream has come that far.
+        """
+        if not self.is_cuda:
+            return tensors
+        return tuple(
+            (each.pin_memory() if each.device.type == "cpu" else each).to(self.device, non_blocking=True)
+            for each in tensors
+        )
 
     @contextmanager
     def timed(self) -> Iterator[list[int]]:
         """Time a block, on CUDA by events, else by the clock; the list then holds one value in ns."""
         took_ns: list[int] = []
-        if self._stream is None:
+        if not self.is_cuda:
             started = time.perf_counter_ns()
             yield took_ns
             took_ns.append(time.perf_counter_ns() - started)
@@ -123,7 +123,7 @@ class Device:
         yield took_ns
         end.record(self._stream)
         end.synchronize()
-        took_ns.append(round(begin.elapsed_time(end) * _NS_PER_MS))
+        took_ns.append(round(begin.elapsed_time(end) * NS_PER_MS))
 
     def empty_cache(self) -> None:
         """Give the allocator's unused blocks back to the device."""
@@ -174,99 +174,3 @@ class Device:
         except RuntimeError:
             return True
         return False
-
-
-@dataclass(frozen=True)
-class PinnedBuffer:
-    """Page-locked host memory for one tensor; not to be written to again before `copied`, the event of its copy."""
-
-    tensor: Tensor
-    copied: torch.cuda.Event
-
-
-class PinnedBuffers:
-    """Buffers by place and shape; those that were used last are kept, up to a number of bytes."""
-
-    def __init__(
-        self,
-        most_bytes: int = 256 << 20,
-        *,
-        allocate: Callable[[Tensor], Tensor] | None = None,
-        event: Callable[[], Any] | None = None,
-    ) -> None:
-        """Start without any.
-
-        Args:
-            most_bytes: what all of them may hold; page-locked memory is lost to every other process.
-            allocate: in place of page-locked memory like a tensor.
-            event: in place of a CUDA event.
-        """
-        self._most_bytes = most_bytes
-        self._allocate = allocate or partial(torch.empty_like, device="cpu", pin_memory=True)
-        self._event = event or torch.cuda.Event
-        self._kept: OrderedDict[_Key, PinnedBuffer] = OrderedDict()
-        self.bytes = 0
-
-    def take(self, place: int, like: Tensor) -> PinnedBuffer | None:
-        """A buffer for tensors of this shape, type and layout at this place in a frame; None if it is too large."""
-        key = (place, like.dtype, tuple(like.shape), like.stride())
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-            found.copied.synchronize()  # over long ago, unless that frame was dropped
-            return found
-        size_bytes = _held_bytes(like)
-        if size_bytes > self._most_bytes:
-            return None
-        while self.bytes + size_bytes > self._most_bytes:
-            _, oldest = self._kept.popitem(last=False)  # torch's allocator keeps it until a copy out of it is over
-            self.bytes -= _held_bytes(oldest.tensor)
-        with torch.inference_mode(mode=False):  # memory made inside that mode could not be written to outside of it
-            self._kept[key] = made = PinnedBuffer(self._allocate(like), self._event())
-        self.bytes += size_bytes
-        return made
-
-
-class PinnedCopy:
-    """Copies of one stage: queued on its own stream, so that they wait for nobody else's work.
-
-    Pageable memory makes the driver copy twice and the caller wait (CUDA programming guide, "Page-Locked Host
-    Memory"). On the device, memory is fresh for each frame: torch's allocator gives the same blocks again without
-    a call of the driver, and an adapter may keep a tensor for its history.
-    """
-
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream, most_bytes: int = 256 << 20) -> None:
-        """Take a CUDA device and the stage's stream; `most_bytes` of page-locked memory."""
-        self._device = device
-        self._stream = stream
-        self._up = PinnedBuffers(most_bytes)
-
-    def to_device(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Tensors on the device, without waiting for the copies; those there already are the same objects.
-
-        Whatever is queued next on the caller's stream sees them complete. A tensor that is page-locked itself is copied
-        from where it is, and must not be written to before the stream has come that far.
-        """
-        caller = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._stream):
-            moved = tuple(self._upload(place, tensor) for place, tensor in enumerate(tensors))
-        if caller != self._stream:
-            caller.wait_stream(self._stream)
-            for tensor, before in zip(moved, tensors, strict=True):
-                if tensor is not before:
-                    tensor.record_stream(caller)
-        return moved
-
-    def _upload(self, place: int, tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu" and not tensor.is_pinned():
-            buffer = self._up.take(place, tensor)
-            if buffer is not None:
-                buffer.tensor.copy_(tensor)
-                there = buffer.tensor.to(self._device, non_blocking=True)
-                buffer.copied.record(self._stream)
-                return there
-        return tensor.to(self._device, non_blocking=True)
-
-
-def _held_bytes(tensor: Tensor) -> int:
-    return max(tensor.nbytes, _SMALLEST_BYTES)

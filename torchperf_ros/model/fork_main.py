@@ -27,8 +27,6 @@ from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpa
 _MOST_DESCRIPTORS = 8
 _FAILED = 1
 _OOM_SCORE = "300"  # of 1000: where memory runs out, a worker goes before the node that can replace it
-_SINGLE_THREADED = "importing {module} starts threads, which no fork inherits"
-_CUDA_FREE = "importing {module} opens a GPU, which no fork can use"
 
 
 def main() -> int:
@@ -105,8 +103,7 @@ def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
         elif request["kind"] == "worker":
             code = _be_worker(passed, str(request["folder"]))
         else:
-            msg = f"unknown request {request['kind']!r}"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"unknown request {request['kind']!r}")
     except ConnectionError:  # the node is gone, or wants this one no more
         code = 0
     except BaseException:  # the process's boundary
@@ -124,13 +121,13 @@ def _be_stage_server(node: socket.socket, module: str) -> int:
     os.close(pidfd)
     why_bare = ""
     if module:
-        threads = _threads()
+        threads = len(os.listdir("/proc/self/task"))
         with contextlib.suppress(Exception):  # the worker imports it again, and says what is wrong with it
             importlib.import_module(module)
-        if _threads() != threads:
-            why_bare = _SINGLE_THREADED.format(module=module)
+        if len(os.listdir("/proc/self/task")) != threads:
+            why_bare = f"importing {module} starts threads, which no fork inherits"
         elif _has_gpu_open():
-            why_bare = _CUDA_FREE.format(module=module)
+            why_bare = f"importing {module} opens a GPU, which no fork can use"
         if why_bare:
             node.send(pack_control("unfit", why=why_bare))
             return 0
@@ -161,10 +158,6 @@ def _settle_memory() -> None:
     gc.freeze()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def _has_gpu_open() -> bool:

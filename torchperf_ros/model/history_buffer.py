@@ -2,7 +2,6 @@
 
 import enum
 import weakref
-from types import MappingProxyType
 
 import torch
 
@@ -59,7 +58,7 @@ class StampVerdict(enum.Enum):
 
 
 class GapRule:
-    """Judges each stamp by that of the last sample that was kept and had one, and counts every verdict."""
+    """Judges each stamp by that of the last sample that was kept and had one; `counts` is how often each way."""
 
     def __init__(self, *, max_gap_ns: int, tolerance_ns: int) -> None:
         """Start without a last stamp.
@@ -77,23 +76,18 @@ class GapRule:
         self._max_gap_ns = max_gap_ns
         self._tolerance_ns = tolerance_ns
         self._last_ns: int | None = None
-        self._counts = dict.fromkeys(StampVerdict, 0)
-
-    @property
-    def counts(self) -> MappingProxyType[StampVerdict, int]:
-        """How often each verdict was given since the rule was made; a live, read-only view."""
-        return MappingProxyType(self._counts)
+        self.counts = dict.fromkeys(StampVerdict, 0)
 
     def judge(self, stamp_ns: int) -> StampVerdict:
         """The verdict on the next sample's stamp in ns, 0 or less for none; it becomes the last one unless ignored."""
         verdict = self._compare(stamp_ns)
-        self._counts[verdict] += 1
+        self.counts[verdict] += 1
         if not verdict.ignores and verdict is not StampVerdict.UNSTAMPED:
             self._last_ns = stamp_ns
         return verdict
 
     def forget(self) -> None:
-        """Drop the last stamp, so that any stamp can follow; the counts stay."""
+        """Drop the last stamp, so that any stamp can follow."""
         self._last_ns = None
 
     def _compare(self, stamp_ns: int) -> StampVerdict:
@@ -116,6 +110,7 @@ class HistoryBuffer:
 
     Rows are copies: they keep neither the sample's memory nor its autograd graph alive. NaN and Inf are stored
     as they are; what they mean is the caller's to decide before it appends. Not thread-safe: one adapter owns it.
+    `rule` judges the stamps.
     """
 
     def __init__(
@@ -144,7 +139,7 @@ class HistoryBuffer:
             msg = f"capacity is {capacity}, row_shape is {row_shape}; allowed: 1 row and more, sizes of 1 and more"
             raise ConfigError(msg)
         self._row_shape = tuple(row_shape)
-        self._rule = rule
+        self.rule = rule
         pinned = source is not None and source.type == "cuda"
         # Plain tensors even under inference_mode, whose tensors could not be written outside of it.
         with torch.inference_mode(mode=False):
@@ -153,8 +148,7 @@ class HistoryBuffer:
             self._mask = torch.zeros(capacity, dtype=torch.bool, pin_memory=pinned)
             self._holds = torch.zeros(capacity, dtype=torch.bool)
         self._copied = torch.cuda.Event() if pinned else None
-        self._next = 0
-        self._filled = 0  # rows that hold a sample or a gap
+        self._next = 0  # the row that the next sample takes: the oldest; rows without a sample are zero
         _LIVE.add(self)
 
     def __len__(self) -> int:
@@ -171,11 +165,6 @@ class HistoryBuffer:
         """Bytes of all tensors that the buffer holds; the same from the first call to the last."""
         return sum(part.nbytes for part in (self._ring, self._window, self._mask, self._holds))
 
-    @property
-    def rule(self) -> GapRule:
-        """The rule that judges the stamps, with its counts."""
-        return self._rule
-
     def append(self, sample: torch.Tensor, stamp_ns: int) -> StampVerdict:
         """Copy one sample in, on any device, unless the rule ignores its stamp; first forget the others after a jump.
 
@@ -186,12 +175,11 @@ class HistoryBuffer:
             AdapterError: the sample's shape or dtype is not the row's; the history is as before.
         """
         if tuple(sample.shape) != self._row_shape or sample.dtype != self._ring.dtype:
-            msg = (
+            raise AdapterError(
                 f"history takes rows of shape {self._row_shape} and {self._ring.dtype}, "
                 f"got {tuple(sample.shape)} and {sample.dtype}"
             )
-            raise AdapterError(msg)
-        verdict = self._rule.judge(stamp_ns)
+        verdict = self.rule.judge(stamp_ns)
         if verdict.ignores:
             return verdict
         if verdict.resets:
@@ -203,15 +191,14 @@ class HistoryBuffer:
         return verdict
 
     def skip(self, samples: int) -> None:
-        """Leave a gap: so many rows that are zero and masked out; an empty history stays empty."""
-        for _ in range(min(samples, self.capacity) if self._filled else 0):
+        """Leave a gap: so many rows that are zero and masked out."""
+        for _ in range(min(samples, self.capacity)):
             self._ring[self._next].zero_()
             self._advance(holds=False)
 
     def _advance(self, *, holds: bool) -> None:
         self._holds[self._next] = holds
         self._next = (self._next + 1) % self.capacity
-        self._filled = min(self._filled + 1, self.capacity)
 
     def window(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows [N, *row_shape], the newest last, and a mask [N], True where a row holds a sample; on the CPU.
@@ -221,23 +208,20 @@ class HistoryBuffer:
         """
         if self._copied is not None:
             self._copied.synchronize()
-        empty = self.capacity - self._filled
-        self._window[:empty].zero_()
-        oldest = (self._next - self._filled) % self.capacity
-        until_end = min(self._filled, self.capacity - oldest)
-        self._window[empty : empty + until_end].copy_(self._ring[oldest : oldest + until_end])
-        self._window[empty + until_end :].copy_(self._ring[: self._filled - until_end])
-        self._mask[:empty] = False
-        self._mask[empty : empty + until_end].copy_(self._holds[oldest : oldest + until_end])
-        self._mask[empty + until_end :].copy_(self._holds[: self._filled - until_end])
+        for whole, ring in ((self._window, self._ring), (self._mask, self._holds)):
+            older = self.capacity - self._next
+            whole[:older].copy_(ring[self._next :])
+            whole[older:].copy_(ring[: self._next])
         return self._window, self._mask
 
     def clear(self) -> None:
-        """Forget every row and the last stamp; the rule's counts stay."""
+        """Forget every row and the last stamp."""
         self._empty()
-        self._rule.forget()
+        self.rule.forget()
 
     def _empty(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
         self._next = 0
-        self._filled = 0
+        self._ring.zero_()
         self._holds.zero_()

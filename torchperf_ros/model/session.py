@@ -96,7 +96,6 @@ class Session:
     def __init__(
         self, setup: Mapping[str, Any], control: socket.socket, frames: socket.socket, ring_fd: int, result_fd: int
     ) -> None:
-        """Take the node's setup message and the descriptors."""
         self._setup = setup
         self._control = control
         self._frames = frames

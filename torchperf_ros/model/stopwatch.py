@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -97,14 +98,15 @@ def time_interleaved(  # noqa: PLR0913 - one for each thing that a test or a cal
             pace of a node, with caches and threads as the pause leaves them.
     """
     fewest, most = rounds
-    sample = _Sample(clock, synchronise or _synchronise(device))
+    synchronise = synchronise or _synchronise(device)
+    takes = {name: partial(_took_ns, call, clock=clock, synchronise=synchronise) for name, call in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     order, shuffle = list(candidates), random.Random(_SEED).shuffle
     with no_garbage_collection():
         for call in candidates.values():
             for _ in range(warm_up):
                 call()
-        plans = {name: _plan(sample, call, inner) for name, call in candidates.items()}
+        plans = {name: _plan(took_ns, inner) for name, took_ns in takes.items()}
         stop_at = clock() + seconds * len(candidates) * NS_PER_S
         done = 0
         while done < fewest or (done < most and clock() < stop_at):
@@ -115,50 +117,42 @@ def time_interleaved(  # noqa: PLR0913 - one for each thing that a test or a cal
                     time.sleep(pause_s)
                 elif settle:
                     candidates[name]()
-                samples[name].append(sample.take_ns(candidates[name], count) / count / NS_PER_MS)
+                samples[name].append(takes[name](count) / count / NS_PER_MS)
             done += 1
     return {name: Timing(tuple(times_ms), plans[name][0]) for name, times_ms in samples.items()}
 
 
 def time_once(call: Call, device: torch.device) -> float:
     """Milliseconds that a single call takes, synchronised: for first calls, which no second one repeats."""
-    return _Sample(perf_counter_ns, _synchronise(device)).take_ns(call, 1) / NS_PER_MS
+    return _took_ns(call, 1, perf_counter_ns, _synchronise(device)) / NS_PER_MS
 
 
-@dataclass(frozen=True)
-class _Sample:
-    clock: Clock
-    synchronise: Call
-
-    def take_ns(self, call: Call, inner: int) -> int:
-        self.synchronise()
-        turns = range(inner)
-        started = self.clock()
-        for _ in turns:
-            call()
-        self.synchronise()
-        return self.clock() - started
+def _took_ns(call: Call, inner: int, clock: Clock, synchronise: Call) -> int:
+    synchronise()
+    turns = range(inner)
+    started = clock()
+    for _ in turns:
+        call()
+    synchronise()
+    return clock() - started
 
 
-def _plan(sample: _Sample, call: Call, inner: int | None) -> tuple[int, bool]:
+def _plan(took_ns: Callable[[int], int], inner: int | None) -> tuple[int, bool]:
     """How a candidate's samples are taken: calls in each, and whether one that is not timed comes before."""
+
+    def look_ns(count: int) -> int:  # the least of a few, as a stall would make a short call look long enough
+        return min(took_ns(count) for _ in range(_LOOKS))
+
     count = inner or 1
-    took_ns = _look_ns(sample, call, count)
-    while inner is None and took_ns < _SHORTEST_SAMPLE_NS and count < _MOST_INNER:
+    found_ns = look_ns(count)
+    while inner is None and found_ns < _SHORTEST_SAMPLE_NS and count < _MOST_INNER:
         count *= 2
-        took_ns = _look_ns(sample, call, count)
-    return count, took_ns < _LONG_SAMPLE_NS
-
-
-def _look_ns(sample: _Sample, call: Call, inner: int) -> int:
-    """What a sample takes: the least of a few, as a stall would make a short call look long enough."""
-    return min(sample.take_ns(call, inner) for _ in range(_LOOKS))
+        found_ns = look_ns(count)
+    return count, found_ns < _LONG_SAMPLE_NS
 
 
 def _synchronise(device: torch.device) -> Call:
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
 
 @contextmanager

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.engines.engine import Call, Runner
+from torchperf_ros.engines.built_tier import Call, Inputs
+from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.parity import tensors_in
 from torchperf_ros.engines.shape_runner import ShapeRunner
+from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.model.device import Device
@@ -22,11 +24,7 @@ _FEWEST_RUNS = 5
 _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
 _RESTS = 3.0  # a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
-_NS_PER_MS = 1e6
-_MS_PER_S = 1e3
 _RECOMPILE = "recompile"
-
-Inputs = tuple[torch.Tensor, ...]
 
 
 class InvalidOutput(TorchperfError):
@@ -40,7 +38,6 @@ class OutputCheck:
     """
 
     def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401 - whatever a model returns
-        """Take the outputs of the example inputs."""
         self._fixed_sizes = fixed_sizes
         self._expected = self._signature(example)
 
@@ -55,15 +52,13 @@ class OutputCheck:
         """
         found = self._signature(outputs)
         if found != self._expected:
-            msg = f"outputs have (type, shape) {found}; at calibration they had {self._expected}"
-            raise InvalidOutput(msg)
+            raise InvalidOutput(f"outputs have (type, shape) {found}; at calibration they had {self._expected}")
         for number, tensor in enumerate(tensors_in(outputs)):
             # a sum is finite only if every element is, and takes one pass without a temporary; a sum that overflows
             # although its elements are finite is sorted out by the exact test
             if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).sum())
-                msg = f"output {number} has {bad} of {tensor.numel()} values that are NaN or Inf"
-                raise InvalidOutput(msg)
+                raise InvalidOutput(f"output {number} has {bad} of {tensor.numel()} values that are NaN or Inf")
 
 
 @dataclass
@@ -178,7 +173,7 @@ class Tier:
             self.facts.guards = _guards(str(error))
         else:
             self.facts.engine_errors += 1
-        left_ms = (leave_ns - time.monotonic_ns()) / _NS_PER_MS
+        left_ms = (leave_ns - time.monotonic_ns()) / NS_PER_MS
         timed = None
         if not leave_ns or left_ms > self._eager_ms:
             timed = self._timed(inputs, eager)  # inputs that eager does not take either are not the engine's fault
@@ -210,10 +205,10 @@ class Tier:
         times_ms: list[float] = []
         stop_at = time.monotonic() + _CALIBRATION_SECONDS
         while not known and len(times_ms) < most and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at):
-            times_ms.append(self._timed(inputs)[1] / _NS_PER_MS)
-            time.sleep(rest * times_ms[-1] / _MS_PER_S)
+            times_ms.append(self._timed(inputs)[1] / NS_PER_MS)
+            time.sleep(rest * times_ms[-1] / 1e3)
         if self._eager is not None and not self._is_eager:
-            self._eager_ms = max(self._timed(inputs, self._eager)[1] / _NS_PER_MS for _ in range(_EAGER_RUNS))
+            self._eager_ms = max(self._timed(inputs, self._eager)[1] / NS_PER_MS for _ in range(_EAGER_RUNS))
         return known or Calibration(float(np.median(times_ms)), float(np.percentile(times_ms, 99)))
 
 

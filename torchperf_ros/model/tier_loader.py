@@ -11,33 +11,31 @@ import torch
 
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
+from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, varying_dims
 from torchperf_ros.engines.engine import (
     ENGINES,
     CaptureFailed,
     Runner,
+    choice_of,
     finished,
     identity_of,
-    library_of,
     make_runner,
-    usable_engines,
-    varying_dims,
+    open_package,
 )
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import ParityError, check_engine
 from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.engines.shape_runner import ShapeRunner
-from torchperf_ros.frame.errors import AdapterError, ConfigError
+from torchperf_ros.frame.errors import ConfigError, one_line
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.model.device import Device
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
-from torchperf_ros.packages.engine_choice import EAGER, read_choice
+from torchperf_ros.packages.engine_choice import EAGER
 from torchperf_ros.packages.package_cache import open_cache
 from torchperf_ros.packages.package_manifest import Identity, PackageError, check_package
 
 _NOT_YET = "not compiled yet"
-
-Inputs = tuple[torch.Tensor, ...]
 
 
 class TierLoader:
@@ -70,38 +68,24 @@ class TierLoader:
         if self._setup.get("without_graphs"):  # a worker before this one has ended as its capture failed
             options = options.without_graphs()
         example = self._device.to_device(self._adapter.example_inputs(name))
+        hashes: tuple[str, ...] | None = None
         if package:
             with torch.inference_mode(mode=False):
-                folders = self._setup["package_dirs"]
                 runner = load_ready_package(
-                    Path(package), folders, self._on, example, varying_dims(options, self._dims)
+                    Path(package), self._setup["package_dirs"], self._on, example, varying_dims(options, self._dims)
                 )
                 runner = finished(runner, replace(options, engine="aoti"), example, self._on)
-            hashes: tuple[str, ...] | None = runner.model
+            hashes = runner.model
             tier = self._with_package(name, runner, options, example, strict=self._setup.get("swapped") == number)
         else:
-            model = self._built(name)
-            # what the outputs of a replay depend on, `preprocess` and `postprocess` among it
-            asked = self._setup.get("identify")
-            hashes = (weights_hash(model), code_hash(model), files_hash(type(self._adapter))) if asked else None
-            tier = self._with_engine(name, model.to(self._on), options, example)
+            model = build_model(self._adapter, name)
+            if self._setup.get("identify"):  # what a replay's outputs depend on, `preprocess` and `postprocess` too
+                hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
+            tier = self._with_engine(name, BuiltTier(model.to(self._on), example, self._dims, self._on), options)
         if hashes and self._setup.get("identify"):
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
         return tier
-
-    def _built(self, name: str) -> torch.nn.Module:
-        """What the adapter builds.
-
-        Raises:
-            AdapterError: it is no module.
-        """
-        with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
-            model = self._adapter.build(name)
-        if not isinstance(model, torch.nn.Module):
-            msg = f"tier {name}: {type(self._adapter).__name__}.build gave a {type(model).__name__}, not a Module"
-            raise AdapterError(msg)
-        return model.eval()
 
     def _with_package(self, name: str, runner: Runner, options: BuildOptions, example: Inputs, *, strict: bool) -> Tier:
         """A user's package: compared with what the adapter builds, if it can, and with its results if it is that model.
@@ -112,9 +96,9 @@ class TierLoader:
         eager, facts = None, TierFacts(name, runner.engine)
         try:
             with torch.inference_mode(mode=False):
-                eager = self._built(name).to(self._on)
+                eager = build_model(self._adapter, name).to(self._on)
         except Exception as error:  # the user's code: that it cannot build may be why there is a package
-            facts.why = f"nothing to compare with, and no eager: {type(error).__name__}: {error}".splitlines()[0]
+            facts.why = f"nothing to compare with, and no eager: {one_line(error)}"
         try:
             if eager is not None:
                 OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
@@ -130,17 +114,17 @@ class TierLoader:
             return Tier(TierFacts(name, "eager", str(error)), Runner(eager), eager, self._device, self._say)
         return Tier(facts, runner, eager, self._device, self._say, shapes)
 
-    def _with_engine(self, name: str, model: torch.nn.Module, options: BuildOptions, example: Inputs) -> Tier:
-        facts, names_engine = TierFacts(name, options.engine), False
+    def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
+        facts, names_engine, model = TierFacts(name, options.engine), False, tier.model
         runner, shapes, identity = Runner(model), None, None
         try:
             if options.engine == AUTO:
-                options, identity = self._chosen(model, options, example, facts)
-            runner = self._runner(name, model, options, example, identity) or runner
+                options, identity = self._chosen(tier, options, facts)
+            runner = self._runner(name, tier, options, identity) or runner
             if runner.call is not model:
-                varying = varying_dims(options, self._dims)
-                check_engine(model, runner.call, example, varying, options.precision, seeds=2)
-            shapes = self._fitted(name, runner, model, options, example)
+                dims = varying_dims(options, self._dims)
+                check_engine(model, runner.call, tier.example, dims, options.precision, seeds=2)
+            shapes = self._fitted(name, runner, model, options, tier.example)
         except (ConfigError, CaptureFailed):
             raise
         except ParityError as error:
@@ -151,11 +135,9 @@ class TierLoader:
         except EngineUnavailable as error:
             facts.why, names_engine = str(error), True
         except Exception as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
             if self._device.is_cuda and options != options.without_graphs():  # it may have failed in a capture
-                msg = f"tier {name}: {options.label}: {text}"
-                raise CaptureFailed(msg) from error
-            facts.why = text
+                raise CaptureFailed(f"tier {name}: {options.label}: {one_line(error)}") from error
+            facts.why = one_line(error)
         if facts.why:
             self._say(f"tier {name} runs in eager: {'' if names_engine else options.label + ' '}{facts.why}")
         elif options.engine != "eager" and runner.call is model:
@@ -184,42 +166,35 @@ class TierLoader:
             self._say(f"tier {name}: {note}")
         return fitted
 
-    def _chosen(
-        self, model: torch.nn.Module, options: BuildOptions, example: Inputs, facts: TierFacts
-    ) -> tuple[BuildOptions, Identity]:
+    def _chosen(self, tier: BuiltTier, options: BuildOptions, facts: TierFacts) -> tuple[BuildOptions, Identity]:
         """The options with the engine that was chosen on this machine earlier, else as they are, and its identity."""
-        varying = varying_dims(options, self._dims)
-        engines = usable_engines(options, varying, self._on)
-        identity = identify(model, options, example, varying, self._on, library_of(engines))
+        engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
         self._cache.check_private()
-        path = self._cache.choice_path(identity)
-        choice = read_choice(path)
+        choice = self._cache.choice(identity)
         if choice is None or choice.engine not in {EAGER, *(engine.name for engine in engines)}:
             return options, identity
-        self._cache.used(path)
         facts.engine, facts.choice = choice.engine, choice.words
         options = replace(options, engine=choice.engine)
         return options, identity if choice.engine == EAGER else identity_of(identity, ENGINES[choice.engine])
 
-    def _runner(
-        self, name: str, model: torch.nn.Module, options: BuildOptions, example: Inputs, identity: Identity | None
-    ) -> Runner | None:
+    def _runner(self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
         if options.engine == "eager" or (options.engine == "compile" and self._setup.get("compile", True)):
-            return make_runner(model, options, example, self._dims, self._on)
+            return make_runner(tier, options)
         if engine := ENGINES.get(options.engine):
-            varying = varying_dims(options, self._dims)
-            engine.check(options, varying, self._on)
-            identity = identity or identify(model, options, example, varying, self._on, engine.version)
+            tier = replace(tier, dims=varying_dims(options, self._dims))
+            engine.check(options, tier.dims, self._on)
+            identity = identity or identify(tier, options, engine.version)
             path = self._cache.path(identity)
             self._cache.check_private()
             try:
                 if path.exists():
                     manifest = check_package(path, identity)
                     self._cache.used(path)
-                    call = engine.load(path, manifest.outputs, options, self._on)
-                    runner = Runner(call, graphs=1, package=identity.key, static=not identity.dynamic)
-                    return finished(runner, options, example, self._on)
+                    return open_package(
+                        path, manifest.outputs, options, tier.example, self._on,
+                        package=identity.key, static=not identity.dynamic,
+                    )  # fmt: skip
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._remove(path)

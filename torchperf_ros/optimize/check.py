@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.message_types import decode, empty_message, encode, has_header, message_class
-from torchperf_ros.engines.fingerprint import differing_weights, signature_of
-from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.engines.fingerprint import differing_weights
+from torchperf_ros.engines.parity import signature_of, tensors_in
 from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.logs.log_reader import LogReader

@@ -82,8 +82,7 @@ class CompileProcess:
         except ValueError:
             messages = [None]
         if not all(isinstance(message, dict) for message in messages):
-            msg = f"the {self._name} process said {lines!r}: not JSON objects"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"the {self._name} process said {lines!r}: not JSON objects")
         return messages
 
     def _take_output(self) -> None:
@@ -138,7 +137,6 @@ class PackageBuilder:
     """
 
     def __init__(self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]) -> None:
-        """Take the stage's setup, and what is called with a tier whose package is there, and with what went wrong."""
         self.progress = ""
         self._setup = setup
         self._built = built

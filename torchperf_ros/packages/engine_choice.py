@@ -23,8 +23,7 @@ def choose_engine(calibrations: Mapping[str, Calibration]) -> str:
         ValueError: eager was not measured.
     """
     if EAGER not in calibrations:
-        msg = f"engines {sorted(calibrations)} cannot be compared without {EAGER!r}"
-        raise ValueError(msg)
+        raise ValueError(f"engines {sorted(calibrations)} cannot be compared without {EAGER!r}")
     eager = calibrations[EAGER]
     better = [
         name

@@ -13,7 +13,7 @@ from typing import IO
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES
 from torchperf_ros.config.user_folder import exposed, make_private, user_folder
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.packages.engine_choice import EngineChoice
+from torchperf_ros.packages.engine_choice import EngineChoice, read_choice
 from torchperf_ros.packages.package_manifest import (
     Identity,
     Manifest,
@@ -54,20 +54,21 @@ class PackageCache:
     def check_private(self) -> None:
         """A `ConfigError` where others can write the folder, or one on the way to it: packages are native code."""
         if why := exposed(self.folder.resolve()):
-            msg = f"parameter cache_dir: packages are not taken from {self.folder}: {why}"
-            raise ConfigError(msg)
+            raise ConfigError(f"parameter cache_dir: packages are not taken from {self.folder}: {why}")
 
     def path(self, identity: Identity) -> Path:
         """Where the package of this identity lies, or would lie."""
         return self.folder / f"{identity.key}{PACKAGE_SUFFIXES.get(identity.options.get('engine', ''), '.pt2')}"
 
-    def choice_path(self, identity: Identity) -> Path:
-        """Where the choice between engines lies that was made for this identity, see `EngineChoice`."""
-        return self.folder / f"{identity.key}{_CHOICE}"
+    def choice(self, identity: Identity) -> EngineChoice | None:
+        """The choice between engines that was made for this identity, noted as used; None where none can be read."""
+        path = self.folder / f"{identity.key}{_CHOICE}"
+        self.used(path)
+        return read_choice(path)
 
     def keep_choice(self, identity: Identity, choice: EngineChoice) -> None:
         """Store a choice, at once."""
-        path = self.choice_path(identity)
+        path = self.folder / f"{identity.key}{_CHOICE}"
         part = path.with_name(f"{path.stem}.{os.getpid()}.part{_CHOICE}")
         part.write_text(choice.to_json(), encoding="utf-8")
         part.rename(path)
@@ -78,29 +79,22 @@ class PackageCache:
             os.utime(package)
 
     @contextlib.contextmanager
-    def building(self, identity: Identity) -> Iterator[None]:
-        """While this lasts no other process builds the same package; the second one waits, and finds it done.
+    def building(self, identity: Identity, what: str = "package") -> Iterator[None]:
+        """While this lasts no other process builds the same `what`; the second one waits, and finds it done.
 
         Raises:
             ConfigError: the folder cannot be written, or not only by the user.
         """
-        path = self.folder / f"{identity.key}.lock"
-        while True:
-            try:
-                make_private(self.folder)
-                lock = path.open("w", encoding="utf-8")
-            except OSError as error:
-                raise self._not_writable(error) from error
-            with lock:
-                self.check_private()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                # a lock that was removed meanwhile, with its package, locks nobody out and is made anew
-                ours = False
-                with contextlib.suppress(FileNotFoundError):
-                    ours = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
-                if ours:
-                    yield
-                    return
+        try:
+            make_private(self.folder)
+            # one for all keys that begin alike: they are few, and nobody has to remove one that another waits for
+            lock = (self.folder / f"{what}-{identity.key[:2]}.lock").open("w", encoding="utf-8")
+        except OSError as error:
+            raise self._not_writable(error) from error
+        with lock:
+            self.check_private()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def entries(self) -> list[CachedPackage]:
         """Every package in the folder, the most recently used first."""
@@ -142,10 +136,6 @@ class PackageCache:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise self._not_writable(error) from error
-        lock_path = package.with_suffix(".lock")
-        with contextlib.suppress(OSError), lock_path.open(encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where one is being built
-            lock_path.unlink()
 
     def clear(self) -> int:
         """Remove every package and every choice between engines; returns the bytes of packages that this freed."""
@@ -153,8 +143,7 @@ class PackageCache:
         for entry in entries:
             self.remove(entry.path)
         for path in self.folder.glob(f"*{_CHOICE}"):
-            for left in (path, path.with_suffix(".lock")):
-                left.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         return sum(entry.size_bytes for entry in entries)
 
     def _not_writable(self, error: OSError) -> ConfigError:
@@ -208,8 +197,7 @@ def find_package(package: Path, folders: Iterable[str] | None, *, program: bool 
         msg = f"package {path} is in none of the folders that packages are taken from ({', '.join(folders)});"
         raise PackageError(f"{msg} move it there, or name its folder in the parameter package_dirs")
     if why := exposed(path):
-        msg = f"package {path} is not loaded, as it would run as native code: {why}"
-        raise PackageError(msg)
+        raise PackageError(f"package {path} is not loaded, as it would run as native code: {why}")
     if not program and is_exported_program(path):
         msg = f"package {path} is an exported program, and loading one runs what its file says:"
         raise PackageError(f"{msg} compile it first, `torchperf compile -o DIR` makes a package of it")
@@ -234,8 +222,7 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
     """
     folder = compiler_folder(cache_dir)
     if not os.environ.get(VARIABLE) and (why := exposed(folder.resolve())):
-        msg = f"parameter cache_dir: compiled code is not taken from {folder}: {why}"
-        raise ConfigError(msg)
+        raise ConfigError(f"parameter cache_dir: compiled code is not taken from {folder}: {why}")
     try:
         make_private(folder)
         lock = folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8")

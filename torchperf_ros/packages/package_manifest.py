@@ -119,13 +119,11 @@ def read_manifest(package: Path) -> Manifest:
         if number == FORMAT:
             return _checked(Manifest(Identity(**identity_found), **fields_found))
     except FileNotFoundError as error:
-        msg = f"package {package} has no manifest {path.name}; `torchperf compile` writes both"
-        raise PackageError(msg) from error
+        raise PackageError(f"package {package} has no manifest {path.name}; `torchperf compile` writes both") from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         msg = f"manifest {path} cannot be read ({type(error).__name__}: {error}); build the package again"
         raise PackageError(msg) from error
-    msg = f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again"
-    raise PackageError(msg)
+    raise PackageError(f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again")
 
 
 def _checked(manifest: Manifest) -> Manifest:
@@ -136,8 +134,7 @@ def _checked(manifest: Manifest) -> Manifest:
             kind: Any = getattr(field.type, "__origin__", field.type)
             good = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
             if not good or (field.name == "timings" and not value):
-                msg = f"{field.name} is {value!r}"
-                raise TypeError(msg)
+                raise TypeError(f"{field.name} is {value!r}")
     return manifest
 
 
@@ -150,13 +147,11 @@ def check_package(package: Path, wanted: Identity | None) -> Manifest:
     manifest = read_manifest(package)
     differences = [] if wanted is None else manifest.identity.differences(wanted)
     if differences:
-        msg = f"package {package} does not fit: {'; '.join(differences)}"
-        raise PackageError(msg)
+        raise PackageError(f"package {package} does not fit: {'; '.join(differences)}")
     try:
         size, digest = package.stat().st_size, file_sha256(package)
     except OSError as error:
-        msg = f"package {package} cannot be read: {error}"
-        raise PackageError(msg) from error
+        raise PackageError(f"package {package} cannot be read: {error}") from error
     if size != manifest.package_bytes:
         msg = f"package {package} has {size} bytes; its manifest says {manifest.package_bytes}: it is truncated"
         raise PackageError(msg)

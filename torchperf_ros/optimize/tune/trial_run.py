@@ -14,7 +14,8 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.engine import Call, make_runner, varying_dims
+from torchperf_ros.engines.built_tier import BuiltTier, Call, build_model, varying_dims
+from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.model_transforms import applies, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
@@ -132,14 +133,10 @@ class TierModel:
         name, doing = f"adapter {job['adapter']!r}, tier {job['tier']!r}: ", ""
         try:
             adapter: Adapter = made(job["options"], self.on)
-            with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
-                model = adapter.build(job["tier"])
-            if not isinstance(model, torch.nn.Module):
-                msg = f"{name}build gave a {type(model).__name__}, not a torch.nn.Module"
-                raise AdapterError(msg)
+            model = build_model(adapter, job["tier"])
             example = adapter.example_inputs(job["tier"])
             self.dims = adapter.dynamic_dims()
-            self.model = model.eval().to(self.on)
+            self.model = model.to(self.on)
             self.reference = in_precision(self.model, "fp32", self.on)
             self.example: Inputs = tuple(tensor.to(self.on) for tensor in example)
             axes_of(self.dims, shapes_of(self.example))
@@ -154,7 +151,7 @@ class TierModel:
 
     def identity(self) -> Identity:
         """Of the model as it is."""
-        return identify(self.model, BuildOptions(), self.example, self.dims, self.on)
+        return identify(BuiltTier(self.model, self.example, self.dims, self.on), BuildOptions())
 
     def at_batch(self, batch: int) -> Inputs:
         """The example at this batch size: inputs whose first dimension is the first input's get it.
@@ -195,7 +192,7 @@ class Attempt:
         self._dims = {} if candidate.batch else tier.dims
         torch.set_num_threads(candidate.threads)
         with matrix_precision(candidate.options.precision, tier.on):
-            runner = make_runner(tier.model, candidate.options, self._example, self._dims, tier.on)
+            runner = make_runner(BuiltTier(tier.model, self._example, self._dims, tier.on), candidate.options)
             time_once(partial(runner.call, *self._example), tier.on)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
         self._call, self.compile_s = runner.call, runner.compile_s
@@ -245,7 +242,7 @@ class Attempt:
             eager_p50_ms=eager.median_ms, eager_p99_ms=eager.calibration.p99_ms,
             least_share=min(shares), most_share=max(shares), samples=len(own.times_ms),
             cold_start_s=self.cold_start_s, compile_s=self.compile_s,
-            memory_mb=_peak_memory_bytes(self._tier.on) / _BYTES_PER_MB, **self.parity.as_dict(),
+            memory_mb=_peak_memory_bytes(self._tier.on) / _BYTES_PER_MB, **asdict(self.parity),
         )  # fmt: skip
         return asdict(figures)
 

@@ -1,0 +1,65 @@
+"""A tier's model on its device: what every build, trial and check begins with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.parity import DynamicDims, random_inputs
+from torchperf_ros.frame.errors import AdapterError
+from torchperf_ros.model.adapter import Adapter
+
+Call = Callable[..., Any]
+Inputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class BuiltTier:
+    """A model with what it is run on.
+
+    Attributes:
+        model: on the device, in eval mode; nobody changes it.
+        example: the adapter's example inputs, on the device.
+        dims: dimensions that vary, input index -> {dimension: (min, max)}.
+        device: of both.
+    """
+
+    model: torch.nn.Module
+    example: Inputs
+    dims: DynamicDims
+    device: torch.device
+
+    def inputs_by_size(self) -> list[Inputs]:
+        """The example, and where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
+        found = []
+        for part in (0.5, 0.0, 1.0) if self.dims else ():
+            sizes = {
+                index: {dim: (round(low + part * (high - low)),) * 2 for dim, (low, high) in spans.items()}
+                for index, spans in self.dims.items()
+            }
+            found.append(random_inputs(self.example, 0, sizes))
+        usual = [tensor.shape for tensor in self.example]
+        return [*(inputs for inputs in found if [tensor.shape for tensor in inputs] != usual), self.example]
+
+
+def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
+    """What the adapter builds, in eval mode.
+
+    Raises:
+        AdapterError: it is no module.
+    """
+    with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
+        model = adapter.build(tier)
+    if not isinstance(model, torch.nn.Module):
+        raise AdapterError(f"tier {tier}: {type(adapter).__name__}.build gave a {type(model).__name__}, not a Module")
+    return model.eval()
+
+
+def varying_dims(options: BuildOptions, declared: DynamicDims) -> DynamicDims:
+    """The dimensions that an engine with these options has to let vary; a range of one size does not."""
+    if options.dynamic == "never":
+        return {}
+    varying = {i: {dim: span for dim, span in spans.items() if span[0] != span[1]} for i, spans in declared.items()}
+    return {index: spans for index, spans in varying.items() if spans}
