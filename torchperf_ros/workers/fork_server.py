@@ -9,7 +9,6 @@ memory than a process of its own. Their side is `model/fork_main.py`.
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,11 +19,17 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.workers.process_setup import is_readable
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
 _FORK_TAKES_AT_MOST_S = 10.0
 _EXIT_TELLS_WITHIN_S = 1.0
 _KEPT_EXITS = 64
+
+
+def _surroundings() -> tuple[dict[str, str], str]:
+    """What a process has from the one that started it: the environment, and the working directory."""
+    return dict(os.environ), os.getcwd()
 
 
 class _Base:
@@ -34,7 +39,7 @@ class _Base:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        self.surroundings = (dict(os.environ), os.getcwd())
+        self.surroundings = _surroundings()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # stdout belongs to the program that started us, which may write its results there
@@ -49,7 +54,7 @@ class _Base:
         """The one of this process; a new one where there is none, it has ended, or the environment has changed."""
         with cls._lock:
             base = cls._current
-            if base is None or not base.lives or base.surroundings != (dict(os.environ), os.getcwd()):
+            if base is None or not base.lives or base.surroundings != _surroundings():
                 base = cls._current = cls()
             return base
 
@@ -130,23 +135,22 @@ class ForkServer:
                 return
             except ConnectionError:
                 data, descriptors = b"", []
-            if not data:
-                self.ended = True
-                return
-            message = unpack_control(data)
-            kind = message["kind"]
-            if kind == "hello":
-                self._pid, self._pidfd = message["pid"], descriptors[0]
-            elif kind == "ready":
-                self.ready = True
-            elif kind == "unfit":
-                self._unfit = message["why"]
-            elif kind == "forked":
-                self._forked = message["pid"], descriptors[0]
-            elif kind == "exited":
-                self._exits[message["pid"]] = message["code"]
-                while len(self._exits) > _KEPT_EXITS:
-                    del self._exits[next(iter(self._exits))]
+            message = unpack_control(data) if data else {"kind": "ended"}
+            match message["kind"]:
+                case "ended":
+                    self.ended = True
+                case "hello":
+                    self._pid, self._pidfd = message["pid"], descriptors[0]
+                case "ready":
+                    self.ready = True
+                case "unfit":
+                    self._unfit = message["why"]
+                case "forked":
+                    self._forked = message["pid"], descriptors[0]
+                case "exited":
+                    self._exits[message["pid"]] = message["code"]
+                    while len(self._exits) > _KEPT_EXITS:
+                        del self._exits[next(iter(self._exits))]
 
     def fork(self, descriptors: Sequence[int], folder: str) -> tuple[int, int]:
         """Fork a worker; returns its process id and a descriptor of the process.
@@ -178,9 +182,7 @@ class ForkServer:
         give_up_at = time.monotonic() + seconds
         self.step()
         while not condition() and not self.ended and (left_s := give_up_at - time.monotonic()) > 0:
-            poll = select.poll()  # not `select`, which takes no descriptor above 1023
-            poll.register(self._socket, select.POLLIN)
-            poll.poll(left_s * 1000)
+            is_readable(self._socket.fileno(), left_s)
             self.step()
 
     def close(self) -> None:
@@ -189,9 +191,7 @@ class ForkServer:
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            poll.poll(_FORK_TAKES_AT_MOST_S * 1000)
+            is_readable(self._pidfd, _FORK_TAKES_AT_MOST_S)
             os.close(self._pidfd)
             self._pidfd = -1
         self._socket.close()
