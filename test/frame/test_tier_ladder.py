@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.sorted_window import SortedWindow
-from torchperf_ros.frame.tier_ladder import Calibration, TierClock, TierLadder, usual_p99
+from torchperf_ros.frame.tier_ladder import Calibration, MemoryGuard, TierClock, TierLadder, usual_p99
 
 FRESH_MS = 50.0
 FRAME_NS = 33_333_333
@@ -399,3 +399,26 @@ def test_given_tiers_that_are_left_out_when_chosen_then_a_lower_one_runs_and_is_
     assert ladder.probe(50.0, START_NS) is None
     ladder.left_out = 0
     assert ladder.probe(50.0, START_NS) == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "left_out", "tight"),
+    [
+        ([0.1, 0.69, 0.7], [0, 0, 0], False),
+        ([0.8, 0.8, 0.8, 0.8], [1, 2, 2, 2], True),  # one tier after the other, but the last
+        ([0.8, 0.65], [1, 1], True),  # a little below the share: nothing changes yet
+        ([0.9, 0.9, 0.5, 0.5, 0.5], [1, 2, 1, 0, 0], False),
+        ([math.nan], [0], False),  # unknown
+        ([0.9, math.nan], [1, 1], True),
+    ],
+)
+def test_given_memory_in_use_when_updated_then_tiers_are_left_out_one_by_one_and_come_back_with_room(
+    used, left_out, tight
+):
+    guard, alone = MemoryGuard(), MemoryGuard()
+    found = []
+    for share in used:
+        guard.update(share, 0.7, 3)
+        alone.update(share, 0.7, 1)
+        found.append(guard.left_out)
+    assert (found, guard.tight, alone.left_out) == (left_out, tight, 0)

@@ -152,7 +152,7 @@ def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_sta
     start_own_stage, tmp_path
 ):
     stage = start_own_stage(adapter="Compilable", engine="aoti", node={"cache_dir": str(tmp_path)})
-    builder = stage.actor.pool.rolling_update._builder
+    builder = stage.actor.pool.rolling_update.builder
     ask_until(stage, lambda: builder._process, "packages are compiled")
     compiler, seen = psutil.Process(builder._process.pid), []
     os.kill(stage.pids[1], signal.SIGKILL)

@@ -270,7 +270,7 @@ def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_l
         dispatcher._running[worker], dispatcher._probe = None, 0
         dispatcher.lost(worker)
     ladder.left_out = 0
-    assert "next probe in 0." in ladder.explain(["full", "fast"], time.monotonic_ns())
+    assert "next probe in " in ladder.explain(["full", "fast"], time.monotonic_ns())
 
 
 def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_not_learn_from_it(stage):

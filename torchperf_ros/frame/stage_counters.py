@@ -1,8 +1,10 @@
 """What a stage has done so far: counters, and the raw numbers of its last frames for whoever computes from them."""
 
-import enum
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
 
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Fallback, Outcome
@@ -10,28 +12,17 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 _PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
 
 
-class ReceiptColumn(enum.IntEnum):
-    """What a row of `StageCounters.receipts` holds."""
+RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("number", "i8")])
+"""A row of `StageCounters.receipts`; `number`: receipts so far, this one included."""
 
-    RECEIVED_NS = 0
-    AGE_MS = 1
-    NUMBER = 2  # receipts so far, this one included
-
-
-class AnswerColumn(enum.IntEnum):
-    """What a row of `StageCounters.answers` holds; times as in `Answer`, NaN where unknown."""
-
-    PUBLISHED_NS = 0
-    TIER = 1
-    OUTCOME = 2
-    WAIT_MS = 3
-    DECODE_MS = 4
-    PREPROCESS_MS = 5
-    INFERENCE_MS = 6
-    POSTPROCESS_MS = 7
-    TOTAL_MS = 8
-    LATENESS_MS = 9
-    NUMBER = 10  # frames that ended so far, this one included
+ANSWER: Final = np.dtype(
+    [
+        ("published_ns", "i8"), ("tier", "i8"), ("outcome", "i8"), ("wait_ms", "f8"), ("decode_ms", "f8"),
+        ("preprocess_ms", "f8"), ("inference_ms", "f8"), ("postprocess_ms", "f8"), ("total_ms", "f8"),
+        ("lateness_ms", "f8"), ("number", "i8"),
+    ]
+)  # fmt: skip
+"""A row of `StageCounters.answers`; times as in `Answer`, NaN where unknown; `number`: frames that ended so far."""
 
 
 @dataclass

@@ -5,54 +5,51 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.outcome import Health, Outcome
 from torchperf_ros.frame.quantiles import PERCENTS, Quantiles
-from torchperf_ros.frame.stage_counters import AnswerColumn, ReceiptColumn, StageCounters
+from torchperf_ros.frame.stage_counters import ANSWER, RECEIPT, StageCounters
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.void]
+Snapshot = tuple[list[tuple[str, float]], float]
+"""A histogram: cumulative counts by upper bound, and the sum."""
 
 
-class TimeWindow:
-    """Rows from a span of time, oldest first; the first column is when, in monotonic ns.
+class BucketCounts:
+    """Counts samples by upper bound (inclusive), and adds them up."""
 
-    Memory follows the rate and the span and is bounded: where more than `most` rows fall into the span, the oldest of
-    them are forgotten, and the window covers less time.
-    """
+    def __init__(self, bounds: Floats) -> None:
+        """Take rising bounds, in the samples' unit; a last bucket without one holds the rest."""
+        self._bounds = bounds
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._sum = 0.0
 
-    def __init__(self, columns: int, most: int = 65_536) -> None:
-        """Start empty, for rows of `columns` numbers."""
-        self._rows = np.empty((0, columns))
-        self._most = most
+    def add(self, values: Floats) -> None:
+        """Count samples; NaN ones are unknown and do not count."""
+        known = values[~np.isnan(values)]
+        np.add.at(self._counts, np.searchsorted(self._bounds, known, side="left"), 1)
+        self._sum += float(known.sum())
 
-    def __len__(self) -> int:
-        """Number of rows held."""
-        return len(self._rows)
-
-    def add(self, rows: np.ndarray, since_ns: int) -> None:
-        """Append rows, and forget those before `since_ns`."""
-        kept = np.concatenate([self._rows, rows])
-        self._rows = kept[kept[:, 0] >= since_ns][-self._most :]
-
-    def column(self, index: int) -> np.ndarray:
-        """One number of every row, oldest first."""
-        return self._rows[:, index]
+    def snapshot(self) -> Snapshot:
+        """Cumulative counts by bound as text, the last one `+Inf`, and the sum."""
+        words = [*(repr(bound) for bound in self._bounds.tolist()), "+Inf"]
+        return list(zip(words, np.cumsum(self._counts).tolist(), strict=True)), self._sum
 
 
 RELATIVE_ERROR = 0.01
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOWEST_MS, _HIGHEST_MS = 1e-3, 1e6  # below: counted as the lowest; a budget is at most a minute
+_POWERS = np.arange(*(math.ceil(math.log(ms) / math.log(_GAMMA)) for ms in (_LOWEST_MS, _HIGHEST_MS)))
+_SKETCH_BOUNDS_MS = _GAMMA**_POWERS
 
 
-def _bucket(value_ms: float) -> int:
-    return math.ceil(math.log(value_ms) / math.log(_GAMMA))
-
-
-_FIRST, _LAST = _bucket(_LOWEST_MS), _bucket(_HIGHEST_MS)
-
-
-class LatencySketch:
+class LatencySketch(BucketCounts):
     """Durations in ms, of which every percentile is known to 1 %; the largest is exact. About 8 KiB.
 
     Bucket i holds gamma^(i-1) < x <= gamma^i with gamma = (1 + a) / (1 - a), and stands for 2 gamma^i / (gamma + 1):
@@ -61,21 +58,14 @@ class LatencySketch:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._counts = np.zeros(_LAST - _FIRST + 1, dtype=np.int64)
+        super().__init__(_SKETCH_BOUNDS_MS)
         self._max_ms = math.nan
 
-    def add(self, values_ms: np.ndarray) -> None:
+    def add(self, values: Floats) -> None:
         """Count samples; none of them NaN."""
-        if not len(values_ms):
-            return
-        exponents = np.ceil(np.log(np.maximum(values_ms, _LOWEST_MS)) / math.log(_GAMMA)).astype(np.int64)
-        np.add.at(self._counts, np.clip(exponents - _FIRST, 0, _LAST - _FIRST), 1)
-        self._max_ms = float(np.fmax(self._max_ms, values_ms.max()))
-
-    def clear(self) -> None:
-        """Forget every sample."""
-        self._counts[:] = 0
-        self._max_ms = math.nan
+        super().add(values)
+        if len(values):
+            self._max_ms = float(np.fmax(self._max_ms, values.max()))
 
     def quantiles(self) -> Quantiles:
         """Each percentile is the sample at its rank rounded down, to within `RELATIVE_ERROR`."""
@@ -84,52 +74,25 @@ class LatencySketch:
         if not count:
             return Quantiles()
         ranks = [math.floor(percent / 100 * (count - 1)) for percent in PERCENTS[:-1]]
-        places = np.searchsorted(ends, ranks, side="right") + _FIRST
-        p50, p95, p99 = np.minimum(2 * _GAMMA ** places.astype(float) / (_GAMMA + 1), self._max_ms).tolist()
+        powers = np.searchsorted(ends, ranks, side="right") + float(_POWERS[0])
+        p50, p95, p99 = np.minimum(2 * _GAMMA**powers / (_GAMMA + 1), self._max_ms).tolist()
         return Quantiles(count, p50, p95, p99, self._max_ms)
 
 
 _SHARES_OF_BUDGET = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-LATENESS_BOUNDS_S = (0.0, 0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+LATENESS_BOUNDS_S = np.array((0.0, 0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
 """Bounds for the time past a deadline: the first bucket holds what was in time."""
 
 
-def budget_bounds_s(budget_ms: float) -> tuple[float, ...]:
+def budget_bounds_s(budget_ms: float) -> Floats:
     """Bounds in s around a budget, which is one of them: finest just before it, where it is decided."""
-    return tuple(float(f"{share * budget_ms / 1000:.6g}") for share in _SHARES_OF_BUDGET)
-
-
-class BucketCounts:
-    """Counts samples in s by upper bound (inclusive), and adds them up."""
-
-    def __init__(self, bounds_s: Sequence[float]) -> None:
-        """Take rising bounds; a last bucket without one holds the rest."""
-        self._bounds_s = np.array(bounds_s)
-        self._counts = np.zeros(len(bounds_s) + 1, dtype=np.int64)
-        self._sum_s = 0.0
-
-    def add(self, values_s: np.ndarray) -> None:
-        """Count samples; NaN ones are unknown and do not count."""
-        known = values_s[~np.isnan(values_s)]
-        np.add.at(self._counts, np.searchsorted(self._bounds_s, known, side="left"), 1)
-        self._sum_s += float(known.sum())
-
-    def snapshot(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative counts by bound as text, the last one `+Inf`, and the sum in s."""
-        words = [*(repr(bound) for bound in self._bounds_s.tolist()), "+Inf"]
-        return list(zip(words, np.cumsum(self._counts).tolist(), strict=True)), self._sum_s
+    return np.array([float(f"{share * budget_ms / 1000:.6g}") for share in _SHARES_OF_BUDGET])
 
 
 NO_TIER = ""
 """Where a tier is named: none was started for the frame. No tier can be called so."""
 
-STEPS = {
-    "wait": AnswerColumn.WAIT_MS,
-    "decode": AnswerColumn.DECODE_MS,
-    "preprocess": AnswerColumn.PREPROCESS_MS,
-    "inference": AnswerColumn.INFERENCE_MS,
-    "postprocess": AnswerColumn.POSTPROCESS_MS,
-}
+STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
 """Parts of a frame's time, from the mailbox to the worker's last step."""
 
 
@@ -177,42 +140,46 @@ class StageReading:
     unrecorded: int
 
 
-Snapshot = tuple[list[tuple[str, float]], float]
-"""A histogram: cumulative counts by upper bound in s, and the sum in s."""
+class RecentRows:
+    """Rows on their way from a frame's thread, and those of the last seconds, oldest first.
 
+    The first column is when, in monotonic ns; the last one numbers the rows. Memory follows the rate and the span and
+    is bounded: where more than `most` rows fall into the span, the window covers less time.
 
-class _Log:
-    """Rows on their way from a frame's thread, and those of the last seconds; the last column numbers them."""
+    Attributes:
+        rows: of the last seconds.
+        unrecorded: rows that were pushed out before anyone took them.
+    """
 
-    def __init__(self, pending: deque[tuple[float, ...]], columns: int) -> None:
-        self.unrecorded = 0
-        self._pending, self._columns, self._taken = pending, columns, 0
-        self._window = TimeWindow(columns)
-        self.column = self._window.column
+    def __init__(self, pending: deque[tuple[float, ...]], row: np.dtype[np.void], most: int = 65_536) -> None:
+        """Take rows of this type from `pending`."""
+        self.rows = np.empty(0, row)
+        self.unrecorded = self._taken = 0
+        self._pending, self._most = pending, most
 
-    def take(self, since_ns: int) -> np.ndarray:
-        """Rows that are new; what is appended meanwhile is for the next time."""
-        taken = [self._pending.popleft() for _ in range(len(self._pending))]
-        rows = np.array(taken, dtype=float).reshape(len(taken), self._columns)
-        self._window.add(rows, since_ns)
-        if taken:
-            self._taken += len(taken)
-            self.unrecorded = round(taken[-1][-1]) - self._taken
-        return rows
+    def take(self, since_ns: int) -> Rows:
+        """Forget what is older; returns what is new. What is appended meanwhile is for the next time."""
+        new = np.array([self._pending.popleft() for _ in range(len(self._pending))], self.rows.dtype)
+        kept = np.concatenate([self.rows, new])
+        self.rows = kept[kept[kept.dtype.names[0]] >= since_ns][-self._most :]
+        if len(new):
+            self._taken += len(new)
+            self.unrecorded = int(new["number"][-1]) - self._taken
+        return new
 
 
 class _Latencies:
     """Latencies over the run and since activation, of a stage or one of its tiers."""
 
-    def __init__(self, bounds_s: Sequence[float]) -> None:
+    def __init__(self, bounds_s: Floats) -> None:
         self.run, self.active, self.buckets = LatencySketch(), LatencySketch(), BucketCounts(bounds_s)
 
-    def add(self, total_ms: np.ndarray, is_active: np.ndarray) -> None:
+    def add(self, total_ms: Floats, is_active: NDArray[np.bool_]) -> None:
         self.run.add(total_ms)
         self.active.add(total_ms[is_active])
         self.buckets.add(total_ms / 1000)
 
-    def spans(self, window_ms: np.ndarray, missed: np.ndarray) -> Spans:
+    def spans(self, window_ms: Floats, missed: NDArray[np.bool_]) -> Spans:
         return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles(), _mean(missed))
 
 
@@ -231,8 +198,8 @@ class StageFigures:
         """Read `statistics`; the bounds of histograms are placed around `budget_ms` and stay there."""
         self.window_s = window_s
         self._statistics = statistics
-        self._receipts = _Log(statistics.receipts, len(ReceiptColumn))
-        self._answers = _Log(statistics.answers, len(AnswerColumn))
+        self._receipts = RecentRows(statistics.receipts, RECEIPT)
+        self._answers = RecentRows(statistics.answers, ANSWER)
         bounds_s = budget_bounds_s(budget_ms)
         self._stage = _Latencies(bounds_s)
         self._tiers = {name: _Latencies(bounds_s) for name in (*tiers, NO_TIER)}
@@ -269,38 +236,39 @@ class StageFigures:
         if self._activated_ns != self._statistics.activated_ns:
             self._activated_ns = self._statistics.activated_ns
             for kept in (self._stage, *self._tiers.values()):
-                kept.active.clear()
+                kept.active = LatencySketch()
         if len(answers):
             self._count(answers)
 
-    def _count(self, answers: np.ndarray) -> None:
-        total_ms, tier = answers[:, AnswerColumn.TOTAL_MS], answers[:, AnswerColumn.TIER]
-        is_active = answers[:, AnswerColumn.PUBLISHED_NS] >= (self._activated_ns or math.inf)
+    def _count(self, answers: Rows) -> None:
+        total_ms, tier = answers["total_ms"], answers["tier"]
+        is_active = answers["published_ns"] >= (self._activated_ns or math.inf)
         self._stage.add(total_ms, is_active)
         for index, kept in zip(_tier_indices(len(self._tiers)), self._tiers.values(), strict=True):
             kept.add(total_ms[tier == index], is_active[tier == index])
-        self._lateness.add(np.maximum(answers[:, AnswerColumn.LATENESS_MS], 0.0) / 1000)
-        for step, column in STEPS.items():
-            self._steps[step].add(answers[:, column] / 1000)
+        self._lateness.add(np.maximum(answers["lateness_ms"], 0.0) / 1000)
+        for step, counts in self._steps.items():
+            counts.add(answers[f"{step}_ms"] / 1000)
 
     def _reading(self) -> StageReading:
-        total_ms, tier = self._answers.column(AnswerColumn.TOTAL_MS), self._answers.column(AnswerColumn.TIER)
-        intervals_ms = np.diff(self._receipts.column(ReceiptColumn.RECEIVED_NS)) / NS_PER_MS
-        missed = self._answers.column(AnswerColumn.OUTCOME) != Outcome.ON_TIME
+        receipts, answers = self._receipts.rows, self._answers.rows
+        total_ms, tier = answers["total_ms"], answers["tier"]
+        intervals_ms = np.diff(receipts["received_ns"]) / NS_PER_MS
+        missed = answers["outcome"] != Outcome.ON_TIME
         return StageReading(
             latency=self._stage.spans(total_ms, missed),
             tiers={
                 name: kept.spans(total_ms[tier == index], missed[tier == index])
                 for index, (name, kept) in zip(_tier_indices(len(self._tiers)), self._tiers.items(), strict=True)
             },
-            lateness=Quantiles.of(self._answers.column(AnswerColumn.LATENESS_MS)),
-            age=Quantiles.of(self._receipts.column(ReceiptColumn.AGE_MS)),
-            wait=Quantiles.of(self._answers.column(AnswerColumn.WAIT_MS)),
+            lateness=Quantiles.of(answers["lateness_ms"]),
+            age=Quantiles.of(receipts["age_ms"]),
+            wait=Quantiles.of(answers["wait_ms"]),
             interval_ms=_mean(intervals_ms),
             interval_jitter_ms=float(intervals_ms.std()) if len(intervals_ms) else math.nan,
             latency_jitter_ms=_mean(np.abs(np.diff(total_ms))),
             health_s=dict(self._health_s),
-            unrecorded=sum(log.unrecorded for log in (self._receipts, self._answers)),
+            unrecorded=self._receipts.unrecorded + self._answers.unrecorded,
         )
 
 
@@ -309,5 +277,5 @@ def _tier_indices(count: int) -> list[int]:
     return [*range(count - 1), -1]
 
 
-def _mean(values: np.ndarray) -> float:
+def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else math.nan

@@ -83,6 +83,12 @@ class TierClock:
         self._overhead = SortedWindow(_WINDOW)
         self._probed = False
         self.calibration = Calibration(0.0, 0.0)
+        self.untry()
+
+    def untry(self) -> None:
+        """It was never tried: what was found before is of other models or other times."""
+        self.failures = self.due_ns = 0
+        self.tried_ns: int | None = None
 
     def calibrate(self, calibration: Calibration, *, probed: bool = False) -> None:
         """Take a measurement for the time in which there are no own runs; `probed`: of a run on a frame."""
@@ -145,16 +151,11 @@ class TierLadder:
         self._clocks = [TierClock() for _ in range(tiers)]
         self._overhead = SortedWindow(_WINDOW)
         self._slowdown = 1.0
-        self._failures = [0] * tiers
-        self._due_ns = [0] * tiers
-        self._tried_ns: list[int | None] = [None] * tiers
         self._good = (0, 0)  # which tier is being probed, and how often it fitted
         self._fresh_ms = math.inf
-        self._now_ns = 0
         self._started_ns: int | None = None
-        self._since_ns = 0
-        self.level = 0
-        self.left_out = 0
+        self._now_ns = self._since_ns = 0
+        self.level = self.left_out = 0
         self._predict()
 
     @property
@@ -166,8 +167,7 @@ class TierLadder:
         """Take a worker's measurements, one per tier; what was found before is of other models or other times."""
         for clock, calibration in zip(self._clocks, calibrations, strict=True):
             clock.calibrate(calibration)
-        tiers = len(self._clocks)
-        self._failures, self._due_ns, self._tried_ns = [0] * tiers, [0] * tiers, [None] * tiers
+            clock.untry()
         self._predict()
 
     def predicted_ms(self, tier: int) -> float:
@@ -213,15 +213,13 @@ class TierLadder:
         return self._first_fit(left_ms, self.level)
 
     def _first_fit(self, left_ms: float, start: int) -> int:
-        for tier in range(start, self.last):
-            if self.forecasts[tier].ms <= left_ms:
-                return tier
-        return self.last
+        return next((tier for tier in range(start, self.last) if self.forecasts[tier].ms <= left_ms), self.last)
 
     def _failed(self, tier: int, *, again: bool) -> None:
         """Leave the tier alone for a while, longer if it failed before."""
-        self._failures[tier] = self._failures[tier] + 1 if again else 1
-        self._due_ns[tier] = self._now_ns + (_FIRST_WAIT_NS << min(self._failures[tier] - 1, _MOST_DOUBLINGS))
+        clock = self._clocks[tier]
+        clock.failures = clock.failures + 1 if again else 1
+        clock.due_ns = self._now_ns + (_FIRST_WAIT_NS << min(clock.failures - 1, _MOST_DOUBLINGS))
 
     def _step(self, level: int) -> None:
         self.level, self._since_ns, self._good = level, self._now_ns, (0, 0)
@@ -246,23 +244,22 @@ class TierLadder:
         """
         self._now_ns = now_ns
         for tier in self._above():
-            likely_ms = self._clocks[tier].likely_ms(self._slowdown, self._overhead_ms)
+            clock = self._clocks[tier]
+            likely_ms = clock.likely_ms(self._slowdown, self._overhead_ms)
             fits = likely_ms <= max(room_ms, room_ms + fresh_ms - self.forecasts[self.last].ms)
             fits = fits or (self._good[0] == tier and self._good[1] > 0)  # its last run did
-            from_ns = max(self._due_ns[tier], 0 if fits else self._forced_ns(tier))
-            if likely_ms <= longest_ms and now_ns >= from_ns:
-                self._tried_ns[tier] = now_ns
+            if not fits:  # it is tried all the same now and then
+                forced_ns = (
+                    (self._started_ns or 0) + _UNTRIED_NS if clock.tried_ns is None else clock.tried_ns + _RARELY_NS
+                )
+            if likely_ms <= longest_ms and now_ns >= max(clock.due_ns, 0 if fits else forced_ns):
+                clock.tried_ns = now_ns
                 return tier
         return None
 
     def _above(self) -> list[int]:
         """Tiers above the level that may run, those first that failed least, of these the cheapest."""
-        return sorted(range(self.level - 1, self.left_out - 1, -1), key=self._failures.__getitem__)
-
-    def _forced_ns(self, tier: int) -> int:
-        """From when on a tier is tried that seems not to fit between two frames."""
-        tried_ns = self._tried_ns[tier]
-        return (self._started_ns or 0) + _UNTRIED_NS if tried_ns is None else tried_ns + _RARELY_NS
+        return sorted(range(self.level - 1, self.left_out - 1, -1), key=lambda tier: self._clocks[tier].failures)
 
     def probed(self, tier: int, inference_ms: float, whole_ms: float, fresh_ms: float) -> None:
         """A probe of `tier` took `whole_ms`: after enough that fit, step up; one that does not delays the next.
@@ -281,8 +278,7 @@ class TierLadder:
             self._good = (0, 0)
             clock.forget()
             if not math.isnan(inference_ms):
-                measured_ms = inference_ms / self._slowdown
-                clock.calibrate(Calibration(measured_ms, measured_ms), probed=True)
+                clock.calibrate(Calibration(*[inference_ms / self._slowdown] * 2), probed=True)
             self._predict()
             return
         clock.add(inference_ms, whole_ms - inference_ms)
@@ -303,11 +299,11 @@ class TierLadder:
             return ""
         if left_out >= level:
             return f"{names[level - 1]} is left out while memory is short"
-        tier = min(self._above(), key=self._due_ns.__getitem__, default=level)  # it may just have stepped up
+        tier = min(self._above(), key=lambda tier: self._clocks[tier].due_ns, default=level)  # just stepped up?
         forecast, fresh_ms = self.forecasts[tier], self._fresh_ms
         relation = ">" if forecast.ms > fresh_ms else "<="
         text = f"{names[tier]} predicted {forecast.ms:.1f} ms {relation} {fresh_ms:.1f} left"
-        wait_s = (self._due_ns[tier] - now_ns) / NS_PER_S
+        wait_s = (self._clocks[tier].due_ns - now_ns) / NS_PER_S
         if wait_s > 0:
             return f"{text}; next probe in {wait_s:.1f} s"
         good = self._good[1] if self._good[0] == tier else 0

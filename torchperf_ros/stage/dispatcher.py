@@ -69,10 +69,7 @@ class Dispatcher:
         """Take the stage's parts."""
         self.latest: dict[int, LatestInput] = {}
         self.hedge_rule = HedgeRule()
-        self._pool = pool
-        self._ladder = ladder
-        self._outputs = outputs
-        self._statistics = statistics
+        self._pool, self._ladder, self._outputs, self._statistics = pool, ladder, outputs, statistics
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
         self._probe: int | None = None  # tier that the practice is to try; None: a rehearsal
@@ -90,10 +87,8 @@ class Dispatcher:
         if self._last_received_ns:
             self._intervals_ns.append(frame.received_ns - self._last_received_ns)
         self._last_received_ns = frame.received_ns
-        inputs = [
-            InputBytes(0, frame.stamp_ns, frame.age_ms, data),
-            *(each.beside(frame) for each in self.latest.values()),
-        ]
+        inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, data)]
+        inputs += [each.beside(frame) for each in self.latest.values()]
         try:
             in_flight.offset, in_flight.length = self._pool.ring.write(frame.seq, inputs)
         except ValueError as error:
@@ -101,27 +96,24 @@ class Dispatcher:
         else:
             in_flight.number, self._started = self._started, self._started + 1
 
-    @property
-    def hedges(self) -> bool:
-        """Whether a frame that is overdue is run on the standby as well."""
-        return self.hedge_rule.allowed
-
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
         """An idle worker: one that records if there is, else the preferred one, else another."""
         idle = [worker for worker in self._pool.everyone if worker is not other_than and worker.idle]
         return min(idle, key=lambda worker: (not worker.recording, worker is not self._preferred), default=None)
 
-    def other_usable(self, worker: WorkerProcess | None) -> bool:
-        """Whether another worker is there, idle or busy."""
-        return any(other is not worker and other.available for other in self._pool.everyone)
-
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
         """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
         if in_flight.failure is Outcome.BAD_INPUT or in_flight.backup_result is not None or in_flight.backup_failed:
             return False
-        if in_flight.suspect and in_flight.backup is None:
+        if Fallback.BACKUP not in self._pool.config.fallback or (in_flight.suspect and in_flight.backup is None):
             return False
-        return Fallback.BACKUP in self._pool.config.fallback and self.other_usable(in_flight.runner)
+        return any(other is not in_flight.runner and other.available for other in self._pool.everyone)
+
+    def wants_backup(self, in_flight: FrameInFlight, now_ns: int) -> bool:
+        """Whether the frame should be run on the backup as well: the runner failed, or is nearly out of time."""
+        if Fallback.BACKUP not in self._pool.config.fallback:
+            return False
+        return in_flight.wants_backup(now_ns, hedges=self.hedge_rule.allowed)
 
     def why_late(self, in_flight: FrameInFlight, now_ns: int) -> Verdict:
         """What a frame without a result comes to when its time is up, and why."""
@@ -139,10 +131,7 @@ class Dispatcher:
     def start(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
         """Run the frame in flight on an idle worker, if there is one, on the tier that fits the time left.
 
-        Args:
-            in_flight: the current frame.
-            fresh_ms: time that a frame has which did not wait; decides the ladder's level.
-            now_ns: monotonic time.
+        `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
         """
         tier = None
         while worker := self._idle_worker():
@@ -185,15 +174,13 @@ class Dispatcher:
         """
         if self._pool.description is None or not self._pool.description.observes or not in_flight.length:
             return
-        for worker in self._pool.everyone:
-            if worker.observed is None or worker.observed < in_flight.number:
-                missed = _missed(worker, in_flight)
-                if worker.observe(in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, missed=missed):
-                    worker.observed = in_flight.number
-                else:
-                    self._statistics.missed_observations += 1
-                if one:
-                    return
+        behind = [each for each in self._pool.everyone if each.observed is None or each.observed < in_flight.number]
+        for worker in behind[:1] if one else behind:
+            missed = _missed(worker, in_flight)
+            if worker.observe(in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, missed=missed):
+                worker.observed = in_flight.number
+            else:
+                self._statistics.missed_observations += 1
 
     def practise(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
         """After an answer, with no frame waiting: run its frame once more where that helps and costs no deadline.
@@ -211,10 +198,8 @@ class Dispatcher:
             tier, worker, self._probe = self._ladder.last, spare, None
             self._statistics.rehearsals += 1
         elif spare is not None and spare in self._has_run and self._to_retry is not None:
-            late, self._to_retry = self._to_retry, None
-            if spare.run(self._ladder.last, late.frame.seq, late.offset, late.length, now_ns, observe=False):
-                self._running[spare], self._retrying, self._probe = None, spare, None
-            return
+            in_flight, self._to_retry = self._to_retry, None
+            tier, worker, self._probe, self._retrying = self._ladder.last, spare, None, spare
         else:
             next_ns = self._last_received_ns + min(self._intervals_ns, default=0)
             room_ms = math.inf if spare is not None else max(0.0, (next_ns - now_ns) / NS_PER_MS)
@@ -225,21 +210,21 @@ class Dispatcher:
             self._statistics.probes += 1
         if worker.run(tier, in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, observe=False):
             self._running[worker] = None
+        else:
+            self._retrying = None
 
     def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
         """Take a response: give it to the frame that it belongs to, and note its times for `learn`."""
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
-        steps = _step_times(response)
-        outcome = Outcome(response.outcome)
+        steps, outcome = _step_times(response), Outcome(response.outcome)
         in_flight = self._running.pop(worker)
-        is_cold = worker not in self._has_run
-        self._has_run.add(worker)
         if in_flight is not None and worker is in_flight.runner:
             in_flight.survived = True
             if in_flight.answered:
                 self._observe(in_flight, now_ns)
-        if in_flight is not None and not is_cold and not math.isnan(steps.inference_ms):
+        if in_flight is not None and worker in self._has_run and not math.isnan(steps.inference_ms):
             self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
+        self._has_run.add(worker)  # what came before was a cold run
         if worker is self._retrying:
             self._retrying = None
             if outcome is Outcome.ON_TIME:  # else it was overwritten meanwhile, or has another fault

@@ -117,14 +117,9 @@ class FrameInFlight:
         return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)
 
     def answer(
-        self,
-        verdict: Verdict,
-        fallback: Fallback | None,
-        result: Result | None,
-        payload: bytes | None,
-        budget_ms: float,
-        published_ns: int,
-    ) -> Answer:
+        self, verdict: Verdict, fallback: Fallback | None, result: Result | None, payload: bytes | None,
+        budget_ms: float, published_ns: int,
+    ) -> Answer:  # fmt: skip
         """The record of how the frame was answered; its own result that was out too late is `late` all the same."""
         outcome, reason = verdict
         frame = self.frame
@@ -135,15 +130,9 @@ class FrameInFlight:
             reason = f"own result too slow, {_INSTEAD[fallback]}{PUBLISHED_ON_TIME}{reason}"
         return Answer(
             frame, outcome, fallback, reason,
-            tier=self.tier if result is None else result.tier,
-            wait_ms=self.wait_ms,
-            total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
-            budget_ms=budget_ms,
-            lateness_ms=lateness_ms,
-            published_ns=published_ns,
-            steps=StepTimes() if result is None else result.steps,
-            payload=payload,
-            offset=self.offset,
-            length=self.length,
+            tier=self.tier if result is None else result.tier, steps=StepTimes() if result is None else result.steps,
+            wait_ms=self.wait_ms, total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
+            budget_ms=budget_ms, lateness_ms=lateness_ms, published_ns=published_ns,
+            payload=payload, offset=self.offset, length=self.length,
             profiled=self.runner is not None and bool(self.runner.recording),
         )  # fmt: skip

@@ -212,7 +212,7 @@ class StageActor:
             self._dispatcher.latest[index] = received
 
     def _begin(self, now_ns: int) -> None:
-        """Give the waiting frame its turn: hand it to an idle worker, and set the timer."""
+        """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
         waiting = self.mailbox.waiting
         frame = self.mailbox.take(now_ns)
         if frame is None:
@@ -223,7 +223,15 @@ class StageActor:
         leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
         try:
-            self._hand_over(in_flight, now_ns)
+            if frame.data is None or frame.refusal:
+                in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
+            else:
+                self._dispatcher.write(in_flight, frame.data)
+            if in_flight.failure is None:
+                self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
+                self._waiter.set(in_flight.next_event_ns(now_ns))
+            else:
+                self._waiter.wake()
         except Exception as error:  # a thread's boundary, the receiving one's too: the stage answers all the same
             self.statistics.counters.internal_errors += 1
             self.pool.last_error = self._unlogged = traceback.format_exc()
@@ -231,18 +239,6 @@ class StageActor:
                 in_flight.fail(Outcome.ERROR, f"an error in the node: {type(error).__name__}: {error}")
                 in_flight.backup_failed = True
             self._waiter.wake()
-
-    def _hand_over(self, in_flight: FrameInFlight, now_ns: int) -> None:
-        frame = in_flight.frame
-        if frame.data is None or frame.refusal:
-            in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
-        else:
-            self._dispatcher.write(in_flight, frame.data)
-        if in_flight.failure is not None:
-            self._waiter.wake()
-            return
-        self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
-        self._waiter.set(in_flight.next_event_ns(now_ns))
 
     # -- the stage's thread: results, deadline, answer ----------------------------------------------------------------
 
@@ -267,18 +263,15 @@ class StageActor:
                 worker = self._waiter.worker(descriptor)
                 if worker is not None:
                     self._receive(worker)
-            if (
-                self._in_flight is None and self.mailbox.waiting is not None
-            ):  # an error of ours has lost the one before it
+            if self._in_flight is None:  # a frame that waits all the same: an error of ours has lost the one before it
                 self._begin(self._clock())
             in_flight = self._in_flight
             verdict = None if in_flight is None else self._decide(in_flight, self._clock())
+        # what takes a moment is done without the lock
         if in_flight is not None and verdict is not None:
             self._answer(in_flight, verdict)
             self._next(in_flight)
-        elif (
-            in_flight is not None and (now_ns := self._clock()) >= in_flight.prepare_ns
-        ):  # takes a moment: not under the lock
+        elif in_flight is not None and (now_ns := self._clock()) >= in_flight.prepare_ns:
             ros_leave_ns = self._ros_now() + in_flight.leave_ns - now_ns
             self._outputs.prepare(self.config, self._output_type, in_flight.leave_ns, ros_leave_ns)
         if self._unlogged:
@@ -310,7 +303,7 @@ class StageActor:
             return self._dispatcher.why_late(in_flight, now_ns)
         if in_flight.runner is None:
             self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
-        elif Fallback.BACKUP in self.config.fallback and in_flight.wants_backup(now_ns, hedges=self._dispatcher.hedges):
+        elif self._dispatcher.wants_backup(in_flight, now_ns):
             self._dispatcher.start_backup(in_flight, now_ns)
         self._waiter.set(in_flight.next_event_ns(now_ns))
         return None

@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchperf_ros.frame.errors import ProtocolError
 
@@ -36,8 +36,7 @@ _REQUEST = struct.Struct("<HHIQQQQI")
 _RESPONSE = struct.Struct("<HHIQQ4q")
 
 
-@dataclass(slots=True)
-class Request:
+class Request(NamedTuple):
     """Node to worker: the frame at `offset` of the ring, `length` bytes.
 
     For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for it. For
@@ -54,9 +53,7 @@ class Request:
 
     def pack(self) -> bytes:
         """As bytes."""
-        return _REQUEST.pack(
-            VERSION, self.kind, self.tier, self.seq, self.offset, self.length, self.leave_ns, self.missed
-        )
+        return _REQUEST.pack(VERSION, *self)
 
 
 @dataclass(slots=True)
