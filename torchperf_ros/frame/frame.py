@@ -69,24 +69,17 @@ class Frame:
     """One trigger message.
 
     Attributes:
-        seq: number of the frame in its stage, counted from 0 over every frame received.
         data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
-        stamp_ns: `header.stamp`, 0 if none.
-        age_ms: ROS time from stamp to receipt, NaN if unknown.
-        received_ns: monotonic receipt.
-        deadline_ns: monotonic time by which the answer is published.
-        origin: what the end-to-end latency counts from.
-        refusal: why the frame cannot be run at all, empty if it can.
     """
 
-    seq: int
+    seq: int  # number of the frame in its stage, counted from 0 over every frame received
     data: bytes | memoryview | None
-    stamp_ns: int
-    age_ms: float
-    received_ns: int
-    deadline_ns: int
-    origin: Origin
-    refusal: str = ""
+    stamp_ns: int  # `header.stamp`, 0 if none
+    age_ms: float  # ROS time from stamp to receipt, NaN if unknown
+    received_ns: int  # monotonic receipt
+    deadline_ns: int  # monotonic time by which the answer is published
+    origin: Origin  # what the end-to-end latency counts from
+    refusal: str = ""  # why the frame cannot be run at all, empty if it can
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
@@ -118,37 +111,24 @@ class Answer:
     """What was published for a frame, and why.
 
     Attributes:
-        frame: the frame that was answered.
-        outcome: on time, or the reason why not.
-        fallback: what replaced the frame's own result; None for a frame that was on time.
-        reason: for people: one line, then a traceback if there is one; empty for a frame that was on time.
-        tier: index of the tier whose result was used or waited for; -1 if none was started.
-        steps: times inside the worker that gave the result.
-        wait_ms: from receipt to the start of the frame's turn (time in the mailbox).
-        total_ms: from receipt to the published answer.
-        budget_ms: the stage's budget, counted as `budget_from` says.
-        lateness_ms: published after (positive) or before (negative) the deadline.
-        published_ns: monotonic time at which the answer was out.
-        payload: the output's bytes, None if nothing was published.
         offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
-        profiled: whether its worker was recording a profile meanwhile, which takes time.
     """
 
-    frame: Frame
-    outcome: Outcome
-    fallback: Fallback | None
-    reason: str
-    tier: int
-    wait_ms: float
-    total_ms: float
-    budget_ms: float
-    lateness_ms: float
-    published_ns: int
-    steps: StepTimes = field(default_factory=StepTimes)
-    payload: bytes | None = None
+    frame: Frame  # the frame that was answered
+    outcome: Outcome  # on time, or the reason why not
+    fallback: Fallback | None  # what replaced the frame's own result; None for a frame that was on time
+    reason: str  # for people: one line, then a traceback if there is one; empty for a frame that was on time
+    tier: int  # index of the tier whose result was used or waited for; -1 if none was started
+    wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox)
+    total_ms: float  # from receipt to the published answer
+    budget_ms: float  # the stage's budget, counted as `budget_from` says
+    lateness_ms: float  # published after (positive) or before (negative) the deadline
+    published_ns: int  # monotonic time at which the answer was out
+    steps: StepTimes = field(default_factory=StepTimes)  # times inside the worker that gave the result
+    payload: bytes | None = None  # the output's bytes, None if nothing was published
     offset: int = 0
     length: int = 0
-    profiled: bool = False
+    profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
 
 
 class Mailbox:

@@ -11,17 +11,11 @@ FRESH = frozenset({None, Fallback.BACKUP})
 
 @dataclass
 class HealthLimits:
-    """When a stage changes its health.
+    """When a stage changes its health."""
 
-    Attributes:
-        input_timeout_ms: without input for this long, the stage waits.
-        sustained_misses: this many frames in a row without a fresh answer are a sustained failure.
-        recover_frames: this many frames in a row on time lead back up by one state.
-    """
-
-    input_timeout_ms: float = 1000.0
-    sustained_misses: int = 10
-    recover_frames: int = 30
+    input_timeout_ms: float = 1000.0  # without input for this long, the stage waits
+    sustained_misses: int = 10  # this many frames in a row without a fresh answer are a sustained failure
+    recover_frames: int = 30  # this many frames in a row on time lead back up by one state
 
 
 class HealthTracker:

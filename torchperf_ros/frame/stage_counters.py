@@ -32,48 +32,34 @@ class StageCounters:
     Every frame that came in is in exactly one of answered, unanswered, superseded, stale, in flight.
 
     Attributes:
-        frames: frames received, or due from the stage before.
-        answered: frames for which something was published, whatever the outcome.
-        unanswered: frames for which nothing was, as no fallback was to be had.
         outcomes, fallbacks: both of these by index of `Outcome` and `Fallback`.
-        missed_deadline: those that ended after their deadline.
-        late_results: results that came after their frame had been answered; not published as if fresh.
-        rehearsals: runs of the spare worker that nobody waited for, to keep it warm.
-        probes: runs of a higher tier outside any frame's answer.
-        backups: frames that the second worker ran as well, on the cheapest tier.
-        missed_observations: frames that a worker with a full queue could not be told of, for its histories.
-        refused_inputs: messages of other inputs than the trigger that were too large.
-        internal_errors: errors in the node itself; each cost a frame its answer, or at least its result.
-        ignored: messages that came while the stage was not active.
         zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
-        last_reason: why the last frame that was not on time was not.
-        activated_ns: monotonic time since which the stage takes frames, the last time it was activated; 0: never.
         receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and taken away by
             `StageFigures` on another thread; appending to a deque and taking from it need no lock.
     """
 
-    frames: int = 0
-    answered: int = 0
-    unanswered: int = 0
+    frames: int = 0  # frames received, or due from the stage before
+    answered: int = 0  # frames for which something was published, whatever the outcome
+    unanswered: int = 0  # frames for which nothing was, as no fallback was to be had
     outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
     fallbacks: list[int] = field(default_factory=lambda: [0] * len(Fallback))
-    missed_deadline: int = 0
-    late_results: int = 0
-    rehearsals: int = 0
-    probes: int = 0
-    backups: int = 0
-    missed_observations: int = 0
-    refused_inputs: int = 0
-    internal_errors: int = 0
-    ignored: int = 0
+    missed_deadline: int = 0  # frames that ended after their deadline
+    late_results: int = 0  # results that came after their frame had been answered; not published as if fresh
+    rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
+    probes: int = 0  # runs of a higher tier outside any frame's answer
+    backups: int = 0  # frames that the second worker ran as well, on the cheapest tier
+    missed_observations: int = 0  # frames that a worker with a full queue could not be told of, for its histories
+    refused_inputs: int = 0  # messages of other inputs than the trigger that were too large
+    internal_errors: int = 0  # errors in the node itself; each cost a frame its answer, or at least its result
+    ignored: int = 0  # messages that came while the stage was not active
     zero_stamps: int = 0
     future_stamps: int = 0
     backward_stamps: int = 0
     repeated_stamps: int = 0
-    activated_ns: int = 0
+    activated_ns: int = 0  # monotonic time since which the stage takes frames, the last time it was activated; 0: never
     receipts: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
     answers: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
-    last_reason: str = ""
+    last_reason: str = ""  # why the last frame that was not on time was not
     _last_stamp_ns: int = 0
 
     def received(self, received_ns: int, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:

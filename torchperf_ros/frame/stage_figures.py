@@ -101,15 +101,13 @@ class Spans:
     """Latencies over three spans of time.
 
     Attributes:
-        window: the last seconds; exact.
         run, active: since configure, since the last activation; to 1 %, see `LatencySketch`.
-        miss_ratio: share of the window's answers that were not on time, 0 to 1; NaN without answers.
     """
 
-    window: Quantiles
+    window: Quantiles  # the last seconds; exact
     run: Quantiles
     active: Quantiles
-    miss_ratio: float
+    miss_ratio: float  # share of the window's answers that were not on time, 0 to 1; NaN without answers
 
 
 @dataclass(frozen=True)
@@ -117,27 +115,19 @@ class StageReading:
     """What a stage's frames took, at one moment. Where nothing is said, over the window.
 
     Attributes:
-        latency: receipt to publish, of every answer, whatever its outcome.
-        tiers: the same by the tier whose result was used or waited for.
-        lateness: past the deadline (positive) or before it.
-        age: stamp to receipt, of every frame received.
-        wait: in the mailbox.
         interval_ms, interval_jitter_ms: between receipts of frames: mean, and standard deviation.
-        latency_jitter_ms: mean absolute difference of the latencies of successive answers (RFC 3393: IPDV).
-        health_s: time in each state since configure, as often as someone looks (once a second).
-        unrecorded: rows of receipts and answers that were pushed out before anyone took them.
     """
 
-    latency: Spans
-    tiers: dict[str, Spans]
-    lateness: Quantiles
-    age: Quantiles
-    wait: Quantiles
+    latency: Spans  # receipt to publish, of every answer, whatever its outcome
+    tiers: dict[str, Spans]  # the same by the tier whose result was used or waited for
+    lateness: Quantiles  # past the deadline (positive) or before it
+    age: Quantiles  # stamp to receipt, of every frame received
+    wait: Quantiles  # in the mailbox
     interval_ms: float
     interval_jitter_ms: float
-    latency_jitter_ms: float
-    health_s: dict[Health, float]
-    unrecorded: int
+    latency_jitter_ms: float  # mean absolute difference of the latencies of successive answers (RFC 3393: IPDV)
+    health_s: dict[Health, float]  # time in each state since configure, as often as someone looks (once a second)
+    unrecorded: int  # rows of receipts and answers that were pushed out before anyone took them
 
 
 class RecentRows:

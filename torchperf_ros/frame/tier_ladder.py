@@ -48,19 +48,14 @@ class Forecast:
     """What a run of a tier is predicted to take, from hand-over to result.
 
     Attributes:
-        ms: predicted p99.
-        runs: the tier's own recent runs that it comes from; 0: it is a guess.
-        measured_ms: what a guess comes from: the p99 of the calibration, or the last probe's inference.
-        probed: whether that is a probe's.
-        factor: what a guess is scaled by: how much slower the tier in use is now than when it was calibrated.
         overhead_ms: of it decode, pre- and postprocessing and hand-over; a guess has that of other tiers' runs.
     """
 
-    ms: float
-    runs: int = 0
-    measured_ms: float = 0.0
-    probed: bool = False
-    factor: float = 1.0
+    ms: float  # predicted p99
+    runs: int = 0  # the tier's own recent runs that it comes from; 0: it is a guess
+    measured_ms: float = 0.0  # what a guess comes from: the p99 of the calibration, or the last probe's inference
+    probed: bool = False  # whether that is a probe's
+    factor: float = 1.0  # what a guess is scaled by: how much slower the tier in use is now than when it was calibrated
     overhead_ms: float = 0.0
 
     @property

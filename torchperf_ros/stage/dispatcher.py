@@ -25,21 +25,13 @@ _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
 @dataclass(slots=True)
 class LatestInput:
-    """The newest message of another input than the trigger.
+    """The newest message of another input than the trigger."""
 
-    Attributes:
-        index: in the adapter's `inputs`.
-        stamp_ns: its stamp, 0 if none.
-        data: CDR bytes.
-        received_ns: monotonic receipt.
-        age_ms: ROS time from stamp to receipt, NaN if unknown.
-    """
-
-    index: int
-    stamp_ns: int
-    data: bytes
-    received_ns: int
-    age_ms: float
+    index: int  # in the adapter's `inputs`
+    stamp_ns: int  # its stamp, 0 if none
+    data: bytes  # CDR bytes
+    received_ns: int  # monotonic receipt
+    age_ms: float  # ROS time from stamp to receipt, NaN if unknown
 
     def beside(self, frame: Frame) -> InputBytes:
         """As it goes into the frame's record; it ages until the frame's receipt, also when no newer one comes.

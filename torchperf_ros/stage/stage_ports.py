@@ -16,31 +16,21 @@ class StagePorts:
     """Where a stage's answers go. All but `log` are called on the stage's thread, `publish` first.
 
     Attributes:
-        publish: the output's CDR bytes.
         hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node. A held
             output comes with the stamp of the frame that it was computed from.
-        answered: the record of a frame.
-        anomaly: an event for `/perf/anomaly`.
-        log: severity and text; also called on the pool's thread.
     """
 
-    publish: Callable[[bytes], None]
+    publish: Callable[[bytes], None]  # the output's CDR bytes
     hand_on: Callable[[bytes | None, Frame], None]
-    answered: Callable[[Answer], None]
-    anomaly: Callable[[Alert], None]
-    log: Log
+    answered: Callable[[Answer], None]  # the record of a frame
+    anomaly: Callable[[Alert], None]  # an event for `/perf/anomaly`
+    log: Log  # severity and text; also called on the pool's thread
 
 
 @dataclass(frozen=True)
 class StageMachinery:
-    """Made once for each stage.
+    """Made once for each stage."""
 
-    Attributes:
-        clock: monotonic time in ns.
-        waiter: makes what the stage's thread waits for, see `StageWaiter`.
-        pool: makes the stage's workers, with the arguments of `WorkerPool`.
-    """
-
-    clock: Clock = monotonic_ns
-    waiter: Callable[[], Any] = StageWaiter
-    pool: Callable[..., Any] = WorkerPool
+    clock: Clock = monotonic_ns  # monotonic time in ns
+    waiter: Callable[[], Any] = StageWaiter  # makes what the stage's thread waits for, see `StageWaiter`
+    pool: Callable[..., Any] = WorkerPool  # makes the stage's workers, with the arguments of `WorkerPool`

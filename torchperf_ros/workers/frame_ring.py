@@ -29,21 +29,13 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; Python has no nam
 
 @dataclass(slots=True)
 class InputBytes:
-    """One input message in a record.
+    """One input message in a record."""
 
-    Attributes:
-        index: in the adapter's `inputs`.
-        stamp_ns: its stamp, 0 if none.
-        age_ms: ROS time since the stamp when the frame was received, NaN if unknown.
-        data: CDR bytes.
-        waited_us: time from its own receipt to that of the frame; 71 min if longer.
-    """
-
-    index: int
-    stamp_ns: int
-    age_ms: float
-    data: bytes | memoryview
-    waited_us: int = 0
+    index: int  # in the adapter's `inputs`
+    stamp_ns: int  # its stamp, 0 if none
+    age_ms: float  # ROS time since the stamp when the frame was received, NaN if unknown
+    data: bytes | memoryview  # CDR bytes
+    waited_us: int = 0  # time from its own receipt to that of the frame; 71 min if longer
 
 
 def _aligned(length: int) -> int:

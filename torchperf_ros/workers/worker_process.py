@@ -53,24 +53,7 @@ class Description:
 
 
 class WorkerProcess:
-    """A spawned Python process that runs one stage's model.
-
-    Attributes:
-        number: 0 or 1, its place in the stage's pool; 2 while it is to take another's place.
-        seq: frame that it is running, None if idle.
-        busy_since_ns: when that run began.
-        observed: number of the last started frame that it was told to observe, None before.
-        ready_at_ns: when it reported ready, None before.
-        usable: ready and not known to be dead; cleared by whoever notices first.
-        generation: of the pool's renewal in which it was started.
-        swapped: the tier that it has a new package for, None if none.
-        compiles: whether it compiles while it loads, which takes its time.
-        tiers: what it last said of each tier, see `TierFacts`.
-        missing: tiers that run in eager because they are not compiled yet.
-        away: why it takes no frames for a while, for example `profile: writing`; "" mostly.
-        recording: what it records while it serves, "" mostly; it runs the frames if it can.
-        out_of_memory: frames for which the device's memory did not suffice.
-    """
+    """A spawned Python process that runs one stage's model; `__init__` says what each attribute is."""
 
     def __init__(
         self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer
@@ -81,21 +64,26 @@ class WorkerProcess:
             OSError: no descriptors or memory are to be had.
             ProtocolError: the setup is too long, or the server forks nobody.
         """
-        self.number = number
-        self.seq: int | None = None
-        self.observed: int | None = None
-        self.ready_at_ns: int | None = None
-        self.swapped: int | None = setup.get("swapped")
-        self.usable = self.hung = False
-        self.busy_since_ns = self.generation = self.out_of_memory = 0
-        self.progress = "starting"
-        self.error = self.kill_reason = self.away = self.recording = ""
-        self.compiles = bool(setup.get("compile", False)) and any(
+        self.number = number  # its place in the stage's pool, 0 or 1; 2 while it is to take another's place
+        self.seq: int | None = None  # frame that it is running, None if idle
+        self.busy_since_ns = 0  # when that run began
+        self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
+        self.ready_at_ns: int | None = None  # when it reported ready, None before
+        self.usable = False  # ready and not known to be dead; cleared by whoever notices first
+        self.generation = 0  # of the pool's renewal in which it was started
+        self.swapped: int | None = setup.get("swapped")  # the tier that it has a new package for, None if none
+        self.compiles = bool(setup.get("compile", False)) and any(  # while it loads, which takes its time
             build["engine"] == "compile" for build in setup.get("build", ())
         )
+        self.progress = "starting"
+        self.error = self.kill_reason = ""
+        self.hung = False
+        self.away = ""  # why it takes no frames for a while, for example `profile: writing`; "" mostly
+        self.recording = ""  # what it records while it serves, "" mostly; it runs the frames if it can
         self.calibrations: list[Calibration] = []
-        self.tiers: list[dict[str, Any]] = []
-        self.missing: list[str] = []
+        self.tiers: list[dict[str, Any]] = []  # what it last said of each tier, see `TierFacts`
+        self.missing: list[str] = []  # tiers that run in eager because they are not compiled yet
+        self.out_of_memory = 0  # frames for which the device's memory did not suffice
         self.memory_bytes: dict[str, int] = {}
         self._hurried = not setup.get("background", False)
         self._sent = self._handled_at_last_look = self._waiting_since_ns = 0
