@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
-from torchperf_ros.frame.stage_counters import ANSWER, RECEIPT, StageCounters
 from torchperf_ros.frame.stage_figures import (
+    ANSWER,
     LATENESS_BOUNDS_S,
     NO_TIER,
+    RECEIPT,
     RELATIVE_ERROR,
     BucketCounts,
     LatencySketch,
     RecentRows,
+    StageCounters,
     StageFigures,
     budget_bounds_s,
 )

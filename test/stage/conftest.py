@@ -8,8 +8,7 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.config import node_config, stage_config
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_ports import StagePorts
+from torchperf_ros.stage.stage_actor import StageActor, StagePorts
 from torchperf_ros.workers.worker_pool import RestartPolicy
 from torchperf_ros.workers.worker_setup import worker_setup
 

@@ -185,15 +185,9 @@ class TierLadder:
         return usual_p99(self._overhead, _SPARED) if len(self._overhead) > _SPARED else 0.0
 
     def choose(self, left_ms: float, fresh_ms: float, now_ns: int) -> int:
-        """The tier for a frame.
+        """The tier for a frame that has `left_ms` until its answer has to leave; the cheapest one where none fits.
 
-        Args:
-            left_ms: time left until the answer has to leave; may be short because the frame waited.
-            fresh_ms: the time that a frame has which did not wait; decides the level.
-            now_ns: monotonic time.
-
-        Returns:
-            Index of the tier; the cheapest one where none fits.
+        `fresh_ms` is the time that a frame has which did not wait; it decides the level.
         """
         self._now_ns, self._fresh_ms = now_ns, fresh_ms
         if self._started_ns is None:
@@ -259,11 +253,7 @@ class TierLadder:
     def probed(self, tier: int, inference_ms: float, whole_ms: float, fresh_ms: float) -> None:
         """A probe of `tier` took `whole_ms`: after enough that fit, step up; one that does not delays the next.
 
-        Args:
-            tier: what `probe` returned.
-            inference_ms: of it inference; NaN if it came to none.
-            whole_ms: from hand-over to result; infinite if there was no good one.
-            fresh_ms: the time that a frame has which did not wait.
+        `inference_ms` of it was inference, NaN if it came to none. `whole_ms` is infinite if there was no good result.
         """
         if tier >= self.level:
             return
@@ -283,12 +273,7 @@ class TierLadder:
         self._predict()
 
     def explain(self, names: Sequence[str], now_ns: int) -> str:
-        """What keeps the ladder from a more accurate tier, in words; empty on the most accurate one.
-
-        Args:
-            names: of the tiers.
-            now_ns: monotonic time.
-        """
+        """What keeps the ladder from a more accurate tier, in words; empty on the most accurate one."""
         level, left_out = self.level, self.left_out
         if not level:
             return ""
@@ -322,12 +307,10 @@ class MemoryGuard:
         self.tight = False
 
     def update(self, used_share: float, share: float, tiers: int) -> None:
-        """Take a sample, about once a second: one tier fewer while short, one more while there is room again.
+        """Take a sample, about once a second: one of the `tiers` fewer while short, one more while there is room again.
 
-        Args:
-            used_share: memory in use over its limit, NaN where unknown.
-            share: from which it counts as short, 0 to 1.
-            tiers: how many the stage has; the cheapest is never left out.
+        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above `share` (0 to 1). The
+        cheapest tier is never left out.
         """
         if used_share > share:
             self.tight = True

@@ -8,7 +8,7 @@ from weakref import WeakSet
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from torchperf_ros.frame.frame import Frame, StepTimes, stamp_age_ms
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.frame.stage_counters import StageCounters
+from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.frame.tier_ladder import TierLadder
 from torchperf_ros.frame.waiting import HedgeRule
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs

@@ -16,9 +16,9 @@ from typing import Any
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import ProtocolError
-from torchperf_ros.frame.frame import Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
+from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
@@ -26,15 +26,40 @@ from torchperf_ros.frame.waiting import PublishMargin
 from torchperf_ros.stage.dispatcher import Dispatcher, LatestInput
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
-from torchperf_ros.stage.stage_ports import StageMachinery, StagePorts
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
 _ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
 _ANSWER_POLL_S = 0.001
+
+
+@dataclass
+class StagePorts:
+    """Where a stage's answers go. All but `log` are called on the stage's thread, `publish` first.
+
+    Attributes:
+        hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node. A held
+            output comes with the stamp of the frame that it was computed from.
+    """
+
+    publish: Callable[[bytes], None]  # the output's CDR bytes
+    hand_on: Callable[[bytes | None, Frame], None]
+    answered: Callable[[Answer], None]  # the record of a frame
+    anomaly: Callable[[Alert], None]  # an event for `/perf/anomaly`
+    log: Log  # severity and text; also called on the pool's thread
+
+
+@dataclass(frozen=True)
+class StageMachinery:
+    """Made once for each stage."""
+
+    clock: Clock = monotonic_ns  # monotonic time in ns
+    waiter: Callable[[], Any] = StageWaiter  # makes what the stage's thread waits for, see `StageWaiter`
+    pool: Callable[..., Any] = WorkerPool  # makes the stage's workers, with the arguments of `WorkerPool`
 
 
 class StageActor:
@@ -51,17 +76,9 @@ class StageActor:
         setup: dict[str, Any],
         ports: StagePorts,
         ros_now: Callable[[], int],
-        machinery: StageMachinery = StageMachinery(),  # noqa: B008 - frozen
+        machinery: StageMachinery = StageMachinery(),
     ) -> None:
-        """Prepare a stage.
-
-        Args:
-            config: its parameters.
-            setup: what its workers are told at their start.
-            ports: where its answers go.
-            ros_now: gives ROS time in ns.
-            machinery: what it runs on.
-        """
+        """Prepare a stage; `setup` is what its workers are told at their start, `ros_now` gives ROS time in ns."""
         self._clock = machinery.clock
         self.config = config
         self.statistics = StageStatistics(config, self._clock)
@@ -141,12 +158,7 @@ class StageActor:
         self.statistics.reconfigure(config)
 
     def limit_memory(self, used_share: float, share: float) -> None:
-        """Take a sample of the memory in use: above `share` of the limit, lower tiers run and nothing is compiled.
-
-        Args:
-            used_share: memory in use over its limit, NaN where unknown.
-            share: the parameter `memory_share`.
-        """
+        """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either."""
         guard, was_tight = self.memory, self.memory.tight
         guard.update(used_share, share, len(self.config.tiers))
         self.pool.rolling_update.may_compile = not guard.tight

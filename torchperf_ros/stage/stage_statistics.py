@@ -6,8 +6,7 @@ from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.health import HealthLimits, HealthTracker
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.frame.stage_counters import StageCounters
-from torchperf_ros.frame.stage_figures import StageFigures
+from torchperf_ros.frame.stage_figures import StageCounters, StageFigures
 
 
 class StageStatistics:

@@ -94,12 +94,7 @@ class ForkServer:
     """
 
     def __init__(self, module: str, why_bare: str = "") -> None:
-        """Start it; returns at once.
-
-        Args:
-            module: what it imports for its workers, "" for nothing.
-            why_bare: why that is nothing.
-        """
+        """Start it; returns at once. It imports `module` for its workers, "" for nothing, and `why_bare` says why."""
         self.ready = self.ended = False
         self.why_bare = why_bare
         self.started_ns = time.monotonic_ns()

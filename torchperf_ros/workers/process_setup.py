@@ -98,11 +98,7 @@ def leave_priority() -> None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Be killed when the thread ends that spawned this process.
-
-    Args:
-        parent: its process id; a parent that has ended already ends this process now.
-    """
+    """Be killed when the thread ends that spawned this process; now, if that was `parent`, which has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)

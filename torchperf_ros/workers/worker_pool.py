@@ -19,35 +19,27 @@ from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
 from torchperf_ros.workers.worker_process import Description, WorkerProcess
 
+_FIRST_DELAY_NS = NS_PER_S // 2
+_LONGEST_DELAY_NS = 30 * NS_PER_S
+_LASTING_DEATHS = 3
+
 
 class RestartPolicy:
     """Exponential back-off over early deaths, those within `proven_s` of being ready.
 
     A worker that had served for longer is replaced at once, and what came before is forgotten; so is one that dies
-    early for the first time. Each further early death doubles the delay, from `first_delay_s` up to `longest_delay_s`.
-    After `give_up_after` early deaths in a row the failure is lasting: health says so, and the delay goes on growing as
-    before. After an error that no restart mends the failure is lasting at once, and the delay the longest.
+    early for the first time. Each further early death doubles the delay, from 0.5 up to 30 s. After three early deaths
+    in a row the failure is lasting: health says so, and the delay goes on growing as before. After an error that no
+    restart mends the failure is lasting at once, and the delay the longest.
 
     Attributes:
         restarts: deaths so far.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        proven_s: float = 5.0,
-        first_delay_s: float = 0.5,
-        longest_delay_s: float = 30.0,
-        give_up_after: int = 3,
-    ) -> None:
-        """Take the clock and the bounds."""
+    def __init__(self, clock: Clock, proven_s: float = 5.0) -> None:
+        """Take the clock and the bound."""
         self.restarts = 0
-        self._clock = clock
-        self._proven_ns, self._first_ns, self._longest_ns = (
-            round(seconds * NS_PER_S) for seconds in (proven_s, first_delay_s, longest_delay_s)
-        )
-        self._give_up_after = give_up_after
+        self._clock, self._proven_ns = clock, round(proven_s * NS_PER_S)
         self._early_deaths = 0
         self._permanent = False
 
@@ -58,11 +50,11 @@ class RestartPolicy:
         self._early_deaths = 0 if proven else self._early_deaths + 1
         self.restarts += 1
         if self._permanent:
-            self._permanent, self._early_deaths = False, max(self._early_deaths, self._give_up_after)
-            return now_ns + self._longest_ns
+            self._permanent, self._early_deaths = False, max(self._early_deaths, _LASTING_DEATHS)
+            return now_ns + _LONGEST_DELAY_NS
         if self._early_deaths <= 1:
             return now_ns
-        return now_ns + min(self._first_ns << (self._early_deaths - 2), self._longest_ns)
+        return now_ns + min(_FIRST_DELAY_NS << (self._early_deaths - 2), _LONGEST_DELAY_NS)
 
     def give_up(self) -> None:
         """Another try would fail alike, as with an adapter that does not exist: the next death is a lasting failure."""
@@ -71,7 +63,7 @@ class RestartPolicy:
     @property
     def gave_up(self) -> bool:
         """Whether the workers died too often in a row to call it anything but a lasting failure."""
-        return self._early_deaths >= self._give_up_after
+        return self._early_deaths >= _LASTING_DEATHS
 
 
 COUNTERS = ("recompiles", "engine_errors", "eager_answers", "hits", "misses", "chunked")

@@ -85,8 +85,7 @@ class WorkerFolder:
 def remove_dead_folders(where: Path | None = None) -> int:
     """Remove this user's worker folders whose process was killed before it could; returns how many bytes that frees.
 
-    Args:
-        where: the folder that they are in; None: where temporary files go.
+    They are in `where`; None: where temporary files go.
     """
     youngest_s = time.time() - _STARTS_WITHIN_S
     freed = 0
