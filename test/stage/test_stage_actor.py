@@ -148,7 +148,7 @@ def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_la
     good = stage.ask()
     stage.reconfigure(budget_ms=300.0)
     late = stage.counters.late_results
-    seq, stamp_ns = stage.offer({"do": "sleep", "ms": 1500, "once": False})
+    seq, stamp_ns = stage.offer({"do": "sleep", "ms": 700, "once": False})
     answer = stage.answer(seq)
     assert stage.counters.late_results == late
     assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
@@ -183,7 +183,7 @@ def test_given_a_late_model_when_hedges_are_not_proven_then_the_standby_takes_th
     backups = stage.counters.backups
     assert not stage.actor._dispatcher.hedge_rule.allowed
     stage.reconfigure(budget_ms=600.0)
-    late = stage.ask({"do": "sleep", "ms": 3000, "once": False})
+    late = stage.ask({"do": "sleep", "ms": 1200, "once": False})
     following = stage.ask()
     assert (late.outcome, late.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
     assert (following.outcome, following.fallback) == (Outcome.ON_TIME, None)
@@ -208,7 +208,7 @@ def test_given_a_late_frame_that_is_quick_when_run_again_then_that_is_a_proof_fo
 def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_the_answer_is_its_result(stage):
     """The other one is still busy with an earlier frame that came too late."""
     stage.reconfigure(budget_ms=300.0)
-    assert stage.ask({"do": "sleep", "ms": 1200}).outcome is Outcome.LATE
+    assert stage.ask({"do": "sleep", "ms": 700}).outcome is Outcome.LATE
     stage.reconfigure()
     answer = stage.ask({"do": "raise"})
     assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.BACKUP)
@@ -271,14 +271,14 @@ def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_no
 
 def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_answers_all_the_same(stage):
     stage.reconfigure(budget_ms=300.0)
-    answer = stage.ask({"do": "hold_gil", "ms": 1200, "once": False})
+    answer = stage.ask({"do": "hold_gil", "ms": 600, "once": False})
     assert answer.outcome is Outcome.LATE
     assert answer.fallback is Fallback.HOLD_LAST
 
 
 def test_given_a_busy_stage_when_frames_arrive_then_only_the_newest_waits_and_the_others_are_superseded(stage):
     superseded = stage.actor.mailbox.superseded
-    first, _ = stage.offer({"do": "sleep", "ms": 1000, "once": False})
+    first, _ = stage.offer({"do": "sleep", "ms": 400, "once": False})
     waiting = [stage.offer()[0] for _ in range(4)]
     assert stage.answer(first).outcome is Outcome.ON_TIME
     assert stage.answer(waiting[-1]).outcome is Outcome.ON_TIME
@@ -347,7 +347,7 @@ def test_given_an_inactive_stage_when_offered_then_the_message_is_ignored_and_co
 
 def test_given_a_deactivation_when_a_frame_runs_and_one_waits_then_only_the_first_is_answered(stage):
     superseded = stage.actor.mailbox.superseded
-    running, _ = stage.offer({"do": "sleep", "ms": 1000})
+    running, _ = stage.offer({"do": "sleep", "ms": 400})
     waiting, _ = stage.offer()
     stage.actor.deactivate()
     assert stage.answer(running).outcome in {Outcome.ON_TIME, Outcome.LATE}

@@ -40,14 +40,14 @@ class _Base:
 
     def __init__(self) -> None:
         self.surroundings = _surroundings()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # stdout belongs to the program that started us, which may write its results there
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "torchperf_ros.model.fork_main", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
             )  # fmt: skip
-        weakref.finalize(self, _end, self._socket, self._process)
+        weakref.finalize(self, _end, self.socket, self._process)
 
     @classmethod
     def get(cls) -> "_Base":
@@ -62,14 +62,6 @@ class _Base:
     def lives(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
-
-    def fork_stage_server(self, far: socket.socket, module: str) -> None:
-        """Have it fork a server that imports this module and serves at the other end of `far`.
-
-        Raises:
-            OSError: it has just ended.
-        """
-        socket.send_fds(self._socket, [pack_control("server", module=module)], [far.fileno()])
 
 
 def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -96,19 +88,16 @@ class ForkServer:
     def __init__(self, module: str, why_bare: str = "") -> None:
         """Start it; returns at once. It imports `module` for its workers, "" for nothing, and `why_bare` says why."""
         self.ready = self.ended = False
-        self.why_bare = why_bare
         self.started_ns = time.monotonic_ns()
-        self._module = module
-        self._unfit = ""
-        self._pid = 0
-        self._pidfd = -1
+        self.why_bare, self._module, self._unfit = why_bare, module, ""
+        self._pid, self._pidfd = 0, -1
         self._forked: tuple[int, int] | None = None
         self._exits: dict[int, int] = {}
         self._base = _Base.get()
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         with far, contextlib.suppress(OSError):  # a base that has just died: `step` finds the far end closed
-            self._base.fork_stage_server(far, module)
+            socket.send_fds(self._base.socket, [pack_control("server", module=module)], [far.fileno()])
 
     def fileno(self) -> int:
         """Descriptor that is readable when `step` has something to do."""
