@@ -72,26 +72,22 @@ def wait_for_probe(drive):
     return (drive.now_ns - start_ns) / NS_PER_S
 
 
-def test_given_no_calibration_when_a_frame_comes_then_the_most_accurate_tier_is_tried():
-    assert TierLadder(3).choose(FRESH_MS, FRESH_MS, START_NS) == 0
-
-
-def test_given_calibrations_when_a_frame_comes_then_the_most_accurate_tier_that_fits_runs():
-    made = ladder(80.0, 40.0, 10.0)
-    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == 1
-    assert made.level == 1
-
-
-def test_given_no_tier_that_fits_when_a_frame_comes_then_the_cheapest_runs():
-    made = ladder(80.0, 70.0, 60.0)
-    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == made.last == 2
-
-
-def test_given_a_frame_that_waited_when_chosen_then_a_cheaper_tier_runs_but_the_level_stays():
-    made = ladder(40.0, 20.0, 5.0)
-    assert made.choose(10.0, FRESH_MS, START_NS) == 2
-    assert made.level == 0
-    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == 0
+@pytest.mark.parametrize(
+    ("calibrated_ms", "left_ms", "tier", "level"),
+    [
+        ((0.0, 0.0, 0.0), FRESH_MS, 0, 0),  # as without calibrations: the most accurate one is tried
+        ((80.0, 40.0, 10.0), FRESH_MS, 1, 1),
+        ((80.0, 70.0, 60.0), FRESH_MS, 2, 2),  # none fits: the cheapest
+        ((40.0, 20.0, 5.0), 10.0, 2, 0),  # it waited: a cheaper tier runs but the level stays
+    ],
+)
+def test_given_calibrations_when_a_frame_comes_then_the_most_accurate_tier_that_fits_runs(
+    calibrated_ms, left_ms, tier, level
+):
+    made = ladder(*calibrated_ms)
+    assert made.choose(left_ms, FRESH_MS, START_NS) == tier
+    assert made.level == level
+    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == level
 
 
 def test_given_overhead_when_predicted_then_it_counts_with_the_inference():

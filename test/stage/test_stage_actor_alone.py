@@ -185,11 +185,6 @@ def test_given_sustained_misses_when_frames_are_good_again_then_the_stage_stops_
     assert order == [Health.SAFE_STOP, Health.DEGRADED, Health.NOMINAL]
 
 
-def test_given_a_worker_that_grows_when_asked_then_its_frame_is_good_and_its_memory_is_its_own(stage):
-    answer = stage.ask({"do": "allocate", "bytes": 80_000_000})
-    assert answer.outcome is Outcome.ON_TIME
-
-
 def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_and_it_is_told_once(start_own_stage):
     stage = start_own_stage(adapter="Plain", backup="none")
     assert stage.ask().tier == 0

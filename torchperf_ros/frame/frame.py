@@ -132,33 +132,23 @@ class Answer:
 
 
 class Mailbox:
-    """Holds at most one frame that waits for its turn.
-
-    Attributes:
-        superseded: frames replaced by a newer one before their turn.
-        stale: frames whose deadline had passed when their turn came.
-    """
+    """Holds at most one frame that waits for its turn."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._frame: Frame | None = None
-        self.superseded = 0
-        self.stale = 0
+        self.waiting: Frame | None = None
+        self.superseded = 0  # frames replaced by a newer one before their turn
+        self.stale = 0  # frames whose deadline had passed when their turn came
 
-    @property
-    def waiting(self) -> Frame | None:
-        """The frame that waits for its turn."""
-        return self._frame
-
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: Frame | None) -> None:
         """Keep `frame`; a frame that was waiting is superseded."""
-        if self._frame is not None:
+        if self.waiting is not None:
             self.superseded += 1
-        self._frame = frame
+        self.waiting = frame
 
     def take(self, now_ns: int) -> Frame | None:
         """The waiting frame, unless its deadline has passed: then it is dropped as stale."""
-        frame, self._frame = self._frame, None
+        frame, self.waiting = self.waiting, None
         if frame is not None and frame.deadline_ns <= now_ns:
             self.stale += 1
             return None
@@ -166,9 +156,7 @@ class Mailbox:
 
     def clear(self) -> None:
         """Drop a waiting frame, counted as superseded."""
-        if self._frame is not None:
-            self._frame = None
-            self.superseded += 1
+        self.put(None)
 
 
 def admit(

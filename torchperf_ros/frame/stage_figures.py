@@ -145,7 +145,7 @@ RELATIVE_ERROR = 0.01
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOWEST_MS, _HIGHEST_MS = 1e-3, 1e6  # below: counted as the lowest; a budget is at most a minute
 _POWERS = np.arange(*(math.ceil(math.log(ms) / math.log(_GAMMA)) for ms in (_LOWEST_MS, _HIGHEST_MS)))
-_SKETCH_BOUNDS_MS = _GAMMA**_POWERS
+_SKETCH_BOUNDS_MS: Floats = np.power(_GAMMA, _POWERS, dtype=np.float64)
 
 
 class LatencySketch(BucketCounts):
@@ -244,13 +244,13 @@ class RecentRows:
         """Take rows of this type from `pending`."""
         self.rows = np.empty(0, row)
         self.unrecorded = self._taken = 0
-        self._pending, self._most = pending, most
+        self._pending, self._most, self._when = pending, most, (row.names or ("",))[0]
 
     def take(self, since_ns: int) -> Rows:
         """Forget what is older; returns what is new. What is appended meanwhile is for the next time."""
         new = np.array([self._pending.popleft() for _ in range(len(self._pending))], self.rows.dtype)
         kept = np.concatenate([self.rows, new])
-        self.rows = kept[kept[kept.dtype.names[0]] >= since_ns][-self._most :]
+        self.rows = kept[kept[self._when] >= since_ns][-self._most :]
         if len(new):
             self._taken += len(new)
             self.unrecorded = int(new["number"][-1]) - self._taken
@@ -291,7 +291,7 @@ class StageFigures:
         self._answers = RecentRows(statistics.answers, ANSWER)
         bounds_s = budget_bounds_s(budget_ms)
         self._stage = _Latencies(bounds_s)
-        self._tiers = {name: _Latencies(bounds_s) for name in (*tiers, NO_TIER)}
+        self._tiers = {name: (index, _Latencies(bounds_s)) for index, name in [*enumerate(tiers), (-1, NO_TIER)]}
         self._lateness = BucketCounts(LATENESS_BOUNDS_S)
         self._steps = {step: BucketCounts(bounds_s) for step in STEPS}
         self._activated_ns = 0
@@ -313,7 +313,7 @@ class StageFigures:
     def histograms(self) -> tuple[dict[str, Snapshot], Snapshot, dict[str, Snapshot]]:
         """Latency by tier, lateness (0: in time), and steps by `STEPS`, as of the last `read`."""
         with self._readers:
-            tiers = {name: tier.buckets.snapshot() for name, tier in self._tiers.items()}
+            tiers = {name: kept.buckets.snapshot() for name, (_, kept) in self._tiers.items()}
             return tiers, self._lateness.snapshot(), {name: step.snapshot() for name, step in self._steps.items()}
 
     def _take(self, now_ns: int) -> None:
@@ -322,7 +322,7 @@ class StageFigures:
         answers = self._answers.take(since_ns)
         if self._activated_ns != self._statistics.activated_ns:
             self._activated_ns = self._statistics.activated_ns
-            for kept in (self._stage, *self._tiers.values()):
+            for kept in (self._stage, *(kept for _, kept in self._tiers.values())):
                 kept.active = LatencySketch()
         if len(answers):
             self._count(answers)
@@ -331,7 +331,7 @@ class StageFigures:
         total_ms, tier = answers["total_ms"], answers["tier"]
         is_active = answers["published_ns"] >= (self._activated_ns or math.inf)
         self._stage.add(total_ms, is_active)
-        for index, kept in zip(_tier_indices(len(self._tiers)), self._tiers.values(), strict=True):
+        for index, kept in self._tiers.values():
             kept.add(total_ms[tier == index], is_active[tier == index])
         self._lateness.add(np.maximum(answers["lateness_ms"], 0.0) / 1000)
         for step, counts in self._steps.items():
@@ -346,7 +346,7 @@ class StageFigures:
             latency=self._stage.spans(total_ms, missed),
             tiers={
                 name: kept.spans(total_ms[tier == index], missed[tier == index])
-                for index, (name, kept) in zip(_tier_indices(len(self._tiers)), self._tiers.items(), strict=True)
+                for name, (index, kept) in self._tiers.items()
             },
             lateness=Quantiles.of(answers["lateness_ms"]),
             age=Quantiles.of(receipts["age_ms"]),
@@ -357,11 +357,6 @@ class StageFigures:
             health_s=dict(self._health_s),
             unrecorded=self._receipts.unrecorded + self._answers.unrecorded,
         )
-
-
-def _tier_indices(count: int) -> list[int]:
-    """Indices of the tiers as answers have them, and -1 for none at the end."""
-    return [*range(count - 1), -1]
 
 
 def _mean(values: NDArray[Any]) -> float:

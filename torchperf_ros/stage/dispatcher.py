@@ -2,7 +2,6 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from weakref import WeakSet
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -23,25 +22,20 @@ _LONGEST_PROBE = 0.5  # of what a worker is killed for
 _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
 
-@dataclass(slots=True)
-class LatestInput:
-    """The newest message of another input than the trigger."""
+def aged(item: InputBytes, received_ns: int, frame: Frame) -> InputBytes:
+    """Another input than the trigger as it goes into the frame's record, with its age at the frame's receipt.
 
-    index: int  # in the adapter's `inputs`
-    stamp_ns: int  # its stamp, 0 if none
-    data: bytes  # CDR bytes
-    received_ns: int  # monotonic receipt
-    age_ms: float  # ROS time from stamp to receipt, NaN if unknown
+    The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where the frame's
+    stamp does not tell it.
 
-    def beside(self, frame: Frame) -> InputBytes:
-        """As it goes into the frame's record; it ages until the frame's receipt, also when no newer one comes.
-
-        The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where the
-        frame's stamp does not tell it.
-        """
-        waited_ns, ros_ns = frame.received_ns - self.received_ns, frame.ros_ns(frame.received_ns)
-        age_ms = self.age_ms + waited_ns / NS_PER_MS if ros_ns is None else stamp_age_ms(self.stamp_ns, ros_ns)
-        return InputBytes(self.index, self.stamp_ns, age_ms, self.data, max(waited_ns, 0) // NS_PER_US)
+    Args:
+        item: the newest message, with its age at its own receipt; it ages also when no newer one comes.
+        received_ns: that receipt, monotonic.
+        frame: the frame.
+    """
+    waited_ns, ros_ns = frame.received_ns - received_ns, frame.ros_ns(frame.received_ns)
+    age_ms = item.age_ms + waited_ns / NS_PER_MS if ros_ns is None else stamp_age_ms(item.stamp_ns, ros_ns)
+    return InputBytes(item.index, item.stamp_ns, age_ms, item.data, max(waited_ns, 0) // NS_PER_US)
 
 
 class Dispatcher:
@@ -51,7 +45,7 @@ class Dispatcher:
     preferred one, so that a first worker that comes back becomes the standby.
 
     Attributes:
-        latest: the newest message of each other input than the trigger.
+        latest: the newest message of each other input than the trigger, and its monotonic receipt.
         hedge_rule: whether the standby also runs frames that are overdue.
     """
 
@@ -59,7 +53,7 @@ class Dispatcher:
         self, pool: WorkerPool, ladder: TierLadder, outputs: FallbackOutputs, statistics: StageCounters
     ) -> None:
         """Take the stage's parts."""
-        self.latest: dict[int, LatestInput] = {}
+        self.latest: dict[int, tuple[InputBytes, int]] = {}
         self.hedge_rule = HedgeRule()
         self._pool, self._ladder, self._outputs, self._statistics = pool, ladder, outputs, statistics
         self._preferred: WorkerProcess | None = None
@@ -80,7 +74,7 @@ class Dispatcher:
             self._intervals_ns.append(frame.received_ns - self._last_received_ns)
         self._last_received_ns = frame.received_ns
         inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, data)]
-        inputs += [each.beside(frame) for each in self.latest.values()]
+        inputs += [aged(item, received_ns, frame) for item, received_ns in self.latest.values()]
         try:
             in_flight.offset, in_flight.length = self._pool.ring.write(frame.seq, inputs)
         except ValueError as error:

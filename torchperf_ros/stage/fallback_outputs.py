@@ -89,9 +89,9 @@ class FallbackOutputs:
         available = {Fallback.BACKUP: backup, Fallback.HOLD_LAST: young, Fallback.STOP: stop, Fallback.NONE: True}
         return next((kind for kind in config.fallback if available[kind]), Fallback.NONE)
 
-    def payload(self, fallback: Fallback) -> bytes | None:
+    def payload(self, fallback: Fallback | None) -> bytes | None:
         """The bytes to publish for `hold_last` and `stop`; None for the others."""
-        made = {Fallback.HOLD_LAST: self._good, Fallback.STOP: self._stop}.get(fallback)
+        made = {Fallback.HOLD_LAST: self._good, Fallback.STOP: self._stop}.get(fallback) if fallback else None
         return None if made is None else made.payload
 
     @property

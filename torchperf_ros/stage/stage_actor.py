@@ -23,11 +23,12 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
-from torchperf_ros.stage.dispatcher import Dispatcher, LatestInput
+from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -219,9 +220,9 @@ class StageActor:
         if len(data) > self.config.max_frame_bytes:
             self.statistics.counters.refused_inputs += 1
             return
-        received = LatestInput(index, stamp_ns, data, self._clock(), stamp_age_ms(stamp_ns, self._ros_now()))
+        received_ns, age_ms = self._clock(), stamp_age_ms(stamp_ns, self._ros_now())
         with self._lock:
-            self._dispatcher.latest[index] = received
+            self._dispatcher.latest[index] = InputBytes(index, stamp_ns, age_ms, data), received_ns
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.workers.process_setup import is_readable
@@ -119,7 +120,7 @@ class ForkServer:
                 return
             except ConnectionError:
                 data, descriptors = b"", []
-            message = unpack_control(data) if data else {"kind": "ended"}
+            message: dict[str, Any] = unpack_control(data) if data else {"kind": "ended"}
             match message["kind"]:
                 case "ended":
                     self.ended = True

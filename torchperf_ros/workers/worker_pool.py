@@ -369,8 +369,8 @@ class WorkerPool:
         kind = message["kind"]
         if kind == "hello":
             inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
-            said = (message[name] for name in ("output", "observes", "device"))
-            found = Description(inputs, *said, message.get("card", ""))
+            output, observes, device = (message[name] for name in ("output", "observes", "device"))
+            found = Description(inputs, output, observes, device, message.get("card", ""))
             if self.description not in {None, found}:
                 worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
                 return
