@@ -19,18 +19,13 @@ class HealthLimits:
 
 
 class HealthTracker:
-    """STARTING -> WAITING -> NOMINAL -> DEGRADED -> SAFE_STOP and back.
-
-    Attributes:
-        misses_in_a_row: frames without a fresh answer.
-        healthy_in_a_row: frames that count towards the next better state.
-    """
+    """STARTING -> WAITING -> NOMINAL -> DEGRADED -> SAFE_STOP and back."""
 
     def __init__(self, limits: HealthLimits, now_ns: int) -> None:
         """Start as STARTING."""
         self.limits = limits
-        self.misses_in_a_row = 0
-        self.healthy_in_a_row = 0
+        self.misses_in_a_row = 0  # frames without a fresh answer
+        self.healthy_in_a_row = 0  # frames that count towards the next better state
         self._last_input_ns = now_ns
         self._seen_input = False
         self._ready = False

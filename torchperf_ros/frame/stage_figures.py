@@ -236,13 +236,12 @@ class RecentRows:
     is bounded: where more than `most` rows fall into the span, the window covers less time.
 
     Attributes:
-        rows: of the last seconds.
         unrecorded: rows that were pushed out before anyone took them.
     """
 
     def __init__(self, pending: deque[tuple[float, ...]], row: np.dtype[np.void], most: int = 65_536) -> None:
         """Take rows of this type from `pending`."""
-        self.rows = np.empty(0, row)
+        self.rows = np.empty(0, row)  # of the last seconds
         self.unrecorded = self._taken = 0
         self._pending, self._most, self._when = pending, most, (row.names or ("",))[0]
 
@@ -276,16 +275,13 @@ class StageFigures:
     """Takes the raw numbers that a stage leaves behind and keeps what is computed from them, in bounded memory.
 
     Frames feel nothing of it: they append a row. The lock is between readers (the report, a scrape) only.
-
-    Attributes:
-        window_s: length of the window; may change at any time.
     """
 
     def __init__(
         self, statistics: StageCounters, tiers: Sequence[str], budget_ms: float, window_s: float, now_ns: int
     ) -> None:
         """Read `statistics`; the bounds of histograms are placed around `budget_ms` and stay there."""
-        self.window_s = window_s
+        self.window_s = window_s  # length of the window; may change at any time
         self._statistics = statistics
         self._receipts = RecentRows(statistics.receipts, RECEIPT)
         self._answers = RecentRows(statistics.answers, ANSWER)

@@ -237,11 +237,8 @@ class TierLadder:
             likely_ms = clock.likely_ms(self._slowdown, self._overhead_ms)
             fits = likely_ms <= max(room_ms, room_ms + fresh_ms - self.forecasts[self.last].ms)
             fits = fits or (self._good[0] == tier and self._good[1] > 0)  # its last run did
-            if not fits:  # it is tried all the same now and then
-                forced_ns = (
-                    (self._started_ns or 0) + _UNTRIED_NS if clock.tried_ns is None else clock.tried_ns + _RARELY_NS
-                )
-            if likely_ms <= longest_ms and now_ns >= max(clock.due_ns, 0 if fits else forced_ns):
+            rarely_ns = (self._started_ns or 0) + _UNTRIED_NS if clock.tried_ns is None else clock.tried_ns + _RARELY_NS
+            if likely_ms <= longest_ms and now_ns >= max(clock.due_ns, 0 if fits else rarely_ns):
                 clock.tried_ns = now_ns
                 return tier
         return None
@@ -294,17 +291,12 @@ _RELAX = 0.9  # below this part of the share there is room again
 
 
 class MemoryGuard:
-    """Decides how many of the most accurate tiers are left out for now.
-
-    Attributes:
-        left_out: tiers that are left out, 0 while there is room.
-        tight: whether memory is short: then nothing is compiled either.
-    """
+    """Decides how many of the most accurate tiers are left out for now."""
 
     def __init__(self) -> None:
         """Start with room."""
-        self.left_out = 0
-        self.tight = False
+        self.left_out = 0  # tiers that are left out, 0 while there is room
+        self.tight = False  # whether memory is short: then nothing is compiled either
 
     def update(self, used_share: float, share: float, tiers: int) -> None:
         """Take a sample, about once a second: one of the `tiers` fewer while short, one more while there is room again.

@@ -52,14 +52,13 @@ class HedgeRule:
     proofs that it takes, up to 96, and the late frames that go by before the next retrial.
 
     Attributes:
-        allowed: whether hedges are given now.
         retrials, slow_retrials, hedges, lost_hedges: counters; slow: as late as the first run, lost: runner and standby
             were late on the same frame.
     """
 
     def __init__(self) -> None:
         """Start without a proof."""
-        self.allowed = False
+        self.allowed = False  # whether hedges are given now
         self.retrials = self.slow_retrials = self.hedges = self.lost_hedges = 0
         self._proofs = 0
         self._wanted = _PROOFS

@@ -46,7 +46,6 @@ class Dispatcher:
 
     Attributes:
         latest: the newest message of each other input than the trigger, and its monotonic receipt.
-        hedge_rule: whether the standby also runs frames that are overdue.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Dispatcher:
     ) -> None:
         """Take the stage's parts."""
         self.latest: dict[int, tuple[InputBytes, int]] = {}
-        self.hedge_rule = HedgeRule()
+        self.hedge_rule = HedgeRule()  # whether the standby also runs frames that are overdue
         self._pool, self._ladder, self._outputs, self._statistics = pool, ladder, outputs, statistics
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice

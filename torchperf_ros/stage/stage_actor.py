@@ -67,7 +67,6 @@ class StageActor:
     """One stage: a mailbox, one frame in flight, a pool of workers, a ladder of tiers and its fallbacks.
 
     Attributes:
-        config: parameters; replaced as a whole when one changes.
         statistics, ladder, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`.
     """
 
@@ -81,7 +80,7 @@ class StageActor:
     ) -> None:
         """Prepare a stage; `setup` is what its workers are told at their start, `ros_now` gives ROS time in ns."""
         self._clock = machinery.clock
-        self.config = config
+        self.config = config  # parameters; replaced as a whole when one changes
         self.statistics = StageStatistics(config, self._clock)
         self.ladder = TierLadder(len(config.tiers))
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))

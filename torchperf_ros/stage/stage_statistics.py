@@ -13,18 +13,16 @@ class StageStatistics:
     """Counters and health of one stage; every event passes here once.
 
     Attributes:
-        counters: of frames, answers and runs, and the raw numbers of the last frames.
         figures: latency and jitter, computed from them by who asks.
-        health: the state machine.
     """
 
     def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
         """Start empty."""
         self._clock = clock
-        self.counters = StageCounters()
+        self.counters = StageCounters()  # of frames, answers and runs, and the raw numbers of the last frames
         now_ns = clock()
         self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
-        self.health = HealthTracker(HealthLimits(), now_ns)
+        self.health = HealthTracker(HealthLimits(), now_ns)  # the state machine
         self._rules = AlertRules(config.name)
         self.reconfigure(config)
 

@@ -38,15 +38,11 @@ def _ready(workers: Sequence[WorkerProcess | None]) -> list[WorkerProcess]:
 
 
 class Capture:
-    """One at a time per stage. `ask` may be called on any thread, the rest on the pool's.
-
-    Attributes:
-        last: how the last one ended: a path and what it shows, or why there is none; "" before the first.
-    """
+    """One at a time per stage. `ask` may be called on any thread, the rest on the pool's."""
 
     def __init__(self, stage: str, evidence: dict[str, Any] | None, log: Log) -> None:
         """Take the parameters of the evidence folder, None if there is none."""
-        self.last = ""
+        self.last = ""  # how the last one ended: a path and what it shows, or why there is none; "" before the first
         self._stage, self._evidence, self._log = stage, evidence, log
         self._wanted = self._what = ""
         self._worker: WorkerProcess | None = None

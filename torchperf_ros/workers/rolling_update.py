@@ -46,14 +46,13 @@ class Renewal:
     A worker that replaces a dead one gets the proven kit. What is asked for meanwhile waits until the state is settled.
 
     Attributes:
-        proven: the last kit with which a worker has taken its place.
         outcome: how the last renewal ended, `done` or why not; "" while one goes on.
         swap_outcome: likewise of the last swap.
     """
 
     def __init__(self, setup: dict[str, Any]) -> None:
         """Take what the first workers are told."""
-        self.proven = Kit({"swapped": None, **setup}, 0)
+        self.proven = Kit({"swapped": None, **setup}, 0)  # the last kit with which a worker has taken its place
         self.outcome = self.swap_outcome = _DONE
         self._trial: Kit | None = None
         self._numbers = 0
@@ -170,17 +169,14 @@ class RollingUpdate:
     """One more worker beside a pool's own, until it takes the place of one of them; the pool's thread calls.
 
     Attributes:
-        renewal: who is to be replaced, and what each new worker is told.
-        candidate: the worker that is to take a place, None mostly.
-        may_compile: whether there is the memory for compilers and one more worker now.
         builder: has packages built that are missing.
     """
 
     def __init__(self, config: StageConfig, setup: dict[str, Any], tell: Callable[[str], None]) -> None:
         """Take the stage's configuration, what its workers are told, and who hears what people should know."""
-        self.renewal = Renewal(setup)
-        self.candidate: WorkerProcess | None = None
-        self.may_compile = True
+        self.renewal = Renewal(setup)  # who is to be replaced, and what each new worker is told
+        self.candidate: WorkerProcess | None = None  # the worker that is to take a place, None mostly
+        self.may_compile = True  # whether there is the memory for compilers and one more worker now
         self.builder = PackageBuilder(setup, lambda _tier: self.renewal.ask(), tell)
         self._missing: list[str] = []
         self._config = config

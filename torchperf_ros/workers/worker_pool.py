@@ -31,14 +31,11 @@ class RestartPolicy:
     early for the first time. Each further early death doubles the delay, from 0.5 up to 30 s. After three early deaths
     in a row the failure is lasting: health says so, and the delay goes on growing as before. After an error that no
     restart mends the failure is lasting at once, and the delay the longest.
-
-    Attributes:
-        restarts: deaths so far.
     """
 
     def __init__(self, clock: Clock, proven_s: float = 5.0) -> None:
         """Take the clock and the bound."""
-        self.restarts = 0
+        self.restarts = 0  # deaths so far
         self._clock, self._proven_ns = clock, round(proven_s * NS_PER_S)
         self._early_deaths = 0
         self._permanent = False
