@@ -92,22 +92,14 @@ class TimedPath:
     """A path that says where the vehicle is to be when, so that braking can begin somewhere on it.
 
     It is read from the message's bytes and the stop is written as bytes: 3,000 poses as objects take 20 ms and more.
-
-    Attributes:
-        head: the message's bytes before the number of poses: encapsulation and header.
-        order: byte order, `<` or `>`.
-        frame_id: of every pose, as in the message: its length, the text, NUL.
-        stamps_ns: of the poses, shape [n].
-        points: positions in m, shape [n, 3].
-        turns: orientations as x, y, z, w, shape [n, 4].
     """
 
-    head: bytes
-    order: str
-    frame_id: bytes
-    stamps_ns: NDArray[np.int64]
-    points: Floats
-    turns: Floats
+    head: bytes  # the message's bytes before the number of poses: encapsulation and header
+    order: str  # byte order, `<` or `>`
+    frame_id: bytes  # of every pose, as in the message: its length, the text, NUL
+    stamps_ns: NDArray[np.int64]  # of the poses, shape [n]
+    points: Floats  # positions in m, shape [n, 3]
+    turns: Floats  # orientations as x, y, z, w, shape [n, 4]
 
     @classmethod
     def read(cls, path: bytes) -> "TimedPath | None":
