@@ -14,14 +14,12 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.workers.process_setup import set_nice
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-KINDS = ("profile", "memory")
-"""What can be asked for."""
 _SETTLE_NS = NS_PER_S // 50  # a frame that was being handed over when the worker was taken out has arrived by then
 _LONGEST_WINDOW_NS = 15 * NS_PER_S
 _LONGEST_PAUSE_NS = 120 * NS_PER_S
 _SETTLED_NS = 30 * NS_PER_S
 
-Log = Callable[[str, str], None]
+Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
 class _Phase(enum.Enum):
@@ -65,7 +63,7 @@ class Capture:
         """Have a worker record; returns at once, with what will happen in words.
 
         Args:
-            what: one of `KINDS`.
+            what: `profile` or `memory`.
             workers: the pool's.
             settled_at_ns: a monotonic time: refuse if the stage did not have all its workers, two or more, for half a
                 minute by then. Frames would be left to the fallbacks, or to a worker whose first runs are slow.
