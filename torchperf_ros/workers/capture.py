@@ -19,8 +19,6 @@ _LONGEST_WINDOW_NS = 15 * NS_PER_S
 _LONGEST_PAUSE_NS = 120 * NS_PER_S
 _SETTLED_NS = 30 * NS_PER_S
 
-Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
-
 
 class _Phase(enum.Enum):
     """Where a capture stands; the worker goes round twice: to begin, and to finish."""
@@ -38,7 +36,7 @@ def _ready(workers: Sequence[WorkerProcess | None]) -> list[WorkerProcess]:
 class Capture:
     """One at a time per stage. `ask` may be called on any thread, the rest on the pool's."""
 
-    def __init__(self, stage: str, evidence: dict[str, Any] | None, log: Log) -> None:
+    def __init__(self, stage: str, evidence: dict[str, Any] | None, log: Callable[[str, str], None]) -> None:
         """Take the parameters of the evidence folder, None if there is none."""
         self.last = ""  # how the last one ended: a path and what it shows, or why there is none; "" before the first
         self._stage, self._evidence, self._log = stage, evidence, log

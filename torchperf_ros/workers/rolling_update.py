@@ -264,10 +264,9 @@ class RollingUpdate:
                 self.renewal.took_a_place()
                 pool.dismiss(outdated, f"replaced by pid {candidate.pid}")
 
-    def lost(self, candidate: WorkerProcess, reason: str) -> None:
+    def lost(self, reason: str) -> None:
         """The candidate has died before it took a place: the others serve on."""
         self.candidate = None
-        candidate.usable = False
         ended = self.renewal.failed(reason, time.monotonic_ns())
         self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
 

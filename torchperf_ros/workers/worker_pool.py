@@ -12,7 +12,7 @@ from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_S, Clock
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.frame.tier_ladder import Calibration
-from torchperf_ros.workers.capture import Capture, Log
+from torchperf_ros.workers.capture import Capture
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import step_back
@@ -100,6 +100,7 @@ _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
 _DIES_WITHIN_MS = 100.0  # of its socket's end: the kernel takes a process down step by step
 _COMPILING_TAKES = 10  # times as long as loading
+Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
 class PoolListener(Protocol):
@@ -417,10 +418,9 @@ class WorkerPool:
         self.tally.left(worker)
         reason = self.last_error = worker.death_reason()
         if worker is self.rolling_update.candidate:
-            self.rolling_update.lost(worker, reason)
+            self.rolling_update.lost(reason)
             self.listener.worker_died(worker, reason, lasting=False)
         else:
             self.workers[worker.number] = None
-            worker.usable = False
             self._has_died(worker.number, worker, worker.ready_at_ns, reason)
         worker.close()
