@@ -87,6 +87,7 @@ def peer_pid(node: socket.socket) -> int:
 
 
 def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
+    """The fields of a message behind its version; another length or version is a `ProtocolError`."""
     if len(data) != layout.size:
         msg = f"{what} of {len(data)} bytes; version {VERSION} has {layout.size}"
         raise ProtocolError(msg)
@@ -98,21 +99,13 @@ def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
 
 
 def unpack_request(data: bytes) -> Request:
-    """Parse a request.
-
-    Raises:
-        ProtocolError: other length or version.
-    """
+    """Parse a request; raises `ProtocolError` for another length or version."""
     kind, *rest = _unpack(_REQUEST, data, "request")
     return Request(Kind(kind), *rest)
 
 
 def unpack_response(data: bytes) -> Response:
-    """Parse a response.
-
-    Raises:
-        ProtocolError: other length or version.
-    """
+    """Parse a response; raises `ProtocolError` for another length or version."""
     return Response(*_unpack(_RESPONSE, data, "response"))
 
 
