@@ -209,10 +209,11 @@ class StageActor:
             received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal,
         )  # fmt: skip
         with self._lock:
-            self.statistics.received(frame, stamped=stamped)
+            frame.seq = self.statistics.counters.frames
             self.mailbox.put(frame)
             if self._in_flight is None:
                 self._begin(received_ns)
+            self.statistics.received(frame, stamped=stamped)  # when the worker has it: counting can wait
 
     def offer_latest(self, index: int, data: bytes, stamp_ns: int) -> None:
         """Another input than the trigger: the newest is handed over with the next frame."""

@@ -36,8 +36,7 @@ class StageStatistics:
         self.counters.activated_ns = self._clock()
 
     def received(self, frame: Frame, *, stamped: bool) -> None:
-        """A frame came in and gets its number; `stamped`: its message type has a stamp."""
-        frame.seq = self.counters.frames
+        """Count a frame that came in, whose number is how many came before; `stamped`: its message type has a stamp."""
         self.counters.received(frame.received_ns, frame.stamp_ns, frame.age_ms, stamped=stamped)
         self.health.input_at(frame.received_ns)
 
