@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, settings
 
 from torchperf_ros.frame.frame import Answer, Frame, Origin
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.workers import fork_server
 
 # Others use this machine as well: how long an example takes says nothing. The examples are the same in every run, so
 # that a test fails with the change that broke it; `--hypothesis-profile search` draws new ones.
@@ -40,20 +39,6 @@ def own_state(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_base():
-    """Stages of all tests are forked from one process, which imports torch once: pytest's own variable is no change."""
-    found = fork_server._surroundings
-
-    def but_for_pytest():
-        environment, folder = found()
-        return {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}, folder
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_server, "_surroundings", but_for_pytest)
         yield
 
 

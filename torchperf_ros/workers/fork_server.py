@@ -28,11 +28,6 @@ _EXIT_TELLS_WITHIN_S = 1.0
 _KEPT_EXITS = 64
 
 
-def _surroundings() -> tuple[dict[str, str], str]:
-    """What a process has from the one that started it: the environment, and the working directory."""
-    return dict(os.environ), os.getcwd()
-
-
 class _Base:
     """The process that has imported torch and nothing of the user's; it ends when the last reference to this does."""
 
@@ -40,7 +35,7 @@ class _Base:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        self.surroundings = _surroundings()
+        self.surroundings = (dict(os.environ), os.getcwd())
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # stdout belongs to the program that started us, which may write its results there
@@ -55,7 +50,7 @@ class _Base:
         """The one of this process; a new one where there is none, it has ended, or the environment has changed."""
         with cls._lock:
             base = cls._current
-            if base is None or not base.lives or base.surroundings != _surroundings():
+            if base is None or not base.lives or base.surroundings != (dict(os.environ), os.getcwd()):
                 base = cls._current = cls()
             return base
 
