@@ -33,8 +33,7 @@ from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.optimize.tune.trial import Candidate
 from torchperf_ros.optimize.tune.trial_run import Attempt, TierModel
 from torchperf_ros.packages.compile_process import CompileProcess
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_ports import StagePorts
+from torchperf_ros.stage.stage_actor import StageActor, StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -13,160 +13,80 @@ LIMITS = HealthLimits(input_timeout_ms=1000.0, sustained_misses=10, recover_fram
 class Stage:
     """A tracker with a clock, spoken to frame by frame."""
 
-    def __init__(self, *, ready=True, limits=LIMITS):
+    def __init__(self, limits=LIMITS):
         self.clock = VirtualClock()
         self.health = HealthTracker(limits, self.clock())
-        if ready:
-            self.health.ready()
 
     def frame(self, outcome=Outcome.ON_TIME, fallback=None, tier=0, times=1):
         for _ in range(times):
             self.clock.advance_ms(33)
             self.health.input_at(self.clock())
             self.health.answered(outcome, fallback, tier)
-        return self.state
 
-    def missed(self, times=1):
-        return self.frame(Outcome.LATE, Fallback.HOLD_LAST, times=times)
+    def do(self, what, times):
+        if what in FRAMES:
+            self.frame(*FRAMES[what], times=times)
+        elif what == "silence":
+            self.clock.advance_ms(times)
+        else:
+            getattr(self.health, what)()
 
     @property
     def state(self):
         return self.health.state(self.clock())
 
 
-def test_given_a_new_stage_when_asked_then_it_is_starting_even_with_input():
-    stage = Stage(ready=False)
-    assert stage.state is Health.STARTING
-    assert stage.frame(Outcome.STARTING, Fallback.NONE, tier=-1, times=100) is Health.STARTING
+FRAMES = {
+    "good": (Outcome.ON_TIME, None, 0), "lower": (Outcome.ON_TIME, None, 1), "lowest": (Outcome.ON_TIME, None, 2),
+    "miss": (Outcome.LATE, Fallback.HOLD_LAST, 0), "late": (Outcome.LATE, None, 0),
+    "backup": (Outcome.CRASHED, Fallback.BACKUP, 2), "bad": (Outcome.BAD_INPUT, Fallback.NONE, -1),
+    "held": (Outcome.ERROR, Fallback.HOLD_LAST, 0), "stop": (Outcome.ERROR, Fallback.STOP, 0),
+    "none": (Outcome.ERROR, Fallback.NONE, 0), "starting": (Outcome.STARTING, Fallback.NONE, -1),
+    "starting_held": (Outcome.STARTING, Fallback.HOLD_LAST, -1),
+}  # fmt: skip
+"""Outcome, fallback and tier of what a frame came to."""
+RULES = {
+    "a new stage is starting, with input too": "starting 100 STARTING",
+    "a ready stage waits for its first input": "ready 1 WAITING",
+    "frames before the first is ready are not held against it": "starting 100 STARTING, ready 1 x, good 1 NOMINAL",
+    "without input for longer than its time-out it waits, and comes back":
+        "ready 1 x, good 1 NOMINAL, silence 1000 NOMINAL, silence 1 WAITING, good 1 NOMINAL",
+    "one miss degrades": "ready 1 x, good 1 NOMINAL, miss 1 DEGRADED",
+    "one frame of the backup degrades": "ready 1 x, good 1 NOMINAL, backup 1 DEGRADED",
+    "one frame on a lower tier degrades": "ready 1 x, good 1 NOMINAL, lower 1 DEGRADED",
+    "one result of its own that is late degrades": "ready 1 x, good 1 NOMINAL, late 1 DEGRADED",
+    "one bad input degrades": "ready 1 x, good 1 NOMINAL, bad 1 DEGRADED",
+    "30 frames at their best make it nominal again": "ready 1 x, miss 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL",
+    "a good run that is broken counts anew":
+        "ready 1 x, miss 1 DEGRADED, good 29 x, miss 1 x, good 29 DEGRADED, good 1 NOMINAL",
+    "on a lower tier it stays degraded": "ready 1 x, lower 500 DEGRADED",
+    "ten misses in a row stop it safely, and no fewer": "ready 1 x, good 1 x, miss 9 DEGRADED, miss 1 SAFE_STOP",
+    "a backup's answer between breaks the row": "ready 1 x, miss 9 x, backup 1 x, miss 9 DEGRADED",
+    "a late answer of its own between breaks the row": "ready 1 x, miss 9 x, late 1 x, miss 9 DEGRADED",
+    "a good one between breaks the row": "ready 1 x, miss 9 x, good 1 x, miss 9 DEGRADED",
+    "a held output counts as a miss": "ready 1 x, held 10 SAFE_STOP",
+    "a stop counts as a miss": "ready 1 x, stop 10 SAFE_STOP",
+    "nothing counts as a miss": "ready 1 x, none 10 SAFE_STOP",
+    "after a safe stop it climbs one state at a time":
+        "ready 1 x, miss 10 x, good 29 SAFE_STOP, good 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL",
+    "after a safe stop on a lower tier it is degraded and no better": "ready 1 x, miss 10 x, lowest 300 DEGRADED",
+    "after a safe stop the backup alone is no recovery": "ready 1 x, miss 10 x, backup 300 SAFE_STOP",
+    "workers that keep dying are a safe stop until answers prove otherwise":
+        "ready 1 x, good 1 x, lost 1 x, gave_up 1 SAFE_STOP, ready 1 SAFE_STOP, good 30 DEGRADED",
+    "without its worker it starts again, and those frames count as misses":
+        "ready 1 x, good 1 x, lost 1 STARTING, starting_held 10 SAFE_STOP",
+    "a safe stop shows when input stops, too": "ready 1 x, miss 10 x, silence 60000 SAFE_STOP",
+}  # fmt: skip
+"""What happens how often (or for how many ms), and the state after it; x: it does not matter."""
 
 
-def test_given_a_ready_worker_when_no_input_has_come_then_the_stage_waits():
-    assert Stage().state is Health.WAITING
-
-
-def test_given_a_new_stage_that_was_starting_for_long_when_ready_then_nothing_is_held_against_it():
-    stage = Stage(ready=False)
-    stage.frame(Outcome.STARTING, Fallback.NONE, tier=-1, times=100)
-    stage.health.ready()
-    assert stage.frame() is Health.NOMINAL
-
-
-def test_given_input_when_it_stops_for_longer_than_its_timeout_then_the_stage_waits_and_comes_back():
+@pytest.mark.parametrize("rule", RULES)
+def test_given_a_stage_when_this_happens_then_the_rule_holds(rule):
     stage = Stage()
-    assert stage.frame() is Health.NOMINAL
-    stage.clock.advance_ms(1000)
-    assert stage.state is Health.NOMINAL
-    stage.clock.advance_ms(1)
-    assert stage.state is Health.WAITING
-    assert stage.frame() is Health.NOMINAL
-
-
-@pytest.mark.parametrize(
-    ("outcome", "fallback", "tier"),
-    [
-        (Outcome.LATE, Fallback.HOLD_LAST, 0),
-        (Outcome.CRASHED, Fallback.BACKUP, 2),
-        (Outcome.ON_TIME, None, 1),
-        (Outcome.LATE, None, 0),
-        (Outcome.BAD_INPUT, Fallback.NONE, -1),
-    ],
-)
-def test_given_a_nominal_stage_when_one_frame_is_not_at_its_best_then_it_is_degraded_and_no_worse(
-    outcome, fallback, tier
-):
-    stage = Stage()
-    stage.frame()
-    assert stage.frame(outcome, fallback, tier) is Health.DEGRADED
-
-
-def test_given_a_degraded_stage_when_enough_frames_are_at_their_best_then_it_is_nominal_and_no_sooner():
-    stage = Stage()
-    stage.missed()
-    assert stage.frame(times=29) is Health.DEGRADED
-    assert stage.frame() is Health.NOMINAL
-
-
-def test_given_a_degraded_stage_when_a_good_run_is_broken_then_it_counts_anew():
-    stage = Stage()
-    stage.missed()
-    stage.frame(times=29)
-    stage.missed()
-    assert stage.frame(times=29) is Health.DEGRADED
-    assert stage.frame() is Health.NOMINAL
-
-
-def test_given_a_degraded_stage_when_it_stays_on_a_lower_tier_then_it_stays_degraded():
-    stage = Stage()
-    assert stage.frame(tier=1, times=500) is Health.DEGRADED
-
-
-def test_given_misses_when_they_are_sustained_then_the_stage_stops_safely_and_no_sooner():
-    stage = Stage()
-    stage.frame()
-    assert stage.missed(9) is Health.DEGRADED
-    assert stage.missed() is Health.SAFE_STOP
-
-
-@pytest.mark.parametrize("fresh", [(Outcome.LATE, Fallback.BACKUP), (Outcome.LATE, None), (Outcome.ON_TIME, None)])
-def test_given_misses_when_a_fresh_answer_comes_between_then_they_are_not_in_a_row(fresh):
-    stage = Stage()
-    stage.missed(9)
-    stage.frame(*fresh)
-    assert stage.missed(9) is Health.DEGRADED
-
-
-@pytest.mark.parametrize("fallback", [Fallback.HOLD_LAST, Fallback.STOP, Fallback.NONE])
-def test_given_any_stale_answer_when_repeated_then_each_counts_as_a_miss(fallback):
-    stage = Stage()
-    assert stage.frame(Outcome.ERROR, fallback, times=10) is Health.SAFE_STOP
-    assert stage.health.misses_in_a_row == 10
-
-
-def test_given_a_safe_stop_when_frames_are_on_time_again_then_it_climbs_one_state_at_a_time():
-    stage = Stage()
-    stage.missed(10)
-    assert stage.frame(times=29) is Health.SAFE_STOP
-    assert stage.frame() is Health.DEGRADED
-    assert stage.frame(times=29) is Health.DEGRADED
-    assert stage.frame() is Health.NOMINAL
-
-
-def test_given_a_safe_stop_when_frames_are_on_time_on_a_lower_tier_then_it_is_degraded_and_no_better():
-    stage = Stage()
-    stage.missed(10)
-    assert stage.frame(tier=2, times=300) is Health.DEGRADED
-
-
-def test_given_a_safe_stop_when_only_the_backup_answers_then_it_does_not_recover():
-    stage = Stage()
-    stage.missed(10)
-    assert stage.frame(Outcome.CRASHED, Fallback.BACKUP, 2, times=300) is Health.SAFE_STOP
-
-
-def test_given_workers_that_keep_dying_when_given_up_then_it_is_a_safe_stop_until_answers_prove_otherwise():
-    stage = Stage()
-    stage.frame()
-    stage.health.lost()
-    stage.health.gave_up()
-    assert stage.state is Health.SAFE_STOP
-    stage.health.ready()
-    assert stage.state is Health.SAFE_STOP
-    assert stage.frame(times=30) is Health.DEGRADED
-
-
-def test_given_a_worker_that_served_when_it_is_lost_then_the_stage_starts_and_its_frames_count_as_misses():
-    stage = Stage()
-    stage.frame()
-    stage.health.lost()
-    assert stage.state is Health.STARTING
-    assert stage.frame(Outcome.STARTING, Fallback.HOLD_LAST, -1, times=10) is Health.SAFE_STOP
-
-
-def test_given_a_safe_stop_when_input_stops_then_the_failure_still_shows():
-    stage = Stage()
-    stage.missed(10)
-    stage.clock.advance_ms(60_000)
-    assert stage.state is Health.SAFE_STOP
+    for step in RULES[rule].split(", "):
+        what, times, state = step.split()
+        stage.do(what, int(times))
+        assert state in {"x", stage.state.name}, step
 
 
 class HealthMachine(RuleBasedStateMachine):
@@ -176,7 +96,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.stage = Stage(ready=False, limits=self.LIMITS)
+        self.stage = Stage(self.LIMITS)
         self.is_ready = self.was_ready = False
         self.stale_in_a_row = 0
         self.on_time_in_a_row = 0
@@ -233,6 +153,7 @@ class HealthMachine(RuleBasedStateMachine):
     @invariant()
     def the_state_follows_from_the_history(self):
         state = self.stage.state
+        assert self.stage.health.misses_in_a_row == self.stale_in_a_row
         if self.stale_in_a_row >= self.LIMITS.sustained_misses:
             assert state is Health.SAFE_STOP
         if state is Health.NOMINAL:

@@ -1,4 +1,5 @@
 import math
+from collections import deque
 
 import numpy as np
 import pytest
@@ -6,9 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.frame.outcome import Health, Outcome
-from torchperf_ros.frame.stage_counters import StageCounters
-from torchperf_ros.frame.stage_figures import NO_TIER, StageFigures
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.stage_figures import (
+    ANSWER,
+    LATENESS_BOUNDS_S,
+    NO_TIER,
+    RECEIPT,
+    RELATIVE_ERROR,
+    BucketCounts,
+    LatencySketch,
+    RecentRows,
+    StageCounters,
+    StageFigures,
+    budget_bounds_s,
+)
 
 MS, S = 1_000_000, 1_000_000_000
 TIERS = ("full", "fast")
@@ -170,3 +182,139 @@ def test_given_a_changed_window_when_read_then_it_holds_at_once():
     assert stage.read().latency.window.count == 2
     stage.figures.window_s = 1.0
     assert stage.read().latency.window.count == 1
+
+
+# -- counters ---------------------------------------------------------------------------------------------------------
+
+
+def rows(pending, row):
+    return np.array(list(pending), row)
+
+
+@pytest.mark.parametrize(
+    ("stamps_ns", "ages_ms", "counts"),
+    [
+        ([1, 2, 3], [5, 5, 5], (0, 0, 0, 0)),
+        ([0, 0], [math.nan, math.nan], (2, 0, 0, 0)),
+        ([5, 4], [5, 5], (0, 0, 1, 0)),
+        ([5, 5], [5, 5], (0, 0, 0, 1)),
+        ([5, 0, 5], [5, math.nan, 5], (1, 0, 0, 1)),
+        ([5], [-0.1], (0, 1, 0, 0)),
+    ],
+)
+@pytest.mark.parametrize("stamped", [True, False])
+def test_given_stamps_when_received_then_what_is_odd_about_them_is_counted_if_the_type_has_one(
+    stamps_ns, ages_ms, counts, stamped
+):
+    counters = StageCounters()
+    for stamp_ns, age_ms in zip(stamps_ns, ages_ms, strict=True):
+        counters.received(7, stamp_ns, age_ms, stamped=stamped)
+    found = (counters.zero_stamps, counters.future_stamps, counters.backward_stamps, counters.repeated_stamps)
+    assert found == (counts if stamped else (0, 0, 0, 0))
+    assert counters.frames == len(stamps_ns)
+    receipts = rows(counters.receipts, RECEIPT)
+    assert receipts["number"].tolist() == list(range(1, len(stamps_ns) + 1))
+    assert set(receipts["received_ns"].tolist()) == {7}
+
+
+outcomes = st.tuples(st.sampled_from(Outcome), st.sampled_from([None, *Fallback]), st.floats(-5.0, 5.0))
+
+
+@given(st.lists(outcomes, max_size=60))
+def test_given_any_answers_when_added_then_the_counters_add_up(answered):
+    counters = StageCounters()
+    for total_ms, (outcome, fallback, lateness_ms) in enumerate(answered):
+        frame = Frame(0, b"", 0, 0.0, 0, 0, Origin(0, 0.0))
+        counters.add(Answer(frame, outcome, fallback, "", 0, 0.0, total_ms, 1.0, lateness_ms, 0))
+    for outcome in Outcome:
+        assert counters.outcomes[outcome] == sum(each is outcome for each, _, _ in answered)
+    for fallback in Fallback:
+        assert counters.fallbacks[fallback] == sum(each is fallback for _, each, _ in answered)
+    assert counters.answered + counters.unanswered == counters.ended == len(answered)
+    assert counters.unanswered == counters.fallbacks[Fallback.NONE]
+    assert counters.missed_deadline == sum(lateness_ms > 0 for _, _, lateness_ms in answered)
+    on_time = counters.outcomes[Outcome.ON_TIME]
+    assert counters.miss_ratio == pytest.approx(1 - on_time / len(answered) if answered else 0.0)
+    left = rows(counters.answers, ANSWER)
+    assert left["number"].tolist() == [number + 1 for number in left["total_ms"]] == list(range(1, len(answered) + 1))
+    assert left["lateness_ms"].tolist() == [lateness_ms for _, _, lateness_ms in answered]
+
+
+# -- what figures are made of -----------------------------------------------------------------------------------------
+
+
+@given(
+    batches=st.lists(st.lists(st.integers(0, 50), max_size=6), max_size=8), span=st.integers(1, 40),
+    most=st.integers(1, 12),
+)  # fmt: skip
+def test_given_any_batches_when_taken_then_what_is_left_is_the_newest_of_the_span(batches, span, most):
+    pending, seen, now, number = deque(), [], 0, 0
+    recent = RecentRows(pending, RECEIPT, most)
+    for gaps in [*batches, []]:
+        times = [now := now + gap for gap in gaps]
+        pending.extend((time, -time, number := number + 1) for time in times)
+        seen = [time for time in seen[-most:] + times if time >= now - span][-most:]
+        assert recent.take(now - span)["received_ns"].tolist() == times
+        assert recent.rows["received_ns"].tolist() == seen
+        assert recent.rows["age_ms"].tolist() == [-time for time in seen]
+    recent.take(now + 1)
+    assert (len(recent.rows), recent.unrecorded) == (0, 0)
+
+
+durations_ms = st.floats(1e-3, 1e6)
+
+
+@given(st.lists(st.lists(durations_ms, max_size=40), max_size=4))
+def test_given_any_durations_when_asked_then_each_percentile_is_within_its_error_and_the_maximum_is_exact(batches):
+    sketch, seen = LatencySketch(), [value for batch in batches for value in batch]
+    for batch in batches:
+        sketch.add(np.array(batch, dtype=float))
+    found = sketch.quantiles()
+    assert found.count == len(seen)
+    if not seen:
+        assert all(math.isnan(value) for _, value in found.items())
+        return
+    assert found.max_ms == max(seen)
+    exact = np.percentile(seen, [50, 95, 99], method="lower")
+    assert [found.p50_ms, found.p95_ms, found.p99_ms] == pytest.approx(exact, rel=RELATIVE_ERROR * 1.0001)
+
+
+def test_given_durations_out_of_range_when_added_then_they_count_at_its_ends():
+    sketch = LatencySketch()
+    sketch.add(np.array([-1.0, 0.0, 1e9]))
+    assert sketch.quantiles().count == 3
+    assert sketch.quantiles().p50_ms == pytest.approx(1e-3, rel=0.02)
+    assert sketch.quantiles().max_ms == 1e9
+
+
+def test_given_a_long_run_when_added_then_the_memory_stays_the_same():
+    sketch = LatencySketch()
+    size = sketch._counts.nbytes
+    sketch.add(np.random.default_rng(1).lognormal(2, 3, 100_000))
+    assert sketch._counts.nbytes == size < 9000
+
+
+@given(st.lists(st.floats(0, 3) | st.sampled_from([*LATENESS_BOUNDS_S.tolist(), math.nan]), max_size=60))
+def test_given_any_samples_when_counted_then_each_bucket_holds_those_up_to_its_bound(samples):
+    counts = BucketCounts(LATENESS_BOUNDS_S)
+    counts.add(np.array(samples[:20], dtype=float))
+    counts.add(np.array(samples[20:], dtype=float))
+    buckets, total_s = counts.snapshot()
+    known = [sample for sample in samples if not math.isnan(sample)]
+    assert [count for _, count in buckets] == [
+        sum(sample <= float(bound) for sample in known) for bound, _ in buckets
+    ]  # fmt: skip
+    assert [bound for bound, _ in buckets][-1] == "+Inf"
+    assert total_s == pytest.approx(sum(known))
+
+
+@given(st.floats(1.0, 60_000.0))
+def test_given_any_budget_when_bounds_are_placed_then_they_rise_and_the_budget_is_one_of_them(budget_ms):
+    bounds_s = budget_bounds_s(budget_ms)
+    assert bounds_s.tolist() == sorted(set(bounds_s.tolist()))
+    assert any(bound == pytest.approx(budget_ms / 1000, rel=1e-5) for bound in bounds_s)
+
+
+def test_given_the_default_budget_when_bounds_are_placed_then_they_read_well():
+    assert budget_bounds_s(50.0)[:3].tolist() == [0.005, 0.01, 0.015]
+    assert 0.05 in budget_bounds_s(50.0)

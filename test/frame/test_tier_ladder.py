@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.sorted_window import SortedWindow
-from torchperf_ros.frame.tier_ladder import Calibration, TierClock, TierLadder, usual_p99
+from torchperf_ros.frame.tier_ladder import Calibration, MemoryGuard, TierClock, TierLadder, usual_p99
 
 FRESH_MS = 50.0
 FRAME_NS = 33_333_333
@@ -72,26 +72,22 @@ def wait_for_probe(drive):
     return (drive.now_ns - start_ns) / NS_PER_S
 
 
-def test_given_no_calibration_when_a_frame_comes_then_the_most_accurate_tier_is_tried():
-    assert TierLadder(3).choose(FRESH_MS, FRESH_MS, START_NS) == 0
-
-
-def test_given_calibrations_when_a_frame_comes_then_the_most_accurate_tier_that_fits_runs():
-    made = ladder(80.0, 40.0, 10.0)
-    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == 1
-    assert made.level == 1
-
-
-def test_given_no_tier_that_fits_when_a_frame_comes_then_the_cheapest_runs():
-    made = ladder(80.0, 70.0, 60.0)
-    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == made.last == 2
-
-
-def test_given_a_frame_that_waited_when_chosen_then_a_cheaper_tier_runs_but_the_level_stays():
-    made = ladder(40.0, 20.0, 5.0)
-    assert made.choose(10.0, FRESH_MS, START_NS) == 2
-    assert made.level == 0
-    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == 0
+@pytest.mark.parametrize(
+    ("calibrated_ms", "left_ms", "tier", "level"),
+    [
+        ((0.0, 0.0, 0.0), FRESH_MS, 0, 0),  # as without calibrations: the most accurate one is tried
+        ((80.0, 40.0, 10.0), FRESH_MS, 1, 1),
+        ((80.0, 70.0, 60.0), FRESH_MS, 2, 2),  # none fits: the cheapest
+        ((40.0, 20.0, 5.0), 10.0, 2, 0),  # it waited: a cheaper tier runs but the level stays
+    ],
+)
+def test_given_calibrations_when_a_frame_comes_then_the_most_accurate_tier_that_fits_runs(
+    calibrated_ms, left_ms, tier, level
+):
+    made = ladder(*calibrated_ms)
+    assert made.choose(left_ms, FRESH_MS, START_NS) == tier
+    assert made.level == level
+    assert made.choose(FRESH_MS, FRESH_MS, START_NS) == level
 
 
 def test_given_overhead_when_predicted_then_it_counts_with_the_inference():
@@ -399,3 +395,26 @@ def test_given_tiers_that_are_left_out_when_chosen_then_a_lower_one_runs_and_is_
     assert ladder.probe(50.0, START_NS) is None
     ladder.left_out = 0
     assert ladder.probe(50.0, START_NS) == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "left_out", "tight"),
+    [
+        ([0.1, 0.69, 0.7], [0, 0, 0], False),
+        ([0.8, 0.8, 0.8, 0.8], [1, 2, 2, 2], True),  # one tier after the other, but the last
+        ([0.8, 0.65], [1, 1], True),  # a little below the share: nothing changes yet
+        ([0.9, 0.9, 0.5, 0.5, 0.5], [1, 2, 1, 0, 0], False),
+        ([math.nan], [0], False),  # unknown
+        ([0.9, math.nan], [1, 1], True),
+    ],
+)
+def test_given_memory_in_use_when_updated_then_tiers_are_left_out_one_by_one_and_come_back_with_room(
+    used, left_out, tight
+):
+    guard, alone = MemoryGuard(), MemoryGuard()
+    found = []
+    for share in used:
+        guard.update(share, 0.7, 3)
+        alone.update(share, 0.7, 1)
+        found.append(guard.left_out)
+    assert (found, guard.tight, alone.left_out) == (left_out, tight, 0)

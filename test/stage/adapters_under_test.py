@@ -17,7 +17,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from torchperf_ros.config.message_types import message_class
@@ -241,7 +240,6 @@ def misbehave(orders):
         "print": lambda: (print("said on stdout", flush=True), print("said on stderr", file=sys.stderr, flush=True)),
         "flood": lambda: sys.stdout.write("many words\n" * (orders["bytes"] // 11)),
         "fork": fork,
-        "allocate": lambda: np.ones(orders["bytes"] // 8).sum(),
     }.get(orders["do"], bool)()
 
 

@@ -8,8 +8,7 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.config import node_config, stage_config
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_ports import StagePorts
+from torchperf_ros.stage.stage_actor import StageActor, StagePorts
 from torchperf_ros.workers.worker_pool import RestartPolicy
 from torchperf_ros.workers.worker_setup import worker_setup
 
@@ -25,6 +24,9 @@ def _adapters_can_be_imported_by_workers():
     with pytest.MonkeyPatch.context() as patch:
         here = str(Path(__file__).parent)
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+        # the C++ compiler is what packages wait for; headers compiled ahead pay only for more than a few of them
+        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+        patch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
         yield
 
 

@@ -41,11 +41,18 @@ def evidence_path(stage):
 
 
 def test_given_a_standby_when_the_serving_worker_is_profiled_then_every_frame_is_on_time_and_the_trace_has_its_steps(
-    start_own_stage, evidence
+    start_own_stage, evidence, monkeypatch
 ):
     stage = start_own_stage(node=evidence)
     stage.ask()
-    pids = stage.pids
+    pids, pool = stage.pids, stage.actor.pool
+    with monkeypatch.context() as patch:  # an error of ours is said, and the next profile goes well
+        patch.setattr(type(pool.workers[0]), "command", lambda *_, **__: 1 / 0)
+        pool.capture.ask("profile", pool.workers)
+        stage.wait_for(lambda: any("a capture failed:\nTraceback" in text for _, text in stage.logs), "it is said")
+        stage.wait_for_workers()
+    assert pool.capture.last == "profile: an error in the node"
+    pool.capture.last = ""
     assert stage.actor.pool.capture.ask("profile", stage.actor.pool.workers) == "stage tested: profile of one worker"
     with pytest.raises(ConfigError, match=r"stage tested is busy with one already \(profile"):
         stage.actor.pool.capture.ask("profile", stage.actor.pool.workers)
@@ -100,23 +107,6 @@ def test_given_a_worker_that_dies_while_it_is_profiled_then_the_next_one_can_be(
     assert capture.ask("profile", pool.workers)  # of the one that is left, or of the one that follows
 
 
-def test_given_an_error_of_ours_when_a_worker_is_profiled_then_it_is_said_and_the_next_profile_goes_well(
-    start_own_stage, evidence, monkeypatch
-):
-    stage = start_own_stage(node=evidence)
-    pool = stage.actor.pool
-    with monkeypatch.context() as patch:
-        patch.setattr(type(pool.workers[0]), "command", lambda *_, **__: 1 / 0)
-        pool.capture.ask("profile", pool.workers)
-        stage.wait_for(lambda: any("a capture failed:\nTraceback" in text for _, text in stage.logs), "it is said")
-        stage.wait_for_workers()
-    assert pool.capture.last == "profile: an error in the node"
-    pool.capture.last = ""
-    assert pool.capture.ask("profile", pool.workers)
-    until_over(stage)
-    assert evidence_path(stage)[0].is_dir()
-
-
 def test_given_a_folder_that_cannot_be_written_when_profiled_then_that_is_said_and_the_worker_serves_on(
     start_own_stage, evidence
 ):
@@ -134,14 +124,14 @@ def test_given_a_folder_that_cannot_be_written_when_profiled_then_that_is_said_a
 def test_given_a_worker_busy_with_evidence_when_it_handles_no_frames_for_long_then_it_is_no_hang_until_it_is_back(
     start_own_stage, evidence, monkeypatch
 ):
-    stage = start_own_stage(node=evidence, budget_ms=1000.0, hang_ms=1500.0)
+    stage = start_own_stage(node=evidence, budget_ms=600.0, hang_ms=700.0)
     pool = stage.actor.pool
     monkeypatch.setattr(type(pool.workers[0]), "command", lambda *_, **__: True)  # which it never hears of
     pool.capture.ask("profile", pool.workers)
     wait_until(lambda: pool.capture.busy_with, lambda: "a worker is asked")
     busy = pool.capture.busy_with
     os.kill(busy.pid, signal.SIGSTOP)
-    until = time.monotonic() + 3.0
+    until = time.monotonic() + 1.4
     while time.monotonic() < until:
         stage.ask()  # which it is to observe
         time.sleep(0.05)
@@ -150,7 +140,7 @@ def test_given_a_worker_busy_with_evidence_when_it_handles_no_frames_for_long_th
     pool.capture.take(busy, {"kind": "recording", "error": ""}, time.monotonic_ns())
     wait_until(lambda: busy.kill_reason, lambda: "it is killed")
     assert busy.kill_reason.startswith("hung: ")
-    assert time.monotonic() - back_at > 1.4
+    assert time.monotonic() - back_at > 0.6
 
 
 def test_given_one_worker_that_hangs_when_it_is_to_be_profiled_then_it_is_replaced_as_ever(start_own_stage, evidence):

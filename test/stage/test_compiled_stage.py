@@ -121,15 +121,16 @@ def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eag
 def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_is_made_and_the_next_start_has_it(
     compiled, start_own_stage, cache
 ):
-    stage = start_own_stage(adapter="Compilable", engine="auto", backup="none", node={"cache_dir": str(cache)})
-    assert engines(stage) == [["eager", "eager"]]
+    values = {"adapter": "Compilable", "engine": "auto", "backup": "none", "tiers": ["full"]}
+    stage = start_own_stage(**values, node={"cache_dir": str(cache)})
+    assert engines(stage) == [["eager"]]
 
     def chosen():
         workers = [worker for worker in stage.actor.pool.workers if worker is not None]
         return all(tier["choice"] for worker in workers for tier in worker.tiers)
 
     ask_until(stage, chosen, "a worker that has what was chosen is there")
-    again = start_own_stage(adapter="Compilable", engine="auto", backup="none", node={"cache_dir": str(cache)})
+    again = start_own_stage(**values, node={"cache_dir": str(cache)})
     assert [tier["choice"] for tier in again.actor.pool.workers[0].tiers] == [
         tier["choice"] for tier in stage.actor.pool.workers[0].tiers
     ]
@@ -139,12 +140,13 @@ def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_i
 def test_given_engine_compile_when_started_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(
     start_own_stage, cache
 ):
-    stage = start_own_stage(adapter="Compilable", engine="compile", backup="none", node={"cache_dir": str(cache)})
-    assert engines(stage) == [["eager", "eager"]]
-    ask_until(stage, everywhere(stage, "compile", "compile"), "a worker that has compiled is there")
+    values = {"adapter": "Compilable", "engine": "compile", "backup": "none", "tiers": ["full"]}
+    stage = start_own_stage(**values, node={"cache_dir": str(cache)})
+    assert engines(stage) == [["eager"]]
+    ask_until(stage, everywhere(stage, "compile"), "a worker that has compiled is there")
     for rows in (5, 9, 33, 64):
         assert stage.ask({"do": "print", "rows": rows}).outcome is Outcome.ON_TIME
-    (full, fast) = stage.actor.pool.tally.rows(stage.actor.pool.everyone)
+    (full,) = stage.actor.pool.tally.rows(stage.actor.pool.everyone)
     assert (full["recompiles"], full["graphs"] > 0, full["breaks"]) == (0, True, 0)
 
 
@@ -152,7 +154,7 @@ def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_sta
     start_own_stage, tmp_path
 ):
     stage = start_own_stage(adapter="Compilable", engine="aoti", node={"cache_dir": str(tmp_path)})
-    builder = stage.actor.pool.rolling_update._builder
+    builder = stage.actor.pool.rolling_update.builder
     ask_until(stage, lambda: builder._process, "packages are compiled")
     compiler, seen = psutil.Process(builder._process.pid), []
     os.kill(stage.pids[1], signal.SIGKILL)

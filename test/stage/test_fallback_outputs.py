@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -194,3 +195,19 @@ def test_given_ros_time_when_it_is_none_of_the_output_s_own_then_braking_begins_
     stop = STORE.deserialize_cdr(outputs.payload(Fallback.STOP), PATH)
     first = stop.poses[0].header.stamp
     assert first.sec * 1000 + first.nanosec / MS == begins_ms
+
+
+BEST = ("backup", "hold_last", "stop")
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(BEST), ("none", "hold_last"), ("stop",), ()])
+@pytest.mark.parametrize("backup", [True, False])
+@pytest.mark.parametrize(("at_ms", "hold_ms"), [(300, 300.0), (301, 300.0)])
+def test_given_any_order_when_chosen_then_the_first_that_is_available_wins(order, backup, at_ms, hold_ms):
+    outputs, config = FallbackOutputs(), stage_config("planning", {"hold_last_ms": hold_ms, "fallback": list(order)})
+    outputs.remember(path(), frame(0))
+    outputs.prepare(config, PATH, at_ms * MS, at_ms * MS)
+    chosen = outputs.choose(config, at_ms * MS, backup=backup).word
+    available = {"backup": backup, "hold_last": at_ms <= hold_ms, "none": True}
+    stops = next((kind for kind in order if available.get(kind, kind == "stop")), "none")
+    assert chosen == stops

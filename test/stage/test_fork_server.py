@@ -16,11 +16,13 @@ from .conftest import wait_until
 FINE = "adapters_under_test"
 
 
-@pytest.fixture
-def modules(tmp_path, monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def modules(tmp_path_factory):
     """A folder that processes import from; each file is a module."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
-    return tmp_path
+    folder = tmp_path_factory.mktemp("modules")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
+        yield folder
 
 
 @pytest.fixture
@@ -62,8 +64,9 @@ def test_given_a_module_when_it_is_imported_then_the_server_is_ready_and_ends_wh
 def test_given_a_module_that_no_fork_can_share_when_imported_then_workers_import_it_themselves(
     serve, modules, code, why
 ):
-    (modules / "unfit.py").write_text(code, encoding="utf-8")
-    server = serve("unfit")
+    name = f"unfit{abs(hash(code))}"
+    (modules / f"{name}.py").write_text(code, encoding="utf-8")
+    server = serve(name)
     assert server.ended
     successor = server.renewed()
     try:

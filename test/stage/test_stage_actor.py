@@ -57,12 +57,48 @@ def test_given_a_good_frame_when_offered_then_its_own_result_is_published_and_re
     assert stage.published[-1] == stage.handed_on[-1][0]
 
 
-def test_given_nan_in_every_worker_when_offered_then_it_is_invalid_and_the_last_good_output_is_held(stage):
-    good = stage.ask(x=1.0)
-    answer = stage.ask({"do": "nan", "once": False})
-    assert (answer.outcome, answer.fallback) == (Outcome.INVALID, Fallback.HOLD_LAST)
-    assert "1 of 1 values that are NaN or Inf" in answer.reason
+@pytest.mark.parametrize(
+    ("orders", "outcome", "said"),
+    [
+        ({"do": "nan"}, Outcome.INVALID, ["1 of 1 values that are NaN or Inf"]),
+        ({"do": "wrong_shape"}, Outcome.INVALID, ["(2,)", "(1,)"]),  # another one than when calibrated
+        ({"do": "raise"}, Outcome.ERROR, ["RuntimeError: the model has had enough", "adapters_under_test.py"]),
+        ({"do": "exit"}, Outcome.ERROR, []),
+        ({"do": "keyboard_interrupt"}, Outcome.ERROR, []),
+        ({"do": "recursion"}, Outcome.ERROR, []),
+        ({"do": "raise_speechless"}, Outcome.ERROR, []),
+        ({"do": "raise_unprintable"}, Outcome.ERROR, ["FileNotFoundError"]),
+        ({"do": "large", "bytes": 70_000}, Outcome.ERROR, ["max_frame_bytes, 65536, fit"]),
+    ],
+)
+def test_given_whatever_a_model_does_in_every_worker_when_offered_then_the_last_good_output_is_held_and_nobody_dies(
+    stage, orders, outcome, said
+):
+    good, pids = stage.ask(x=1.0), stage.pids
+    answer = stage.ask({**orders, "once": False})
+    assert (answer.outcome, answer.fallback) == (outcome, Fallback.HOLD_LAST)
+    assert all(words in answer.reason for words in said), answer.reason
     assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
+    assert stage.ask().outcome is Outcome.ON_TIME
+    assert stage.pids == pids
+
+
+@pytest.mark.parametrize(
+    ("data", "tier", "reason"),
+    [
+        (b"\x00\x01\x00\x00garbage", 0, "not a geometry_msgs/msg/PointStamped"),
+        (bytes(65_536), 0, "not a geometry_msgs/msg/PointStamped"),
+        (bytes(65_537), -1, "message of 65537 bytes; max_frame_bytes is 65536"),
+    ],
+)
+def test_given_bytes_that_are_no_message_or_too_many_when_offered_then_it_is_bad_input_and_the_workers_live(
+    stage, data, tier, reason
+):
+    pids = stage.pids
+    answer = stage.ask(data=data)
+    assert (answer.outcome, min(answer.tier, 0)) == (Outcome.BAD_INPUT, tier)
+    assert answer.reason.startswith(reason)
+    assert stage.pids == pids
 
 
 def test_given_nan_in_one_worker_when_offered_then_the_backups_result_is_published(stage):
@@ -74,36 +110,6 @@ def test_given_nan_in_one_worker_when_offered_then_the_backups_result_is_publish
     assert message.poses[0].pose.position.x == 3.0 + TIER_OFFSET
 
 
-def test_given_another_shape_than_calibrated_when_offered_then_it_is_invalid_and_says_both(stage):
-    answer = stage.ask({"do": "wrong_shape", "once": False})
-    assert answer.outcome is Outcome.INVALID
-    assert "(2,)" in answer.reason
-    assert "(1,)" in answer.reason
-
-
-def test_given_a_model_that_raises_when_offered_then_the_reason_has_the_traceback(stage):
-    answer = stage.ask({"do": "raise", "once": False})
-    assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.HOLD_LAST)
-    assert "RuntimeError: the model has had enough" in answer.reason
-    assert "adapters_under_test.py" in answer.reason
-
-
-@pytest.mark.parametrize("kind", ["exit", "keyboard_interrupt", "recursion", "raise_speechless"])
-def test_given_whatever_a_model_raises_when_offered_then_it_is_an_error_and_no_death(stage, kind):
-    pids = stage.pids
-    assert stage.ask({"do": kind, "once": False}).outcome is Outcome.ERROR
-    assert stage.pids == pids
-    assert stage.ask().outcome is Outcome.ON_TIME
-
-
-def test_given_a_model_that_raises_what_cannot_be_encoded_when_offered_then_it_is_an_error_and_no_death(stage):
-    pids = stage.pids
-    answer = stage.ask({"do": "raise_unprintable", "once": False})
-    assert answer.outcome is Outcome.ERROR
-    assert "FileNotFoundError" in answer.reason
-    assert stage.pids == pids
-
-
 def test_given_bad_input_when_offered_then_the_backup_is_not_asked(stage):
     backups = stage.counters.backups
     seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
@@ -111,22 +117,6 @@ def test_given_bad_input_when_offered_then_the_backup_is_not_asked(stage):
     assert (answer.outcome, answer.reason) == (Outcome.BAD_INPUT, "this point is useless")
     assert stage.counters.backups == backups
     assert sum(stamp_ns in stage.notes("preprocessed", pid) for pid in stage.pids) == 1
-
-
-def test_given_bytes_that_are_no_message_when_offered_then_it_is_bad_input_and_the_workers_live(stage):
-    pids = stage.pids
-    answer = stage.ask(data=b"\x00\x01\x00\x00garbage")
-    assert answer.outcome is Outcome.BAD_INPUT
-    assert "not a geometry_msgs/msg/PointStamped" in answer.reason
-    assert stage.pids == pids
-
-
-def test_given_a_message_that_is_too_large_when_offered_then_it_is_refused_with_both_sizes(stage):
-    answer = stage.ask(data=bytes(65_537))
-    assert answer.outcome is Outcome.BAD_INPUT
-    assert answer.reason == "message of 65537 bytes; max_frame_bytes is 65536"
-    assert answer.tier == -1
-    assert stage.ask(data=bytes(65_536)).reason.startswith("not a geometry_msgs")
 
 
 def test_given_nothing_from_the_stage_before_when_offered_then_it_is_bad_input_with_its_reason(stage):
@@ -145,15 +135,6 @@ def test_given_an_output_of_the_stage_before_when_offered_then_the_budget_counts
     assert answer.frame.deadline_ns == due_ns + 5_000_000_000
 
 
-def test_given_an_output_larger_than_its_area_when_offered_then_it_is_an_error_with_both_sizes(stage):
-    pids = stage.pids
-    answer = stage.ask({"do": "large", "bytes": 70_000, "once": False})
-    assert answer.outcome is Outcome.ERROR
-    assert "max_frame_bytes, 65536, fit" in answer.reason
-    assert stage.pids == pids
-    assert stage.ask().outcome is Outcome.ON_TIME
-
-
 def test_given_a_model_that_prints_when_offered_then_it_is_logged_with_stage_and_pid_and_the_frame_is_good(stage):
     answer = stage.ask({"do": "print"})
     assert answer.outcome is Outcome.ON_TIME
@@ -167,7 +148,7 @@ def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_la
     good = stage.ask()
     stage.reconfigure(budget_ms=300.0)
     late = stage.counters.late_results
-    seq, stamp_ns = stage.offer({"do": "sleep", "ms": 1500, "once": False})
+    seq, stamp_ns = stage.offer({"do": "sleep", "ms": 700, "once": False})
     answer = stage.answer(seq)
     assert stage.counters.late_results == late
     assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
@@ -202,7 +183,7 @@ def test_given_a_late_model_when_hedges_are_not_proven_then_the_standby_takes_th
     backups = stage.counters.backups
     assert not stage.actor._dispatcher.hedge_rule.allowed
     stage.reconfigure(budget_ms=600.0)
-    late = stage.ask({"do": "sleep", "ms": 3000, "once": False})
+    late = stage.ask({"do": "sleep", "ms": 1200, "once": False})
     following = stage.ask()
     assert (late.outcome, late.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
     assert (following.outcome, following.fallback) == (Outcome.ON_TIME, None)
@@ -227,7 +208,7 @@ def test_given_a_late_frame_that_is_quick_when_run_again_then_that_is_a_proof_fo
 def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_the_answer_is_its_result(stage):
     """The other one is still busy with an earlier frame that came too late."""
     stage.reconfigure(budget_ms=300.0)
-    assert stage.ask({"do": "sleep", "ms": 1200}).outcome is Outcome.LATE
+    assert stage.ask({"do": "sleep", "ms": 700}).outcome is Outcome.LATE
     stage.reconfigure()
     answer = stage.ask({"do": "raise"})
     assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.BACKUP)
@@ -270,7 +251,7 @@ def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_l
         dispatcher._running[worker], dispatcher._probe = None, 0
         dispatcher.lost(worker)
     ladder.left_out = 0
-    assert "next probe in 0." in ladder.explain(["full", "fast"], time.monotonic_ns())
+    assert "next probe in " in ladder.explain(["full", "fast"], time.monotonic_ns())
 
 
 def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_not_learn_from_it(stage):
@@ -290,14 +271,14 @@ def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_no
 
 def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_answers_all_the_same(stage):
     stage.reconfigure(budget_ms=300.0)
-    answer = stage.ask({"do": "hold_gil", "ms": 1200, "once": False})
+    answer = stage.ask({"do": "hold_gil", "ms": 600, "once": False})
     assert answer.outcome is Outcome.LATE
     assert answer.fallback is Fallback.HOLD_LAST
 
 
 def test_given_a_busy_stage_when_frames_arrive_then_only_the_newest_waits_and_the_others_are_superseded(stage):
     superseded = stage.actor.mailbox.superseded
-    first, _ = stage.offer({"do": "sleep", "ms": 1000, "once": False})
+    first, _ = stage.offer({"do": "sleep", "ms": 400, "once": False})
     waiting = [stage.offer()[0] for _ in range(4)]
     assert stage.answer(first).outcome is Outcome.ON_TIME
     assert stage.answer(waiting[-1]).outcome is Outcome.ON_TIME
@@ -366,7 +347,7 @@ def test_given_an_inactive_stage_when_offered_then_the_message_is_ignored_and_co
 
 def test_given_a_deactivation_when_a_frame_runs_and_one_waits_then_only_the_first_is_answered(stage):
     superseded = stage.actor.mailbox.superseded
-    running, _ = stage.offer({"do": "sleep", "ms": 1000})
+    running, _ = stage.offer({"do": "sleep", "ms": 400})
     waiting, _ = stage.offer()
     stage.actor.deactivate()
     assert stage.answer(running).outcome in {Outcome.ON_TIME, Outcome.LATE}

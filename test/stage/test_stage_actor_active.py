@@ -8,8 +8,8 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.frame.frame import Frame, Origin
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.stage.dispatcher import LatestInput
-from torchperf_ros.workers.frame_ring import FrameReader
+from torchperf_ros.stage.dispatcher import aged
+from torchperf_ros.workers.frame_ring import FrameReader, InputBytes
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 LAST_TIER_OFFSET = 1000.0
@@ -108,6 +108,6 @@ def test_given_another_input_when_a_frame_comes_600_ms_later_then_its_age_is_tha
     frame_stamp_ns, frame_age_ms, stamp_ns, age_ms, wanted_ms
 ):
     frame = Frame(0, b"", frame_stamp_ns, frame_age_ms, 1_600_000_000, 2_000_000_000, Origin(0, 0.0))
-    item = LatestInput(1, stamp_ns, b"", 1_000_000_000, age_ms).beside(frame)
+    item = aged(InputBytes(1, stamp_ns, age_ms, b""), 1_000_000_000, frame)
     assert item.age_ms == pytest.approx(wanted_ms, nan_ok=True)
     assert item.waited_us == 600_000

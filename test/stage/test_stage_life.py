@@ -106,9 +106,14 @@ def belongings():
     )  # fmt: skip
 
 
-def test_given_a_stage_that_runs_a_frame_when_stopped_then_nothing_of_it_is_left(start_own_stage):
+def test_given_a_stage_whose_worker_was_replaced_and_runs_a_frame_when_stopped_then_nothing_of_it_is_left(
+    start_own_stage,
+):
     before = belongings()
     stage = start_own_stage(backup="standby", hang_ms=60_000.0, budget_ms=500.0)
+    os.kill(stage.pids[0], signal.SIGKILL)  # nor is anything left of one that died and was replaced
+    stage.wait_for(lambda: any("ended by signal SIGKILL" in text for _, text in stage.logs), "the death is logged")
+    stage.wait_for_workers()
     stage.ask()
     stage.offer({"do": "spin", "once": False})
     during = belongings()
@@ -123,41 +128,25 @@ def test_given_a_stage_that_runs_a_frame_when_stopped_then_nothing_of_it_is_left
     stage.actor.stop = lambda: None  # the fixture need not do it again
 
 
-@pytest.mark.parametrize("takes_ms", [300, 60_000])
+@pytest.mark.parametrize("takes_ms", [100, 60_000])
 def test_given_a_stage_that_runs_a_frame_when_stopped_then_the_frame_is_answered_by_its_deadline_first(
     start_own_stage, takes_ms
 ):
-    stage = start_own_stage(backup="none", budget_ms=1000.0)
+    stage = start_own_stage(backup="none", budget_ms=600.0)
     stage.ask()
     seq, _ = stage.offer({"do": "sleep", "ms": takes_ms})
     stage.actor.stop()
     (answer,) = [answer for answer in stage.answers if answer.frame.seq == seq]
-    assert (answer.outcome is Outcome.ON_TIME) is (takes_ms < 1000)
+    assert (answer.outcome is Outcome.ON_TIME) is (takes_ms < 600)
     assert stage.payload(answer) is not None
     assert stage.published[-1] == stage.handed_on[-1][0]
     assert stage.accounts()[0] == stage.accounts()[1]
     stage.actor.stop = lambda: None
 
 
-def test_given_a_stage_whose_worker_died_and_was_replaced_when_stopped_then_nothing_of_either_is_left(start_own_stage):
-    before = belongings()
-    stage = start_own_stage(backup="none")
-    os.kill(stage.pids[0], signal.SIGKILL)
-    stage.wait_for(lambda: any("ended by signal SIGKILL" in text for _, text in stage.logs), "the death is logged")
-    stage.wait_for_workers()
-    assert stage.ask().outcome is Outcome.ON_TIME
-    stage.actor.stop()
-    wait_until(lambda: belongings().children <= before.children, lambda: "what was forked is gone")
-    after = belongings()
-    assert after.descriptors <= before.descriptors
-    assert after.maps <= before.maps
-    stage.actor.stop = lambda: None
-
-
 def test_given_a_stage_that_was_never_started_when_stopped_then_nothing_is_left(tmp_path):
     from torchperf_ros.config.config import stage_config
-    from torchperf_ros.stage.stage_actor import StageActor
-    from torchperf_ros.stage.stage_ports import StagePorts
+    from torchperf_ros.stage.stage_actor import StageActor, StagePorts
 
     before = belongings()
 

@@ -1,10 +1,15 @@
 import os
+import select
 import socket
 import threading
+import time
 
 import pytest
 
 from torchperf_ros.stage.stage_waiter import StageWaiter
+
+PATIENCE_S = 20.0
+LATER_NS = 3_600 * 1_000_000_000
 
 
 class Talking:
@@ -29,16 +34,10 @@ def worker():
     made.far_end.close()
 
 
-def test_given_a_worker_that_speaks_when_waited_then_it_is_named(waiter, worker):
+@pytest.mark.parametrize("speak", [lambda far_end: far_end.send(b"done"), lambda far_end: far_end.close()])
+def test_given_a_worker_that_speaks_or_is_gone_when_waited_then_it_is_named(waiter, worker, speak):
     waiter.add(worker)
-    worker.far_end.send(b"done")
-    (descriptor,) = waiter.wait()
-    assert waiter.worker(descriptor) is worker
-
-
-def test_given_a_worker_that_is_gone_when_waited_then_it_is_named_too(waiter, worker):
-    waiter.add(worker)
-    worker.far_end.close()
+    speak(worker.far_end)
     (descriptor,) = waiter.wait()
     assert waiter.worker(descriptor) is worker
 
@@ -62,7 +61,7 @@ def test_given_a_thread_that_waits_when_another_wakes_it_then_it_returns(waiter)
     thread = threading.Thread(target=wait)
     thread.start()
     waiter.wake()
-    assert returned.wait(20.0)
+    assert returned.wait(PATIENCE_S)
     thread.join()
 
 
@@ -83,9 +82,38 @@ def test_given_a_worker_that_was_never_added_or_is_closed_when_dropped_then_noth
     assert waiter.drop(worker) is False
 
 
-def test_given_a_waiter_when_closed_then_its_descriptors_are_gone():
+def is_due(waiter, timeout_s=0.0):
+    return bool(select.select([waiter._timer], [], [], timeout_s)[0])
+
+
+def test_given_a_time_ahead_when_set_then_it_wakes_then_and_not_before(waiter):
+    assert not is_due(waiter)
+    at_ns = time.monotonic_ns() + 30_000_000
+    waiter.set(at_ns)
+    (descriptor,) = waiter.wait()
+    assert time.monotonic_ns() >= at_ns
+    assert waiter.worker(descriptor) is None
+    assert not is_due(waiter)  # it is cleared
+    assert waiter.worker(descriptor) is None  # and not due when it is cleared again
+
+
+def test_given_a_set_timer_when_disarmed_or_set_anew_then_only_the_last_setting_counts(waiter):
+    waiter.set(time.monotonic_ns() + 1_000_000)
+    waiter.set(0)
+    assert not is_due(waiter, 0.02)
+    waiter.set(time.monotonic_ns() + LATER_NS)
+    waiter.set(1)
+    assert is_due(waiter, PATIENCE_S)
+    waiter.set(time.monotonic_ns() + LATER_NS)
+    assert not is_due(waiter)
+
+
+def test_given_a_waiter_when_closed_then_its_descriptors_are_gone_and_no_child_inherits_its_timer():
     before = set(os.listdir("/proc/self/fd"))
     waiter = StageWaiter()
     assert len(set(os.listdir("/proc/self/fd")) - before) == 2
+    assert not os.get_inheritable(waiter._timer)
     waiter.close()
     assert set(os.listdir("/proc/self/fd")) <= before
+    with pytest.raises(OSError, match="timerfd_settime"):
+        waiter.set(1)

@@ -1,21 +1,17 @@
 """Workers that cannot start, cannot be started, or keep dying."""
 
 import errno
-import functools
 import os
 import re
 import signal
-import subprocess
 
 import psutil
 import pytest
 
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.stage import dispatcher
-from torchperf_ros.workers import fork_server
 from torchperf_ros.workers import worker_pool as pool_module
-from torchperf_ros.workers.fork_server import start_base
-from torchperf_ros.workers.worker_pool import RestartPolicy
+from torchperf_ros.workers.fork_server import ForkServer, start_base
 
 from .conftest import wait_until
 
@@ -49,8 +45,9 @@ def test_given_an_error_that_no_restart_mends_when_started_then_the_stage_gives_
 def test_given_a_worker_that_keeps_dying_when_given_up_then_restarts_were_few_and_the_traceback_is_there(
     start_own_stage, monkeypatch
 ):
-    patient = functools.partial(RestartPolicy, first_delay_s=0.01, longest_delay_s=600.0, give_up_after=2)
-    monkeypatch.setattr(pool_module, "RestartPolicy", patient)
+    monkeypatch.setattr(pool_module, "_LASTING_DEATHS", 2)
+    monkeypatch.setattr(pool_module, "_FIRST_DELAY_NS", 1 << 40)
+    monkeypatch.setattr(pool_module, "_LONGEST_DELAY_NS", 1 << 40)
     stage = start_own_stage(wait=False, forgiving=False, backup="none", options={"at_start": {"init": "raise"}})
 
     def told():
@@ -95,16 +92,14 @@ def test_given_options_that_no_message_holds_when_started_then_the_stage_says_so
 def test_given_a_machine_that_cannot_start_a_process_now_when_it_can_again_then_the_worker_is_started(
     start_own_stage, monkeypatch, refusal
 ):
-    spawn = subprocess.Popen
     refusals = iter([True])
 
-    def refuse_once(*words, **values):
+    def refuse_once(*values):
         if next(refusals, False):
             raise refusal
-        return spawn(*words, **values)
+        return ForkServer(*values)
 
-    monkeypatch.setattr(fork_server._Base, "_current", None)
-    monkeypatch.setattr(subprocess, "Popen", refuse_once)
+    monkeypatch.setattr(pool_module, "ForkServer", refuse_once)
     stage = start_own_stage(backup="none")
     assert stage.ask().outcome is Outcome.ON_TIME
     assert next(refusals, None) is None

@@ -2,8 +2,6 @@ import mmap
 import os
 import resource
 import struct
-import sys
-import threading
 
 import pytest
 from hypothesis import given, settings
@@ -77,24 +75,11 @@ def test_given_a_record_when_newer_ones_reach_it_then_reading_it_and_asking_for_
             ask()
 
 
-def test_given_the_record_of_another_frame_when_read_then_it_is_refused(ring):
-    offset, length = ring.write(3, [InputBytes(0, 0, 0.0, b"x")])
-    with pytest.raises(ProtocolError, match="holds frame 3, not 4"):
-        FrameReader(ring.fd).read(offset, length, 4)
-
-
-def test_given_a_length_shorter_than_the_record_when_read_then_it_is_refused(ring):
+@pytest.mark.parametrize(("less", "seq", "said"), [(0, 4, "holds frame 3, not 4"), (8, 3, "lengths beyond")])
+def test_given_another_frame_or_a_shorter_length_when_read_then_it_is_refused(ring, less, seq, said):
     offset, length = ring.write(3, [InputBytes(0, 0, 0.0, bytes(64))])
-    with pytest.raises(ProtocolError, match="lengths beyond"):
-        FrameReader(ring.fd).read(offset, length - 8, 3)
-
-
-def test_given_a_record_larger_than_the_ring_when_written_then_it_is_refused_and_the_others_stay(ring):
-    offset, length = ring.write(0, [InputBytes(0, 0, 0.0, b"kept")])
-    with pytest.raises(ValueError, match="does not fit a ring of 1024"):
-        ring.write(1, [InputBytes(0, 0, 0.0, bytes(1024))])
-    (item,) = FrameReader(ring.fd).read(offset, length, 0)
-    assert bytes(item.data) == b"kept"
+    with pytest.raises(ProtocolError, match=said):
+        FrameReader(ring.fd).read(offset, length - less, seq)
 
 
 def test_given_a_record_just_as_large_as_the_ring_when_written_then_it_is_read(ring):
@@ -181,45 +166,6 @@ def test_given_a_writer_at_any_moment_of_its_writing_when_a_record_has_changed_t
     assert (True, "there") not in looks
 
 
-def test_given_a_fast_writer_in_another_thread_when_records_are_read_then_none_is_torn():
-    """Whatever `check` lets pass after the bytes were copied is one frame's bytes and no mixture of two."""
-    ring = FrameRing(8 * mmap.PAGESIZE)
-    reader = FrameReader(ring.fd)
-    newest = []
-    done = threading.Event()
-
-    def write():
-        seq = 0
-        while not done.is_set():
-            data = bytes([seq % 251]) * 5000
-            newest.append((*ring.write(seq, [InputBytes(0, seq, 0.0, data)]), seq))
-            seq += 1
-
-    writer = threading.Thread(target=write)
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    writer.start()
-    whole = 0
-    try:
-        while whole < 2000:
-            if not newest:
-                continue
-            offset, length, seq = newest[-min(len(newest), 6)]  # the one that the writer is about to come round to
-            try:
-                (item,) = reader.read(offset, length, seq)
-                copy = bytes(item.data)
-                reader.check(offset, seq)
-            except (FrameOverwritten, ProtocolError):
-                continue
-            assert copy == bytes([seq % 251]) * 5000
-            whole += 1
-    finally:
-        done.set()
-        writer.join()
-        sys.setswitchinterval(interval_s)
-        ring.close()
-
-
 def test_given_bytes_in_the_slot_when_written_then_they_stay_where_they_are_and_are_read_beside_the_others(ring):
     reader = FrameReader(ring.fd)
     assert ring.slot(2) is None  # nobody knows yet how long records are
@@ -251,13 +197,6 @@ def test_given_a_slot_at_the_rings_end_when_the_other_inputs_do_not_fit_there_th
     assert offset == 32768
     slot.release()
     ring.close()
-
-
-def test_given_a_slot_that_is_not_used_when_written_then_the_record_is_the_one_that_was_given(ring):
-    ring.write(0, [InputBytes(0, 0, 0.0, bytes(100))])
-    ring.slot(1).release()
-    offset, length = ring.write(1, [InputBytes(0, 0, 0.0, b"x" * 50)])
-    assert bytes(FrameReader(ring.fd).read(offset, length, 1)[0].data) == b"x" * 50
 
 
 def write_some(ring, count, length=100):

@@ -19,7 +19,7 @@ from torchperf_ros.workers.protocol import (
 
 u64 = st.integers(0, 2**64 - 1)
 kinds = st.sampled_from([Kind.OBSERVE, Kind.RUN, Kind.RUN | Kind.OBSERVE])
-requests = st.builds(Request, kinds, st.integers(0, 2**32 - 1), u64, u64, u64)
+requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, st.integers(0, 2**32 - 1))
 i64 = st.integers(-(2**63), 2**63 - 1)
 responses = st.builds(Response, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), u64, u64, i64, i64, i64, i64)
 json_values = st.recursive(

@@ -10,19 +10,9 @@ def delays_s(policy, clock, ready_at_ns=()):
     return [(policy.died(at_ns) - clock()) / NS_PER_S for at_ns in ready_at_ns]
 
 
-def test_given_a_worker_that_served_when_it_dies_then_it_is_replaced_at_once():
-    clock = VirtualClock()
-    policy = RestartPolicy(clock, proven_s=5.0)
-    ready_at_ns = clock()
-    clock.advance_ms(5000)
-    assert delays_s(policy, clock, [ready_at_ns]) == [0.0]
-    assert policy.restarts == 1
-    assert not policy.gave_up
-
-
 def test_given_deaths_too_soon_when_they_repeat_then_the_delay_doubles_and_the_failure_becomes_lasting():
     clock = VirtualClock()
-    policy = RestartPolicy(clock, first_delay_s=0.5, longest_delay_s=30.0, give_up_after=3)
+    policy = RestartPolicy(clock)
     found, lasting = [], []
     for _ in range(10):
         found += delays_s(policy, clock, [None])
@@ -47,30 +37,9 @@ def test_given_four_deaths_four_seconds_apart_when_restarted_then_no_wait_is_lon
     assert found == [0.0, 0.0, 0.5, 1.0]
 
 
-def test_given_a_death_just_before_it_is_proven_when_judged_then_it_counts_as_too_soon():
-    clock = VirtualClock()
-    policy = RestartPolicy(clock, proven_s=5.0, first_delay_s=0.5)
-    policy.died(None)
-    ready_at_ns = clock()
-    clock.advance_ms(4999)
-    assert delays_s(policy, clock, [ready_at_ns]) == [0.5]
-
-
-def test_given_a_lasting_failure_when_a_later_worker_serves_then_all_is_forgiven():
-    clock = VirtualClock()
-    policy = RestartPolicy(clock, give_up_after=2)
-    delays_s(policy, clock, [None, None])
-    assert policy.gave_up
-    ready_at_ns = clock()
-    clock.advance_ms(60_000)
-    assert delays_s(policy, clock, [ready_at_ns]) == [0.0]
-    assert not policy.gave_up
-    assert policy.restarts == 3
-
-
 def test_given_an_error_that_no_restart_mends_when_the_worker_dies_then_it_is_lasting_at_once():
     clock = VirtualClock()
-    policy = RestartPolicy(clock, longest_delay_s=30.0)
+    policy = RestartPolicy(clock)
     policy.give_up()
     assert not policy.gave_up
     assert delays_s(policy, clock, [None]) == [30.0]
@@ -84,24 +53,24 @@ class RestartMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = VirtualClock()
-        self.policy = RestartPolicy(self.clock, proven_s=5.0, first_delay_s=0.5, longest_delay_s=8.0, give_up_after=3)
+        self.policy = RestartPolicy(self.clock)
         self.early = 0
         self.deaths = 0
         self.permanent = False
         self.last_delay_ns = 0
 
-    @rule(lived_ms=st.integers(0, 10_000), became_ready=st.booleans())
+    @rule(lived_ms=st.integers(0, 10_000) | st.sampled_from([4999, 5000]), became_ready=st.booleans())
     def die(self, lived_ms, became_ready):
         ready_at_ns = self.clock() if became_ready else None
         self.clock.advance_ms(lived_ms)
-        proven = became_ready and lived_ms >= 5000
+        proven = became_ready and lived_ms >= 5000  # to the millisecond: one that served is replaced at once
         self.early = 0 if proven else self.early + 1
         self.deaths += 1
         delay_ns = self.policy.died(ready_at_ns) - self.clock()
-        assert delay_ns <= 8 * NS_PER_S
+        assert delay_ns <= 30 * NS_PER_S
         if self.permanent:
             self.early, self.permanent, self.last_delay_ns = max(self.early, 3), False, 0
-            assert delay_ns == 8 * NS_PER_S
+            assert delay_ns == 30 * NS_PER_S
             return
         assert (delay_ns == 0) is (self.early <= 1)
         if self.early > 1:

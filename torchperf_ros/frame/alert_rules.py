@@ -23,14 +23,13 @@ class Alert:
 
     Attributes:
         level, name, message, values: as in `diagnostic_msgs/DiagnosticStatus`.
-        once: told as it is, always; otherwise a finding that comes again is the same event going on.
     """
 
     level: Level
     name: str
     message: str
     values: Mapping[str, str] = field(default_factory=dict)
-    once: bool = False
+    once: bool = False  # told as it is, always; otherwise a finding that comes again is the same event going on
 
 
 _KINDS = {Outcome.BAD_INPUT: "bad input", Outcome.INVALID: "invalid output", Outcome.ERROR: "model error"}

@@ -69,24 +69,17 @@ class Frame:
     """One trigger message.
 
     Attributes:
-        seq: number of the frame in its stage, counted from 0 over every frame received.
         data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
-        stamp_ns: `header.stamp`, 0 if none.
-        age_ms: ROS time from stamp to receipt, NaN if unknown.
-        received_ns: monotonic receipt.
-        deadline_ns: monotonic time by which the answer is published.
-        origin: what the end-to-end latency counts from.
-        refusal: why the frame cannot be run at all, empty if it can.
     """
 
-    seq: int
+    seq: int  # number of the frame in its stage, counted from 0 over every frame received
     data: bytes | memoryview | None
-    stamp_ns: int
-    age_ms: float
-    received_ns: int
-    deadline_ns: int
-    origin: Origin
-    refusal: str = ""
+    stamp_ns: int  # `header.stamp`, 0 if none
+    age_ms: float  # ROS time from stamp to receipt, NaN if unknown
+    received_ns: int  # monotonic receipt
+    deadline_ns: int  # monotonic time by which the answer is published
+    origin: Origin  # what the end-to-end latency counts from
+    refusal: str = ""  # why the frame cannot be run at all, empty if it can
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
@@ -118,67 +111,44 @@ class Answer:
     """What was published for a frame, and why.
 
     Attributes:
-        frame: the frame that was answered.
-        outcome: on time, or the reason why not.
-        fallback: what replaced the frame's own result; None for a frame that was on time.
-        reason: for people: one line, then a traceback if there is one; empty for a frame that was on time.
-        tier: index of the tier whose result was used or waited for; -1 if none was started.
-        steps: times inside the worker that gave the result.
-        wait_ms: from receipt to the start of the frame's turn (time in the mailbox).
-        total_ms: from receipt to the published answer.
-        budget_ms: the stage's budget, counted as `budget_from` says.
-        lateness_ms: published after (positive) or before (negative) the deadline.
-        published_ns: monotonic time at which the answer was out.
-        payload: the output's bytes, None if nothing was published.
         offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
-        profiled: whether its worker was recording a profile meanwhile, which takes time.
     """
 
-    frame: Frame
-    outcome: Outcome
-    fallback: Fallback | None
-    reason: str
-    tier: int
-    wait_ms: float
-    total_ms: float
-    budget_ms: float
-    lateness_ms: float
-    published_ns: int
-    steps: StepTimes = field(default_factory=StepTimes)
-    payload: bytes | None = None
+    frame: Frame  # the frame that was answered
+    outcome: Outcome  # on time, or the reason why not
+    fallback: Fallback | None  # what replaced the frame's own result; None for a frame that was on time
+    reason: str  # for people: one line, then a traceback if there is one; empty for a frame that was on time
+    tier: int  # index of the tier whose result was used or waited for; -1 if none was started
+    wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox)
+    total_ms: float  # from receipt to the published answer
+    budget_ms: float  # the stage's budget, counted as `budget_from` says
+    lateness_ms: float  # published after (positive) or before (negative) the deadline
+    published_ns: int  # monotonic time at which the answer was out
+    steps: StepTimes = field(default_factory=StepTimes)  # times inside the worker that gave the result
+    payload: bytes | None = None  # the output's bytes, None if nothing was published
     offset: int = 0
     length: int = 0
-    profiled: bool = False
+    profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
 
 
 class Mailbox:
-    """Holds at most one frame that waits for its turn.
-
-    Attributes:
-        superseded: frames replaced by a newer one before their turn.
-        stale: frames whose deadline had passed when their turn came.
-    """
+    """Holds at most one frame that waits for its turn."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._frame: Frame | None = None
-        self.superseded = 0
-        self.stale = 0
+        self.waiting: Frame | None = None
+        self.superseded = 0  # frames replaced by a newer one before their turn
+        self.stale = 0  # frames whose deadline had passed when their turn came
 
-    @property
-    def waiting(self) -> Frame | None:
-        """The frame that waits for its turn."""
-        return self._frame
-
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: Frame | None) -> None:
         """Keep `frame`; a frame that was waiting is superseded."""
-        if self._frame is not None:
+        if self.waiting is not None:
             self.superseded += 1
-        self._frame = frame
+        self.waiting = frame
 
     def take(self, now_ns: int) -> Frame | None:
         """The waiting frame, unless its deadline has passed: then it is dropped as stale."""
-        frame, self._frame = self._frame, None
+        frame, self.waiting = self.waiting, None
         if frame is not None and frame.deadline_ns <= now_ns:
             self.stale += 1
             return None
@@ -186,9 +156,7 @@ class Mailbox:
 
     def clear(self) -> None:
         """Drop a waiting frame, counted as superseded."""
-        if self._frame is not None:
-            self._frame = None
-            self.superseded += 1
+        self.put(None)
 
 
 def admit(

@@ -2,8 +2,6 @@
 
 import hashlib
 import tempfile
-from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import numpy as np
@@ -49,9 +47,9 @@ def frame_row(answer: Answer, t_ns: int, answer_ms: float) -> tuple[float, ...]:
 class FrameTable:
     """Rows of `FRAME`, appended to a temporary file that goes with the object."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Make the file, in the system's temporary folder if none is named."""
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="torchperf_frames_")  # noqa: SIM115 - closed by `close`
+    def __init__(self) -> None:
+        """Make the file, in the system's temporary folder."""
+        self._file = tempfile.TemporaryFile(prefix="torchperf_frames_")  # noqa: SIM115 - closed by `close`
         self._rows: list[tuple[float, ...]] = []
         self._written = 0
 
@@ -81,11 +79,3 @@ class FrameTable:
     def close(self) -> None:
         """Remove the file; rows that were mapped stay as they are."""
         self._file.close()
-
-    def __enter__(self) -> "FrameTable":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

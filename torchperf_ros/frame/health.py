@@ -11,32 +11,21 @@ FRESH = frozenset({None, Fallback.BACKUP})
 
 @dataclass
 class HealthLimits:
-    """When a stage changes its health.
+    """When a stage changes its health."""
 
-    Attributes:
-        input_timeout_ms: without input for this long, the stage waits.
-        sustained_misses: this many frames in a row without a fresh answer are a sustained failure.
-        recover_frames: this many frames in a row on time lead back up by one state.
-    """
-
-    input_timeout_ms: float = 1000.0
-    sustained_misses: int = 10
-    recover_frames: int = 30
+    input_timeout_ms: float = 1000.0  # without input for this long, the stage waits
+    sustained_misses: int = 10  # this many frames in a row without a fresh answer are a sustained failure
+    recover_frames: int = 30  # this many frames in a row on time lead back up by one state
 
 
 class HealthTracker:
-    """STARTING -> WAITING -> NOMINAL -> DEGRADED -> SAFE_STOP and back.
-
-    Attributes:
-        misses_in_a_row: frames without a fresh answer.
-        healthy_in_a_row: frames that count towards the next better state.
-    """
+    """STARTING -> WAITING -> NOMINAL -> DEGRADED -> SAFE_STOP and back."""
 
     def __init__(self, limits: HealthLimits, now_ns: int) -> None:
         """Start as STARTING."""
         self.limits = limits
-        self.misses_in_a_row = 0
-        self.healthy_in_a_row = 0
+        self.misses_in_a_row = 0  # frames without a fresh answer
+        self.healthy_in_a_row = 0  # frames that count towards the next better state
         self._last_input_ns = now_ns
         self._seen_input = False
         self._ready = False

@@ -1,58 +1,154 @@
-"""Latency, jitter and misses of a stage, computed from its raw numbers on whatever thread asks."""
+"""What a stage has done so far: counters, and latency, jitter and misses, computed by whoever asks."""
 
 import math
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.outcome import Health, Outcome
+from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.frame.quantiles import PERCENTS, Quantiles
-from torchperf_ros.frame.stage_counters import AnswerColumn, ReceiptColumn, StageCounters
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.void]
+Snapshot = tuple[list[tuple[str, float]], float]
+"""A histogram: cumulative counts by upper bound, and the sum."""
 
 
-class TimeWindow:
-    """Rows from a span of time, oldest first; the first column is when, in monotonic ns.
+_PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
 
-    Memory follows the rate and the span and is bounded: where more than `most` rows fall into the span, the oldest of
-    them are forgotten, and the window covers less time.
+
+RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("number", "i8")])
+"""A row of `StageCounters.receipts`; `number`: receipts so far, this one included."""
+
+ANSWER: Final = np.dtype(
+    [
+        ("published_ns", "i8"), ("tier", "i8"), ("outcome", "i8"), ("wait_ms", "f8"), ("decode_ms", "f8"),
+        ("preprocess_ms", "f8"), ("inference_ms", "f8"), ("postprocess_ms", "f8"), ("total_ms", "f8"),
+        ("lateness_ms", "f8"), ("number", "i8"),
+    ]
+)  # fmt: skip
+"""A row of `StageCounters.answers`; times as in `Answer`, NaN where unknown; `number`: frames that ended so far."""
+
+
+@dataclass
+class StageCounters:
+    """Counters since configure.
+
+    Every frame that came in is in exactly one of answered, unanswered, superseded, stale, in flight.
+
+    Attributes:
+        outcomes, fallbacks: both of these by index of `Outcome` and `Fallback`.
+        zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
+        receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and taken away by
+            `StageFigures` on another thread; appending to a deque and taking from it need no lock.
     """
 
-    def __init__(self, columns: int, most: int = 65_536) -> None:
-        """Start empty, for rows of `columns` numbers."""
-        self._rows = np.empty((0, columns))
-        self._most = most
+    frames: int = 0  # frames received, or due from the stage before
+    answered: int = 0  # frames for which something was published, whatever the outcome
+    unanswered: int = 0  # frames for which nothing was, as no fallback was to be had
+    outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
+    fallbacks: list[int] = field(default_factory=lambda: [0] * len(Fallback))
+    missed_deadline: int = 0  # frames that ended after their deadline
+    late_results: int = 0  # results that came after their frame had been answered; not published as if fresh
+    rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
+    probes: int = 0  # runs of a higher tier outside any frame's answer
+    backups: int = 0  # frames that the second worker ran as well, on the cheapest tier
+    missed_observations: int = 0  # frames that a worker with a full queue could not be told of, for its histories
+    refused_inputs: int = 0  # messages of other inputs than the trigger that were too large
+    internal_errors: int = 0  # errors in the node itself; each cost a frame its answer, or at least its result
+    ignored: int = 0  # messages that came while the stage was not active
+    zero_stamps: int = 0
+    future_stamps: int = 0
+    backward_stamps: int = 0
+    repeated_stamps: int = 0
+    activated_ns: int = 0  # monotonic time since which the stage takes frames, the last time it was activated; 0: never
+    receipts: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
+    answers: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
+    last_reason: str = ""  # why the last frame that was not on time was not
+    _last_stamp_ns: int = 0
 
-    def __len__(self) -> int:
-        """Number of rows held."""
-        return len(self._rows)
+    def received(self, received_ns: int, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:
+        """Count a frame and what is odd about its stamp (`stamped`: its type has one)."""
+        self.frames += 1
+        self.receipts.append((received_ns, age_ms, self.frames))
+        if not stamped:
+            return
+        if stamp_ns == 0:
+            self.zero_stamps += 1
+            return
+        self.future_stamps += age_ms < 0
+        self.backward_stamps += stamp_ns < self._last_stamp_ns
+        self.repeated_stamps += stamp_ns == self._last_stamp_ns
+        self._last_stamp_ns = stamp_ns
 
-    def add(self, rows: np.ndarray, since_ns: int) -> None:
-        """Append rows, and forget those before `since_ns`."""
-        kept = np.concatenate([self._rows, rows])
-        self._rows = kept[kept[:, 0] >= since_ns][-self._most :]
+    def add(self, answer: Answer) -> None:
+        """Count a frame that was answered, or for which there was nothing to publish."""
+        if answer.fallback is Fallback.NONE:
+            self.unanswered += 1
+        else:
+            self.answered += 1
+        if answer.reason:
+            self.last_reason = f"frame {answer.frame.seq}: {answer.reason}"
+        self.outcomes[answer.outcome] += 1
+        if answer.fallback is not None:
+            self.fallbacks[answer.fallback] += 1
+        self.missed_deadline += answer.lateness_ms > 0
+        steps = answer.steps
+        self.answers.append(
+            (
+                answer.published_ns, answer.tier, answer.outcome, answer.wait_ms,
+                steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
+                answer.total_ms, answer.lateness_ms, self.ended,
+            )
+        )  # fmt: skip
 
-    def column(self, index: int) -> np.ndarray:
-        """One number of every row, oldest first."""
-        return self._rows[:, index]
+    @property
+    def ended(self) -> int:
+        """Frames that were answered, or for which there was nothing to publish."""
+        return self.answered + self.unanswered
+
+    @property
+    def miss_ratio(self) -> float:
+        """Share of these that were not on time, 0 to 1."""
+        return 1.0 - self.outcomes[Outcome.ON_TIME] / self.ended if self.ended else 0.0
+
+
+class BucketCounts:
+    """Counts samples by upper bound (inclusive), and adds them up."""
+
+    def __init__(self, bounds: Floats) -> None:
+        """Take rising bounds, in the samples' unit; a last bucket without one holds the rest."""
+        self._bounds = bounds
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._sum = 0.0
+
+    def add(self, values: Floats) -> None:
+        """Count samples; NaN ones are unknown and do not count."""
+        known = values[~np.isnan(values)]
+        np.add.at(self._counts, np.searchsorted(self._bounds, known, side="left"), 1)
+        self._sum += float(known.sum())
+
+    def snapshot(self) -> Snapshot:
+        """Cumulative counts by bound as text, the last one `+Inf`, and the sum."""
+        words = [*(repr(bound) for bound in self._bounds.tolist()), "+Inf"]
+        return list(zip(words, np.cumsum(self._counts).tolist(), strict=True)), self._sum
 
 
 RELATIVE_ERROR = 0.01
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOWEST_MS, _HIGHEST_MS = 1e-3, 1e6  # below: counted as the lowest; a budget is at most a minute
+_POWERS = np.arange(*(math.ceil(math.log(ms) / math.log(_GAMMA)) for ms in (_LOWEST_MS, _HIGHEST_MS)))
+_SKETCH_BOUNDS_MS: Floats = np.power(_GAMMA, _POWERS, dtype=np.float64)
 
 
-def _bucket(value_ms: float) -> int:
-    return math.ceil(math.log(value_ms) / math.log(_GAMMA))
-
-
-_FIRST, _LAST = _bucket(_LOWEST_MS), _bucket(_HIGHEST_MS)
-
-
-class LatencySketch:
+class LatencySketch(BucketCounts):
     """Durations in ms, of which every percentile is known to 1 %; the largest is exact. About 8 KiB.
 
     Bucket i holds gamma^(i-1) < x <= gamma^i with gamma = (1 + a) / (1 - a), and stands for 2 gamma^i / (gamma + 1):
@@ -61,21 +157,14 @@ class LatencySketch:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._counts = np.zeros(_LAST - _FIRST + 1, dtype=np.int64)
+        super().__init__(_SKETCH_BOUNDS_MS)
         self._max_ms = math.nan
 
-    def add(self, values_ms: np.ndarray) -> None:
+    def add(self, values: Floats) -> None:
         """Count samples; none of them NaN."""
-        if not len(values_ms):
-            return
-        exponents = np.ceil(np.log(np.maximum(values_ms, _LOWEST_MS)) / math.log(_GAMMA)).astype(np.int64)
-        np.add.at(self._counts, np.clip(exponents - _FIRST, 0, _LAST - _FIRST), 1)
-        self._max_ms = float(np.fmax(self._max_ms, values_ms.max()))
-
-    def clear(self) -> None:
-        """Forget every sample."""
-        self._counts[:] = 0
-        self._max_ms = math.nan
+        super().add(values)
+        if len(values):
+            self._max_ms = float(np.fmax(self._max_ms, values.max()))
 
     def quantiles(self) -> Quantiles:
         """Each percentile is the sample at its rank rounded down, to within `RELATIVE_ERROR`."""
@@ -84,52 +173,25 @@ class LatencySketch:
         if not count:
             return Quantiles()
         ranks = [math.floor(percent / 100 * (count - 1)) for percent in PERCENTS[:-1]]
-        places = np.searchsorted(ends, ranks, side="right") + _FIRST
-        p50, p95, p99 = np.minimum(2 * _GAMMA ** places.astype(float) / (_GAMMA + 1), self._max_ms).tolist()
+        powers = np.searchsorted(ends, ranks, side="right") + float(_POWERS[0])
+        p50, p95, p99 = np.minimum(2 * _GAMMA**powers / (_GAMMA + 1), self._max_ms).tolist()
         return Quantiles(count, p50, p95, p99, self._max_ms)
 
 
 _SHARES_OF_BUDGET = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-LATENESS_BOUNDS_S = (0.0, 0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+LATENESS_BOUNDS_S = np.array((0.0, 0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
 """Bounds for the time past a deadline: the first bucket holds what was in time."""
 
 
-def budget_bounds_s(budget_ms: float) -> tuple[float, ...]:
+def budget_bounds_s(budget_ms: float) -> Floats:
     """Bounds in s around a budget, which is one of them: finest just before it, where it is decided."""
-    return tuple(float(f"{share * budget_ms / 1000:.6g}") for share in _SHARES_OF_BUDGET)
-
-
-class BucketCounts:
-    """Counts samples in s by upper bound (inclusive), and adds them up."""
-
-    def __init__(self, bounds_s: Sequence[float]) -> None:
-        """Take rising bounds; a last bucket without one holds the rest."""
-        self._bounds_s = np.array(bounds_s)
-        self._counts = np.zeros(len(bounds_s) + 1, dtype=np.int64)
-        self._sum_s = 0.0
-
-    def add(self, values_s: np.ndarray) -> None:
-        """Count samples; NaN ones are unknown and do not count."""
-        known = values_s[~np.isnan(values_s)]
-        np.add.at(self._counts, np.searchsorted(self._bounds_s, known, side="left"), 1)
-        self._sum_s += float(known.sum())
-
-    def snapshot(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative counts by bound as text, the last one `+Inf`, and the sum in s."""
-        words = [*(repr(bound) for bound in self._bounds_s.tolist()), "+Inf"]
-        return list(zip(words, np.cumsum(self._counts).tolist(), strict=True)), self._sum_s
+    return np.array([float(f"{share * budget_ms / 1000:.6g}") for share in _SHARES_OF_BUDGET])
 
 
 NO_TIER = ""
 """Where a tier is named: none was started for the frame. No tier can be called so."""
 
-STEPS = {
-    "wait": AnswerColumn.WAIT_MS,
-    "decode": AnswerColumn.DECODE_MS,
-    "preprocess": AnswerColumn.PREPROCESS_MS,
-    "inference": AnswerColumn.INFERENCE_MS,
-    "postprocess": AnswerColumn.POSTPROCESS_MS,
-}
+STEPS = ("wait", "decode", "preprocess", "inference", "postprocess")
 """Parts of a frame's time, from the mailbox to the worker's last step."""
 
 
@@ -138,15 +200,13 @@ class Spans:
     """Latencies over three spans of time.
 
     Attributes:
-        window: the last seconds; exact.
         run, active: since configure, since the last activation; to 1 %, see `LatencySketch`.
-        miss_ratio: share of the window's answers that were not on time, 0 to 1; NaN without answers.
     """
 
-    window: Quantiles
+    window: Quantiles  # the last seconds; exact
     run: Quantiles
     active: Quantiles
-    miss_ratio: float
+    miss_ratio: float  # share of the window's answers that were not on time, 0 to 1; NaN without answers
 
 
 @dataclass(frozen=True)
@@ -154,65 +214,60 @@ class StageReading:
     """What a stage's frames took, at one moment. Where nothing is said, over the window.
 
     Attributes:
-        latency: receipt to publish, of every answer, whatever its outcome.
-        tiers: the same by the tier whose result was used or waited for.
-        lateness: past the deadline (positive) or before it.
-        age: stamp to receipt, of every frame received.
-        wait: in the mailbox.
         interval_ms, interval_jitter_ms: between receipts of frames: mean, and standard deviation.
-        latency_jitter_ms: mean absolute difference of the latencies of successive answers (RFC 3393: IPDV).
-        health_s: time in each state since configure, as often as someone looks (once a second).
-        unrecorded: rows of receipts and answers that were pushed out before anyone took them.
     """
 
-    latency: Spans
-    tiers: dict[str, Spans]
-    lateness: Quantiles
-    age: Quantiles
-    wait: Quantiles
+    latency: Spans  # receipt to publish, of every answer, whatever its outcome
+    tiers: dict[str, Spans]  # the same by the tier whose result was used or waited for
+    lateness: Quantiles  # past the deadline (positive) or before it
+    age: Quantiles  # stamp to receipt, of every frame received
+    wait: Quantiles  # in the mailbox
     interval_ms: float
     interval_jitter_ms: float
-    latency_jitter_ms: float
-    health_s: dict[Health, float]
-    unrecorded: int
+    latency_jitter_ms: float  # mean absolute difference of the latencies of successive answers (RFC 3393: IPDV)
+    health_s: dict[Health, float]  # time in each state since configure, as often as someone looks (once a second)
+    unrecorded: int  # rows of receipts and answers that were pushed out before anyone took them
 
 
-Snapshot = tuple[list[tuple[str, float]], float]
-"""A histogram: cumulative counts by upper bound in s, and the sum in s."""
+class RecentRows:
+    """Rows on their way from a frame's thread, and those of the last seconds, oldest first.
 
+    The first column is when, in monotonic ns; the last one numbers the rows. Memory follows the rate and the span and
+    is bounded: where more than `most` rows fall into the span, the window covers less time.
 
-class _Log:
-    """Rows on their way from a frame's thread, and those of the last seconds; the last column numbers them."""
+    Attributes:
+        unrecorded: rows that were pushed out before anyone took them.
+    """
 
-    def __init__(self, pending: deque[tuple[float, ...]], columns: int) -> None:
-        self.unrecorded = 0
-        self._pending, self._columns, self._taken = pending, columns, 0
-        self._window = TimeWindow(columns)
-        self.column = self._window.column
+    def __init__(self, pending: deque[tuple[float, ...]], row: np.dtype[np.void], most: int = 65_536) -> None:
+        """Take rows of this type from `pending`."""
+        self.rows = np.empty(0, row)  # of the last seconds
+        self.unrecorded = self._taken = 0
+        self._pending, self._most, self._when = pending, most, (row.names or ("",))[0]
 
-    def take(self, since_ns: int) -> np.ndarray:
-        """Rows that are new; what is appended meanwhile is for the next time."""
-        taken = [self._pending.popleft() for _ in range(len(self._pending))]
-        rows = np.array(taken, dtype=float).reshape(len(taken), self._columns)
-        self._window.add(rows, since_ns)
-        if taken:
-            self._taken += len(taken)
-            self.unrecorded = round(taken[-1][-1]) - self._taken
-        return rows
+    def take(self, since_ns: int) -> Rows:
+        """Forget what is older; returns what is new. What is appended meanwhile is for the next time."""
+        new = np.array([self._pending.popleft() for _ in range(len(self._pending))], self.rows.dtype)
+        kept = np.concatenate([self.rows, new])
+        self.rows = kept[kept[self._when] >= since_ns][-self._most :]
+        if len(new):
+            self._taken += len(new)
+            self.unrecorded = int(new["number"][-1]) - self._taken
+        return new
 
 
 class _Latencies:
     """Latencies over the run and since activation, of a stage or one of its tiers."""
 
-    def __init__(self, bounds_s: Sequence[float]) -> None:
+    def __init__(self, bounds_s: Floats) -> None:
         self.run, self.active, self.buckets = LatencySketch(), LatencySketch(), BucketCounts(bounds_s)
 
-    def add(self, total_ms: np.ndarray, is_active: np.ndarray) -> None:
+    def add(self, total_ms: Floats, is_active: NDArray[np.bool_]) -> None:
         self.run.add(total_ms)
         self.active.add(total_ms[is_active])
         self.buckets.add(total_ms / 1000)
 
-    def spans(self, window_ms: np.ndarray, missed: np.ndarray) -> Spans:
+    def spans(self, window_ms: Floats, missed: NDArray[np.bool_]) -> Spans:
         return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles(), _mean(missed))
 
 
@@ -220,22 +275,19 @@ class StageFigures:
     """Takes the raw numbers that a stage leaves behind and keeps what is computed from them, in bounded memory.
 
     Frames feel nothing of it: they append a row. The lock is between readers (the report, a scrape) only.
-
-    Attributes:
-        window_s: length of the window; may change at any time.
     """
 
     def __init__(
         self, statistics: StageCounters, tiers: Sequence[str], budget_ms: float, window_s: float, now_ns: int
     ) -> None:
         """Read `statistics`; the bounds of histograms are placed around `budget_ms` and stay there."""
-        self.window_s = window_s
+        self.window_s = window_s  # length of the window; may change at any time
         self._statistics = statistics
-        self._receipts = _Log(statistics.receipts, len(ReceiptColumn))
-        self._answers = _Log(statistics.answers, len(AnswerColumn))
+        self._receipts = RecentRows(statistics.receipts, RECEIPT)
+        self._answers = RecentRows(statistics.answers, ANSWER)
         bounds_s = budget_bounds_s(budget_ms)
         self._stage = _Latencies(bounds_s)
-        self._tiers = {name: _Latencies(bounds_s) for name in (*tiers, NO_TIER)}
+        self._tiers = {name: (index, _Latencies(bounds_s)) for index, name in [*enumerate(tiers), (-1, NO_TIER)]}
         self._lateness = BucketCounts(LATENESS_BOUNDS_S)
         self._steps = {step: BucketCounts(bounds_s) for step in STEPS}
         self._activated_ns = 0
@@ -246,9 +298,7 @@ class StageFigures:
     def read(self, now_ns: int, health: Health) -> StageReading:
         """Take what is new and say how things stand.
 
-        Args:
-            now_ns: monotonic time.
-            health: the stage's state now; until now it was the one of the last look.
+        `health` is the stage's state now; until now it was the one of the last look.
         """
         with self._readers:
             self._take(now_ns)
@@ -259,7 +309,7 @@ class StageFigures:
     def histograms(self) -> tuple[dict[str, Snapshot], Snapshot, dict[str, Snapshot]]:
         """Latency by tier, lateness (0: in time), and steps by `STEPS`, as of the last `read`."""
         with self._readers:
-            tiers = {name: tier.buckets.snapshot() for name, tier in self._tiers.items()}
+            tiers = {name: kept.buckets.snapshot() for name, (_, kept) in self._tiers.items()}
             return tiers, self._lateness.snapshot(), {name: step.snapshot() for name, step in self._steps.items()}
 
     def _take(self, now_ns: int) -> None:
@@ -268,46 +318,42 @@ class StageFigures:
         answers = self._answers.take(since_ns)
         if self._activated_ns != self._statistics.activated_ns:
             self._activated_ns = self._statistics.activated_ns
-            for kept in (self._stage, *self._tiers.values()):
-                kept.active.clear()
+            for kept in (self._stage, *(kept for _, kept in self._tiers.values())):
+                kept.active = LatencySketch()
         if len(answers):
             self._count(answers)
 
-    def _count(self, answers: np.ndarray) -> None:
-        total_ms, tier = answers[:, AnswerColumn.TOTAL_MS], answers[:, AnswerColumn.TIER]
-        is_active = answers[:, AnswerColumn.PUBLISHED_NS] >= (self._activated_ns or math.inf)
+    def _count(self, answers: Rows) -> None:
+        total_ms, tier = answers["total_ms"], answers["tier"]
+        is_active = answers["published_ns"] >= (self._activated_ns or math.inf)
         self._stage.add(total_ms, is_active)
-        for index, kept in zip(_tier_indices(len(self._tiers)), self._tiers.values(), strict=True):
+        for index, kept in self._tiers.values():
             kept.add(total_ms[tier == index], is_active[tier == index])
-        self._lateness.add(np.maximum(answers[:, AnswerColumn.LATENESS_MS], 0.0) / 1000)
-        for step, column in STEPS.items():
-            self._steps[step].add(answers[:, column] / 1000)
+        self._lateness.add(np.maximum(answers["lateness_ms"], 0.0) / 1000)
+        for step, counts in self._steps.items():
+            counts.add(answers[f"{step}_ms"] / 1000)
 
     def _reading(self) -> StageReading:
-        total_ms, tier = self._answers.column(AnswerColumn.TOTAL_MS), self._answers.column(AnswerColumn.TIER)
-        intervals_ms = np.diff(self._receipts.column(ReceiptColumn.RECEIVED_NS)) / NS_PER_MS
-        missed = self._answers.column(AnswerColumn.OUTCOME) != Outcome.ON_TIME
+        receipts, answers = self._receipts.rows, self._answers.rows
+        total_ms, tier = answers["total_ms"], answers["tier"]
+        intervals_ms = np.diff(receipts["received_ns"]) / NS_PER_MS
+        missed = answers["outcome"] != Outcome.ON_TIME
         return StageReading(
             latency=self._stage.spans(total_ms, missed),
             tiers={
                 name: kept.spans(total_ms[tier == index], missed[tier == index])
-                for index, (name, kept) in zip(_tier_indices(len(self._tiers)), self._tiers.items(), strict=True)
+                for name, (index, kept) in self._tiers.items()
             },
-            lateness=Quantiles.of(self._answers.column(AnswerColumn.LATENESS_MS)),
-            age=Quantiles.of(self._receipts.column(ReceiptColumn.AGE_MS)),
-            wait=Quantiles.of(self._answers.column(AnswerColumn.WAIT_MS)),
+            lateness=Quantiles.of(answers["lateness_ms"]),
+            age=Quantiles.of(receipts["age_ms"]),
+            wait=Quantiles.of(answers["wait_ms"]),
             interval_ms=_mean(intervals_ms),
             interval_jitter_ms=float(intervals_ms.std()) if len(intervals_ms) else math.nan,
             latency_jitter_ms=_mean(np.abs(np.diff(total_ms))),
             health_s=dict(self._health_s),
-            unrecorded=sum(log.unrecorded for log in (self._receipts, self._answers)),
+            unrecorded=self._receipts.unrecorded + self._answers.unrecorded,
         )
 
 
-def _tier_indices(count: int) -> list[int]:
-    """Indices of the tiers as answers have them, and -1 for none at the end."""
-    return [*range(count - 1), -1]
-
-
-def _mean(values: np.ndarray) -> float:
+def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else math.nan

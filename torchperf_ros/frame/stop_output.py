@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.clock import NS_PER_S
 
 Floats = NDArray[np.float64]
@@ -83,15 +82,9 @@ def warm_up_stop(output_type: str) -> None:
     """Make a stop output once, where there is one: the first takes ten times as long as those that follow."""
     if not can_stop(output_type):
         return
-    pose_class = message_class("geometry_msgs/msg/PoseStamped")
-    header_class, time_class = message_class("std_msgs/msg/Header"), message_class("builtin_interfaces/msg/Time")
-    upright = message_class("geometry_msgs/msg/Quaternion")(0.0, 0.0, 0.0, 1.0)
-    place = message_class("geometry_msgs/msg/Pose")(message_class("geometry_msgs/msg/Point")(0.0, 0.0, 0.0), upright)
-    headers = [header_class(time_class(second, 0), "") for second in range(2)]
-    message = message_class(PATH)(headers[0], [pose_class(header, place) for header in headers])
-    path = TimedPath.read(bytes(encode(message, PATH)))
-    if path is not None:
-        path.stop(0, 1.0)
+    head = b"\0\1\0\0" + bytes(8) + b"\1\0\0\0" + bytes(4)  # little-endian; a header without stamp or frame
+    path = TimedPath(head, "<", b"\1\0\0\0\0", np.arange(2) * NS_PER_S, np.zeros((2, 3)), np.zeros((2, 4)))
+    TimedPath.read(path.stop(0, 1.0) or b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +92,14 @@ class TimedPath:
     """A path that says where the vehicle is to be when, so that braking can begin somewhere on it.
 
     It is read from the message's bytes and the stop is written as bytes: 3,000 poses as objects take 20 ms and more.
-
-    Attributes:
-        head: the message's bytes before the number of poses: encapsulation and header.
-        order: byte order, `<` or `>`.
-        frame_id: of every pose, as in the message: its length, the text, NUL.
-        stamps_ns: of the poses, shape [n].
-        points: positions in m, shape [n, 3].
-        turns: orientations as x, y, z, w, shape [n, 4].
     """
 
-    head: bytes
-    order: str
-    frame_id: bytes
-    stamps_ns: NDArray[np.int64]
-    points: Floats
-    turns: Floats
+    head: bytes  # the message's bytes before the number of poses: encapsulation and header
+    order: str  # byte order, `<` or `>`
+    frame_id: bytes  # of every pose, as in the message: its length, the text, NUL
+    stamps_ns: NDArray[np.int64]  # of the poses, shape [n]
+    points: Floats  # positions in m, shape [n, 3]
+    turns: Floats  # orientations as x, y, z, w, shape [n, 4]
 
     @classmethod
     def read(cls, path: bytes) -> "TimedPath | None":

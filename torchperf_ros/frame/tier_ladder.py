@@ -48,19 +48,14 @@ class Forecast:
     """What a run of a tier is predicted to take, from hand-over to result.
 
     Attributes:
-        ms: predicted p99.
-        runs: the tier's own recent runs that it comes from; 0: it is a guess.
-        measured_ms: what a guess comes from: the p99 of the calibration, or the last probe's inference.
-        probed: whether that is a probe's.
-        factor: what a guess is scaled by: how much slower the tier in use is now than when it was calibrated.
         overhead_ms: of it decode, pre- and postprocessing and hand-over; a guess has that of other tiers' runs.
     """
 
-    ms: float
-    runs: int = 0
-    measured_ms: float = 0.0
-    probed: bool = False
-    factor: float = 1.0
+    ms: float  # predicted p99
+    runs: int = 0  # the tier's own recent runs that it comes from; 0: it is a guess
+    measured_ms: float = 0.0  # what a guess comes from: the p99 of the calibration, or the last probe's inference
+    probed: bool = False  # whether that is a probe's
+    factor: float = 1.0  # what a guess is scaled by: how much slower the tier in use is now than when it was calibrated
     overhead_ms: float = 0.0
 
     @property
@@ -83,6 +78,12 @@ class TierClock:
         self._overhead = SortedWindow(_WINDOW)
         self._probed = False
         self.calibration = Calibration(0.0, 0.0)
+        self.untry()
+
+    def untry(self) -> None:
+        """It was never tried: what was found before is of other models or other times."""
+        self.failures = self.due_ns = 0
+        self.tried_ns: int | None = None
 
     def calibrate(self, calibration: Calibration, *, probed: bool = False) -> None:
         """Take a measurement for the time in which there are no own runs; `probed`: of a run on a frame."""
@@ -145,16 +146,11 @@ class TierLadder:
         self._clocks = [TierClock() for _ in range(tiers)]
         self._overhead = SortedWindow(_WINDOW)
         self._slowdown = 1.0
-        self._failures = [0] * tiers
-        self._due_ns = [0] * tiers
-        self._tried_ns: list[int | None] = [None] * tiers
         self._good = (0, 0)  # which tier is being probed, and how often it fitted
         self._fresh_ms = math.inf
-        self._now_ns = 0
         self._started_ns: int | None = None
-        self._since_ns = 0
-        self.level = 0
-        self.left_out = 0
+        self._now_ns = self._since_ns = 0
+        self.level = self.left_out = 0
         self._predict()
 
     @property
@@ -166,8 +162,7 @@ class TierLadder:
         """Take a worker's measurements, one per tier; what was found before is of other models or other times."""
         for clock, calibration in zip(self._clocks, calibrations, strict=True):
             clock.calibrate(calibration)
-        tiers = len(self._clocks)
-        self._failures, self._due_ns, self._tried_ns = [0] * tiers, [0] * tiers, [None] * tiers
+            clock.untry()
         self._predict()
 
     def predicted_ms(self, tier: int) -> float:
@@ -190,15 +185,9 @@ class TierLadder:
         return usual_p99(self._overhead, _SPARED) if len(self._overhead) > _SPARED else 0.0
 
     def choose(self, left_ms: float, fresh_ms: float, now_ns: int) -> int:
-        """The tier for a frame.
+        """The tier for a frame that has `left_ms` until its answer has to leave; the cheapest one where none fits.
 
-        Args:
-            left_ms: time left until the answer has to leave; may be short because the frame waited.
-            fresh_ms: the time that a frame has which did not wait; decides the level.
-            now_ns: monotonic time.
-
-        Returns:
-            Index of the tier; the cheapest one where none fits.
+        `fresh_ms` is the time that a frame has which did not wait; it decides the level.
         """
         self._now_ns, self._fresh_ms = now_ns, fresh_ms
         if self._started_ns is None:
@@ -213,15 +202,13 @@ class TierLadder:
         return self._first_fit(left_ms, self.level)
 
     def _first_fit(self, left_ms: float, start: int) -> int:
-        for tier in range(start, self.last):
-            if self.forecasts[tier].ms <= left_ms:
-                return tier
-        return self.last
+        return next((tier for tier in range(start, self.last) if self.forecasts[tier].ms <= left_ms), self.last)
 
     def _failed(self, tier: int, *, again: bool) -> None:
         """Leave the tier alone for a while, longer if it failed before."""
-        self._failures[tier] = self._failures[tier] + 1 if again else 1
-        self._due_ns[tier] = self._now_ns + (_FIRST_WAIT_NS << min(self._failures[tier] - 1, _MOST_DOUBLINGS))
+        clock = self._clocks[tier]
+        clock.failures = clock.failures + 1 if again else 1
+        clock.due_ns = self._now_ns + (_FIRST_WAIT_NS << min(clock.failures - 1, _MOST_DOUBLINGS))
 
     def _step(self, level: int) -> None:
         self.level, self._since_ns, self._good = level, self._now_ns, (0, 0)
@@ -246,32 +233,24 @@ class TierLadder:
         """
         self._now_ns = now_ns
         for tier in self._above():
-            likely_ms = self._clocks[tier].likely_ms(self._slowdown, self._overhead_ms)
+            clock = self._clocks[tier]
+            likely_ms = clock.likely_ms(self._slowdown, self._overhead_ms)
             fits = likely_ms <= max(room_ms, room_ms + fresh_ms - self.forecasts[self.last].ms)
             fits = fits or (self._good[0] == tier and self._good[1] > 0)  # its last run did
-            from_ns = max(self._due_ns[tier], 0 if fits else self._forced_ns(tier))
-            if likely_ms <= longest_ms and now_ns >= from_ns:
-                self._tried_ns[tier] = now_ns
+            rarely_ns = (self._started_ns or 0) + _UNTRIED_NS if clock.tried_ns is None else clock.tried_ns + _RARELY_NS
+            if likely_ms <= longest_ms and now_ns >= max(clock.due_ns, 0 if fits else rarely_ns):
+                clock.tried_ns = now_ns
                 return tier
         return None
 
     def _above(self) -> list[int]:
         """Tiers above the level that may run, those first that failed least, of these the cheapest."""
-        return sorted(range(self.level - 1, self.left_out - 1, -1), key=self._failures.__getitem__)
-
-    def _forced_ns(self, tier: int) -> int:
-        """From when on a tier is tried that seems not to fit between two frames."""
-        tried_ns = self._tried_ns[tier]
-        return (self._started_ns or 0) + _UNTRIED_NS if tried_ns is None else tried_ns + _RARELY_NS
+        return sorted(range(self.level - 1, self.left_out - 1, -1), key=lambda tier: self._clocks[tier].failures)
 
     def probed(self, tier: int, inference_ms: float, whole_ms: float, fresh_ms: float) -> None:
         """A probe of `tier` took `whole_ms`: after enough that fit, step up; one that does not delays the next.
 
-        Args:
-            tier: what `probe` returned.
-            inference_ms: of it inference; NaN if it came to none.
-            whole_ms: from hand-over to result; infinite if there was no good one.
-            fresh_ms: the time that a frame has which did not wait.
+        `inference_ms` of it was inference, NaN if it came to none. `whole_ms` is infinite if there was no good result.
         """
         if tier >= self.level:
             return
@@ -281,8 +260,7 @@ class TierLadder:
             self._good = (0, 0)
             clock.forget()
             if not math.isnan(inference_ms):
-                measured_ms = inference_ms / self._slowdown
-                clock.calibrate(Calibration(measured_ms, measured_ms), probed=True)
+                clock.calibrate(Calibration(*[inference_ms / self._slowdown] * 2), probed=True)
             self._predict()
             return
         clock.add(inference_ms, whole_ms - inference_ms)
@@ -292,22 +270,17 @@ class TierLadder:
         self._predict()
 
     def explain(self, names: Sequence[str], now_ns: int) -> str:
-        """What keeps the ladder from a more accurate tier, in words; empty on the most accurate one.
-
-        Args:
-            names: of the tiers.
-            now_ns: monotonic time.
-        """
+        """What keeps the ladder from a more accurate tier, in words; empty on the most accurate one."""
         level, left_out = self.level, self.left_out
         if not level:
             return ""
         if left_out >= level:
             return f"{names[level - 1]} is left out while memory is short"
-        tier = min(self._above(), key=self._due_ns.__getitem__, default=level)  # it may just have stepped up
+        tier = min(self._above(), key=lambda tier: self._clocks[tier].due_ns, default=level)  # just stepped up?
         forecast, fresh_ms = self.forecasts[tier], self._fresh_ms
         relation = ">" if forecast.ms > fresh_ms else "<="
         text = f"{names[tier]} predicted {forecast.ms:.1f} ms {relation} {fresh_ms:.1f} left"
-        wait_s = (self._due_ns[tier] - now_ns) / NS_PER_S
+        wait_s = (self._clocks[tier].due_ns - now_ns) / NS_PER_S
         if wait_s > 0:
             return f"{text}; next probe in {wait_s:.1f} s"
         good = self._good[1] if self._good[0] == tier else 0
@@ -318,25 +291,18 @@ _RELAX = 0.9  # below this part of the share there is room again
 
 
 class MemoryGuard:
-    """Decides how many of the most accurate tiers are left out for now.
-
-    Attributes:
-        left_out: tiers that are left out, 0 while there is room.
-        tight: whether memory is short: then nothing is compiled either.
-    """
+    """Decides how many of the most accurate tiers are left out for now."""
 
     def __init__(self) -> None:
         """Start with room."""
-        self.left_out = 0
-        self.tight = False
+        self.left_out = 0  # tiers that are left out, 0 while there is room
+        self.tight = False  # whether memory is short: then nothing is compiled either
 
     def update(self, used_share: float, share: float, tiers: int) -> None:
-        """Take a sample, about once a second: one tier fewer while short, one more while there is room again.
+        """Take a sample, about once a second: one of the `tiers` fewer while short, one more while there is room again.
 
-        Args:
-            used_share: memory in use over its limit, NaN where unknown.
-            share: from which it counts as short, 0 to 1.
-            tiers: how many the stage has; the cheapest is never left out.
+        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above `share` (0 to 1). The
+        cheapest tier is never left out.
         """
         if used_share > share:
             self.tight = True

@@ -3,29 +3,24 @@
 from collections import deque
 from typing import Final
 
+_LEAST_MS: Final = 0.1
+_MOST_MS: Final = 4.0
+_SAMPLES: Final = 128  # that each part is learned from
+
 
 class PublishMargin:
-    """A bounded margin in ms: the worst recent wake-up lateness plus the worst recent publish time.
+    """A bounded margin in ms, 0.1 to 4: the worst recent wake-up lateness plus the worst recent publish time.
 
     The maximum, not a high percentile: 99.9 % of answers by the deadline leaves no room for the worst 1 %.
     """
 
-    def __init__(
-        self, minimum_ms: float = 0.1, maximum_ms: float = 4.0, window: int = 128, first_wake_ms: float | None = None
-    ) -> None:
-        """Start with `minimum_ms` for each part until the first samples are in.
+    def __init__(self, first_wake_ms: float = _LEAST_MS) -> None:
+        """Say what to expect of a wake-up before any was seen.
 
-        Args:
-            minimum_ms: lower bound of the publish margin.
-            maximum_ms: upper bound of the publish margin.
-            window: samples that each part is learned from.
-            first_wake_ms: what to expect of a wake-up before any was seen. The first deadline is the worst one to
-                learn from: its code is cold, and the next message may just be arriving.
+        The first deadline is the worst one to learn from: its code is cold, and the next message may just be arriving.
         """
-        self._minimum_ms = minimum_ms
-        self._maximum_ms = maximum_ms
-        self._wake = deque([minimum_ms if first_wake_ms is None else first_wake_ms], maxlen=window)
-        self._publish = deque([minimum_ms], maxlen=window)
+        self._wake = deque([first_wake_ms], maxlen=_SAMPLES)
+        self._publish = deque([_LEAST_MS], maxlen=_SAMPLES)
         self._update()
 
     def woke(self, late_ms: float) -> None:
@@ -39,8 +34,7 @@ class PublishMargin:
         self._update()
 
     def _update(self) -> None:
-        worst_ms = max(self._wake) + max(self._publish)
-        self.ms = min(max(worst_ms, self._minimum_ms), self._maximum_ms)
+        self.ms = min(max(max(self._wake) + max(self._publish), _LEAST_MS), _MOST_MS)
 
 
 _PROOFS: Final = 3
@@ -58,14 +52,13 @@ class HedgeRule:
     proofs that it takes, up to 96, and the late frames that go by before the next retrial.
 
     Attributes:
-        allowed: whether hedges are given now.
         retrials, slow_retrials, hedges, lost_hedges: counters; slow: as late as the first run, lost: runner and standby
             were late on the same frame.
     """
 
     def __init__(self) -> None:
         """Start without a proof."""
-        self.allowed = False
+        self.allowed = False  # whether hedges are given now
         self.retrials = self.slow_retrials = self.hedges = self.lost_hedges = 0
         self._proofs = 0
         self._wanted = _PROOFS

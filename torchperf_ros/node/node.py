@@ -28,8 +28,7 @@ from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Taker, checked_taker
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
-from torchperf_ros.stage.stage_actor import StageActor, StageInput
-from torchperf_ros.stage.stage_ports import StagePorts
+from torchperf_ros.stage.stage_actor import StageActor, StageInput, StagePorts
 from torchperf_ros.telemetry.diagnostics import warm_up
 from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.telemetry.metrics import MetricsExporter

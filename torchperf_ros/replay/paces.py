@@ -12,7 +12,7 @@ from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.logs.player import Pace, Tally
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.stage.stage_ports import StageMachinery
+from torchperf_ros.stage.stage_actor import StageMachinery
 
 _LOOK_S: Final = 0.2
 _PATIENCE_S: Final = 10.0

@@ -12,8 +12,7 @@ from torchperf_ros.frame.frame import Frame
 from torchperf_ros.replay.log_feed import Wanted, absolute
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.stage.stage_actor import StageActor, StageInput
-from torchperf_ros.stage.stage_ports import StagePorts
+from torchperf_ros.stage.stage_actor import StageActor, StageInput, StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
 
 if TYPE_CHECKING:

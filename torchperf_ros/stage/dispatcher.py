@@ -2,13 +2,12 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from weakref import WeakSet
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from torchperf_ros.frame.frame import Frame, StepTimes, stamp_age_ms
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.frame.stage_counters import StageCounters
+from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.frame.tier_ladder import TierLadder
 from torchperf_ros.frame.waiting import HedgeRule
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
@@ -23,33 +22,20 @@ _LONGEST_PROBE = 0.5  # of what a worker is killed for
 _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
 
-@dataclass(slots=True)
-class LatestInput:
-    """The newest message of another input than the trigger.
+def aged(item: InputBytes, received_ns: int, frame: Frame) -> InputBytes:
+    """Another input than the trigger as it goes into the frame's record, with its age at the frame's receipt.
 
-    Attributes:
-        index: in the adapter's `inputs`.
-        stamp_ns: its stamp, 0 if none.
-        data: CDR bytes.
-        received_ns: monotonic receipt.
-        age_ms: ROS time from stamp to receipt, NaN if unknown.
+    The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where the frame's
+    stamp does not tell it.
+
+    Args:
+        item: the newest message, with its age at its own receipt; it ages also when no newer one comes.
+        received_ns: that receipt, monotonic.
+        frame: the frame.
     """
-
-    index: int
-    stamp_ns: int
-    data: bytes
-    received_ns: int
-    age_ms: float
-
-    def beside(self, frame: Frame) -> InputBytes:
-        """As it goes into the frame's record; it ages until the frame's receipt, also when no newer one comes.
-
-        The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where the
-        frame's stamp does not tell it.
-        """
-        waited_ns, ros_ns = frame.received_ns - self.received_ns, frame.ros_ns(frame.received_ns)
-        age_ms = self.age_ms + waited_ns / NS_PER_MS if ros_ns is None else stamp_age_ms(self.stamp_ns, ros_ns)
-        return InputBytes(self.index, self.stamp_ns, age_ms, self.data, max(waited_ns, 0) // NS_PER_US)
+    waited_ns, ros_ns = frame.received_ns - received_ns, frame.ros_ns(frame.received_ns)
+    age_ms = item.age_ms + waited_ns / NS_PER_MS if ros_ns is None else stamp_age_ms(item.stamp_ns, ros_ns)
+    return InputBytes(item.index, item.stamp_ns, age_ms, item.data, max(waited_ns, 0) // NS_PER_US)
 
 
 class Dispatcher:
@@ -59,20 +45,16 @@ class Dispatcher:
     preferred one, so that a first worker that comes back becomes the standby.
 
     Attributes:
-        latest: the newest message of each other input than the trigger.
-        hedge_rule: whether the standby also runs frames that are overdue.
+        latest: the newest message of each other input than the trigger, and its monotonic receipt.
     """
 
     def __init__(
         self, pool: WorkerPool, ladder: TierLadder, outputs: FallbackOutputs, statistics: StageCounters
     ) -> None:
         """Take the stage's parts."""
-        self.latest: dict[int, LatestInput] = {}
-        self.hedge_rule = HedgeRule()
-        self._pool = pool
-        self._ladder = ladder
-        self._outputs = outputs
-        self._statistics = statistics
+        self.latest: dict[int, tuple[InputBytes, int]] = {}
+        self.hedge_rule = HedgeRule()  # whether the standby also runs frames that are overdue
+        self._pool, self._ladder, self._outputs, self._statistics = pool, ladder, outputs, statistics
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
         self._probe: int | None = None  # tier that the practice is to try; None: a rehearsal
@@ -90,10 +72,8 @@ class Dispatcher:
         if self._last_received_ns:
             self._intervals_ns.append(frame.received_ns - self._last_received_ns)
         self._last_received_ns = frame.received_ns
-        inputs = [
-            InputBytes(0, frame.stamp_ns, frame.age_ms, data),
-            *(each.beside(frame) for each in self.latest.values()),
-        ]
+        inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, data)]
+        inputs += [aged(item, received_ns, frame) for item, received_ns in self.latest.values()]
         try:
             in_flight.offset, in_flight.length = self._pool.ring.write(frame.seq, inputs)
         except ValueError as error:
@@ -101,27 +81,24 @@ class Dispatcher:
         else:
             in_flight.number, self._started = self._started, self._started + 1
 
-    @property
-    def hedges(self) -> bool:
-        """Whether a frame that is overdue is run on the standby as well."""
-        return self.hedge_rule.allowed
-
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
         """An idle worker: one that records if there is, else the preferred one, else another."""
         idle = [worker for worker in self._pool.everyone if worker is not other_than and worker.idle]
         return min(idle, key=lambda worker: (not worker.recording, worker is not self._preferred), default=None)
 
-    def other_usable(self, worker: WorkerProcess | None) -> bool:
-        """Whether another worker is there, idle or busy."""
-        return any(other is not worker and other.available for other in self._pool.everyone)
-
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
         """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
         if in_flight.failure is Outcome.BAD_INPUT or in_flight.backup_result is not None or in_flight.backup_failed:
             return False
-        if in_flight.suspect and in_flight.backup is None:
+        if Fallback.BACKUP not in self._pool.config.fallback or (in_flight.suspect and in_flight.backup is None):
             return False
-        return Fallback.BACKUP in self._pool.config.fallback and self.other_usable(in_flight.runner)
+        return any(other is not in_flight.runner and other.available for other in self._pool.everyone)
+
+    def wants_backup(self, in_flight: FrameInFlight, now_ns: int) -> bool:
+        """Whether the frame should be run on the backup as well: the runner failed, or is nearly out of time."""
+        if Fallback.BACKUP not in self._pool.config.fallback:
+            return False
+        return in_flight.wants_backup(now_ns, hedges=self.hedge_rule.allowed)
 
     def why_late(self, in_flight: FrameInFlight, now_ns: int) -> Verdict:
         """What a frame without a result comes to when its time is up, and why."""
@@ -139,10 +116,7 @@ class Dispatcher:
     def start(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
         """Run the frame in flight on an idle worker, if there is one, on the tier that fits the time left.
 
-        Args:
-            in_flight: the current frame.
-            fresh_ms: time that a frame has which did not wait; decides the ladder's level.
-            now_ns: monotonic time.
+        `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
         """
         tier = None
         while worker := self._idle_worker():
@@ -185,15 +159,13 @@ class Dispatcher:
         """
         if self._pool.description is None or not self._pool.description.observes or not in_flight.length:
             return
-        for worker in self._pool.everyone:
-            if worker.observed is None or worker.observed < in_flight.number:
-                missed = _missed(worker, in_flight)
-                if worker.observe(in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, missed=missed):
-                    worker.observed = in_flight.number
-                else:
-                    self._statistics.missed_observations += 1
-                if one:
-                    return
+        behind = [each for each in self._pool.everyone if each.observed is None or each.observed < in_flight.number]
+        for worker in behind[:1] if one else behind:
+            missed = _missed(worker, in_flight)
+            if worker.observe(in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, missed=missed):
+                worker.observed = in_flight.number
+            else:
+                self._statistics.missed_observations += 1
 
     def practise(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
         """After an answer, with no frame waiting: run its frame once more where that helps and costs no deadline.
@@ -211,10 +183,8 @@ class Dispatcher:
             tier, worker, self._probe = self._ladder.last, spare, None
             self._statistics.rehearsals += 1
         elif spare is not None and spare in self._has_run and self._to_retry is not None:
-            late, self._to_retry = self._to_retry, None
-            if spare.run(self._ladder.last, late.frame.seq, late.offset, late.length, now_ns, observe=False):
-                self._running[spare], self._retrying, self._probe = None, spare, None
-            return
+            in_flight, self._to_retry = self._to_retry, None
+            tier, worker, self._probe, self._retrying = self._ladder.last, spare, None, spare
         else:
             next_ns = self._last_received_ns + min(self._intervals_ns, default=0)
             room_ms = math.inf if spare is not None else max(0.0, (next_ns - now_ns) / NS_PER_MS)
@@ -225,21 +195,21 @@ class Dispatcher:
             self._statistics.probes += 1
         if worker.run(tier, in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, observe=False):
             self._running[worker] = None
+        else:
+            self._retrying = None
 
     def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
         """Take a response: give it to the frame that it belongs to, and note its times for `learn`."""
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
-        steps = _step_times(response)
-        outcome = Outcome(response.outcome)
+        steps, outcome = _step_times(response), Outcome(response.outcome)
         in_flight = self._running.pop(worker)
-        is_cold = worker not in self._has_run
-        self._has_run.add(worker)
         if in_flight is not None and worker is in_flight.runner:
             in_flight.survived = True
             if in_flight.answered:
                 self._observe(in_flight, now_ns)
-        if in_flight is not None and not is_cold and not math.isnan(steps.inference_ms):
+        if in_flight is not None and worker in self._has_run and not math.isnan(steps.inference_ms):
             self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
+        self._has_run.add(worker)  # what came before was a cold run
         if worker is self._retrying:
             self._retrying = None
             if outcome is Outcome.ON_TIME:  # else it was overwritten meanwhile, or has another fault

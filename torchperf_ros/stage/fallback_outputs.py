@@ -1,7 +1,6 @@
 """What can stand in for a missing result: the last good output, and the stop made from it."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchperf_ros.config.config import StageConfig
@@ -36,16 +35,14 @@ class FallbackOutputs:
 
     def __init__(self) -> None:
         """Start with nothing to hold."""
-        self._not_before_ns = 0
-        self._good: _Made | None = None
-        self._stop: _Made | None = None
-        self._stopping = False  # the stop is what was published last
+        self.forget(0)
 
     def forget(self, now_ns: int) -> None:
         """Hold nothing of what was received before now (monotonic): the vehicle may be elsewhere when frames return."""
         self._not_before_ns = now_ns
-        self._good = self._stop = None
-        self._stopping = False
+        self._good: _Made | None = None
+        self._stop: _Made | None = None
+        self._stopping = False  # the stop is what was published last
 
     def remember(self, payload: bytes, frame: Frame, *, late: bool = False) -> None:
         """A good output of a frame, published or late; an older one than the held one is ignored."""
@@ -78,10 +75,7 @@ class FallbackOutputs:
     def choose(self, config: StageConfig, answer_ns: int, *, backup: bool = False) -> Fallback:
         """The first configured fallback that is available for an answer at `answer_ns`, which it is then given.
 
-        Args:
-            config: the stage's configuration.
-            answer_ns: monotonic time of the answer.
-            backup: whether the backup has a result of this frame.
+        `backup`: whether the backup has a result of this frame.
         """
         chosen = self._choose(config, answer_ns, backup=backup, stop=self._stop is not None)
         self._stopping = chosen is Fallback.STOP
@@ -90,10 +84,10 @@ class FallbackOutputs:
         return chosen
 
     def _choose(self, config: StageConfig, answer_ns: int, *, backup: bool, stop: bool) -> Fallback:
-        age_ms = None if self._good is None else (answer_ns - self._good.frame.received_ns) / NS_PER_MS
-        return choose_fallback(
-            config.fallback, backup=backup, last_age_ms=age_ms, hold_last_ms=config.hold_last_ms, stop=stop
-        )
+        good = self._good
+        young = good is not None and (answer_ns - good.frame.received_ns) / NS_PER_MS <= config.hold_last_ms
+        available = {Fallback.BACKUP: backup, Fallback.HOLD_LAST: young, Fallback.STOP: stop, Fallback.NONE: True}
+        return next((kind for kind in config.fallback if available[kind]), Fallback.NONE)
 
     def payload(self, fallback: Fallback | None) -> bytes | None:
         """The bytes to publish for `hold_last` and `stop`; None for the others."""
@@ -114,24 +108,3 @@ def _in_time_of(frame: Frame, now_ns: int, ros_now_ns: int) -> int:
     since_ms = usable_age_ms(frame.age_ms) + (now_ns - frame.received_ns) / NS_PER_MS
     expected_ns = frame.stamp_ns + round(since_ms * NS_PER_MS)
     return ros_now_ns if abs(ros_now_ns - expected_ns) <= USABLE_AGE_MS * NS_PER_MS else expected_ns
-
-
-def choose_fallback(
-    order: Sequence[Fallback], *, backup: bool, last_age_ms: float | None, hold_last_ms: float, stop: bool
-) -> Fallback:
-    """The first fallback in `order` that can be published.
-
-    Args:
-        order: as configured.
-        backup: the backup worker has a fresh result for this frame.
-        last_age_ms: age of the last good output in ms, counted from the receipt of its frame; None if there is none.
-        hold_last_ms: how old it may be.
-        stop: a stop output can be made.
-    """
-    available = {
-        Fallback.BACKUP: backup,
-        Fallback.HOLD_LAST: last_age_ms is not None and last_age_ms <= hold_last_ms,
-        Fallback.STOP: stop,
-        Fallback.NONE: True,
-    }
-    return next((kind for kind in order if available[kind]), Fallback.NONE)

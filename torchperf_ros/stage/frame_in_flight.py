@@ -33,42 +33,28 @@ class FrameInFlight:
     """The frame that the stage is answering now.
 
     Attributes:
-        frame: the frame.
-        wait_ms: time that it spent in the mailbox.
-        leave_ns: when waiting ends: the deadline less the publish margin.
-        hedge_ns: when the backup is asked as well, 0 before the runner has started.
         offset, length: its record in the ring; length 0: there is none, the frame cannot be run.
-        runner: worker that runs it, None while none is idle.
-        backup: worker that runs it on the cheapest tier, None if none does.
-        hedged: whether the backup was asked because the runner was overdue.
-        tier: tier of the runner's run, -1 before.
-        result: the runner's good result.
-        backup_result: the backup's good result.
-        backup_failed: the backup ran and gave nothing; it is not tried twice.
         failure, reason: what the runner came to, other than a good result.
-        number: how many frames were started before it; -1: it was not.
-        survived: whether the runner came through it, well or not; only then others get to see it.
-        answered: it is over; what still comes for it is late.
     """
 
-    frame: Frame
-    wait_ms: float
-    leave_ns: int
-    hedge_ns: int = 0
+    frame: Frame  # the frame
+    wait_ms: float  # time that it spent in the mailbox
+    leave_ns: int  # when waiting ends: the deadline less the publish margin
+    hedge_ns: int = 0  # when the backup is asked as well, 0 before the runner has started
     offset: int = 0
     length: int = 0
-    runner: WorkerProcess | None = None
-    backup: WorkerProcess | None = None
-    hedged: bool = False
-    tier: int = -1
-    result: Result | None = None
-    backup_result: Result | None = None
-    backup_failed: bool = False
+    runner: WorkerProcess | None = None  # worker that runs it, None while none is idle
+    backup: WorkerProcess | None = None  # worker that runs it on the cheapest tier, None if none does
+    hedged: bool = False  # whether the backup was asked because the runner was overdue
+    tier: int = -1  # tier of the runner's run, -1 before
+    result: Result | None = None  # the runner's good result
+    backup_result: Result | None = None  # the backup's good result
+    backup_failed: bool = False  # the backup ran and gave nothing; it is not tried twice
     failure: Outcome | None = None
     reason: str = ""
-    number: int = -1
-    survived: bool = False
-    answered: bool = False
+    number: int = -1  # how many frames were started before it; -1: it was not
+    survived: bool = False  # whether the runner came through it, well or not; only then others get to see it
+    answered: bool = False  # it is over; what still comes for it is late
 
     def left_ms(self, now_ns: int) -> float:
         """Time until the answer has to leave."""
@@ -117,14 +103,9 @@ class FrameInFlight:
         return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)
 
     def answer(
-        self,
-        verdict: Verdict,
-        fallback: Fallback | None,
-        result: Result | None,
-        payload: bytes | None,
-        budget_ms: float,
-        published_ns: int,
-    ) -> Answer:
+        self, verdict: Verdict, fallback: Fallback | None, result: Result | None, payload: bytes | None,
+        budget_ms: float, published_ns: int,
+    ) -> Answer:  # fmt: skip
         """The record of how the frame was answered; its own result that was out too late is `late` all the same."""
         outcome, reason = verdict
         frame = self.frame
@@ -135,15 +116,9 @@ class FrameInFlight:
             reason = f"own result too slow, {_INSTEAD[fallback]}{PUBLISHED_ON_TIME}{reason}"
         return Answer(
             frame, outcome, fallback, reason,
-            tier=self.tier if result is None else result.tier,
-            wait_ms=self.wait_ms,
-            total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
-            budget_ms=budget_ms,
-            lateness_ms=lateness_ms,
-            published_ns=published_ns,
-            steps=StepTimes() if result is None else result.steps,
-            payload=payload,
-            offset=self.offset,
-            length=self.length,
+            tier=self.tier if result is None else result.tier, steps=StepTimes() if result is None else result.steps,
+            wait_ms=self.wait_ms, total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
+            budget_ms=budget_ms, lateness_ms=lateness_ms, published_ns=published_ns,
+            payload=payload, offset=self.offset, length=self.length,
             profiled=self.runner is not None and bool(self.runner.recording),
         )  # fmt: skip

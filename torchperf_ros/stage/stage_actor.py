@@ -16,19 +16,20 @@ from typing import Any
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import ProtocolError
-from torchperf_ros.frame.frame import Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
+from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
-from torchperf_ros.stage.dispatcher import Dispatcher, LatestInput
+from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
-from torchperf_ros.stage.stage_ports import StageMachinery, StagePorts
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.workers.frame_ring import InputBytes
+from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _FIRST_WAKE_MS = 2.0
@@ -37,11 +38,35 @@ _ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
 _ANSWER_POLL_S = 0.001
 
 
+@dataclass
+class StagePorts:
+    """Where a stage's answers go. All but `log` are called on the stage's thread, `publish` first.
+
+    Attributes:
+        hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node. A held
+            output comes with the stamp of the frame that it was computed from.
+    """
+
+    publish: Callable[[bytes], None]  # the output's CDR bytes
+    hand_on: Callable[[bytes | None, Frame], None]
+    answered: Callable[[Answer], None]  # the record of a frame
+    anomaly: Callable[[Alert], None]  # an event for `/perf/anomaly`
+    log: Log  # severity and text; also called on the pool's thread
+
+
+@dataclass(frozen=True)
+class StageMachinery:
+    """Made once for each stage."""
+
+    clock: Clock = monotonic_ns  # monotonic time in ns
+    waiter: Callable[[], Any] = StageWaiter  # makes what the stage's thread waits for, see `StageWaiter`
+    pool: Callable[..., Any] = WorkerPool  # makes the stage's workers, with the arguments of `WorkerPool`
+
+
 class StageActor:
     """One stage: a mailbox, one frame in flight, a pool of workers, a ladder of tiers and its fallbacks.
 
     Attributes:
-        config: parameters; replaced as a whole when one changes.
         statistics, ladder, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`.
     """
 
@@ -51,19 +76,11 @@ class StageActor:
         setup: dict[str, Any],
         ports: StagePorts,
         ros_now: Callable[[], int],
-        machinery: StageMachinery = StageMachinery(),  # noqa: B008 - frozen
+        machinery: StageMachinery = StageMachinery(),
     ) -> None:
-        """Prepare a stage.
-
-        Args:
-            config: its parameters.
-            setup: what its workers are told at their start.
-            ports: where its answers go.
-            ros_now: gives ROS time in ns.
-            machinery: what it runs on.
-        """
+        """Prepare a stage; `setup` is what its workers are told at their start, `ros_now` gives ROS time in ns."""
         self._clock = machinery.clock
-        self.config = config
+        self.config = config  # parameters; replaced as a whole when one changes
         self.statistics = StageStatistics(config, self._clock)
         self.ladder = TierLadder(len(config.tiers))
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
@@ -141,12 +158,7 @@ class StageActor:
         self.statistics.reconfigure(config)
 
     def limit_memory(self, used_share: float, share: float) -> None:
-        """Take a sample of the memory in use: above `share` of the limit, lower tiers run and nothing is compiled.
-
-        Args:
-            used_share: memory in use over its limit, NaN where unknown.
-            share: the parameter `memory_share`.
-        """
+        """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either."""
         guard, was_tight = self.memory, self.memory.tight
         guard.update(used_share, share, len(self.config.tiers))
         self.pool.rolling_update.may_compile = not guard.tight
@@ -197,22 +209,23 @@ class StageActor:
             received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal,
         )  # fmt: skip
         with self._lock:
-            self.statistics.received(frame, stamped=stamped)
+            frame.seq = self.statistics.counters.frames
             self.mailbox.put(frame)
             if self._in_flight is None:
                 self._begin(received_ns)
+            self.statistics.received(frame, stamped=stamped)  # when the worker has it: counting can wait
 
     def offer_latest(self, index: int, data: bytes, stamp_ns: int) -> None:
         """Another input than the trigger: the newest is handed over with the next frame."""
         if len(data) > self.config.max_frame_bytes:
             self.statistics.counters.refused_inputs += 1
             return
-        received = LatestInput(index, stamp_ns, data, self._clock(), stamp_age_ms(stamp_ns, self._ros_now()))
+        received_ns, age_ms = self._clock(), stamp_age_ms(stamp_ns, self._ros_now())
         with self._lock:
-            self._dispatcher.latest[index] = received
+            self._dispatcher.latest[index] = InputBytes(index, stamp_ns, age_ms, data), received_ns
 
     def _begin(self, now_ns: int) -> None:
-        """Give the waiting frame its turn: hand it to an idle worker, and set the timer."""
+        """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
         waiting = self.mailbox.waiting
         frame = self.mailbox.take(now_ns)
         if frame is None:
@@ -223,7 +236,15 @@ class StageActor:
         leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
         try:
-            self._hand_over(in_flight, now_ns)
+            if frame.data is None or frame.refusal:
+                in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
+            else:
+                self._dispatcher.write(in_flight, frame.data)
+            if in_flight.failure is None:
+                self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
+                self._waiter.set(in_flight.next_event_ns(now_ns))
+            else:
+                self._waiter.wake()
         except Exception as error:  # a thread's boundary, the receiving one's too: the stage answers all the same
             self.statistics.counters.internal_errors += 1
             self.pool.last_error = self._unlogged = traceback.format_exc()
@@ -231,18 +252,6 @@ class StageActor:
                 in_flight.fail(Outcome.ERROR, f"an error in the node: {type(error).__name__}: {error}")
                 in_flight.backup_failed = True
             self._waiter.wake()
-
-    def _hand_over(self, in_flight: FrameInFlight, now_ns: int) -> None:
-        frame = in_flight.frame
-        if frame.data is None or frame.refusal:
-            in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
-        else:
-            self._dispatcher.write(in_flight, frame.data)
-        if in_flight.failure is not None:
-            self._waiter.wake()
-            return
-        self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
-        self._waiter.set(in_flight.next_event_ns(now_ns))
 
     # -- the stage's thread: results, deadline, answer ----------------------------------------------------------------
 
@@ -267,18 +276,15 @@ class StageActor:
                 worker = self._waiter.worker(descriptor)
                 if worker is not None:
                     self._receive(worker)
-            if (
-                self._in_flight is None and self.mailbox.waiting is not None
-            ):  # an error of ours has lost the one before it
+            if self._in_flight is None:  # a frame that waits all the same: an error of ours has lost the one before it
                 self._begin(self._clock())
             in_flight = self._in_flight
             verdict = None if in_flight is None else self._decide(in_flight, self._clock())
+        # what takes a moment is done without the lock
         if in_flight is not None and verdict is not None:
             self._answer(in_flight, verdict)
             self._next(in_flight)
-        elif (
-            in_flight is not None and (now_ns := self._clock()) >= in_flight.prepare_ns
-        ):  # takes a moment: not under the lock
+        elif in_flight is not None and (now_ns := self._clock()) >= in_flight.prepare_ns:
             ros_leave_ns = self._ros_now() + in_flight.leave_ns - now_ns
             self._outputs.prepare(self.config, self._output_type, in_flight.leave_ns, ros_leave_ns)
         if self._unlogged:
@@ -310,7 +316,7 @@ class StageActor:
             return self._dispatcher.why_late(in_flight, now_ns)
         if in_flight.runner is None:
             self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
-        elif Fallback.BACKUP in self.config.fallback and in_flight.wants_backup(now_ns, hedges=self._dispatcher.hedges):
+        elif self._dispatcher.wants_backup(in_flight, now_ns):
             self._dispatcher.start_backup(in_flight, now_ns)
         self._waiter.set(in_flight.next_event_ns(now_ns))
         return None

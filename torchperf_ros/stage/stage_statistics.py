@@ -6,26 +6,23 @@ from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.health import HealthLimits, HealthTracker
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.frame.stage_counters import StageCounters
-from torchperf_ros.frame.stage_figures import StageFigures
+from torchperf_ros.frame.stage_figures import StageCounters, StageFigures
 
 
 class StageStatistics:
     """Counters and health of one stage; every event passes here once.
 
     Attributes:
-        counters: of frames, answers and runs, and the raw numbers of the last frames.
         figures: latency and jitter, computed from them by who asks.
-        health: the state machine.
     """
 
     def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
         """Start empty."""
         self._clock = clock
-        self.counters = StageCounters()
+        self.counters = StageCounters()  # of frames, answers and runs, and the raw numbers of the last frames
         now_ns = clock()
         self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
-        self.health = HealthTracker(HealthLimits(), now_ns)
+        self.health = HealthTracker(HealthLimits(), now_ns)  # the state machine
         self._rules = AlertRules(config.name)
         self.reconfigure(config)
 
@@ -39,8 +36,7 @@ class StageStatistics:
         self.counters.activated_ns = self._clock()
 
     def received(self, frame: Frame, *, stamped: bool) -> None:
-        """A frame came in and gets its number; `stamped`: its message type has a stamp."""
-        frame.seq = self.counters.frames
+        """Count a frame that came in, whose number is how many came before; `stamped`: its message type has a stamp."""
         self.counters.received(frame.received_ns, frame.stamp_ns, frame.age_ms, stamped=stamped)
         self.health.input_at(frame.received_ns)
 

@@ -14,18 +14,14 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.workers.process_setup import set_nice
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-KINDS = ("profile", "memory")
-"""What can be asked for."""
 _SETTLE_NS = NS_PER_S // 50  # a frame that was being handed over when the worker was taken out has arrived by then
 _LONGEST_WINDOW_NS = 15 * NS_PER_S
 _LONGEST_PAUSE_NS = 120 * NS_PER_S
 _SETTLED_NS = 30 * NS_PER_S
 
-Log = Callable[[str, str], None]
-
 
 class _Phase(enum.Enum):
-    """Where an capture stands; the worker goes round twice: to begin, and to finish."""
+    """Where a capture stands; the worker goes round twice: to begin, and to finish."""
 
     CLEARING = "waits for the end of its frame"
     ASKED = "works"
@@ -33,16 +29,16 @@ class _Phase(enum.Enum):
     RECORDING = "records"
 
 
+def _ready(workers: Sequence[WorkerProcess | None]) -> list[WorkerProcess]:
+    return [worker for worker in workers if worker is not None and worker.available]
+
+
 class Capture:
-    """One at a time per stage. `ask` may be called on any thread, the rest on the pool's.
+    """One at a time per stage. `ask` may be called on any thread, the rest on the pool's."""
 
-    Attributes:
-        last: how the last one ended: a path and what it shows, or why there is none; "" before the first.
-    """
-
-    def __init__(self, stage: str, evidence: dict[str, Any] | None, log: Log) -> None:
+    def __init__(self, stage: str, evidence: dict[str, Any] | None, log: Callable[[str, str], None]) -> None:
         """Take the parameters of the evidence folder, None if there is none."""
-        self.last = ""
+        self.last = ""  # how the last one ended: a path and what it shows, or why there is none; "" before the first
         self._stage, self._evidence, self._log = stage, evidence, log
         self._wanted = self._what = ""
         self._worker: WorkerProcess | None = None
@@ -65,7 +61,7 @@ class Capture:
         """Have a worker record; returns at once, with what will happen in words.
 
         Args:
-            what: one of `KINDS`.
+            what: `profile` or `memory`.
             workers: the pool's.
             settled_at_ns: a monotonic time: refuse if the stage did not have all its workers, two or more, for half a
                 minute by then. Frames would be left to the fallbacks, or to a worker whose first runs are slow.
@@ -73,24 +69,21 @@ class Capture:
         Raises:
             ConfigError: it is not possible now; the message says why.
         """
-        stage = f"stage {self._stage}"
+        stage, ready = f"stage {self._stage}", _ready(workers)
+        why_not = ""
         if self._evidence is None:
-            msg = f"{stage} has no evidence folder"
+            why_not = "has no evidence folder"
+        elif self.state:
+            why_not = f"is busy with one already ({self.state}); try again later"
+        elif not ready:
+            why_not = "has no worker that is ready; try again later"
+        elif settled_at_ns is not None and len(ready) == 1:
+            why_not = "has one worker only, and frames would be left to the fallbacks"
+        elif settled_at_ns is not None and any(settled_at_ns - (w.ready_at_ns or 0) < _SETTLED_NS for w in ready):
+            why_not = f"has had all its workers for less than {_SETTLED_NS // NS_PER_S} s"
+        if why_not:
+            msg = f"{stage} {why_not}"
             raise ConfigError(msg)
-        if self.state:
-            msg = f"{stage} is busy with one already ({self.state}); try again later"
-            raise ConfigError(msg)
-        ready = [worker for worker in workers if worker is not None and worker.available]
-        if not ready:
-            msg = f"{stage} has no worker that is ready; try again later"
-            raise ConfigError(msg)
-        if settled_at_ns is not None:
-            if len(ready) == 1:
-                msg = f"{stage} has one worker only, and frames would be left to the fallbacks"
-                raise ConfigError(msg)
-            if any(settled_at_ns - (worker.ready_at_ns or 0) < _SETTLED_NS for worker in ready):
-                msg = f"{stage} has had all its workers for less than {_SETTLED_NS // NS_PER_S} s"
-                raise ConfigError(msg)
         self._wanted = what
         alone = "; it has one worker only, fallbacks answer while that starts and writes" if len(ready) == 1 else ""
         return f"{stage}: {what} of one worker{alone}"
@@ -99,15 +92,14 @@ class Capture:
         """Take the next step, if there is one to take; the pool's thread calls this every 50 ms or more often."""
         worker = self._worker
         if worker is None:
-            ready = [worker for worker in workers if worker is not None and worker.available]
-            if self._wanted and ready:
+            if self._wanted and (ready := _ready(workers)):
                 self._worker = max(ready, key=lambda each: each.busy_since_ns)  # the one that serves
                 self._what = self._wanted
                 self._clear_for("record", now_ns)
         elif worker not in workers or not worker.usable:
             self._end(f"the worker is gone: {worker.kill_reason or 'it died, or was replaced'}")
         else:
-            if self._phase is _Phase.ASKED and not any(each is not None and each.available for each in workers):
+            if self._phase is _Phase.ASKED and not _ready(workers):
                 with contextlib.suppress(PermissionError):  # it gives way to the other one, which is gone
                     set_nice(worker.pid, 0)
             self._advance(worker, now_ns)

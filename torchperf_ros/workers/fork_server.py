@@ -9,7 +9,6 @@ memory than a process of its own. Their side is `model/fork_main.py`.
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,8 +17,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.workers.process_setup import is_readable
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
 _FORK_TAKES_AT_MOST_S = 10.0
@@ -35,14 +36,14 @@ class _Base:
 
     def __init__(self) -> None:
         self.surroundings = (dict(os.environ), os.getcwd())
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # stdout belongs to the program that started us, which may write its results there
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "torchperf_ros.model.fork_main", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
             )  # fmt: skip
-        weakref.finalize(self, _end, self._socket, self._process)
+        weakref.finalize(self, _end, self.socket, self._process)
 
     @classmethod
     def get(cls) -> "_Base":
@@ -57,14 +58,6 @@ class _Base:
     def lives(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
-
-    def fork_stage_server(self, far: socket.socket, module: str) -> None:
-        """Have it fork a server that imports this module and serves at the other end of `far`.
-
-        Raises:
-            OSError: it has just ended.
-        """
-        socket.send_fds(self._socket, [pack_control("server", module=module)], [far.fileno()])
 
 
 def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -89,26 +82,18 @@ class ForkServer:
     """
 
     def __init__(self, module: str, why_bare: str = "") -> None:
-        """Start it; returns at once.
-
-        Args:
-            module: what it imports for its workers, "" for nothing.
-            why_bare: why that is nothing.
-        """
+        """Start it; returns at once. It imports `module` for its workers, "" for nothing, and `why_bare` says why."""
         self.ready = self.ended = False
-        self.why_bare = why_bare
         self.started_ns = time.monotonic_ns()
-        self._module = module
-        self._unfit = ""
-        self._pid = 0
-        self._pidfd = -1
+        self.why_bare, self._module, self._unfit = why_bare, module, ""
+        self._pid, self._pidfd = 0, -1
         self._forked: tuple[int, int] | None = None
         self._exits: dict[int, int] = {}
         self._base = _Base.get()
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         with far, contextlib.suppress(OSError):  # a base that has just died: `step` finds the far end closed
-            self._base.fork_stage_server(far, module)
+            socket.send_fds(self._base.socket, [pack_control("server", module=module)], [far.fileno()])
 
     def fileno(self) -> int:
         """Descriptor that is readable when `step` has something to do."""
@@ -130,23 +115,22 @@ class ForkServer:
                 return
             except ConnectionError:
                 data, descriptors = b"", []
-            if not data:
-                self.ended = True
-                return
-            message = unpack_control(data)
-            kind = message["kind"]
-            if kind == "hello":
-                self._pid, self._pidfd = message["pid"], descriptors[0]
-            elif kind == "ready":
-                self.ready = True
-            elif kind == "unfit":
-                self._unfit = message["why"]
-            elif kind == "forked":
-                self._forked = message["pid"], descriptors[0]
-            elif kind == "exited":
-                self._exits[message["pid"]] = message["code"]
-                while len(self._exits) > _KEPT_EXITS:
-                    del self._exits[next(iter(self._exits))]
+            message: dict[str, Any] = unpack_control(data) if data else {"kind": "ended"}
+            match message["kind"]:
+                case "ended":
+                    self.ended = True
+                case "hello":
+                    self._pid, self._pidfd = message["pid"], descriptors[0]
+                case "ready":
+                    self.ready = True
+                case "unfit":
+                    self._unfit = message["why"]
+                case "forked":
+                    self._forked = message["pid"], descriptors[0]
+                case "exited":
+                    self._exits[message["pid"]] = message["code"]
+                    while len(self._exits) > _KEPT_EXITS:
+                        del self._exits[next(iter(self._exits))]
 
     def fork(self, descriptors: Sequence[int], folder: str) -> tuple[int, int]:
         """Fork a worker; returns its process id and a descriptor of the process.
@@ -178,9 +162,7 @@ class ForkServer:
         give_up_at = time.monotonic() + seconds
         self.step()
         while not condition() and not self.ended and (left_s := give_up_at - time.monotonic()) > 0:
-            poll = select.poll()  # not `select`, which takes no descriptor above 1023
-            poll.register(self._socket, select.POLLIN)
-            poll.poll(left_s * 1000)
+            is_readable(self._socket.fileno(), left_s)
             self.step()
 
     def close(self) -> None:
@@ -189,9 +171,7 @@ class ForkServer:
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            poll.poll(_FORK_TAKES_AT_MOST_S * 1000)
+            is_readable(self._pidfd, _FORK_TAKES_AT_MOST_S)
             os.close(self._pidfd)
             self._pidfd = -1
         self._socket.close()

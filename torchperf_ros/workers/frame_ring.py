@@ -29,21 +29,13 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; Python has no nam
 
 @dataclass(slots=True)
 class InputBytes:
-    """One input message in a record.
+    """One input message in a record."""
 
-    Attributes:
-        index: in the adapter's `inputs`.
-        stamp_ns: its stamp, 0 if none.
-        age_ms: ROS time since the stamp when the frame was received, NaN if unknown.
-        data: CDR bytes.
-        waited_us: time from its own receipt to that of the frame; 71 min if longer.
-    """
-
-    index: int
-    stamp_ns: int
-    age_ms: float
-    data: bytes | memoryview
-    waited_us: int = 0
+    index: int  # in the adapter's `inputs`
+    stamp_ns: int  # its stamp, 0 if none
+    age_ms: float  # ROS time since the stamp when the frame was received, NaN if unknown
+    data: bytes | memoryview  # CDR bytes
+    waited_us: int = 0  # time from its own receipt to that of the frame; 71 min if longer
 
 
 def _aligned(length: int) -> int:
@@ -65,19 +57,14 @@ class RingExtra:
 class FrameRing:
     """Writer's side. One thread at a time.
 
-    A record's place is its offset modulo the capacity. Where a round ends before the capacity, the next record's offset
-    leaves out the rest: so a ring can grow while readers look at it.
-
-    Attributes:
-        capacity: bytes that it can grow to.
+    A record's place is its offset modulo the capacity, which is what the ring can grow to. Where a round ends before
+    that, the next record's offset leaves out the rest: so a ring can grow while readers look at it.
     """
 
     def __init__(self, room: int, capacity: int = 0) -> None:
         """Make the memory file, touched only as far as frames reach.
 
-        Args:
-            room: bytes after which it begins anew, and of the largest record.
-            capacity: what it can grow to, see `keep`; 0: it does not grow.
+        After `room` bytes, which the largest record has, it begins anew; see `keep` for `capacity`, 0: it never grows.
         """
         self._room = self._largest = _aligned(room)
         self.capacity = max(_aligned(capacity), self._room)
@@ -104,8 +91,7 @@ class FrameRing:
     def make_ready(self, length: int = 0) -> None:
         """Have the kernel give the memory that comes next, which a frame would otherwise pay for: 3 ms for an image.
 
-        Args:
-            length: bytes of the next record; as many as the longest one so far, if that is more.
+        That is for a record of `length` bytes, or as many as the longest one so far, if that is more.
         """
         end = self._head % self.capacity + max(length, self._longest)
         if end > self._room and not self._may_grow(end - self._room):
@@ -121,10 +107,8 @@ class FrameRing:
     def slot(self, inputs: int) -> memoryview | None:
         """Where the first input of the next record can be put before `write` is called with it, so that nobody copies.
 
-        It holds a little more than the longest record so far; None before there was one. It may be left unused.
-
-        Args:
-            inputs: that the record can have at most.
+        It holds a little more than the longest record so far; None before there was one. It may be left unused. The
+        record can have so many `inputs` at most.
         """
         if not self._longest:
             return None

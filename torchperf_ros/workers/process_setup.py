@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -97,11 +98,7 @@ def leave_priority() -> None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Be killed when the thread ends that spawned this process.
-
-    Args:
-        parent: its process id; a parent that has ended already ends this process now.
-    """
+    """Be killed when the thread ends that spawned this process; now, if that was `parent`, which has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
@@ -126,6 +123,13 @@ def set_nice(pid: int, nice: int) -> None:
     with contextlib.suppress(OSError):
         if os.getsid(pid) == pid:
             Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
+
+
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """Wait until a descriptor is readable, at most so long; returns whether it is."""
+    poll = select.poll()  # not `select`, which takes no descriptor above 1023
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def keep_freed_memory(largest_bytes: int, kept_bytes: int = 0) -> None:

@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchperf_ros.frame.errors import ProtocolError
 
@@ -36,8 +36,7 @@ _REQUEST = struct.Struct("<HHIQQQQI")
 _RESPONSE = struct.Struct("<HHIQQ4q")
 
 
-@dataclass(slots=True)
-class Request:
+class Request(NamedTuple):
     """Node to worker: the frame at `offset` of the ring, `length` bytes.
 
     For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for it. For
@@ -54,9 +53,7 @@ class Request:
 
     def pack(self) -> bytes:
         """As bytes."""
-        return _REQUEST.pack(
-            VERSION, self.kind, self.tier, self.seq, self.offset, self.length, self.leave_ns, self.missed
-        )
+        return _REQUEST.pack(VERSION, *self)
 
 
 @dataclass(slots=True)
@@ -90,6 +87,7 @@ def peer_pid(node: socket.socket) -> int:
 
 
 def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
+    """The fields of a message behind its version; another length or version is a `ProtocolError`."""
     if len(data) != layout.size:
         msg = f"{what} of {len(data)} bytes; version {VERSION} has {layout.size}"
         raise ProtocolError(msg)
@@ -101,21 +99,13 @@ def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
 
 
 def unpack_request(data: bytes) -> Request:
-    """Parse a request.
-
-    Raises:
-        ProtocolError: other length or version.
-    """
+    """Parse a request; raises `ProtocolError` for another length or version."""
     kind, *rest = _unpack(_REQUEST, data, "request")
     return Request(Kind(kind), *rest)
 
 
 def unpack_response(data: bytes) -> Response:
-    """Parse a response.
-
-    Raises:
-        ProtocolError: other length or version.
-    """
+    """Parse a response; raises `ProtocolError` for another length or version."""
     return Response(*_unpack(_RESPONSE, data, "response"))
 
 

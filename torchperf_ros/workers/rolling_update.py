@@ -3,9 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_S
@@ -15,6 +14,9 @@ from torchperf_ros.packages.package_cache import find_package
 from torchperf_ros.packages.package_manifest import PackageError
 from torchperf_ros.workers.worker_process import WorkerProcess
 
+if TYPE_CHECKING:
+    from torchperf_ros.workers.worker_pool import WorkerPool
+
 _SETTLE_NS = 2 * NS_PER_S
 _PAUSE_NS = 5 * NS_PER_S  # after a new worker that died
 _TRIES = 2
@@ -23,14 +25,8 @@ _DONE = "done"
 Workers = Sequence[WorkerProcess | None]
 
 
-@dataclass(frozen=True)
-class Kit:
-    """What workers are told at their start.
-
-    Attributes:
-        setup: the message's fields.
-        number: counts kits; workers of a lower one are to be replaced.
-    """
+class Kit(NamedTuple):
+    """What workers are told at their start: the setup's fields. Workers of a lower number are to be replaced."""
 
     setup: dict[str, Any]
     number: int
@@ -50,14 +46,13 @@ class Renewal:
     A worker that replaces a dead one gets the proven kit. What is asked for meanwhile waits until the state is settled.
 
     Attributes:
-        proven: the last kit with which a worker has taken its place.
         outcome: how the last renewal ended, `done` or why not; "" while one goes on.
         swap_outcome: likewise of the last swap.
     """
 
     def __init__(self, setup: dict[str, Any]) -> None:
         """Take what the first workers are told."""
-        self.proven = Kit({"swapped": None, **setup}, 0)
+        self.proven = Kit({"swapped": None, **setup}, 0)  # the last kit with which a worker has taken its place
         self.outcome = self.swap_outcome = _DONE
         self._trial: Kit | None = None
         self._numbers = 0
@@ -91,10 +86,11 @@ class Renewal:
     def without_graphs(self, generation: int) -> None:
         """A worker of this kit could not capture a CUDA graph: the next one with this kit does without."""
         with self._lock:
-            if self._trial is not None and self._trial.number == generation:
-                self._trial.setup["without_graphs"] = True
-            elif self.proven.number == generation:
-                self.proven.setup["without_graphs"] = True
+            kit = next(
+                (kit for kit in (self._trial, self.proven) if kit is not None and kit.number == generation), None
+            )
+            if kit is not None:
+                kit.setup["without_graphs"] = True
 
     def kit(self, *, candidate: bool) -> Kit:
         """What a new worker gets: a candidate the kit on trial, one that replaces a dead worker the proven one.
@@ -103,9 +99,7 @@ class Renewal:
         """
         with self._lock:
             trial = self._trial
-            if trial is not None and (candidate or trial.setup == self.proven.setup):
-                return trial
-            return self.proven
+            return trial if trial is not None and (candidate or trial.setup == self.proven.setup) else self.proven
 
     def wants_candidate(self, workers: Workers, now_ns: int) -> bool:
         """Whether to start a candidate now: all workers are up, and one is to be replaced."""
@@ -117,10 +111,8 @@ class Renewal:
             if self.outcome:
                 return None
             wanted = self.kit(candidate=True).number
-        for worker in reversed(workers):
-            if worker is not None and worker.usable and worker.generation < wanted:
-                return worker
-        return None
+        old = (w for w in reversed(workers) if w is not None and w.usable and w.generation < wanted)
+        return next(old, None)
 
     def has_settled(self, candidate: WorkerProcess, now_ns: int) -> bool:
         """Whether a candidate has been ready for long enough to be relied on."""
@@ -142,13 +134,11 @@ class Renewal:
         """A candidate died; True if that ends the renewal, and nothing has changed."""
         with self._lock:
             self._not_before_ns = now_ns + _PAUSE_NS
-            if self._trial is None:
-                return False
-            self._tries -= 1
-            if self._tries > 0:
-                return False
-            self.give_up(reason)
-            return True
+            self._tries -= self._trial is not None
+            ends = self._trial is not None and self._tries <= 0
+            if ends:
+                self.give_up(reason)
+            return ends
 
     def give_up(self, reason: str) -> None:
         """Replace nobody any more; nothing if nobody is being replaced."""
@@ -175,55 +165,36 @@ def _all_up(workers: Workers) -> bool:
     return all(worker is not None and worker.usable for worker in workers)
 
 
-Spawn = Callable[[int], WorkerProcess]
-Replace = Callable[[WorkerProcess, WorkerProcess], bool]
-Dismiss = Callable[[WorkerProcess, str], None]
-Tell = Callable[[str], None]
-
-
 class RollingUpdate:
     """One more worker beside a pool's own, until it takes the place of one of them; the pool's thread calls.
 
     Attributes:
-        renewal: who is to be replaced, and what each new worker is told.
-        candidate: the worker that is to take a place, None mostly.
-        may_compile: whether there is the memory for compilers and one more worker now.
+        builder: has packages built that are missing.
     """
 
-    def __init__(self, config: StageConfig, setup: dict[str, Any], tell: Tell) -> None:
+    def __init__(self, config: StageConfig, setup: dict[str, Any], tell: Callable[[str], None]) -> None:
         """Take the stage's configuration, what its workers are told, and who hears what people should know."""
-        self.renewal = Renewal(setup)
-        self.candidate: WorkerProcess | None = None
-        self.may_compile = True
+        self.renewal = Renewal(setup)  # who is to be replaced, and what each new worker is told
+        self.candidate: WorkerProcess | None = None  # the worker that is to take a place, None mostly
+        self.may_compile = True  # whether there is the memory for compilers and one more worker now
+        self.builder = PackageBuilder(setup, lambda _tier: self.renewal.ask(), tell)
         self._missing: list[str] = []
         self._config = config
         self._tell = tell
-        self._builder = PackageBuilder(setup, self._package_built, tell)
-
-    @property
-    def news(self) -> list[int]:
-        """Descriptors to wait for."""
-        return [] if self._builder.news is None else [self._builder.news]
 
     @property
     def compiling(self) -> str:
         """What is compiled in the background, for example `compiling 2 of 3`; "" if nothing is."""
-        candidate = self.candidate
-        if candidate is not None and candidate.progress.startswith("compiling"):
-            return candidate.progress
-        return self._builder.progress
+        progress = "" if self.candidate is None else self.candidate.progress
+        return progress if progress.startswith("compiling") else self.builder.progress
 
     def complete(self, worker: WorkerProcess) -> None:
         """A worker is ready, but not everything is compiled: have that done, once every worker is up."""
-        if not worker.missing or not self.may_compile:
-            return
-        if self._config.engine != "compile":
-            self._missing = worker.missing
-        elif not worker.compiles:
-            self.renewal.ask()
-
-    def _package_built(self, tier: str) -> None:
-        self.renewal.ask()
+        if worker.missing and self.may_compile:
+            if self._config.engine != "compile":
+                self._missing = worker.missing
+            elif not worker.compiles:
+                self.renewal.ask()
 
     def swap(self, tier: str, package: str) -> None:
         """Have every worker replaced by one that runs this package on this tier.
@@ -231,12 +202,12 @@ class RollingUpdate:
         Raises:
             ConfigError: no such tier, no package that may be taken, or workers are being replaced already.
         """
-        tiers = self._config.tiers
+        tiers, stage = self._config.tiers, f"stage {self._config.name}"
         if tier not in tiers:
-            msg = f"tier {tier!r} is not there; stage {self._config.name} has {', '.join(tiers)}"
+            msg = f"tier {tier!r} is not there; {stage} has {', '.join(tiers)}"
             raise ConfigError(msg)
         if not self.may_compile:
-            msg = f"stage {self._config.name} is short of memory, and a swap takes one more worker; try again later"
+            msg = f"{stage} is short of memory, and a swap takes one more worker; try again later"
             raise ConfigError(msg)
         setup = self.renewal.proven.setup
         try:
@@ -246,7 +217,7 @@ class RollingUpdate:
         packages = list(setup["packages"])
         packages[tiers.index(tier)] = package
         if not self.renewal.swap(packages=packages, swapped=tiers.index(tier)):
-            msg = f"stage {self._config.name} replaces its workers just now; try again later"
+            msg = f"{stage} replaces its workers just now; try again later"
             raise ConfigError(msg)
 
     def why_too_slow(self, worker: WorkerProcess, budget_ms: float) -> str:
@@ -259,63 +230,47 @@ class RollingUpdate:
     @property
     def swap_state(self) -> tuple[bool, str]:
         """Whether the last swap is done, and how it went: `swapping: ...` while it goes on, else `done` or why not."""
-        outcome = self.renewal.swap_outcome
-        candidate = self.candidate
-        return outcome == "done", outcome or f"swapping: new worker {candidate.state if candidate else 'is next'}"
+        outcome, candidate = self.renewal.swap_outcome, self.candidate
+        return outcome == _DONE, outcome or f"swapping: new worker {candidate.state if candidate else 'is next'}"
 
-    def step(
-        self, workers: list[WorkerProcess | None], now_ns: int, spawn: Spawn, replace: Replace, dismiss: Dismiss
-    ) -> None:
-        """Take the next step, if there is one to take.
-
-        Args:
-            workers: the pool's own; one of them may be exchanged.
-            now_ns: monotonic time.
-            spawn: starts a worker with this number.
-            replace: gives a worker no more frames as another takes its place; False if it is busy.
-            dismiss: ends a worker, for this reason.
-        """
-        all_up = all(worker is not None and worker.usable for worker in workers)
+    def step(self, pool: "WorkerPool", now_ns: int) -> None:
+        """Take the next step, if there is one to take; one of the pool's own workers may be exchanged."""
+        workers, candidate = pool.workers, self.candidate
+        all_up = _all_up(workers)
         if all_up and self._missing:
-            self._builder.want(self._missing)
+            self.builder.want(self._missing)
             self._missing = []
-        self._builder.hold(held=not all_up)
-        self._builder.listen()
-        candidate = self.candidate
-        if candidate is not None and self.renewal.is_over(candidate, workers):
-            serves = next((worker for worker in workers if worker is not None and worker.usable), None)
-            if not candidate.usable or (serves is not None and replace(candidate, serves)):
-                self.candidate = None
-                dismiss(candidate, "nobody is left whom it would replace")
-        elif candidate is None:
+        self.builder.hold(held=not all_up)
+        self.builder.listen()
+        if candidate is None:
             if not self.may_compile or not self.renewal.wants_candidate(workers, now_ns):
                 self.renewal.settled(workers)
                 return
             try:
-                self.candidate = spawn(len(workers))
+                self.candidate = pool.spawn(len(workers))
             except (OSError, ProtocolError) as error:
                 self._tell(f"no new worker can be started: {error}")
                 self.renewal.give_up(str(error))
+        elif self.renewal.is_over(candidate, workers):
+            serves = next((worker for worker in workers if worker is not None and worker.usable), None)
+            if not candidate.usable or (serves is not None and pool.listener.worker_replaced(candidate, serves)):
+                self.candidate = None
+                pool.dismiss(candidate, "nobody is left whom it would replace")
         elif self.renewal.has_settled(candidate, now_ns):
             outdated = self.renewal.outdated(workers)
-            if outdated is not None and replace(outdated, candidate):
+            if outdated is not None and pool.listener.worker_replaced(outdated, candidate):
                 candidate.number = outdated.number
                 workers[candidate.number], self.candidate = candidate, None
                 self.renewal.took_a_place()
-                dismiss(outdated, f"replaced by pid {candidate.pid}")
+                pool.dismiss(outdated, f"replaced by pid {candidate.pid}")
 
-    def lost(self, candidate: WorkerProcess, reason: str) -> None:
+    def lost(self, reason: str) -> None:
         """The candidate has died before it took a place: the others serve on."""
         self.candidate = None
-        candidate.usable = False
         ended = self.renewal.failed(reason, time.monotonic_ns())
         self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
 
     def give_up(self, reason: str) -> None:
         """Compile and replace nothing more."""
-        self._builder.stop()
+        self.builder.stop()
         self.renewal.give_up(reason)
-
-    def stop(self) -> None:
-        """End what compiles, and wait until it has ended."""
-        self._builder.close()

@@ -19,48 +19,39 @@ from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
 from torchperf_ros.workers.worker_process import Description, WorkerProcess
 
+_FIRST_DELAY_NS = NS_PER_S // 2
+_LONGEST_DELAY_NS = 30 * NS_PER_S
+_LASTING_DEATHS = 3
+
 
 class RestartPolicy:
     """Exponential back-off over early deaths, those within `proven_s` of being ready.
 
     A worker that had served for longer is replaced at once, and what came before is forgotten; so is one that dies
-    early for the first time. Each further early death doubles the delay, from `first_delay_s` up to `longest_delay_s`.
-    After `give_up_after` early deaths in a row the failure is lasting: health says so, and the delay goes on growing as
-    before. After an error that no restart mends the failure is lasting at once, and the delay the longest.
+    early for the first time. Each further early death doubles the delay, from 0.5 up to 30 s. After three early deaths
+    in a row the failure is lasting: health says so, and the delay goes on growing as before. After an error that no
+    restart mends the failure is lasting at once, and the delay the longest.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        proven_s: float = 5.0,
-        first_delay_s: float = 0.5,
-        longest_delay_s: float = 30.0,
-        give_up_after: int = 3,
-    ) -> None:
-        """Take the clock and the bounds."""
-        self._clock = clock
-        self._proven_ns = round(proven_s * NS_PER_S)
-        self._first_ns = round(first_delay_s * NS_PER_S)
-        self._longest_ns = round(longest_delay_s * NS_PER_S)
-        self._give_up_after = give_up_after
+    def __init__(self, clock: Clock, proven_s: float = 5.0) -> None:
+        """Take the clock and the bound."""
+        self.restarts = 0  # deaths so far
+        self._clock, self._proven_ns = clock, round(proven_s * NS_PER_S)
         self._early_deaths = 0
         self._permanent = False
-        self.restarts = 0
 
     def died(self, ready_at_ns: int | None) -> int:
         """A worker died that was ready at `ready_at_ns` (None: never); returns when to start its replacement, in ns."""
         now_ns = self._clock()
         proven = ready_at_ns is not None and now_ns - ready_at_ns >= self._proven_ns
-        permanent, self._permanent = self._permanent, False
         self._early_deaths = 0 if proven else self._early_deaths + 1
         self.restarts += 1
-        if permanent:
-            self._early_deaths = max(self._early_deaths, self._give_up_after)
-            return now_ns + self._longest_ns
+        if self._permanent:
+            self._permanent, self._early_deaths = False, max(self._early_deaths, _LASTING_DEATHS)
+            return now_ns + _LONGEST_DELAY_NS
         if self._early_deaths <= 1:
             return now_ns
-        return now_ns + min(self._first_ns << (self._early_deaths - 2), self._longest_ns)
+        return now_ns + min(_FIRST_DELAY_NS << (self._early_deaths - 2), _LONGEST_DELAY_NS)
 
     def give_up(self) -> None:
         """Another try would fail alike, as with an adapter that does not exist: the next death is a lasting failure."""
@@ -69,7 +60,7 @@ class RestartPolicy:
     @property
     def gave_up(self) -> bool:
         """Whether the workers died too often in a row to call it anything but a lasting failure."""
-        return self._early_deaths >= self._give_up_after
+        return self._early_deaths >= _LASTING_DEATHS
 
 
 COUNTERS = ("recompiles", "engine_errors", "eager_answers", "hits", "misses", "chunked")
@@ -80,7 +71,6 @@ class TierTally:
 
     def __init__(self, tiers: Sequence[str]) -> None:
         """Name the tiers."""
-        self._tiers = tiers
         self._gone = [dict.fromkeys(COUNTERS, 0) for _ in tiers]
         self._out_of_memory = 0
 
@@ -88,8 +78,7 @@ class TierTally:
         """Keep what a worker counted that is gone."""
         self._out_of_memory += worker.out_of_memory
         for kept, last in zip(self._gone, worker.tiers, strict=False):
-            for name in COUNTERS:
-                kept[name] += last[name]
+            kept.update({name: kept[name] + last[name] for name in COUNTERS})
 
     def out_of_memory(self, workers: Iterable[WorkerProcess]) -> int:
         """Frames for which a tier had not enough memory."""
@@ -98,13 +87,10 @@ class TierTally:
     def rows(self, workers: Iterable[WorkerProcess]) -> list[dict[str, Any]]:
         """One row per tier, see `TierFacts`; empty before any worker is ready."""
         said = [worker.tiers for worker in workers if worker.tiers]
-        if not said:
-            return []
-        rows = []
-        for number, gone in enumerate(self._gone):
-            counted = {name: gone[name] + sum(tiers[number][name] for tiers in said) for name in COUNTERS}
-            rows.append({**said[0][number], **counted})
-        return rows
+        return [] if not said else [
+            {**said[0][tier], **{name: gone[name] + sum(tiers[tier][name] for tiers in said) for name in COUNTERS}}
+            for tier, gone in enumerate(self._gone)
+        ]  # fmt: skip
 
 
 _TICK_MS = 50
@@ -114,7 +100,6 @@ _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
 _DIES_WITHIN_MS = 100.0  # of its socket's end: the kernel takes a process down step by step
 _COMPILING_TAKES = 10  # times as long as loading
-_OUR_ERROR = "an error in the node"
 Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
@@ -149,6 +134,7 @@ class WorkerPool:
         self.config = config
         self.description: Description | None = None
         self.last_error = ""
+        self.listener = listener
         self.workers: list[WorkerProcess | None] = [None] * config.workers
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
         self.rolling_update = RollingUpdate(config, setup, self._tell)
@@ -156,8 +142,6 @@ class WorkerPool:
         self.capture = Capture(config.name, setup.get("evidence"), log)
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.ring = FrameRing(room, room + (int(setup.get("black_box_mib", 0)) << 20))
-        self._result_bytes = config.max_frame_bytes
-        self._listener = listener
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
@@ -193,7 +177,7 @@ class WorkerPool:
         words = [f"worker {number} {self.state(number)}" for number in range(len(self.workers))]
         if (candidate := self.rolling_update.candidate) is not None:
             words.append(f"new worker {candidate.state}")
-        return "; ".join([self.rolling_update.compiling, *words] if self.rolling_update.compiling else words)
+        return "; ".join(filter(None, [self.rolling_update.compiling, *words]))
 
     def state(self, number: int) -> str:
         """What one worker is doing: loading, idle, busy, or why there is none."""
@@ -221,28 +205,14 @@ class WorkerPool:
     def _watch(self) -> None:
         step_back()
         while not self._stopping.is_set():
-            now_ns = time.monotonic_ns()
-            self._spawn_missing(now_ns)
+            self._spawn_missing(time.monotonic_ns())
             self._wait_for_news()
             for worker in self.everyone:
-                try:
-                    self._look_after(worker)
-                except Exception:  # the thread's boundary: one worker's nonsense must not leave the others alone
-                    self.last_error = traceback.format_exc()
-                    self._log("error", f"{self.config.name}: looking after a worker failed:\n{self.last_error}")
-                    worker.kill("it could not be looked after")
-            now_ns, replaced = time.monotonic_ns(), self._listener.worker_replaced
-            try:
-                self.capture.step(self.workers, now_ns)
-            except Exception:  # likewise: what people would like to know must not end what is good
-                self._log("error", f"{self.config.name}: a capture failed:\n{traceback.format_exc()}")
-                self.capture.give_up(_OUR_ERROR)
-            try:
-                self.rolling_update.step(self.workers, now_ns, self._spawn, replaced, self._dismiss)
-            except Exception:  # likewise: nor must what could be better
-                self._log("error", f"{self.config.name}: replacing workers failed:\n{traceback.format_exc()}")
-                self.rolling_update.give_up(_OUR_ERROR)
-        self.rolling_update.stop()
+                self._guarded(worker, "looking after a worker", self._look_after, worker)
+            now_ns = time.monotonic_ns()
+            self._guarded(self.capture, "a capture", self.capture.step, self.workers, now_ns)
+            self._guarded(self.rolling_update, "replacing workers", self.rolling_update.step, self, now_ns)
+        self.rolling_update.builder.close()
         for worker in self.everyone:
             worker.kill("the node stops")
             worker.close()
@@ -250,21 +220,41 @@ class WorkerPool:
         if self._server is not None:
             self._server.close()
 
+    def _guarded(
+        self, part: WorkerProcess | Capture | RollingUpdate, what: str, act: Callable[..., None], *given: object
+    ) -> None:
+        """The thread's boundary: a worker's nonsense, or what people would like to know, must not end what is good."""
+        try:
+            act(*given)
+        except Exception:
+            self._log("error", f"{self.config.name}: {what} failed:\n{traceback.format_exc()}")
+            if isinstance(part, WorkerProcess):
+                self.last_error = traceback.format_exc()
+                part.kill("it could not be looked after")
+            else:
+                part.give_up("an error in the node")
+
     def _spawn_missing(self, now_ns: int) -> None:
         for number, worker in enumerate(self.workers):
             first_is_up = number == 0 or self.ready
             if worker is None and now_ns >= self._start_at_ns[number] and first_is_up:
                 try:
                     if self._can_fork(now_ns):
-                        self.workers[number] = self._spawn(number)
+                        self.workers[number] = self.spawn(number)
                 except Exception as error:  # the thread's boundary: no memory to be had, options too long, a mistake
                     self.last_error = f"worker {number} cannot be started: {type(error).__name__}: {error}"
                     if not isinstance(error, (OSError, ProtocolError)):
                         self.last_error += f"\n{traceback.format_exc()}"
                     self._log("error", f"{self.config.name}: {self.last_error}")
-                    policy = self.policies[number]
-                    self._start_at_ns[number] = policy.died(None)
-                    self._listener.worker_died(None, self.last_error, lasting=policy.gave_up)
+                    self._has_died(number, None, None, self.last_error)
+
+    def _has_died(self, number: int, worker: WorkerProcess | None, ready_at_ns: int | None, reason: str) -> None:
+        """There is no worker at this place; say so, and when the next one is tried."""
+        policy = self.policies[number]
+        self._start_at_ns[number] = policy.died(ready_at_ns)
+        if worker is not None:
+            self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
+        self.listener.worker_died(worker, reason, lasting=policy.gave_up)
 
     def _can_fork(self, now_ns: int) -> bool:
         """Whether the fork server is up; one that has ended gets a successor.
@@ -288,7 +278,8 @@ class WorkerPool:
             server = new
         return server.ready
 
-    def _spawn(self, number: int) -> WorkerProcess:
+    def spawn(self, number: int) -> WorkerProcess:
+        """Start a worker: of the pool's own, or beside them (`len(workers)`)."""
         assert self._server is not None
         kit = self.rolling_update.renewal.kit(candidate=number == len(self.workers))
         # the first one has to serve at once; what takes long to compile is left to those that come beside it, unless
@@ -300,11 +291,12 @@ class WorkerPool:
             setup["device_before"] = self.description.device
         if self._calibrated is not None and self._calibrated[0] == kit.number:
             setup["calibrations"] = self._calibrated[1]
-        worker = WorkerProcess(number, setup, self.ring, self._result_bytes, self._server)
+        worker = WorkerProcess(number, setup, self.ring, self.config.max_frame_bytes, self._server)
         worker.generation = kit.number
         return worker
 
-    def _dismiss(self, worker: WorkerProcess, why: str) -> None:
+    def dismiss(self, worker: WorkerProcess, why: str) -> None:
+        """End a worker that is not needed any more."""
         self.tally.left(worker)
         worker.kill(why)
         self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
@@ -312,11 +304,10 @@ class WorkerPool:
 
     def _tell(self, text: str) -> None:
         """Say something of the models, once: the next worker finds the same."""
-        if text in self._told:
-            return
-        self._told.append(text)
-        self._log("warn", f"{self.config.name}: {text}")
-        self._listener.worker_told(text)
+        if text not in self._told:
+            self._told.append(text)
+            self._log("warn", f"{self.config.name}: {text}")
+            self.listener.worker_told(text)
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
@@ -324,8 +315,8 @@ class WorkerPool:
         poll = select.poll()
         if self._server is not None and not self._server.ended:
             poll.register(self._server, select.POLLIN)
-        for descriptor in self.rolling_update.news:
-            poll.register(descriptor, select.POLLIN)
+        if self.rolling_update.builder.news is not None:
+            poll.register(self.rolling_update.builder.news, select.POLLIN)
         for worker in self.everyone:
             for descriptor in worker.speaking:
                 poll.register(descriptor, select.POLLIN)
@@ -356,11 +347,12 @@ class WorkerPool:
             doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
             worker.hung = True
             worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
-        if worker.ready_at_ns is None and not self.ready:
-            worker.hurry()
-        timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
-        if worker.ready_at_ns is None and now_ns - worker.started_ns > timeout_s * NS_PER_S:
-            worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
+        if worker.ready_at_ns is None:
+            if not self.ready:
+                worker.hurry()
+            timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
+            if now_ns - worker.started_ns > timeout_s * NS_PER_S:
+                worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
 
     def _print_output(self, worker: WorkerProcess) -> None:
         who = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
@@ -374,13 +366,12 @@ class WorkerPool:
         kind = message["kind"]
         if kind == "hello":
             inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
-            found = Description(
-                inputs, message["output"], message["observes"], message["device"], message.get("card", "")
-            )
-            if self.description is not None and found != self.description:
+            output, observes, device = (message[name] for name in ("output", "observes", "device"))
+            found = Description(inputs, output, observes, device, message.get("card", ""))
+            if self.description not in {None, found}:
                 worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
                 return
-            worker.description = self.description = found
+            self.description = found
         elif kind == "progress":
             worker.progress = message["text"]
         elif kind == "ready":
@@ -420,22 +411,16 @@ class WorkerPool:
         if self._calibrated is None or self._calibrated[0] != worker.generation:
             self._calibrated = worker.generation, [(each.median_ms, each.p99_ms) for each in worker.calibrations]
         worker.ready_at_ns = time.monotonic_ns()
-        self._listener.worker_ready(worker)
+        self.listener.worker_ready(worker)
         self.rolling_update.complete(worker)
 
     def _bury(self, worker: WorkerProcess) -> None:
         self.tally.left(worker)
-        reason = worker.death_reason()
-        self.last_error = reason
+        reason = self.last_error = worker.death_reason()
         if worker is self.rolling_update.candidate:
-            self.rolling_update.lost(worker, reason)
-            self._listener.worker_died(worker, reason, lasting=False)
-            worker.close()
-            return
-        policy = self.policies[worker.number]
-        self._start_at_ns[worker.number] = policy.died(worker.ready_at_ns)
-        self.workers[worker.number] = None
-        worker.usable = False
-        self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
-        self._listener.worker_died(worker, reason, lasting=policy.gave_up)
+            self.rolling_update.lost(reason)
+            self.listener.worker_died(worker, reason, lasting=False)
+        else:
+            self.workers[worker.number] = None
+            self._has_died(worker.number, worker, worker.ready_at_ns, reason)
         worker.close()

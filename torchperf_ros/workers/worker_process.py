@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import select
 import signal
 import socket
 import time
@@ -17,7 +16,7 @@ from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
-from torchperf_ros.workers.process_setup import set_nice
+from torchperf_ros.workers.process_setup import is_readable, set_nice
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     RESULT_OFFSET,
@@ -35,6 +34,7 @@ _OUTPUT_TAIL = 4_000
 _SHOWN_BYTES = 16_384  # of what was printed since the last look
 _LINES_A_SECOND = 20
 _FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
+_RUN_AND_OBSERVE = Kind.RUN | Kind.OBSERVE  # enum's operator takes a microsecond
 _PIPE_BYTES = 1 << 20  # of what a worker has printed and nobody has read: what fits does not hold it up
 
 
@@ -53,24 +53,7 @@ class Description:
 
 
 class WorkerProcess:
-    """A spawned Python process that runs one stage's model.
-
-    Attributes:
-        number: 0 or 1, its place in the stage's pool; 2 while it is to take another's place.
-        seq: frame that it is running, None if idle.
-        busy_since_ns: when that run began.
-        observed: number of the last started frame that it was told to observe, None before.
-        ready_at_ns: when it reported ready, None before.
-        usable: ready and not known to be dead; cleared by whoever notices first.
-        generation: of the pool's renewal in which it was started.
-        swapped: the tier that it has a new package for, None if none.
-        compiles: whether it compiles while it loads, which takes its time.
-        tiers: what it last said of each tier, see `TierFacts`.
-        missing: tiers that run in eager because they are not compiled yet.
-        away: why it takes no frames for a while, for example `profile: writing`; "" mostly.
-        recording: what it records while it serves, "" mostly; it runs the frames if it can.
-        out_of_memory: frames for which the device's memory did not suffice.
-    """
+    """A spawned Python process that runs one stage's model; `__init__` says what each attribute is."""
 
     def __init__(
         self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer
@@ -81,32 +64,29 @@ class WorkerProcess:
             OSError: no descriptors or memory are to be had.
             ProtocolError: the setup is too long, or the server forks nobody.
         """
-        self.number = number
-        self.seq: int | None = None
-        self.busy_since_ns = 0
-        self.observed: int | None = None
-        self.generation = 0
-        self.compiles = bool(setup.get("compile", False)) and any(
+        self.number = number  # its place in the stage's pool, 0 or 1; 2 while it is to take another's place
+        self.seq: int | None = None  # frame that it is running, None if idle
+        self.busy_since_ns = 0  # when that run began
+        self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
+        self.ready_at_ns: int | None = None  # when it reported ready, None before
+        self.usable = False  # ready and not known to be dead; cleared by whoever notices first
+        self.generation = 0  # of the pool's renewal in which it was started
+        self.swapped: int | None = setup.get("swapped")  # the tier that it has a new package for, None if none
+        self.compiles = bool(setup.get("compile", False)) and any(  # while it loads, which takes its time
             build["engine"] == "compile" for build in setup.get("build", ())
         )
-        self.swapped: int | None = setup.get("swapped")
-        self._hurried = not setup.get("background", False)
-        self._sent = 0
-        self._handled_at_last_look = 0
-        self._waiting_since_ns = 0
-        self.ready_at_ns: int | None = None
-        self.usable = False
         self.progress = "starting"
-        self.error = ""
-        self.kill_reason = ""
+        self.error = self.kill_reason = ""
         self.hung = False
-        self.description: Description | None = None
+        self.away = ""  # why it takes no frames for a while, for example `profile: writing`; "" mostly
+        self.recording = ""  # what it records while it serves, "" mostly; it runs the frames if it can
         self.calibrations: list[Calibration] = []
-        self.tiers: list[dict[str, Any]] = []
-        self.missing: list[str] = []
-        self.out_of_memory = 0
-        self.away = self.recording = ""
+        self.tiers: list[dict[str, Any]] = []  # what it last said of each tier, see `TierFacts`
+        self.missing: list[str] = []  # tiers that run in eager because they are not compiled yet
+        self.out_of_memory = 0  # frames for which the device's memory did not suffice
         self.memory_bytes: dict[str, int] = {}
+        self._hurried = not setup.get("background", False)
+        self._sent = self._handled_at_last_look = self._waiting_since_ns = 0
         self._tail = b""
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
@@ -116,9 +96,8 @@ class WorkerProcess:
         # An end that the worker has closed is always readable: it is taken out, or whoever waits for it would spin,
         # at real-time priority, until the kernel has taken the process down.
         self.speaking = {self.pidfd, self.control.fileno(), self._stdout_fd}
-        for descriptor in (self.frames, self.control):
-            descriptor.setblocking(False)
-        os.set_blocking(self._stdout_fd, False)
+        for descriptor in (self.frames.fileno(), self.control.fileno(), self._stdout_fd):
+            os.set_blocking(descriptor, False)
         self.started_ns = time.monotonic_ns()
 
     def _start(self, first_message: bytes, ring: FrameRing, result_bytes: int) -> None:
@@ -173,7 +152,7 @@ class WorkerProcess:
         missed: int = 0,
     ) -> bool:  # fmt: skip
         """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead."""
-        kind = Kind.RUN | Kind.OBSERVE if observe else Kind.RUN
+        kind = _RUN_AND_OBSERVE if observe else Kind.RUN
         if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed), now_ns):
             self.kill("it takes no more frames")
             return False
@@ -183,8 +162,7 @@ class WorkerProcess:
 
     def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
         """Let it advance its histories; False if its queue is full, and it misses the frame."""
-        request = Request(Kind.OBSERVE, 0, seq, offset, length, missed=missed)
-        return not self.usable or self._send(request, now_ns)
+        return not self.usable or self._send(Request(Kind.OBSERVE, 0, seq, offset, length, missed=missed), now_ns)
 
     def _send(self, request: Request, now_ns: int) -> bool:
         if self._handled[0] == self._sent:
@@ -244,13 +222,12 @@ class WorkerProcess:
             ProtocolError: it does not speak the protocol.
         """
         try:
-            data = self.control.recv(MAX_CONTROL_BYTES)
+            if data := self.control.recv(MAX_CONTROL_BYTES):
+                return unpack_control(data)
         except BlockingIOError:
             return None
         except ConnectionError:
-            data = b""
-        if data:
-            return unpack_control(data)
+            pass
         self.speaking.discard(self.control.fileno())
         return None
 
@@ -310,9 +287,7 @@ class WorkerProcess:
 
     def is_dead(self) -> bool:
         """Whether the process has ended; not yet reaped."""
-        poll = select.poll()  # not `select`, which takes no descriptor above 1023
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return is_readable(self.pidfd, 0.0)
 
     @property
     def is_ending(self) -> bool:
@@ -333,27 +308,22 @@ class WorkerProcess:
 
     def death_reason(self) -> str:
         """Why the process ended: by whom, which signal or exit status, and the last it said."""
-        code = self._server.exit_code(self.pid)
+        code, said = self._server.exit_code(self.pid), self._tail.decode(errors="replace").strip()
         if code is None:
             how = "an unknown cause: its fork server is gone"
         else:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        text = f"worker {self.number} (pid {self.pid}) ended by {how}"
-        if self.kill_reason:
-            text += f": {self.kill_reason}"
-        if self.error:
-            return f"{text}: {self.error}"
-        said = self._tail.decode(errors="replace").strip()
-        return f"{text}\n{said}" if said else text
+        why = ": ".join(
+            filter(None, [f"worker {self.number} (pid {self.pid}) ended by {how}", self.kill_reason, self.error])
+        )
+        return f"{why}\n{said}" if said and not self.error else why
 
     def close(self) -> None:
         """Wait for the process's end and release every descriptor.
 
         A process that the kernel cannot end (one that waits for a driver) is left to it after 5 s.
         """
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        poll.poll(_REAP_S * 1000)
+        is_readable(self.pidfd, _REAP_S)
         os.close(self.pidfd)
         os.close(self._stdout_fd)
         self.control.close()

@@ -61,16 +61,12 @@ _STARTS_WITHIN_S: Final = 60.0  # a younger one may belong to a process that has
 
 
 class WorkerFolder:
-    """Locked by this process for as long as it lives, so that others can tell what a killed one has left.
-
-    Attributes:
-        path: of the folder.
-    """
+    """Locked by this process for as long as it lives, so that others can tell what a killed one has left."""
 
     def __init__(self) -> None:
         """Make it where temporary files go."""
         self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
-        self.path = self._folder.name
+        self.path = self._folder.name  # of the folder
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._unlock = weakref.finalize(self, os.close, descriptor)
         with suppress(OSError):  # a file system without locks, where `remove_dead_folders` cannot take one either
@@ -85,8 +81,7 @@ class WorkerFolder:
 def remove_dead_folders(where: Path | None = None) -> int:
     """Remove this user's worker folders whose process was killed before it could; returns how many bytes that frees.
 
-    Args:
-        where: the folder that they are in; None: where temporary files go.
+    They are in `where`; None: where temporary files go.
     """
     youngest_s = time.time() - _STARTS_WITHIN_S
     freed = 0

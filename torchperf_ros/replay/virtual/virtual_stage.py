@@ -19,7 +19,7 @@ from torchperf_ros.replay.paces import ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
-from torchperf_ros.stage.stage_ports import StageMachinery
+from torchperf_ros.stage.stage_actor import StageMachinery
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import Log, PoolListener, RestartPolicy, WorkerPool

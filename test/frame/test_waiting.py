@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.frame.waiting import HedgeRule
+from torchperf_ros.frame.waiting import HedgeRule, PublishMargin
 
 
 def proven(rule, times):
@@ -64,3 +65,35 @@ def test_given_any_late_frames_when_retried_then_three_in_a_row_precede_a_hedge_
         if not rule.allowed and rule.wants_retrial():
             rule.retried(in_time=True)
     assert rule.allowed
+
+
+WINDOW = 128
+
+
+def margin_of(*history):
+    """Of waits that ended so late, and (in a list) publications that took so long, in ms."""
+    margin = PublishMargin()
+    for each in history:
+        margin.published(each[0]) if isinstance(each, list) else margin.woke(each)
+    return pytest.approx(margin.ms)
+
+
+def test_given_what_waits_and_publications_took_when_asked_then_the_worst_of_each_add_up_within_bounds():
+    assert margin_of() == 0.2  # both parts are at the minimum
+    assert margin_of(0.3, 0.7, 0.2, [0.05], [0.4]) == 0.7 + 0.4
+    assert margin_of(1000.0, [1000.0]) == 4.0
+    assert margin_of(*[-5.0] * WINDOW, [0.5]) == 0.5  # a wake-up before its time does not shorten it
+    assert margin_of(1.5, *[0.0] * (WINDOW - 1)) == 1.6
+    assert margin_of(1.5, *[0.0] * WINDOW) == 0.1
+    assert PublishMargin(first_wake_ms=2.0).ms == pytest.approx(2.1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(-10, 1e5)), max_size=50))
+def test_given_any_history_when_learned_then_the_margin_is_bounded_and_covers_the_recent_worst(history):
+    margin = PublishMargin()
+    worst_ms = {True: 0.0, False: 0.0}
+    for is_wake, took_ms in history:
+        margin.woke(took_ms) if is_wake else margin.published(abs(took_ms))
+        worst_ms[is_wake] = max(worst_ms[is_wake], took_ms if is_wake else abs(took_ms))
+        assert 0.1 <= margin.ms <= 4.0
+        assert margin.ms >= min(sum(worst_ms.values()), 4.0)
