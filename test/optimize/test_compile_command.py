@@ -79,7 +79,7 @@ def run(*words):
 
 
 def compiled(*words):
-    return run("compile", "--adapter", "robot:Seen", *words)
+    return run("compile", "robot:Seen", *words)
 
 
 def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_are_shown(process):
@@ -150,14 +150,14 @@ def test_given_one_stage_and_tier_when_compiled_then_only_that_is(process, param
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "either --adapter module:Class or --params FILE"),
-        (["--adapter", "a:B", "--params", "x.yaml"], "either --adapter module:Class or --params FILE"),
+        ([], "either an adapter, module:Class, or --params FILE"),
+        (["a:B", "--params", "x.yaml"], "either an adapter, module:Class, or --params FILE"),
         (["--params", "x.yaml", "--precision", "bf16"], "--precision: with --params, the file says that"),
         (["--params", "none.yaml"], "parameter file none.yaml: cannot be read"),
-        (["--adapter", "a:B", "--precision", "fp8"], "adapter.precision"),
-        (["--adapter", "a:B", "--options", "{"], "adapter.options: '{' is not JSON"),
-        (["--adapter", "a:B", "--device", "tpu"], "parameter device: 'tpu' is not allowed"),
-        (["--adapter", "a:B", "--stage", "seeing"], "--stage 'seeing' is not there; it has to be one of: adapter"),
+        (["a:B", "--precision", "fp8"], "adapter.precision"),
+        (["a:B", "--options", "{"], "adapter.options: '{' is not JSON"),
+        (["a:B", "--device", "tpu"], "parameter device: 'tpu' is not allowed"),
+        (["a:B", "--stage", "seeing"], "--stage 'seeing' is not there; it has to be one of: adapter"),
     ],
 )
 def test_given_input_that_cannot_be_used_when_compiled_then_one_line_says_so(process, words, said):
@@ -284,6 +284,6 @@ def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named
 
 def test_given_a_real_compile_process_when_its_adapter_is_not_there_then_the_status_is_2(tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    result = RUNNER.invoke(cli.app, ["compile", "--adapter", "no.such:Adapter", "--tier", "full"], env=environment)
+    result = RUNNER.invoke(cli.app, ["compile", "no.such:Adapter", "--tier", "full"], env=environment)
     assert result.exit_code == 2
     assert "importing no.such failed" in result.stderr

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchperf_ros.cli.shell import DryRun, console, say
+from torchperf_ros.frame.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from torchperf_ros.replay.replay_result import ReplayResult, StageResult
 
 _PARTIAL = 1
-_BAD_INPUT = 2
 _PLAIN_WIDTH = 120
 _EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
@@ -29,7 +31,7 @@ _WORST = 5
 _NS_PER_S = 1e9
 
 
-def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     logs: Annotated[
         list[Path], typer.Argument(help="A rosbag2 folder, .mcap, .db3 or ROS 1 .bag; or several, or folders of such.")
     ],
@@ -70,7 +72,7 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     parquet_file: Annotated[
         Path | None, typer.Option("--parquet", metavar="FILE", help="The same as Parquet, for long logs.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be replayed, and stop.")] = False,
+    dry_run: DryRun = False,
     parallel: Annotated[int, typer.Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
     scheduler: Annotated[
         str, typer.Option(metavar="tcp://HOST:PORT", help="Several logs: a Dask cluster instead of this machine.")
@@ -114,100 +116,74 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         from torchperf_ros.workers.fork_server import start_base
 
         start_base()  # it imports torch while this process imports the rest
-    from torchperf_ros.frame.errors import ConfigError, TorchperfError
     from torchperf_ros.replay.batch.batch_logs import is_batch
     from torchperf_ros.replay.log_feed import parse_maps
     from torchperf_ros.replay.replay_options import ReplayOptions
 
-    try:
-        options = ReplayOptions(
-            params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output, _parameters(sets or [])
-        )
-        files = [file for file in (json_file, parquet_file) if file]
-        if is_batch(logs):
-            from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+    options = ReplayOptions(
+        params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output, _parameters(sets or [])
+    )
+    files = [file for file in (json_file, parquet_file) if file]
+    if is_batch(logs):
+        from torchperf_ros.replay.batch.batch_cluster import BatchOptions
 
-            folder = output or Path("replays")
-            batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
-            status = _many(logs, options, batch, files, dry_run=dry_run)
-        else:
-            of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
-            if unused := [name for name, given in of_several.items() if given]:
-                msg = f"--{unused[0]}: is for several logs, or a folder of them; this is one log"
-                raise ConfigError(msg)
-            status = 0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL
-    except (TorchperfError, OSError) as error:
-        sys.stderr.write(f"torchperf: {error}\n")
-        raise typer.Exit(_BAD_INPUT) from error
-    raise typer.Exit(status)
+        folder = output or Path("replays")
+        batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
+        raise typer.Exit(_many(logs, options, batch, files, dry_run=dry_run))
+    of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
+    if unused := [name for name, given in of_several.items() if given]:
+        raise ConfigError(f"--{unused[0]}: is for several logs, or a folder of them; this is one log")
+    raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
 
 
 def _many(
     logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], *, dry_run: bool
 ) -> int:
-    """Replay several logs; the exit status.
-
-    Raises:
-        ConfigError: files were asked for, which several logs have one each of.
-    """
-    from rich.console import Console
-
-    from torchperf_ros.frame.errors import ConfigError
+    """Replay several logs; the exit status."""
     from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 
     if files:
-        msg = f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"
-        raise ConfigError(msg)
-    shown = Console()
+        raise ConfigError(f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o")
+    shown = console()
     if dry_run:
         for line in plan_batch(logs, options, batch):
-            _print(shown, line)
+            say(shown, line)
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    return replay_batch(logs, options, batch, Console(stderr=True), shown).status
+    return replay_batch(logs, options, batch, console(stderr=True), shown).status
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    """Replay one log, show and write what it came to; whether that was all of it.
-
-    Raises:
-        ConfigError: an option would do nothing, or two files are one.
-    """
-    from rich.console import Console
-
-    from torchperf_ros.frame.errors import ConfigError
-    from torchperf_ros.replay.replay import plan, replay
+    """Replay one log, show and write what it came to; whether that was all of it."""
+    from torchperf_ros.replay.replay import plan
+    from torchperf_ros.replay.replay import replay as play_back
     from torchperf_ros.replay.replay_options import prefer_this_process, read_config
     from torchperf_ros.runs.run_file import check_run_path, write_run
 
-    told, shown = Console(stderr=True), Console()
-    if not shown.is_terminal:
-        shown = Console(width=_PLAIN_WIDTH)
+    told, shown = console(stderr=True), console(_PLAIN_WIDTH)
     if options.inputs != "none" and options.output is None:
-        msg = f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap"
-        raise ConfigError(msg)
+        raise ConfigError(f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap")
     for file in files:
         check_run_path(file)
     if len({file.resolve() for file in files}) < len(files):
-        msg = f"{files[0]}: is to be written twice; choose two files"
-        raise ConfigError(msg)
+        raise ConfigError(f"{files[0]}: is to be written twice; choose two files")
     if dry_run:
         for line in plan(log, options):
-            _print(shown, line)
+            say(shown, line)
         return True
     if options.pace == "real":
         scheduling = prefer_this_process(read_config(options, log))
         if ":" in scheduling:
             sys.stderr.write(f"scheduling is {scheduling}\n")
     with _progress_bar(log.name, told) as progress:
-        result = replay(log, options, progress, lambda text: _print(told, text))
+        result = play_back(log, options, progress, lambda text: say(told, text))
     for file in files:
         write_run(result.run, file)
     shown.print(_stage_table(result))
     for line in _lines(result):
-        _print(shown, line)
+        say(shown, line)
     if written := [str(file) for file in (options.output, *files) if file]:
-        _print(shown, f"wrote {', '.join(written)}")
+        say(shown, f"wrote {', '.join(written)}")
     return result.complete
 
 
@@ -218,20 +194,14 @@ def _parameters(texts: list[str]) -> dict[str, object]:
         ConfigError: one has no `=`, or its value is not YAML.
     """
     from torchperf_ros.config.params_file import parse_value
-    from torchperf_ros.frame.errors import ConfigError
 
     found: dict[str, object] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            msg = f"--set {text!r}: has to be NAME=VALUE, for example perception.budget_ms=40.0"
-            raise ConfigError(msg)
+            raise ConfigError(f"--set {text!r}: has to be NAME=VALUE, for example perception.budget_ms=40.0")
         found[name] = parse_value(name, value)
     return found
-
-
-def _print(console: "Console", text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -263,7 +233,7 @@ def _progress_bar(name: str, console: "Console") -> "Iterator[Progress]":
             of = f" of {total_ns / _NS_PER_S:.1f}" if total_ns else ""
             at = f"{done_ns / _NS_PER_S:.1f}{of} s"
             if plain:
-                _print(console, f"{name}: at {at}")
+                say(console, f"{name}: at {at}")
             else:
                 bar.update(task, completed=done_ns, total=total_ns or None, at=at)
 

@@ -3,7 +3,6 @@
 import datetime
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,10 @@ from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
 from torchperf_ros.optimize.tune.search import TuneSearch, TuneState, ask_facts, default_path, state_key
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
 from torchperf_ros.optimize.tune.target import Target, tuned_parameters
-from torchperf_ros.optimize.tune.view import TuneView, show_notes, show_plan, show_ranking
+from torchperf_ros.optimize.tune.view import show_notes, show_plan, show_ranking
 from torchperf_ros.packages.package_cache import open_cache
 
 _INTERRUPTED = 130
-_S_PER_MINUTE = 60.0
 
 
 class TuneRun:
@@ -65,12 +63,11 @@ class TuneRun:
         folder = open_cache(node.cache_dir, node.cache_mib).folder
         self._state = TuneState(path or default_path(folder, key), key, resume=resume)
 
-    def plan(self) -> int:
-        """Show what would be tried; returns the exit status."""
+    def plan(self) -> None:
+        """Show what would be tried."""
         space, steps = self._walk()
         known = self._state.of_tier(self._target.tiers[0])
         show_plan(planned(space, steps), known, self._facts, self._seconds, self._console)
-        return 0
 
     def search(self, minutes: float, timeout_s: float) -> int:
         """Try candidates until nothing is left, the time is over, or Ctrl-C; returns the exit status.
@@ -78,19 +75,16 @@ class TuneRun:
         Raises:
             ConfigError: the state cannot be written.
         """
-        tiers = self._target.tiers
-        with TuneView(self._console) as view:
-            self._search = TuneSearch(
-                self._target, self._facts, self._limits, self._state, view, seconds=self._seconds,
-                timeout_s=timeout_s, until_s=time.monotonic() + minutes * _S_PER_MINUTE,
-            )  # fmt: skip
-            try:
-                self._search.run(*self._walk(), to_the_end=self._batches is not None)
-            except KeyboardInterrupt:
-                self._interrupted = True
-        if self._interrupted:
+        self._search = TuneSearch(
+            self._target, self._facts, self._limits, self._state, self._console, seconds=self._seconds,
+            timeout_s=timeout_s, minutes=minutes,
+        )  # fmt: skip
+        try:
+            self._search.run(*self._walk(), to_the_end=self._batches is not None)
+        except KeyboardInterrupt:
+            self._interrupted = True
             return _INTERRUPTED
-        best = self._search.ranking(tiers[0]).best
+        best = self._search.ranking(self._target.tiers[0]).best
         return 0 if best is not None and best.group is Group.FITS else 1
 
     def report(self, out: Path | None, json_file: Path | None) -> None:

@@ -1,9 +1,7 @@
-"""What tuning shows: progress with the best so far, one ranked table, and what it would try."""
+"""What tuning shows at its end: one ranked table for each tier; and before, what it would try."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from rich import box
 from rich.console import Console
@@ -18,55 +16,6 @@ _COMPILE_GUESS_S = 30.0
 _MANY = 1e6
 _TWICE = 2.0
 _MS_PER_S = 1e3
-
-
-class TuneView:
-    """A line for each trial that has ended, and below what the present one does."""
-
-    def __init__(self, console: Console) -> None:
-        """Show on this console."""
-        self._console = console
-        self._status = console.status("")
-        self._started_s = time.monotonic()
-        self._task = self._best = ""
-
-    def __enter__(self) -> "TuneView":
-        """Begin to draw."""
-        self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the lines, and nothing else."""
-        self._status.stop()
-
-    def trying(self, tier: str, step: Step) -> None:
-        """A trial begins."""
-        self._task = f"{tier}: {step.candidate.label}"
-        self.says("starting")
-
-    def says(self, text: str) -> None:
-        """What the trial does now."""
-        self._status.update(f"{self._task}: {text}{self._best}")
-
-    def ended(self, trial: Trial, ranking: Ranking, *, earlier: bool) -> None:
-        """A trial is over, or was known from an earlier run."""
-        standing = next(one for one in ranking.standings if one.trial is trial)
-        line = Text(f"{time.monotonic() - self._started_s:5.0f} s  {trial.tier}  ", style="dim")
-        line.append(trial.candidate.label, style="default")
-        if trial.outcome == MEASURED:
-            line.append(f"  p99 {standing.p99_ms:.2f} ms, p50 {standing.p50_ms:.2f}")
-        if standing.why:
-            line.append(f"  {standing.why.splitlines()[0]}")
-        best = ranking.best
-        if best is standing:
-            line.append("  best so far", style="green")
-        if best is not None:
-            self._best = f" (best p99 {best.p99_ms:.2f} ms)"
-        if earlier:
-            line.append("  from an earlier run")
-        self._console.print(line, soft_wrap=True)
 
 
 def show_ranking(

@@ -1,19 +1,13 @@
-"""The commands that run a node or ask something of a running one: node, demo, swap, record, profile, snapshot."""
+"""The commands that run a node, look at one, or ask something of it: node, demo, top, swap, record and the like."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated
 
 import typer
 
-from torchperf_ros.cli.top_command import node_name
+from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, check_outputs, console, fail, need
 from torchperf_ros.config.build_options import ENGINE_CHOICES
 
-_BAD_INPUT: Final = 2
-_Node = Annotated[
-    str, typer.Option("--node", callback=node_name, help="The node, with its namespace, for example /robot1/perf.")
-]
 _Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="How long to wait, in seconds.")]
 
 
@@ -22,7 +16,7 @@ def node(context: typer.Context) -> None:
 
     Example: torchperf node --ros-args -r image:=/camera/image_raw --params-file perception.yaml
     """
-    _need_rclpy()
+    need("rclpy")
     from torchperf_ros.node.main import main
 
     raise typer.Exit(main(context.args) or 0)
@@ -34,7 +28,7 @@ def swap(
     package: Annotated[
         Path, typer.Argument(help="The .pt2 file, with the manifest that `torchperf compile -o` wrote.")
     ],
-    name: _Node = "/perf",
+    name: NodeName = "/perf",
     timeout_s: _Timeout = 120.0,
 ) -> None:
     """Put a new package into a running node, without missing a frame.
@@ -48,9 +42,9 @@ def swap(
 
     Exit status: 0 if the package runs, 1 if it does not, 2 if the input cannot be used.
     """
-    _need_rclpy()
+    need("rclpy")
     if not package.is_file():
-        _fail(f"package {package} is not there", _BAD_INPUT)
+        fail(f"package {package} is not there")
     from torchperf_ros.node.services import ServiceFailed
     from torchperf_ros.node.services import swap as ask
 
@@ -65,11 +59,11 @@ def swap(
     try:
         ask(name, stage, tier, str(package.resolve()), timeout_s, say)
     except ServiceFailed as error:
-        _fail(f"{stage} {tier} runs what it ran before: {error}", 1)
+        fail(f"{stage} {tier} runs what it ran before: {error}", 1)
     typer.echo(f"{stage} {tier} runs {package}; to keep it after a restart, name it in {stage}.packages")
 
 
-def record(name: _Node = "/perf", timeout_s: _Timeout = 15.0) -> None:
+def record(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
     """Have a running node write the last seconds and the next to disk.
 
     The folder that it prints is complete when `torchperf report` can read it:
@@ -82,7 +76,7 @@ def record(name: _Node = "/perf", timeout_s: _Timeout = 15.0) -> None:
     _ask(name, "record", timeout_s)
 
 
-def profile(name: _Node = "/perf", timeout_s: _Timeout = 15.0) -> None:
+def profile(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
     """Have a worker of each stage profiled for some frames, while the other answers.
 
     Example: torchperf profile
@@ -92,7 +86,7 @@ def profile(name: _Node = "/perf", timeout_s: _Timeout = 15.0) -> None:
     _ask(name, "profile", timeout_s)
 
 
-def snapshot(name: _Node = "/perf", timeout_s: _Timeout = 15.0) -> None:
+def snapshot(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
     """Have a worker of each stage write down what holds its memory, and what grew.
 
     Example: torchperf snapshot
@@ -103,13 +97,39 @@ def snapshot(name: _Node = "/perf", timeout_s: _Timeout = 15.0) -> None:
 
 
 def _ask(name: str, service: str, timeout_s: float) -> None:
-    _need_rclpy()
+    need("rclpy")
     from torchperf_ros.node.services import ServiceFailed, trigger
 
     try:
         typer.echo(trigger(name, service, timeout_s))
     except ServiceFailed as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
+
+
+def top(
+    name: NodeName = "/perf",
+    once: Annotated[bool, typer.Option("--once", help="Print one picture after three reports, and end.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="Look for so long (with --once: wait at most); 0: until q or Ctrl-C.")
+    ] = 0.0,
+    svg_file: SvgFile = None,
+) -> None:
+    """Look at a running node, here or on another machine.
+
+    Health, tier, latency, outcomes, fallbacks, memory and anomalies, from the
+    node's topics and /diagnostics alone. It waits for a node that is not there
+    yet, says when one falls silent, and goes on when it is back. Keys: q quits,
+    p pauses. Without a terminal it prints plain lines.
+
+    Example: ssh -t robot torchperf top --node /robot1/perf
+
+    Exit status: 0; 1 if nothing was heard of the node; 2 for input that cannot be used.
+    """
+    need("rclpy")
+    check_outputs({"--svg": svg_file})
+    from torchperf_ros.top.top import TopOptions, look
+
+    raise typer.Exit(look(TopOptions(name, once, seconds, svg_file), console()))
 
 
 def demo(
@@ -124,20 +144,14 @@ def demo(
     ] = None,
     sabotage: Annotated[
         bool,
-        typer.Option(
-            "--sabotage",
-            help="Make workers stall, hold the GIL, hang, raise, emit NaN and die by SIGKILL and SIGSEGV meanwhile.",
-        ),
+        typer.Option(help="Make workers stall, hold the GIL, hang, raise, emit NaN, die by SIGKILL and SIGSEGV."),
     ] = False,
     engine: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(ENGINE_CHOICES)}; what is not compiled yet is compiled meanwhile, in the background."
-        ),
+        str, typer.Option(help=f"{', '.join(ENGINE_CHOICES)}; what is not compiled yet is, in the background.")
     ] = "eager",
     no_tui: Annotated[bool, typer.Option("--no-tui", help="Plain lines instead of the live view.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-    svg_file: Annotated[Path | None, typer.Option("--svg", help="Write the view's last picture to this file.")] = None,
+    json_file: JsonFile = None,
+    svg_file: SvgFile = None,
 ) -> None:
     """Drive on this machine: the node, with both reference stages, and a camera.
 
@@ -148,32 +162,16 @@ def demo(
     Exit status: 0 if every started frame was answered by its deadline + 5 ms,
     1 if one was not, 2 if the log cannot be played.
     """
-    _need_rclpy()
+    need("rclpy")
     if engine not in ENGINE_CHOICES:
-        _fail(f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", _BAD_INPUT)
-    from rich.console import Console
-
+        fail(f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", BAD_INPUT)
+    check_outputs({"--json": json_file, "--svg": svg_file})
     from torchperf_ros.demo.drive import Drive, DriveError, DriveOptions
-    from torchperf_ros.frame.errors import TorchperfError
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=100)
-    tui = console.is_terminal and not no_tui
+    shown = console()
+    options = DriveOptions(log, seconds, rate, sabotage, engine, shown.is_terminal and not no_tui, json_file, svg_file)
     try:
-        status = Drive(DriveOptions(log, seconds, rate, sabotage, engine, tui, json_file, svg_file), console).run()
+        status = Drive(options, shown).run()
     except DriveError as error:
-        _fail(str(error), 1)
-    except (TorchperfError, OSError) as error:
-        _fail(str(error), _BAD_INPUT)
-    raise typer.Exit(status)
-
-
-def _need_rclpy() -> None:
-    if importlib.util.find_spec("rclpy") is None:
-        _fail("rclpy is not installed: source a ROS 2 installation, or `pip install torchperf_ros[ros]`", _BAD_INPUT)
-
-
-def _fail(text: str, status: int) -> NoReturn:
-    sys.stderr.write(f"torchperf: {text}\n")
+        fail(str(error), 1)
     raise typer.Exit(status)
