@@ -15,11 +15,11 @@ SMALL = ["--size", "64x48", "--model-ms", "0"]
 ALONE = ["--backup", "none"]  # one worker to wait for
 ARGUMENTS = {
     # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are left out
-    "overhead": ["--sizes", "64x48", "--seconds", "6", "--rate", "5", "--budget-ms", "900", "--model-ms", "0", *ALONE],
+    "overhead": ["--sizes", "64x48", "--seconds", "2", "--rate", "5", "--budget-ms", "900", "--model-ms", "0", *ALONE],
     "deadline": ["--seconds", "3", *SMALL],
     "failover": ["--times", "1", "--backups", "standby", "--settle", "0.5", *SMALL],
-    "soak": ["--frames", "400", "--rate", "100", "--model-ms", "0", *ALONE],
-    "telemetry": ["--seconds", "1.5", "--turns", "1", "--slice", "1.5", *SMALL, *ALONE],
+    "soak": ["--frames", "200", "--rate", "100", "--model-ms", "0", *ALONE],
+    "telemetry": ["--seconds", "1.1", "--turns", "1", "--slice", "0.5", *SMALL, *ALONE],
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
     "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--parallel", "1", "--tasks", "3"],
     "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
