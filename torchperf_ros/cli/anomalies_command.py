@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
-import typer
+from typer import Argument, Option
 
 from torchperf_ros.cli.shell import check_outputs, fail
 from torchperf_ros.frame.errors import TorchperfError
@@ -33,23 +33,18 @@ class SeriesError(TorchperfError):
 
 
 def anomalies(
-    file: Annotated[Path, typer.Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Where the scores go; default: FILE.anomalies.csv; - for stdout."),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
+    file: Annotated[Path, Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")],
+    output: Annotated[Path | None, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
     direction: Annotated[
-        Literal["both", "up", "down"], typer.Option(help="Which departures count: both, only up, only down.")
+        Literal["both", "up", "down"], Option(help="Which departures count: both, only up, only down.")
     ] = "both",
-    floor: Annotated[
-        float, typer.Option(min=0.0, help="The smallest departure worth reporting, in the unit of the value.")
-    ] = 0.0,
+    floor: Annotated[float, Option(min=0.0, help="The smallest departure to report, in the unit of the value.")] = 0.0,
     caution: Annotated[
         float | None,
-        typer.Option(min=1.0, max=4.0, help="Ask for more surprise; default: 1 for a file, 1.4 for a run's frames."),
+        Option(min=1.0, max=4.0, help="Ask for more surprise; default: 1 for a file, 1.4 for a run's frames."),
     ] = None,
-    stage: Annotated[str, typer.Option(help="Of a run: whose latency; default: the last stage's.")] = "",
+    stage: Annotated[str, Option(help="Of a run: whose latency; default: the last stage's.")] = "",
 ) -> None:
     """Score every row of a time series from 0 (usual) to 1 (never seen the like).
 

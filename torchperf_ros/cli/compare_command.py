@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer import Argument, Option
 
 from torchperf_ros.cli.shell import Command, check_outputs, console, fail, need, say
 from torchperf_ros.frame.errors import ConfigError
@@ -41,63 +42,43 @@ class CompareCommand(Command):
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[BASE] [NEW]", help="The run that is the measure, the one in question."),
+        Argument(metavar="[BASE] [NEW]", help="The run that is the measure, the one in question."),
     ] = None,
-    base: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN...", help="Several runs that are the measure.")
-    ] = None,
-    new: Annotated[list[Path] | None, typer.Option(metavar="RUN...", help="Several runs in question.")] = None,
-    baseline: Annotated[
-        str, typer.Option(metavar="NAME", help="Compare with this baseline; auto: that of the same log and machine.")
-    ] = "",
-    save: Annotated[
-        str, typer.Option(metavar="NAME", help="Keep the runs as a baseline; auto: named by commit, log and machine.")
-    ] = "",
-    commit: Annotated[str, typer.Option(help="With --save, what the code was; default: what the run says.")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="Show what baselines there are, the newest first.")] = False,
-    delete: Annotated[str, typer.Option(metavar="NAME", help="Delete a baseline, without asking.")] = "",
-    folder: Annotated[
-        Path | None, typer.Option("--dir", help="Where baselines lie; default: the user's state (XDG_STATE_HOME).")
-    ] = None,
+    base: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs that are the measure.")] = None,
+    new: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs in question.")] = None,
+    baseline: Annotated[str, Option(metavar="NAME", help="Compare with this; auto: of the same log and machine.")] = "",
+    save: Annotated[str, Option(metavar="NAME", help="Keep as a baseline; auto: named by commit, log, machine.")] = "",
+    commit: Annotated[str, Option(help="With --save, what the code was; default: what the run says.")] = "",
+    replace: Annotated[bool, Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
+    list_all: Annotated[bool, Option("--list", help="Show what baselines there are, the newest first.")] = False,
+    delete: Annotated[str, Option(metavar="NAME", help="Delete a baseline, without asking.")] = "",
+    folder: Annotated[Path | None, Option("--dir", help="Where baselines lie; default: in XDG_STATE_HOME.")] = None,
     min_effect: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[STAGE.]METRIC=CHANGE",
             help="The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp.",
         ),
     ] = None,
-    min_effects: Annotated[
-        Path | None, typer.Option(help="The same in a YAML file: {p99: 3%, perception: {miss: 1pp}}.")
-    ] = None,
+    min_effects: Annotated[Path | None, Option(help="The same as YAML: {p99: 3%, perception: {miss: 1pp}}.")] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[STAGE.]METRIC=VALUE",
             help="The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms.",
         ),
     ] = None,
-    limits: Annotated[
-        Path | None, typer.Option(help="The same in a YAML file: {miss: 1%, perception: {p99: 40ms}}.")
-    ] = None,
-    skip: Annotated[list[str] | None, typer.Option(metavar="METRIC", help="Do not look at this metric.")] = None,
-    confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="Of the intervals; 1 less the rate of false alarms.")
-    ] = 0.95,
-    correction: Annotated[
-        str, typer.Option(help="For the number of comparisons: holm, bh (Benjamini-Hochberg) or none.")
-    ] = "holm",
-    resamples: Annotated[int, typer.Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap: the same seed, the same verdict.")] = 0,
-    across_machines: Annotated[
-        bool, typer.Option("--across-machines", help="Compare runs of different machines all the same.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail, too, where there is not enough data, or a stage is in one run only.")
-    ] = False,
-    markdown: Annotated[Path | None, typer.Option(help="Write the verdict to this file, for a pull request.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the distributions to this file.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+    limits: Annotated[Path | None, Option(help="The same as YAML: {miss: 1%, perception: {p99: 40ms}}.")] = None,
+    skip: Annotated[list[str] | None, Option(metavar="METRIC", help="Do not look at this metric.")] = None,
+    confidence: Annotated[float, Option(min=0.5, max=0.9999, help="Of intervals; 1 less the false alarms.")] = 0.95,
+    correction: Annotated[str, Option(help="For many comparisons: holm, bh (Benjamini-Hochberg) or none.")] = "holm",
+    resamples: Annotated[int, Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,
+    seed: Annotated[int, Option(min=0, help="Of the bootstrap: the same seed, the same verdict.")] = 0,
+    across_machines: Annotated[bool, Option("--across-machines", help="Also runs of different machines.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Fail without enough data, or a stage in one run only.")] = False,
+    markdown: Annotated[Path | None, Option(help="Write the verdict to this file, for a pull request.")] = None,
+    html: Annotated[Path | None, Option(help="Write a page with the distributions to this file.")] = None,
+    json: Annotated[Path | None, Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Whether runs are worse than others, or only look so.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from torchperf_ros.cli.shell import AdapterOptions, Device, DryRun, Force, JsonFile, check_outputs, console, fail
 from torchperf_ros.config.build_options import AUTO, DYNAMIC, PACKAGE_SUFFIXES, PRECISIONS
@@ -29,27 +30,19 @@ _COLUMNS = (
 
 def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     context: typer.Context,
-    adapter: Annotated[str | None, typer.Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
-    params: Annotated[
-        Path | None, typer.Option(help="A node's parameter file: every stage in it, as the node will want it.")
-    ] = None,
-    stage: Annotated[str | None, typer.Option(help="Only this stage of --params.")] = None,
-    tier: Annotated[
-        list[str] | None, typer.Option(help="Only this tier; repeatable. Default: full, medium, fast.")
-    ] = None,
+    adapter: Annotated[str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
+    params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
+    stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
+    tier: Annotated[list[str] | None, Option(help="Only this tier; repeatable. Default: full, medium, fast.")] = None,
     options: AdapterOptions = "{}",
     device: Device = "auto",
-    engine: Annotated[
-        str, typer.Option(help=f"What runs it: {', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")
-    ] = AUTO,
-    precision: Annotated[str, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
-    dynamic: Annotated[str, typer.Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Images with channels last.")] = False,
-    fold_batch_norm: Annotated[
-        bool, typer.Option("--fold-batch-norm", help="Fold batch normalisation into convolutions.")
-    ] = False,
+    engine: Annotated[str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")] = AUTO,
+    precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
+    dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
+    channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
+    fold_batch_norm: Annotated[bool, Option("--fold-batch-norm", help="Fold batch norm into convolutions.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
+        Path | None, Option("--output", "-o", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
     ] = None,
     force: Force = False,
     dry_run: DryRun = False,
@@ -205,10 +198,10 @@ def _variants(result: dict[str, Any]) -> str:
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove every package.")] = False,
-    remove: Annotated[str | None, typer.Option(help="Remove the packages whose key begins with this.")] = None,
-    cache_dir: Annotated[str, typer.Option(help="The folder; default: where the node keeps them.")] = "",
-    cache_mib: Annotated[int, typer.Option(min=64, help="Its bound, as the node's parameter.")] = 4096,
+    clear: Annotated[bool, Option("--clear", help="Remove every package.")] = False,
+    remove: Annotated[str | None, Option(help="Remove the packages whose key begins with this.")] = None,
+    cache_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
+    cache_mib: Annotated[int, Option(min=64, help="Its bound, as the node's parameter.")] = 4096,
 ) -> None:
     """List the compiled packages on this machine, or remove them.
 

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, check_outputs, console, fail, need
 from torchperf_ros.config.build_options import ENGINE_CHOICES
 
-_Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="How long to wait, in seconds.")]
+_Timeout = Annotated[float, Option("--timeout", min=1.0, help="How long to wait, in seconds.")]
 
 
 def node(context: typer.Context) -> None:
@@ -23,11 +24,9 @@ def node(context: typer.Context) -> None:
 
 
 def swap(
-    stage: Annotated[str, typer.Argument(help="For example perception.")],
-    tier: Annotated[str, typer.Argument(help="For example full.")],
-    package: Annotated[
-        Path, typer.Argument(help="The .pt2 file, with the manifest that `torchperf compile -o` wrote.")
-    ],
+    stage: Annotated[str, Argument(help="For example perception.")],
+    tier: Annotated[str, Argument(help="For example full.")],
+    package: Annotated[Path, Argument(help="The .pt2 file, with the manifest that `torchperf compile -o` wrote.")],
     name: NodeName = "/perf",
     timeout_s: _Timeout = 120.0,
 ) -> None:
@@ -108,10 +107,8 @@ def _ask(name: str, service: str, timeout_s: float) -> None:
 
 def top(
     name: NodeName = "/perf",
-    once: Annotated[bool, typer.Option("--once", help="Print one picture after three reports, and end.")] = False,
-    seconds: Annotated[
-        float, typer.Option(min=0.0, help="Look for so long (with --once: wait at most); 0: until q or Ctrl-C.")
-    ] = 0.0,
+    once: Annotated[bool, Option("--once", help="Print one picture after three reports, and end.")] = False,
+    seconds: Annotated[float, Option(min=0.0, help="How long (with --once: at most); 0: until q or Ctrl-C.")] = 0.0,
     svg_file: SvgFile = None,
 ) -> None:
     """Look at a running node, here or on another machine.
@@ -133,23 +130,17 @@ def top(
 
 
 def demo(
-    log: Annotated[
-        Path | None,
-        typer.Option(help="Play this rosbag2 (folder, .mcap, .db3) or ROS 1 .bag instead of the drawn road."),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
+    log: Annotated[Path | None, Option(help="Play this log instead of the drawn road.")] = None,
+    seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.1, max=240.0, help="Images per second; default: as recorded, 30 for the drawn road."),
+        Option(min=0.1, max=240.0, help="Images per second; default: as recorded, 30 for the drawn road."),
     ] = None,
-    sabotage: Annotated[
-        bool,
-        typer.Option(help="Make workers stall, hold the GIL, hang, raise, emit NaN, die by SIGKILL and SIGSEGV."),
-    ] = False,
+    sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
     engine: Annotated[
-        str, typer.Option(help=f"{', '.join(ENGINE_CHOICES)}; what is not compiled yet is, in the background.")
+        str, Option(help=f"{', '.join(ENGINE_CHOICES)}; what is missing is compiled meanwhile.")
     ] = "eager",
-    no_tui: Annotated[bool, typer.Option("--no-tui", help="Plain lines instead of the live view.")] = False,
+    no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: JsonFile = None,
     svg_file: SvgFile = None,
 ) -> None:

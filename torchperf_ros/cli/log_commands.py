@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from torchperf_ros.cli import shell
 from torchperf_ros.frame.errors import ConfigError
@@ -19,41 +20,24 @@ _LEAST_PX, _MOST_PX = 8, 8192
 
 
 def play(  # noqa: PLR0913, PLR0917 - options of a command line
-    log: Annotated[
-        Path, typer.Argument(help="A rosbag2 folder, an .mcap or .db3 file, or a ROS 1 .bag.", show_default=False)
-    ],
-    rate: Annotated[float, typer.Option(min=0.01, max=100.0, help="How much faster than recorded.")] = 1.0,
-    loop: Annotated[bool, typer.Option("--loop", help="Begin again at the end, until Ctrl-C.")] = False,
-    start: Annotated[float, typer.Option(min=0.0, metavar="S", help="Leave out so much of the beginning.")] = 0.0,
-    duration: Annotated[
-        float | None, typer.Option(min=0.0, metavar="S", help="Play so much of the log; default: to its end.")
-    ] = None,
-    topics: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[,NAME]", help="Play these topics of the log; default: all.")
-    ] = None,
-    remap: Annotated[
-        list[str] | None, typer.Option(metavar="/A:=/B", help="Publish the log's /A as /B; may be given several times.")
-    ] = None,
-    clock: Annotated[
-        bool, typer.Option("--clock", help="Publish the log's time on /clock, for nodes with use_sim_time.")
-    ] = False,
-    clock_hz: Annotated[
-        float, typer.Option(min=0.1, max=1000.0, help="How often, beside once with each message.")
-    ] = 40.0,
-    restamp: Annotated[
-        bool,
-        typer.Option("--restamp", help="Stamp headers with the time of publishing: now, or the log's with --clock."),
-    ] = False,
-    pause: Annotated[bool, typer.Option("--pause", help="Begin with a pause: nothing goes out yet.")] = False,
+    log: Annotated[Path, Argument(help="A rosbag2 folder, an .mcap or .db3 file, or a ROS 1 .bag.")],
+    rate: Annotated[float, Option(min=0.01, max=100.0, help="How much faster than recorded.")] = 1.0,
+    loop: Annotated[bool, Option("--loop", help="Begin again at the end, until Ctrl-C.")] = False,
+    start: Annotated[float, Option(min=0.0, metavar="S", help="Leave out so much of the beginning.")] = 0.0,
+    duration: Annotated[float | None, Option(min=0.0, metavar="S", help="Play so much; default: to its end.")] = None,
+    topics: Annotated[list[str] | None, Option(metavar="NAME[,NAME]", help="Play only these topics.")] = None,
+    remap: Annotated[list[str] | None, Option(metavar="/A:=/B", help="Publish the log's /A as /B; repeatable.")] = None,
+    clock: Annotated[bool, Option("--clock", help="Publish the log's time on /clock, for use_sim_time.")] = False,
+    clock_hz: Annotated[float, Option(min=0.1, max=1000.0, help="How often, beside once with each message.")] = 40.0,
+    restamp: Annotated[bool, Option("--restamp", help="Stamp headers anew: now, or --clock's time.")] = False,
+    pause: Annotated[bool, Option("--pause", help="Begin with a pause: nothing goes out yet.")] = False,
     wait_for_subscribers: Annotated[
-        float, typer.Option(min=0.0, metavar="S", help="Wait until each topic has a subscriber, S seconds at most.")
+        float, Option(min=0.0, metavar="S", help="Wait for one on each topic, S at most.")
     ] = 0.0,
     wait_for_node: Annotated[
         str | None, shell.node_option("--wait-for-node", "Wait until this perf node can answer frames, 120 s at most.")
     ] = None,
-    read_ahead: Annotated[
-        int, typer.Option(min=1, max=4096, metavar="MIB", help="Read so much in advance, so that no message is late.")
-    ] = 64,
+    read_ahead: Annotated[int, Option(min=1, max=4096, metavar="MIB", help="Read so much in advance.")] = 64,
 ) -> None:
     """Publish a log's messages onto their topics, as they were recorded.
 
@@ -98,26 +82,21 @@ def _remaps(texts: Sequence[str]) -> dict[str, str]:
 
 
 def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
-    output: Annotated[Path, typer.Argument(help="A file .mcap, .db3 or .bag, or, without a suffix, a rosbag2 folder.")],
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long the drive is.")] = 10.0,
-    rate: Annotated[float, typer.Option(min=0.1, max=1000.0, help="Images per second; odometry has 30.")] = 30.0,
+    output: Annotated[Path, Argument(help="A file .mcap, .db3 or .bag, or, without a suffix, a rosbag2 folder.")],
+    seconds: Annotated[float, Option(min=0.01, help="How long the drive is.")] = 10.0,
+    rate: Annotated[float, Option(min=0.1, max=1000.0, help="Images per second; odometry has 30.")] = 30.0,
     size: Annotated[
-        str, typer.Option(metavar="WxH", help=f"Of the images, {_LEAST_PX} to {_MOST_PX} pixels each way.")
+        str, Option(metavar="WxH", help=f"Of the images, {_LEAST_PX} to {_MOST_PX} pixels each way.")
     ] = "1280x720",
-    compressed: Annotated[bool, typer.Option("--compressed", help="JPEG images instead of rgb8.")] = False,
-    jitter_ms: Annotated[
-        float, typer.Option(min=0.0, max=1000.0, help="Standard deviation of the time from stamp to receipt.")
-    ] = 0.0,
-    drop: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of messages that are lost.")] = 0.0,
+    compressed: Annotated[bool, Option("--compressed", help="JPEG images instead of rgb8.")] = False,
+    jitter_ms: Annotated[float, Option(min=0.0, max=1000.0, help="Standard deviation from stamp to receipt.")] = 0.0,
+    drop: Annotated[float, Option(min=0.0, max=1.0, help="Share of messages that are lost.")] = 0.0,
     fault: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND@S[:S]", help="What goes wrong, from which second on, for how long; again for more."),
+        Option(metavar="KIND@S[:S]", help="What goes wrong, from which second on, for how long; again for more."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of delays and losses.")] = 1,
-    format_: Annotated[
-        str | None,
-        typer.Option("--format", help="mcap, db3 or bag (ROS 1); default: as the name says, for a folder mcap."),
-    ] = None,
+    seed: Annotated[int, Option(min=0, help="Of delays and losses.")] = 1,
+    format_: Annotated[str | None, Option("--format", help="mcap, db3 or bag (ROS 1); default: by the name.")] = None,
     force: shell.Force = False,
 ) -> None:
     """Write a synthetic drive: a log for tests and demos, of any length.
@@ -165,21 +144,17 @@ def _size(text: str) -> tuple[int, int]:
 def report(
     logs: Annotated[
         list[Path] | None,
-        typer.Argument(
+        Argument(
             help="rosbag2 folders, .mcap, .db3, .bag or .jsonl files, what a replay's --json or --parquet wrote,"
             " or folders of evidence."
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    live: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Listen to a running node for so long, too.")
-    ] = 0.0,
+    output: Annotated[Path, Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    live: Annotated[float, Option(min=0.0, metavar="SECONDS", help="Listen to a running node for so long, too.")] = 0.0,
     node: Annotated[
         str | None, shell.node_option("--node", "Only this node; default: all in a log, /perf with --live.")
     ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of the records that a node writes, and stop.")
-    ] = False,
+    schema: Annotated[bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")] = False,
 ) -> None:
     """How the models did, as one page to open, keep and send: it needs no network.
 

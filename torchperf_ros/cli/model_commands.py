@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from torchperf_ros.cli import shell
 from torchperf_ros.config.build_options import ENGINES
@@ -18,12 +19,10 @@ _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
 
 
 def check(
-    adapter: Annotated[str, typer.Argument(help="module:Class, for example my_robot.segmenter:Segmenter.")],
-    tiers: Annotated[str, typer.Option(help="Names of its tiers, most accurate first.")] = "full",
+    adapter: Annotated[str, Argument(help="module:Class, for example my_robot.segmenter:Segmenter.")],
+    tiers: Annotated[str, Option(help="Names of its tiers, most accurate first.")] = "full",
     options: shell.AdapterOptions = "{}",
-    log: Annotated[
-        Path | None, typer.Option(exists=True, help="Take the frame from this recorded log; default: a made one.")
-    ] = None,
+    log: Annotated[Path | None, Option(exists=True, help="Take the frame from this log; default: a made one.")] = None,
     device: shell.Device = "auto",
 ) -> None:
     """Whether an adapter works: load it, build it twice, run a frame, check the message.
@@ -53,30 +52,28 @@ def check(
 def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     target: Annotated[
         str,
-        typer.Argument(help="module:Adapter, module:callable or file.py:callable (module, factory or function)."),
+        Argument(help="module:Adapter, module:callable or file.py:callable (module, factory or function)."),
     ],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", help="Size and type of one argument, e.g. 1x3x224x224:float32; once for each."),
+        Option("--input", help="Size and type of one argument, e.g. 1x3x224x224:float32; once for each."),
     ] = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(help="A further set of inputs, all arguments in one text, e.g. '2x3x224x224 8'; repeatable."),
+        Option(help="A further set of inputs, all arguments in one text, e.g. '2x3x224x224 8'; repeatable."),
     ] = None,
-    tier: Annotated[str, typer.Option(help="Which tier of an adapter.")] = "full",
+    tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
     backend: Annotated[
         str,
-        typer.Option(help="What runs the graphs: eager (quick), aot_eager, inductor (compiles: true times, slow)."),
+        Option(help="What runs the graphs: eager (quick), aot_eager, inductor (compiles: true times, slow)."),
     ] = "eager",
-    max_breaks: Annotated[
-        int | None, typer.Option(min=0, help="A gate for CI: exit status 1 if there are more breaks.")
-    ] = None,
-    graph: Annotated[Path | None, typer.Option(help="Draw the graphs and the breaks to this SVG file.")] = None,
+    max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
+    graph: Annotated[Path | None, Option(help="Draw the graphs and the breaks to this SVG file.")] = None,
     ir: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Keep the compiler's trace in this new folder, and tlparse's pages of it where tlparse is installed;"
             " implies inductor."
         ),
@@ -128,45 +125,30 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def tune(  # noqa: PLR0913, PLR0917 - one for each option
-    adapter: Annotated[str | None, typer.Argument(help="module:Class of the adapter to tune.")] = None,
-    params: Annotated[
-        Path | None, typer.Option(help="A node's parameter file instead; what is found is put into its parameters.")
-    ] = None,
-    stage: Annotated[
-        str | None, typer.Option(help="Stage of --params; or its name in the YAML; default: by the adapter.")
-    ] = None,
-    budget_ms: Annotated[
-        float | None, typer.Option(help="The stage's budget, which the model's p99 must fit; default: as the node's.")
-    ] = None,
-    max_memory_mb: Annotated[float, typer.Option(help="Most memory of the process that runs it.")] = math.inf,
-    max_error: Annotated[float, typer.Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
-    tiers: Annotated[
-        str | None,
-        typer.Option(help="Names of the adapter's tiers, most accurate first; default: full,medium,fast."),
-    ] = None,
-    tier: Annotated[
-        list[str] | None, typer.Option(help="Only this tier; repeatable. The first is tuned, the rest checked.")
-    ] = None,
-    options: Annotated[str | None, typer.Option(help="JSON object, handed to the adapter.")] = None,
-    output_topic: Annotated[
-        str | None, typer.Option(help="In the YAML; default: the stage's, or STAGE_output.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    adapter: Annotated[str | None, Argument(help="module:Class of the adapter to tune.")] = None,
+    params: Annotated[Path | None, Option(help="A node's parameter file instead; what is found goes into it.")] = None,
+    stage: Annotated[str | None, Option(help="Of --params, or its name in the YAML; default: by adapter.")] = None,
+    budget_ms: Annotated[float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")] = None,
+    max_memory_mb: Annotated[float, Option(help="Most memory of the process that runs it.")] = math.inf,
+    max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
+    tiers: Annotated[str | None, Option(help="The adapter's, most accurate first; default: full,medium,fast.")] = None,
+    tier: Annotated[list[str] | None, Option(help="Only this; repeatable. The first is tuned, others checked.")] = None,
+    options: Annotated[str | None, Option(help="JSON object, handed to the adapter.")] = None,
+    output_topic: Annotated[str | None, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
+    device: Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N.")] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="Only these engines, see docs/models.md; repeatable. Default: all that are installed."),
+        Option(help="Only these engines, see docs/models.md; repeatable. Default: all that are installed."),
     ] = None,
-    tables: Annotated[
-        bool, typer.Option("--tables", help="Try each option by itself on the first tier, in place of a search.")
-    ] = False,
-    batch: Annotated[str, typer.Option(help="With --tables: batch sizes to try in each engine, as 1,2,4.")] = "",
-    minutes: Annotated[float, typer.Option(help="For the whole search.")] = 10.0,
-    timeout: Annotated[float, typer.Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
-    seconds: Annotated[float, typer.Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
+    tables: Annotated[bool, Option("--tables", help="Try each option by itself on the first tier; no search.")] = False,
+    batch: Annotated[str, Option(help="With --tables: batch sizes to try in each engine, as 1,2,4.")] = "",
+    minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
+    timeout: Annotated[float, Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
+    seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
-    state: Annotated[Path | None, typer.Option(help="Where results are kept; default: the cache folder.")] = None,
-    no_resume: Annotated[bool, typer.Option("--no-resume", help="Measure anew what is known.")] = False,
+    state: Annotated[Path | None, Option(help="Where results are kept; default: the cache folder.")] = None,
+    no_resume: Annotated[bool, Option("--no-resume", help="Measure anew what is known.")] = False,
     dry_run: shell.DryRun = False,
 ) -> None:
     """Find how your model runs best on this machine, and write it as the node's parameters.

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from torchperf_ros.cli.shell import DryRun, console, say
 from torchperf_ros.frame.errors import ConfigError
@@ -32,62 +33,44 @@ _NS_PER_S = 1e9
 
 
 def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    logs: Annotated[
-        list[Path], typer.Argument(help="A rosbag2 folder, .mcap, .db3 or ROS 1 .bag; or several, or folders of such.")
-    ],
+    logs: Annotated[list[Path], Argument(help="rosbag2 folder, .mcap, .db3 or .bag; several, or folders of such.")],
     params: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none."),
+        Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none."),
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML."),
+        Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML."),
     ] = None,
     maps: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's, as /camera/front:=image."),
+        Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's, as /camera/front:=image."),
     ] = None,
-    pace: Annotated[
-        str, typer.Option(help="fast: no deadlines; real: as it was; virtual: deadlines on a virtual clock.")
-    ] = "fast",
+    pace: Annotated[str, Option(help="fast: no deadlines; real: as it was; virtual: on a virtual clock.")] = "fast",
     times: Annotated[
         str,
-        typer.Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file."),
+        Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file."),
     ] = "log",
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
-    start: Annotated[float, typer.Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
-    duration: Annotated[
-        float | None, typer.Option(min=0.001, metavar="S", help="Seconds of the log to replay; default: all.")
-    ] = None,
+    seed: Annotated[int, Option(help="Of what is drawn at random.")] = 0,
+    start: Annotated[float, Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
+    duration: Annotated[float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="MCAP of outputs and /perf/* to write; for several logs a folder."),
+        Option("--output", "-o", help="MCAP of outputs and /perf/*; several logs: a folder."),
     ] = None,
-    inputs: Annotated[
-        str, typer.Option(metavar="all|none|TOPICS", help="Topics of the log to copy into the MCAP, with commas.")
-    ] = "none",
+    inputs: Annotated[str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")] = "none",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Summary and a row for each frame, as JSON.")
+        Path | None, Option("--json", metavar="FILE", help="Summary and a row for each frame.")
     ] = None,
-    parquet_file: Annotated[
-        Path | None, typer.Option("--parquet", metavar="FILE", help="The same as Parquet, for long logs.")
-    ] = None,
+    parquet_file: Annotated[Path | None, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,
     dry_run: DryRun = False,
-    parallel: Annotated[int, typer.Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
-    scheduler: Annotated[
-        str, typer.Option(metavar="tcp://HOST:PORT", help="Several logs: a Dask cluster instead of this machine.")
-    ] = "",
-    retries: Annotated[int, typer.Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
-    timeout: Annotated[
-        float, typer.Option(min=0.0, metavar="S", help="Several logs: how long one may take; 0: as it needs.")
-    ] = 0.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Several logs: also those that are done already.")] = False,
-    keep_output: Annotated[
-        bool, typer.Option("--keep-output", help="Several logs: an MCAP beside each one's results, too.")
-    ] = False,
-    dashboard: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, for example :8787.")
-    ] = "",
+    parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
+    scheduler: Annotated[str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")] = "",
+    retries: Annotated[int, Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
+    timeout: Annotated[float, Option(min=0.0, metavar="S", help="Several logs: most for each; 0: no limit.")] = 0.0,
+    fresh: Annotated[bool, Option("--fresh", help="Several logs: also those that are done already.")] = False,
+    keep_output: Annotated[bool, Option("--keep-output", help="Several logs: an MCAP of each, too.")] = False,
+    dashboard: Annotated[str, Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, as :8787.")] = "",
 ) -> None:
     """A log through the node's stages: the same workers as live, fed with its bytes.
 
