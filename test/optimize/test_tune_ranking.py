@@ -6,8 +6,8 @@ import pytest
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
+from torchperf_ros.optimize.tune.run import gain_text
 from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, MEASURED, Candidate, Figures, Trial
-from torchperf_ros.optimize.tune.view import gain_text
 
 
 def trial(name, p50_ms, p99_ms=None, *, eager_ms=10.0, outcome=MEASURED, reason="", **changes):

@@ -41,8 +41,7 @@ class CompareCommand(Command):
 
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
     runs: Annotated[
-        list[Path] | None,
-        Argument(metavar="[BASE] [NEW]", help="The run that is the measure, the one in question."),
+        list[Path] | None, Argument(metavar="[BASE] [NEW]", help="The run that is the measure, the one in question.")
     ] = None,
     base: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs that are the measure.")] = None,
     new: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs in question.")] = None,

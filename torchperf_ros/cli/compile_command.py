@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import AdapterOptions, Device, DryRun, Force, JsonFile, check_outputs, console, fail
+from torchperf_ros.cli.shell import AdapterOptions, Device, DryRun, Force, JsonFile, check_outputs, console, fail, say
 from torchperf_ros.config.build_options import AUTO, DYNAMIC, PACKAGE_SUFFIXES, PRECISIONS
 from torchperf_ros.config.config import NodeConfig, node_config
 from torchperf_ros.config.params_file import read_params_file
@@ -98,8 +98,7 @@ def _jobs(
             continue
         unknown = sorted(set(tiers) - set(found.tiers))
         if unknown:
-            msg = f"--tier {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"--tier {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}")
         numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
         jobs[found.name] = {
             "adapter": found.adapter, "options": found.options, "device": config.device,
@@ -157,16 +156,16 @@ def _print(results: list[dict[str, Any]], console: "Console") -> None:
     table, notes = Table(*_COLUMNS), []
     for result in results:
         name = f"{result['stage']} {result['tier']}"
-        if result["kind"] == "built":
-            table.add_row(*_row(result))
-            if result.get("choice"):
-                notes.append(f"{name}: {result['choice']}")
-            if result["manifest"] and result["manifest"]["variants_ms"]:
-                notes.append(f"{name}: {_variants(result)}")
-        elif result["kind"] == "planned":
-            console.print(f"{name}: {result['text']}", highlight=False, soft_wrap=True, markup=False)
-        else:
+        if result["kind"] == "planned":
+            say(console, f"{name}: {result['text']}")
+        elif result["kind"] == "failed":
             sys.stderr.write(f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}".rstrip() + "\n")
+        else:
+            table.add_row(*_row(result))
+            notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
+            variants = result["manifest"]["variants_ms"] if result["manifest"] else {}
+            kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())
+            notes += [f"{name}: kept {kept.replace(', ', '; ', 1)}"] if kept else []
     if table.row_count:
         console.print(table)
     for note in notes:
@@ -181,20 +180,13 @@ def _row(result: dict[str, Any]) -> list[str]:
     ratio = timing["eager_p50_ms"] / timing["p50_ms"]
     return [
         result["stage"], result["tier"], manifest["identity"]["options"]["engine"],
-        Path(result["package"]).stem[:12],
-        f"{manifest['package_bytes'] / _MIB:.1f}",
+        Path(result["package"]).stem[:12], f"{manifest['package_bytes'] / _MIB:.1f}",
         f"{manifest['compile_s']:.1f} s" + ("" if result["new"] else ", earlier"),
         f"{timing['p50_ms']:.2f} / {timing['p99_ms']:.2f}",
         f"{timing['eager_p50_ms']:.2f} / {timing['eager_p99_ms']:.2f}",
         f"{ratio:.2f}x" + (" [yellow]no gain[/]" if ratio < 1.0 else ""),
         f"L2 {manifest['parity']['relative_l2']:.1e}",
     ]  # fmt: skip
-
-
-def _variants(result: dict[str, Any]) -> str:
-    """Which variant of the package was kept, and what the others took."""
-    kept, *others = (f"{name} {p50_ms:.2f} ms" for name, p50_ms in result["manifest"]["variants_ms"].items())
-    return f"kept {kept}" + (f"; {', '.join(others)}" if others else "")
 
 
 def cache(

@@ -133,8 +133,7 @@ def demo(
     log: Annotated[Path | None, Option(help="Play this log instead of the drawn road.")] = None,
     seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
     rate: Annotated[
-        float | None,
-        Option(min=0.1, max=240.0, help="Images per second; default: as recorded, 30 for the drawn road."),
+        float | None, Option(min=0.1, max=240.0, help="Images per second; default: as recorded, 30 for the drawn road.")
     ] = None,
     sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
     engine: Annotated[

@@ -51,8 +51,7 @@ def check(
 
 def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     target: Annotated[
-        str,
-        Argument(help="module:Adapter, module:callable or file.py:callable (module, factory or function)."),
+        str, Argument(help="module:Adapter, module:callable or file.py:callable (module, factory or function).")
     ],
     inputs: Annotated[
         list[str] | None,
@@ -66,8 +65,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
     backend: Annotated[
-        str,
-        Option(help="What runs the graphs: eager (quick), aot_eager, inductor (compiles: true times, slow)."),
+        str, Option(help="What runs the graphs: eager (quick), aot_eager, inductor (compiles: true times, slow).")
     ] = "eager",
     max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
     graph: Annotated[Path | None, Option(help="Draw the graphs and the breaks to this SVG file.")] = None,
@@ -182,7 +180,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     if not all(size.isdecimal() and 1 <= int(size) <= _MOST_BATCH for size in sizes) or (sizes and not tables):
         shell.fail(f"--batch {batch!r} is not allowed; it has to be numbers from 1 to {_MOST_BATCH}, with --tables")
     from torchperf_ros.optimize.tune.ranking import Limits
-    from torchperf_ros.optimize.tune.run import TuneRun
+    from torchperf_ros.optimize.tune.run import TuneOptions
+    from torchperf_ros.optimize.tune.run import tune as search
     from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file
 
     values = {"options": options, "output": output_topic, "budget_ms": budget_ms}
@@ -197,13 +196,9 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
             " to tune: one of the two"
         )
         raise ConfigError(msg)
-    limits = Limits(target.stage.budget_ms, max_memory_mb, max_error)
-    batches = [int(size) for size in sizes] if tables else None
-    run = TuneRun(target.with_tiers(tier or ()), limits, engine, seconds, shell.console(_TABLE_WIDTH), batches)
-    run.open_state(state, resume=not no_resume)
-    if dry_run:
-        run.plan()
-        return
-    status = run.search(minutes, timeout)
-    run.report(output, json_file)
-    raise typer.Exit(status)
+    chosen = TuneOptions(
+        Limits(target.stage.budget_ms, max_memory_mb, max_error), engine or (),
+        list(map(int, sizes)) if tables else None, seconds, timeout, minutes, state, not no_resume, dry_run, output,
+        json_file,
+    )  # fmt: skip
+    raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(_TABLE_WIDTH)))

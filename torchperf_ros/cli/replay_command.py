@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchperf_ros.replay.batch.batch_cluster import BatchOptions
     from torchperf_ros.replay.replay import Progress
     from torchperf_ros.replay.replay_options import ReplayOptions
-    from torchperf_ros.replay.replay_result import ReplayResult, StageResult
+    from torchperf_ros.replay.replay_result import ReplayResult
 
 _PARTIAL = 1
 _PLAIN_WIDTH = 120
@@ -35,12 +35,10 @@ _NS_PER_S = 1e9
 def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     logs: Annotated[list[Path], Argument(help="rosbag2 folder, .mcap, .db3 or .bag; several, or folders of such.")],
     params: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none."),
+        Path | None, Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none.")
     ] = None,
     sets: Annotated[
-        list[str] | None,
-        Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML."),
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML.")
     ] = None,
     maps: Annotated[
         list[str] | None,
@@ -48,15 +46,13 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = None,
     pace: Annotated[str, Option(help="fast: no deadlines; real: as it was; virtual: on a virtual clock.")] = "fast",
     times: Annotated[
-        str,
-        Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file."),
+        str, Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file.")
     ] = "log",
     seed: Annotated[int, Option(help="Of what is drawn at random.")] = 0,
     start: Annotated[float, Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
     duration: Annotated[float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")] = None,
     output: Annotated[
-        Path | None,
-        Option("--output", "-o", help="MCAP of outputs and /perf/*; several logs: a folder."),
+        Path | None, Option("--output", "-o", help="MCAP of outputs and /perf/*; several logs: a folder.")
     ] = None,
     inputs: Annotated[str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")] = "none",
     json_file: Annotated[
@@ -190,21 +186,15 @@ def _parameters(texts: list[str]) -> dict[str, object]:
 @contextmanager
 def _progress_bar(name: str, console: "Console") -> "Iterator[Progress]":
     """A bar over the log's time, with what is left to wait; a line now and then where there is no terminal."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[at]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[at]}"), progress.TimeElapsedColumn(), progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
     )  # fmt: skip
     plain = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2, disable=plain) as bar:
+    with progress.Progress(*columns, console=console, transient=True, refresh_per_second=2, disable=plain) as bar:
         task = bar.add_task(name, total=None, at="starting")
         next_s = 0.0
 
@@ -238,27 +228,17 @@ def _stage_table(result: "ReplayResult") -> "Table":
     table.add_column("tiers")
     table.add_column("not on time")
     for stage in result.stages.values():
+        used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0).most_common()  # which gave results
+        tiers = ", ".join(f"{stage.tiers[tier]} {percent(count / len(stage.frames), 0)}" for tier, count in used)
+        missed = ", ".join(f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time")
+        instead = ", ".join(f"{count:,} {word}" for word, count in stage.fallbacks.most_common())
         table.add_row(
             stage.name, f"{len(stage.frames):,}", percent(1.0 - stage.miss_ratio) if len(stage.frames) else "-",
             *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
             *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}",
-            _tiers(stage), _otherwise(stage),
+            tiers or "-", "; ".join(filter(None, [missed, instead])) or "-",
         )  # fmt: skip
     return table
-
-
-def _tiers(stage: "StageResult") -> str:
-    """Which tiers gave results, and how often, the most used first."""
-    from torchperf_ros.frame.percent import percent
-
-    used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0).most_common()
-    return ", ".join(f"{stage.tiers[tier]} {percent(n / len(stage.frames), 0)}" for tier, n in used) or "-"
-
-
-def _otherwise(stage: "StageResult") -> str:
-    missed = [f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time"]
-    instead = [f"{count:,} {word}" for word, count in stage.fallbacks.most_common()]
-    return "; ".join(filter(None, [", ".join(missed), ", ".join(instead)])) or "-"
 
 
 def _lines(result: "ReplayResult") -> Iterator[str]:

@@ -18,15 +18,17 @@ import torch
 import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
-from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind, new_break, parse_break, readable_function
-from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
-from torchperf_ros.optimize.inspect.remarks import (
-    Op,
-    Recompilation,
-    Remark,
-    explain_recompilations,
-    find_remarks,
+from torchperf_ros.optimize.inspect.graph_breaks import (
+    GraphBreak,
+    Kind,
+    is_users,
+    new_break,
+    own_function,
+    parse_break,
+    readable_function,
 )
+from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
+from torchperf_ros.optimize.inspect.remarks import Op, Recompilation, Remark, explain_recompilations, find_remarks
 from torchperf_ros.optimize.inspect.users_source import rewritten
 
 BEFORE_FIRST = -1
@@ -182,7 +184,12 @@ class Inspection(logging.Handler):
             graph.ms = self.timings[graph.input_set].graph_ms.get(graph.index, float("nan"))
         graph_of = {graph.compile_id: graph.index for graph in self.graphs}
         for item in self.breaks:
-            item.put(graph_of, self._function, self.timings[item.input_set].gap_ms)
+            gap_ms = self.timings[item.input_set].gap_ms
+            item.gaps = list(dict.fromkeys(graph_of.get(compile_id, last) for compile_id, last in item.ended))
+            if known := [gap_ms[gap] for gap in item.gaps if gap in gap_ms]:
+                item.gap_ms = sum(known)
+            functions = [self._function(compile_id) for compile_id, _ in item.ended]
+            item.splits = list(dict.fromkeys(own_function(name) for name, file, _ in functions if is_users(file)))
             if item.after:
                 progress(f"capturing again with line {item.line.line} rewritten")
                 if not self._holds(item):

@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,10 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     identity = tier.identity()
     keys = [identity.key, *(TierModel({**job, "tier": name}, 0).identity().key for name in job["others"])]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
-    for name in ("channels_last", "fold_batch_norm", "cuda_graphs"):
-        options[name] = replace(BuildOptions(), **{name: True})
+    options |= {
+        "channels_last": BuildOptions(channels_last=True), "fold_batch_norm": BuildOptions(fold_batch_norm=True),
+        "cuda_graphs": BuildOptions(cuda_graphs=True),
+    }  # fmt: skip
     left_out = {name: applies(tier.model, each, tier.on) for name, each in options.items()}
     axes = axes_of(tier.dims, shapes_of(tier.example))
     cores = len(os.sched_getaffinity(0))
@@ -166,8 +168,7 @@ class TierModel:
         for index in batched:
             low, high = self.dims.get(index, {}).get(0, (batch, batch))
             if not low <= batch <= high:
-                msg = f"batch {batch} is outside {low}..{high}, which dynamic_dims allow for input {index}"
-                raise ConfigError(msg)
+                raise ConfigError(f"batch {batch} is outside {low}..{high}, which dynamic_dims allow for input {index}")
         return random_inputs(self.example, 0, {index: {0: (batch, batch)} for index in batched})
 
 
