@@ -23,7 +23,7 @@ from torchperf_ros.config.params_file import read_params_file
 from torchperf_ros.frame.errors import AdapterError, ConfigError
 from torchperf_ros.optimize.tune import search
 from torchperf_ros.optimize.tune.ranking import Limits, Ranking
-from torchperf_ros.optimize.tune.search import TuneSearch, TuneState, ask_facts, default_path
+from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path
 from torchperf_ros.optimize.tune.space import Step
 from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file, tuned_parameters
 from torchperf_ros.optimize.tune.trial import (
@@ -70,10 +70,8 @@ def target(*tiers, **options):
 def tried(tmp_path, *candidates, tiers=("big",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, **options):
     """What becomes of these candidates in this order."""
     state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
-    walk = TuneSearch(
-        target(*tiers, **options), FACTS, Limits(1e4), state, Console(quiet=True), seconds=0.02,
-        timeout_s=timeout_s, minutes=60.0,
-    )  # fmt: skip
+    how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0)
+    walk = TuneSearch(target(*tiers, **options), FACTS, how, state, Console(quiet=True))
     walk.run(Space(hopeless_ratio), [Step("test", one) for one in candidates])
     return walk.trials
 

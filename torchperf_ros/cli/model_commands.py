@@ -180,8 +180,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     if not all(size.isdecimal() and 1 <= int(size) <= _MOST_BATCH for size in sizes) or (sizes and not tables):
         shell.fail(f"--batch {batch!r} is not allowed; it has to be numbers from 1 to {_MOST_BATCH}, with --tables")
     from torchperf_ros.optimize.tune.ranking import Limits
-    from torchperf_ros.optimize.tune.run import TuneOptions
     from torchperf_ros.optimize.tune.run import tune as search
+    from torchperf_ros.optimize.tune.search import TuneOptions
     from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file
 
     values = {"options": options, "output": output_topic, "budget_ms": budget_ms}

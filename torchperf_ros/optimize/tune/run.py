@@ -4,8 +4,7 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from torchperf_ros.config.build_options import installed_engines
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
-from torchperf_ros.optimize.tune.search import TuneSearch, TuneState, ask_facts, default_path, state_key
+from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path, state_key
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
 from torchperf_ros.optimize.tune.target import Target, tuned_parameters
 from torchperf_ros.optimize.tune.trial import MEASURED, Candidate, Facts, Figures, Trial
@@ -26,37 +25,6 @@ _COMPILE_GUESS_S = 30.0
 _MANY = 1e6
 _TWICE = 2.0
 _MS_PER_S = 1e3
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """How a stage is tuned.
-
-    Attributes:
-        limits: what the best has to keep.
-        engines: which may be tried; empty: all that are installed.
-        batches: try each option by itself, and these batch sizes, on the first tier; None: search.
-        seconds: of measuring, for each candidate.
-        timeout_s: after which a candidate is killed.
-        minutes: for the whole search.
-        state: file of what earlier runs have measured; None: in the cache folder.
-        resume: whether it counts.
-        dry_run: only say what would be tried.
-        output: file for the parameters, as YAML.
-        json_file: file for every figure.
-    """
-
-    limits: Limits
-    engines: Sequence[str] = ()
-    batches: Sequence[int] | None = None
-    seconds: float = 3.0
-    timeout_s: float = 180.0
-    minutes: float = 10.0
-    state: Path | None = None
-    resume: bool = True
-    dry_run: bool = False
-    output: Path | None = None
-    json_file: Path | None = None
 
 
 def tune(target: Target, options: TuneOptions, console: Console) -> int:
@@ -81,10 +49,7 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     if options.dry_run:
         show_plan(planned(space, steps), state.of_tier(target.tiers[0]), facts, options.seconds, console)
         return 0
-    search = TuneSearch(
-        target, facts, options.limits, state, console, seconds=options.seconds, timeout_s=options.timeout_s,
-        minutes=options.minutes,
-    )  # fmt: skip
+    search = TuneSearch(target, facts, options, state, console)
     why = ""
     try:
         search.run(space, steps, to_the_end=alone)

@@ -7,8 +7,8 @@ import math
 import select
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,23 @@ _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
 _MOST_STATES = 64
 _S_PER_MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How a stage is tuned; each is the option of `torchperf tune` of that name, with the same default."""
+
+    limits: Limits
+    engines: Sequence[str] = ()
+    batches: Sequence[int] | None = None
+    seconds: float = 3.0
+    timeout_s: float = 180.0
+    minutes: float = 10.0
+    state: Path | None = None
+    resume: bool = True
+    dry_run: bool = False
+    output: Path | None = None
+    json_file: Path | None = None
 
 
 def ask_facts(target: Target) -> Facts:
@@ -135,38 +152,18 @@ class TuneSearch:
         out_of_time: whether it ended before everything was tried.
     """
 
-    def __init__(
-        self, target: Target, facts: Facts, limits: Limits, state: TuneState, console: Console, *, seconds: float,
-        timeout_s: float, minutes: float,
-    ) -> None:  # fmt: skip
-        """Take what to tune.
-
-        Args:
-            target: the stage.
-            facts: of its first tier.
-            limits: what the best has to keep.
-            state: what is known from earlier runs.
-            console: shows how it goes.
-            seconds: of measuring, for each candidate.
-            timeout_s: for each trial; beyond, it and all that it spawned is killed.
-            minutes: for the whole search.
-        """
+    def __init__(self, target: Target, facts: Facts, options: TuneOptions, state: TuneState, console: Console) -> None:
+        """Take what to tune; `facts` are of its first tier, `state` is what is known from earlier runs."""
         self.trials: list[Trial] = []
         self.out_of_time = False
-        self._target, self._facts, self._limits, self._state = target, facts, limits, state
-        self._seconds, self._timeout_s, self._console = seconds, timeout_s, console
-        self._status, self._best = console.status(""), ""
-        self._started_s, self._whole_s = time.monotonic(), minutes * _S_PER_MINUTE
+        self._target, self._facts, self._options, self._state = target, facts, options, state
+        self._console, self._status, self._best = console, console.status(""), ""
+        self._started_s, self._whole_s = time.monotonic(), options.minutes * _S_PER_MINUTE
 
     def run(self, space: TuneSpace, steps: Iterable[Step], *, to_the_end: bool = False) -> None:
-        """Try the steps of the space on the first tier, then the best of them on the others.
+        """Try the steps of the space, which takes the trials, on the first tier, then the best of them on the others.
 
-        The first gets three quarters of the time where there are others.
-
-        Args:
-            space: takes the trials.
-            steps: of it.
-            to_the_end: measure also what is hopeless.
+        The first gets three quarters of the time where there are others. `to_the_end` measures also what is hopeless.
 
         Raises:
             ConfigError: the state cannot be written.
@@ -191,11 +188,13 @@ class TuneSearch:
     def ranking(self, tier: str) -> Ranking:
         """Of one tier's trials, with the noise of the first one's, which has the most."""
         of_tier = {name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers}
-        return Ranking(of_tier[tier], self._limits, Ranking(of_tier[self._target.tiers[0]], self._limits).noise)
+        return Ranking(
+            of_tier[tier], self._options.limits, Ranking(of_tier[self._target.tiers[0]], self._options.limits).noise
+        )
 
     def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
         """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
-        known = trial = self._state.find(tier, candidate, self._timeout_s)
+        known = trial = self._state.find(tier, candidate, self._options.timeout_s)
         if known is None or (known.outcome == HOPELESS and math.isinf(hopeless_ratio)):
             trial = self._run(tier, candidate, hopeless_ratio, until_s)
             if trial is None:
@@ -211,10 +210,10 @@ class TuneSearch:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             return None
-        timeout_s = min(self._timeout_s, left_s)
+        timeout_s = min(self._options.timeout_s, left_s)
         job = self._target.job(tier) | {
             "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
-            "reference_threads": self._facts.threads, "seconds": self._seconds,
+            "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
         }  # fmt: skip
 
@@ -223,7 +222,7 @@ class TuneSearch:
 
         started_s = time.monotonic()
         message = _talk(job, timeout_s, says)
-        if message["kind"] == HUNG and timeout_s < self._timeout_s:
+        if message["kind"] == HUNG and timeout_s < self._options.timeout_s:
             return None
         took_s = time.monotonic() - started_s
         if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
