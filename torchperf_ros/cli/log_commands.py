@@ -1,7 +1,7 @@
 """The commands on recorded logs that are one call each: play, make-log, report."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,25 +60,13 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     from torchperf_ros.logs.play import play as publish
 
     chosen = frozenset(shell.words(",".join(topics or [])))
+    names = shell.pairs("--remap", remap or (), ":=", "/A:=/B, the log's topic and its other name")
     options = PlayOptions(
-        rate=rate, loop=loop, start_s=start, duration_s=duration, topics=chosen or None,
-        remap=_remaps(remap or []), clock_hz=clock_hz if clock else 0.0, restamp=restamp, paused=pause,
-        subscribers_s=wait_for_subscribers, node=wait_for_node, read_ahead_mib=read_ahead,
+        rate=rate, loop=loop, start_s=start, duration_s=duration, topics=chosen or None, remap=names,
+        clock_hz=clock_hz if clock else 0.0, restamp=restamp, paused=pause, subscribers_s=wait_for_subscribers,
+        node=wait_for_node, read_ahead_mib=read_ahead,
     )  # fmt: skip
     raise typer.Exit(publish(log, options, shell.console(_PLAIN_WIDTH, stderr=True, highlight=False)))
-
-
-def _remaps(texts: Sequence[str]) -> dict[str, str]:
-    """`--remap /A:=/B` options: another name by topic of the log."""
-    found: dict[str, str] = {}
-    for text in texts:
-        topic, sign, name = text.partition(":=")
-        if not (sign and topic and name):
-            raise ConfigError(f"--remap {text!r}: has to be /A:=/B, the log's topic and its other name")
-        if topic in found:
-            raise ConfigError(f"--remap {text!r}: {topic} is {found[topic]} already")
-        found[topic] = name
-    return found
 
 
 def make_log(  # noqa: PLR0913, PLR0917 - the options of the command

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import DryRun, console, say
+from torchperf_ros.cli.shell import DryRun, console, pairs, say
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,13 +95,16 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         from torchperf_ros.workers.fork_server import start_base
 
         start_base()  # it imports torch while this process imports the rest
+    from torchperf_ros.config.params_file import parse_value
     from torchperf_ros.replay.batch.batch_logs import is_batch
     from torchperf_ros.replay.log_feed import parse_maps
     from torchperf_ros.replay.replay_options import ReplayOptions
 
+    own = pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
     options = ReplayOptions(
-        params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output, _parameters(sets or [])
-    )
+        params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output,
+        {name: parse_value(name, value) for name, value in own.items()},
+    )  # fmt: skip
     files = [file for file in (json_file, parquet_file) if file]
     if is_batch(logs):
         from torchperf_ros.replay.batch.batch_cluster import BatchOptions
@@ -164,23 +167,6 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
     if written := [str(file) for file in (options.output, *files) if file]:
         say(shown, f"wrote {', '.join(written)}")
     return result.complete
-
-
-def _parameters(texts: list[str]) -> dict[str, object]:
-    """`--set` options by name; values as a parameter file would have them.
-
-    Raises:
-        ConfigError: one has no `=`, or its value is not YAML.
-    """
-    from torchperf_ros.config.params_file import parse_value
-
-    found: dict[str, object] = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise ConfigError(f"--set {text!r}: has to be NAME=VALUE, for example perception.budget_ms=40.0")
-        found[name] = parse_value(name, value)
-    return found
 
 
 @contextmanager

@@ -119,6 +119,23 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
+def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, str]:
+    """What stands before and behind the sign in each text of an option that is given several times.
+
+    Raises:
+        ConfigError: one does not have this form, or stands in two.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, given, value = text.partition(sign)
+        if not (given and name and (value or sign == "=")):  # a parameter may be an empty text
+            raise ConfigError(f"{flag} {text!r}: has to be {form}")
+        if name in found:
+            raise ConfigError(f"{flag} {text!r}: {name} is {found[name]} already")
+        found[name] = value
+    return found
+
+
 def words(text: str) -> list[str]:
     """What stands between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
