@@ -15,7 +15,7 @@ SMALL = ["--size", "64x48", "--model-ms", "0"]
 ALONE = ["--backup", "none"]  # one worker to wait for
 ARGUMENTS = {
     # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are left out
-    "overhead": ["--sizes", "64x48", "--seconds", "2", "--rate", "5", "--budget-ms", "900", "--model-ms", "0", *ALONE],
+    "overhead": ["--sizes", "64x48", "--seconds", "4", "--rate", "5", "--budget-ms", "900", "--model-ms", "0", *ALONE],
     "deadline": ["--seconds", "3", *SMALL],
     "failover": ["--times", "1", "--backups", "standby", "--settle", "0.5", *SMALL],
     "soak": ["--frames", "200", "--rate", "100", "--model-ms", "0", *ALONE],
