@@ -234,12 +234,12 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def _processes_of(word):
-    """Ids of this process's children's processes whose command line has the word."""
+def _processes_of(word, parent=None):
+    """Ids of a process's children whose command line has the word; None: of this one's."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if word in path.read_text() and f"PPid:\t{os.getpid()}\n" in (path.parent / "status").read_text():
+            if word in path.read_text() and f"PPid:\t{parent or os.getpid()}\n" in (path.parent / "status").read_text():
                 found.append(path.parent.name)
     return found
 
@@ -269,7 +269,7 @@ def test_given_tables_and_one_that_crashes_when_tuned_then_both_are_shown_and_th
         assert "SIGSEGV" in done.stdout
 
 
-def test_given_a_run_that_was_killed_when_run_again_then_it_goes_on_and_the_node_takes_the_file(tmp_path):
+def test_given_a_run_that_was_killed_when_run_again_for_a_while_then_it_goes_on_and_the_node_takes_the_file(tmp_path):
     state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
     arguments = [ADAPTER, "--tiers", "big", "--engine", "eager", "--state", str(state), "-o", str(out)]
     command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--seconds", "0.05", *arguments]
@@ -280,10 +280,11 @@ def test_given_a_run_that_was_killed_when_run_again_then_it_goes_on_and_the_node
         process.send_signal(signal.SIGKILL)
     kept = state.read_text()
     assert kept
-    done = run(*arguments)
+    done = run(*arguments, "--minutes", 0.03)  # what is known takes none of it
     assert done.returncode == 0, done.stderr
     assert state.read_text().startswith(kept)
     assert "from an earlier run" in done.stdout
+    assert "out of time: not everything was tried; the same command goes on from here" in done.stdout
     assert "items/s" not in done.stdout
     assert read_params_file(out).stages[0].engine == "eager"
 
@@ -295,8 +296,8 @@ def test_given_ctrl_c_when_tuning_then_what_was_measured_is_shown_and_kept(tmp_p
                "--seconds", "0.05"]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         give_up_at = time.monotonic() + PATIENCE_S
-        while not state.exists() and time.monotonic() < give_up_at:
-            time.sleep(0.05)
+        while not (state.exists() and _processes_of("trial_main", process.pid)) and time.monotonic() < give_up_at:
+            time.sleep(0.05)  # until the first one is kept and the next one has begun
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130

@@ -130,7 +130,7 @@ def top(
 
 
 def demo(
-    log: Annotated[Path | None, Option(help="Play this log instead of the drawn road.")] = None,
+    log: Annotated[Path | None, Option(help="Play this rosbag2 or ROS 1 .bag, not the drawn road.")] = None,
     seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
     rate: Annotated[
         float | None, Option(min=0.1, max=240.0, help="Images per second; default: as recorded, 30 for the drawn road.")
