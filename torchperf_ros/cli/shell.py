@@ -31,6 +31,8 @@ class Command(TyperCommand):
         """Run it."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # `| head` has seen enough; typer ends quietly
+            raise
         except (TorchperfError, OSError) as error:
             fail(str(error))
 
