@@ -9,6 +9,7 @@ from typer import Argument, Option
 from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, check_outputs, console, fail, need
 from torchperf_ros.config.build_options import ENGINE_CHOICES
 
+_PLAIN_HEIGHT = 30  # of a picture where there is no terminal
 _Timeout = Annotated[float, Option("--timeout", min=1.0, help="How long to wait, in seconds.")]
 
 
@@ -124,9 +125,12 @@ def top(
     """
     need("rclpy")
     check_outputs({"--svg": svg_file})
-    from torchperf_ros.top.top import TopOptions, look
+    from torchperf_ros.top.top import look
 
-    raise typer.Exit(look(TopOptions(name, once, seconds, svg_file), console()))
+    shown = console()
+    if not shown.is_terminal:
+        shown.height = _PLAIN_HEIGHT
+    raise typer.Exit(look(name, shown, once=once, seconds=seconds, svg_file=svg_file))
 
 
 def demo(
