@@ -149,7 +149,7 @@ def _frame_figures(starts: list[Start]) -> dict[str, Any]:
 def _compile(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     """Have every tier's package in the cache, as `torchperf compile` does."""
     say("compiling packages, unless they are there")
-    command = [sys.executable, "-m", "torchperf_ros.cli", "compile", "--adapter", arguments.adapter, "--device", "cpu",
+    command = [sys.executable, "-m", "torchperf_ros.cli", "compile", arguments.adapter, "--device", "cpu",
                "--engine", arguments.engine, "--options", json.dumps(options)]  # fmt: skip
     tiers = [word for tier in TIERS for word in ("--tier", tier)]
     subprocess.run([*command, *tiers], check=True, stdout=subprocess.DEVNULL)

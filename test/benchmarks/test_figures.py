@@ -25,61 +25,33 @@ def output(written_ms, stamp_ms, *, finite=True):
     return Output(round(written_ms * MS), round((written_ms + 0.5) * MS), round(stamp_ms * MS), "pid-1", finite)
 
 
-def test_a_distribution_leaves_out_what_is_not_a_number():
-    found = distribution([1.0, NAN, 2.0, 3.0])
-
-    assert found["count"] == 3
-    assert found["p50"] == 2.0
-    assert found["max"] == 3.0
-
-
-def test_a_distribution_of_nothing_is_unknown():
-    found = distribution([])
-
-    assert found["count"] == 0
-    assert math.isnan(found["p99_9"])
-
-
-def test_a_share_of_nothing_is_unknown():
+def test_figures_leave_out_what_is_not_a_number_and_are_unknown_where_nothing_was_measured():
+    found, nothing = distribution([1.0, NAN, 2.0, 3.0]), distribution([])
+    assert (found["count"], found["p50"], found["max"]) == (3, 2.0, 3.0)
+    assert nothing["count"] == 0
+    assert math.isnan(nothing["p99_9"])
     assert math.isnan(share(0, 0))
     assert share(1, 4) == 0.25
 
 
-def test_a_straight_line_has_its_slope_and_no_error():
-    found, error = slope([0, 1, 2, 3, 4], [5, 7, 9, 11, 13])
-
-    assert found == pytest.approx(2.0)
-    assert error == pytest.approx(0.0)
-
-
-def test_the_slope_leaves_out_the_first_part():
-    found, _ = slope(range(10), [100, 50, *[7] * 8], last_share=0.8)
-
-    assert found == 0.0
-
-
-def test_the_slope_of_two_points_is_unknown():
+def test_a_slope_is_that_of_a_straight_line_without_its_first_part_and_unknown_of_two_points():
+    assert slope([0, 1, 2, 3, 4], [5, 7, 9, 11, 13]) == (pytest.approx(2.0), pytest.approx(0.0))
+    assert slope(range(10), [100, 50, *[7] * 8], last_share=0.8)[0] == 0.0
     assert math.isnan(slope([1, 2], [1, 2])[0])
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest_block():
     line = sparkline([1, 1, 2, 3], width=4)
-
     assert (line[0], line[-1], len(line)) == ("▁", "█", 4)
 
 
-@pytest.mark.parametrize(("relation", "met"), [("<=", True), (">=", True), ("<", False), ("==", True)])
-def test_a_target_compares_as_it_says(relation, met):
-    assert Target("it", 1.0, relation, 1.0).met is met
-
-
-def test_a_figure_that_was_not_measured_meets_no_target():
+def test_a_target_compares_as_it_says_and_is_not_met_by_what_was_not_measured():
+    assert [Target("it", 1.0, relation, 1.0).met for relation in ("<=", ">=", "<", "==")] == [True, True, False, True]
     assert not Target("it", NAN, "<=", 1.0).met
 
 
 def test_reports_are_json_also_where_figures_are_unknown():
     text = json.dumps(plain({"a": NAN, "b": [math.inf, 1.5], "c": (True, None, "x")}), allow_nan=False)
-
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": [True, None, "x"]}
 
 
@@ -88,22 +60,14 @@ def test_numbers_are_shown_with_the_digits_that_matter(value, text):
     assert shown(value) == text
 
 
-def test_records_find_their_image_and_their_output():
+def test_records_find_their_image_and_their_output_if_one_was_published():
     stamps = [round(n * 33.3 * MS) for n in range(10)]
     third_ms = stamps[3] / MS
-    rows = [row(third_ms + 15.2)]
     outputs = [output(third_ms - 18.0, third_ms - 33.3), output(third_ms + 15.0, third_ms)]
-
-    (frame,) = match(stamps, rows, outputs)
-
-    assert frame.stamp_ns == stamps[3]
-    assert frame.output == outputs[1]
+    (frame,) = match(stamps, [row(third_ms + 15.2)], outputs)
+    assert (frame.stamp_ns, frame.output) == (stamps[3], outputs[1])
     assert frame.arrival_after_ms == pytest.approx(15.5)
-
-
-def test_a_frame_for_which_nothing_was_published_has_no_output():
     (frame,) = match([0], [row(33.0, total_ms=30.0, fallback=Fallback.NONE)], [output(10.0, 0.0)])
-
     assert frame.output is None
     assert math.isnan(frame.arrival_after_ms)
 

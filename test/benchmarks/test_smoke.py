@@ -15,11 +15,11 @@ SMALL = ["--size", "64x48", "--model-ms", "0"]
 ALONE = ["--backup", "none"]  # one worker to wait for
 ARGUMENTS = {
     # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are left out
-    "overhead": ["--sizes", "64x48", "--seconds", "6", "--rate", "5", "--budget-ms", "900", "--model-ms", "0", *ALONE],
+    "overhead": ["--sizes", "64x48", "--seconds", "4", "--rate", "5", "--budget-ms", "900", "--model-ms", "0", *ALONE],
     "deadline": ["--seconds", "3", *SMALL],
     "failover": ["--times", "1", "--backups", "standby", "--settle", "0.5", *SMALL],
-    "soak": ["--frames", "400", "--rate", "100", "--model-ms", "0", *ALONE],
-    "telemetry": ["--seconds", "1.5", "--turns", "1", "--slice", "1.5", *SMALL, *ALONE],
+    "soak": ["--frames", "200", "--rate", "100", "--model-ms", "0", *ALONE],
+    "telemetry": ["--seconds", "1.1", "--turns", "1", "--slice", "0.5", *SMALL, *ALONE],
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
     "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--parallel", "1", "--tasks", "3"],
     "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
@@ -69,18 +69,14 @@ def report(finished):
 
 def test_overhead_compares_both_nodes(report):
     nodes = report("overhead")["64x48"]
-
     assert nodes.keys() == {"torchperf_ros", "naive", "bare loop"}
     assert nodes.pop("bare loop")["model_ms"]["count"] > 0
     for node in nodes.values():
-        assert node["overhead_ms"]["count"] > 0
-        assert node["overhead_ms"]["p50"] > 0
-        assert node["age_at_receipt_ms"]["p50"] > 0
+        assert min(node["overhead_ms"]["count"], node["overhead_ms"]["p50"], node["age_at_receipt_ms"]["p50"]) > 0
 
 
 def test_deadline_answers_what_was_started_and_counts_the_faults(report):
     ours, naive, realtime = report("deadline").values()
-
     assert ours["sent"] == naive["sent"] == 90
     assert ours["answered_share_of_started"] == 1.0
     assert ours["lateness_ms"]["count"] == ours["answered"]
@@ -91,28 +87,28 @@ def test_deadline_answers_what_was_started_and_counts_the_faults(report):
 
 def test_failover_comes_back(report):
     (failover,) = report("failover")["standby"]["each"]
-
     assert failover["outage_ms"] > 0
 
 
 def test_soak_has_series_for_every_process(report):
     figures = report("soak")
-
     assert figures["processes"].keys() == {"node", "worker 0"}
     assert all(len(process["rss_kib"]) == len(figures["frames"]) > 0 for process in figures["processes"].values())
 
 
-def test_telemetry_times_the_record_and_its_parts(report):
-    figures = report("telemetry")
-
+def test_telemetry_times_the_record_and_its_parts_and_scrape_has_frames_with_and_without(report):
+    figures, scrape = report("telemetry"), report("scrape")
     for part in ("record and publish", "encode the record", "publish latency_stages", "publish latency", "report"):
         assert figures[part]["wall_us"]["p50"] > 0
+    assert scrape["with scrapes"]["lateness_ms"]["count"] > 0
+    assert scrape["without"]["overhead_ms"]["p50"] > 0
+    assert scrape["scrape_ms"]["count"] > 3
+    assert scrape["page_lines"] > 100
 
 
 def test_startup_has_its_phases_in_order(report):
     figures = report("startup")
     (start,), (judged,) = figures["starts"], figures["each"]["stamp"]
-
     # the node and its first worker get ready beside each other; which of them is first is up to the machine
     for beside in (["active"], ["worker 0: hello", "worker 0: ready"]):
         order = ["process started", "configure", *beside, "first fresh answer"]
@@ -120,18 +116,8 @@ def test_startup_has_its_phases_in_order(report):
     assert figures["first_seconds"]["stamp"]["late_ms"]["count"] == len(judged["late_ms"]) > 0
 
 
-def test_scrape_has_frames_with_and_without_and_the_scrapes(report):
-    figures = report("scrape")
-
-    assert figures["with scrapes"]["lateness_ms"]["count"] > 0
-    assert figures["without"]["overhead_ms"]["p50"] > 0
-    assert figures["scrape_ms"]["count"] > 3
-    assert figures["page_lines"] > 100
-
-
 def test_many_logs_has_a_cluster_and_what_it_costs(report):
     figures = report("many_logs")
-
     assert figures["clusters"]["1"]["run_s"] > 0
     costs = {name.strip(): found["p50"] for name, found in figures["costs"].items()}
     parts = costs["of it its frames"], costs["of it the rest, which is fixed"]
@@ -140,23 +126,17 @@ def test_many_logs_has_a_cluster_and_what_it_costs(report):
     assert {"on a cluster: longer by", "on a cluster: processor time more by"} < costs.keys()
 
 
-def test_play_counts_what_it_played_of_each_log(report):
-    figures = report("play")
-
-    assert figures.keys() == {"none, 0 busy processes a core", "zstd, 0 busy processes a core"}
-    assert {run["messages"] for run in figures.values()} == {230}
+def test_play_and_log_reading_count_what_they_played_and_read_of_each_log(report):
+    played, read = report("play"), report("log_reading")["ms_per_message"]
+    assert played.keys() == {"none, 0 busy processes a core", "zstd, 0 busy processes a core"}
+    assert {run["messages"] for run in played.values()} == {230}
+    assert [len(readers) for readers in read.values()] == [3, 2, 2]
+    assert all(times["count"] == 3 for readers in read.values() for times in readers.values())
 
 
 def test_engines_has_every_engine_with_parity_and_what_auto_takes(report):
     pytest.importorskip("openvino", reason="openvino is not installed")
     figures = report("engines")["planner"]
-
     assert figures["auto"] in figures["p50_ms"]
     assert set(figures["p50_ms"]) == {"eager", "openvino", "plain openvino", "auto"}
     assert figures["relative_l2"]["openvino"] < 1e-3
-
-
-def test_log_reading_times_every_reader_of_each_log(report):
-    figures = report("log_reading")["ms_per_message"]
-    assert [len(readers) for readers in figures.values()] == [3, 2, 2]
-    assert all(times["count"] == 3 for readers in figures.values() for times in readers.values())

@@ -30,7 +30,7 @@ def torchperf(*words, domain_id=0):
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packages")
-    process = torchperf("compile", "--adapter", ADAPTER, "--tier", "fast", "--engine", "openvino", "-o", str(folder))
+    process = torchperf("compile", ADAPTER, "--tier", "fast", "--engine", "openvino", "-o", str(folder))
     said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert "compiling fast (1 of 1)" in said

@@ -90,15 +90,15 @@ class Refusing(Good):
         raise BadInput("too dark")
 
 
-def check(kind, tmp_path, monkeypatch, tiers=("full",), log=None, **options):
-    found = []
+def check(kind, monkeypatch, tiers=("full",), log=None, **options):
     monkeypatch.setattr("torchperf_ros.optimize.check.load_adapter", lambda path: kind)
-    checked = AdapterCheck(f"{__name__}:{kind.__name__}", options, tiers, "cpu", log, found.append)
-    return checked.run(), found, checked
+    checked = AdapterCheck(f"{__name__}:{kind.__name__}", options, tiers, "cpu", log)
+    found = list(checked.run())
+    return not checked.failed, found, checked
 
 
-def test_given_a_good_adapter_when_checked_then_every_step_is_ok(tmp_path, monkeypatch):
-    good, found, _ = check(Good, tmp_path, monkeypatch, tiers=("full", "fast"))
+def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch):
+    good, found, _ = check(Good, monkeypatch, tiers=("full", "fast"))
     assert good
     assert {finding.ok for finding in found} == {True}
     assert {"load", "tier full: build again", "tier fast: frame"} <= {finding.step for finding in found}
@@ -118,21 +118,19 @@ def test_given_a_good_adapter_when_checked_then_every_step_is_ok(tmp_path, monke
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
-def test_given_a_mistake_when_checked_then_the_step_says_so(tmp_path, monkeypatch, kind, options, step, text):
-    good, found, _ = check(kind, tmp_path, monkeypatch, tiers=("full", "fast"), **options)
+def test_given_a_mistake_when_checked_then_the_step_says_so(monkeypatch, kind, options, step, text):
+    good, found, _ = check(kind, monkeypatch, tiers=("full", "fast"), **options)
     assert not good
     assert any(finding.step == step and finding.ok is False and text in finding.text for finding in found), found
 
 
-def test_given_outputs_that_postprocess_cannot_use_when_checked_then_it_is_said_what_the_model_returns(
-    tmp_path, monkeypatch
-):
-    _, found, _ = check(Dict, tmp_path, monkeypatch)
+def test_given_outputs_that_postprocess_cannot_use_when_checked_then_it_is_said_what_the_model_returns(monkeypatch):
+    _, found, _ = check(Dict, monkeypatch)
     assert "build's model returns a dict with keys boxes, scores" in [finding.text for finding in found]
 
 
-def test_given_a_frame_that_is_refused_when_checked_then_nothing_failed_and_a_log_is_asked_for(tmp_path, monkeypatch):
-    good, found, checked = check(Refusing, tmp_path, monkeypatch)
+def test_given_a_frame_that_is_refused_when_checked_then_nothing_failed_and_a_log_is_asked_for(monkeypatch):
+    good, found, checked = check(Refusing, monkeypatch)
     assert good
     assert checked.refused
     assert found[-1].text == "refused: too dark; try a frame of a log: --log"

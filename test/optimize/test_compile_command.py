@@ -79,7 +79,7 @@ def run(*words):
 
 
 def compiled(*words):
-    return run("compile", "--adapter", "robot:Seen", *words)
+    return run("compile", "robot:Seen", *words)
 
 
 def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_are_shown(process):
@@ -128,36 +128,28 @@ def parameters(tmp_path):
 def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_will_want_it(process, parameters):
     process.says = [built("full"), built("fast")]
     assert run("compile", "--params", parameters).exit_code == 0
-    seeing, planning = process.jobs
+    assert run("compile", "--params", parameters, "--stage", "seeing", "--tier", "fast").exit_code == 0
+    seeing, planning, one = process.jobs
     assert (seeing["adapter"], seeing["tiers"], seeing["cache_dir"]) == ("r:S", ["full", "fast"], "/my/cache")
     assert [build["precision"] for build in seeing["build"]] == ["fp32", "bf16"]
     assert seeing["packages"] == ["", "mine.pt2"]
     assert planning["adapter"] == "r:P"
-
-
-def test_given_one_stage_and_tier_when_compiled_then_only_that_is(process, parameters):
-    process.says = [built("fast")]
-    assert run("compile", "--params", parameters, "--stage", "seeing", "--tier", "fast").exit_code == 0
-    (job,) = process.jobs
-    assert (job["tiers"], job["packages"]) == (["fast"], ["mine.pt2"])
-    assert job["build"][0]["precision"] == "bf16"
-    assert (
-        "--tier 'none' is not there; seeing has full, fast"
-        in run("compile", "--params", parameters, "--tier", "none").stderr
-    )
+    assert (one["tiers"], one["packages"], one["build"][0]["precision"]) == (["fast"], ["mine.pt2"], "bf16")
+    result = run("compile", "--params", parameters, "--tier", "none")
+    assert "--tier 'none' is not there; seeing has full, fast" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "either --adapter module:Class or --params FILE"),
-        (["--adapter", "a:B", "--params", "x.yaml"], "either --adapter module:Class or --params FILE"),
+        ([], "either an adapter, module:Class, or --params FILE"),
+        (["a:B", "--params", "x.yaml"], "either an adapter, module:Class, or --params FILE"),
         (["--params", "x.yaml", "--precision", "bf16"], "--precision: with --params, the file says that"),
         (["--params", "none.yaml"], "parameter file none.yaml: cannot be read"),
-        (["--adapter", "a:B", "--precision", "fp8"], "adapter.precision"),
-        (["--adapter", "a:B", "--options", "{"], "adapter.options: '{' is not JSON"),
-        (["--adapter", "a:B", "--device", "tpu"], "parameter device: 'tpu' is not allowed"),
-        (["--adapter", "a:B", "--stage", "seeing"], "--stage 'seeing' is not there; it has to be one of: adapter"),
+        (["a:B", "--precision", "fp8"], "adapter.precision"),
+        (["a:B", "--options", "{"], "adapter.options: '{' is not JSON"),
+        (["a:B", "--device", "tpu"], "parameter device: 'tpu' is not allowed"),
+        (["a:B", "--stage", "seeing"], "--stage 'seeing' is not there; it has to be one of: adapter"),
     ],
 )
 def test_given_input_that_cannot_be_used_when_compiled_then_one_line_says_so(process, words, said):
@@ -169,14 +161,21 @@ def test_given_input_that_cannot_be_used_when_compiled_then_one_line_says_so(pro
     assert process.jobs == []
 
 
-def test_given_a_tier_that_fails_when_compiled_then_the_others_are_shown_and_the_status_is_1(process):
+def test_given_a_tier_that_fails_when_compiled_then_the_others_are_shown_the_status_is_1_and_json_has_all(
+    process, tmp_path
+):
     process.says = [failed("full", detail="Traceback: where"), built("fast"), {"kind": "done"}]
     process.reason = "the compile process ended by exit status 1"
-    result = compiled("--tier", "full", "--tier", "fast")
+    result = compiled("--tier", "full", "--tier", "fast", "--json", tmp_path / "report.json")
     assert result.exit_code == 1
     assert "torchperf: adapter full: no such operator\nTraceback: where" in result.stderr
     assert "exit status" not in result.stderr
     assert "fast01234567" in result.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [(each["stage"], each["tier"], each["kind"]) for each in report] == [
+        ("adapter", "full", "failed"), ("adapter", "fast", "built"),
+    ]  # fmt: skip
+    assert Manifest(Identity(**report[1]["manifest"].pop("identity")), **report[1]["manifest"]).tier == "fast"
 
 
 @pytest.mark.parametrize("how", ["", "signal SIGKILL"])
@@ -192,8 +191,7 @@ def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result
 def test_given_an_adapter_that_is_not_there_when_compiled_then_it_is_input_that_cannot_be_used(process):
     process.says = [failed("full, fast", "adapter 'robot:Seen': importing robot failed", unusable=True)]
     result = compiled("--tier", "full", "--tier", "fast")
-    assert result.exit_code == 2
-    assert result.stderr == "torchperf: adapter 'robot:Seen': importing robot failed\n"
+    assert (result.exit_code, result.stderr) == (2, "torchperf: adapter 'robot:Seen': importing robot failed\n")
     assert process.closed == 1
 
 
@@ -202,17 +200,6 @@ def test_given_a_dry_run_when_asked_then_each_tier_is_one_line(process):
     result = compiled("--tier", "full", "--dry-run")
     assert result.exit_code == 0
     assert "adapter full: would be built: /x/[bold].pt2 is not there" in result.stdout
-
-
-def test_given_json_when_compiled_then_it_holds_every_result(process, tmp_path):
-    process.says = [built("full"), failed("fast")]
-    result = compiled("--tier", "full", "--tier", "fast", "--json", tmp_path / "report.json")
-    assert result.exit_code == 1
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert [(each["stage"], each["tier"], each["kind"]) for each in report] == [
-        ("adapter", "full", "built"), ("adapter", "fast", "failed"),
-    ]  # fmt: skip
-    assert Manifest(Identity(**report[0]["manifest"].pop("identity")), **report[0]["manifest"]).tier == "full"
 
 
 @pytest.fixture
@@ -248,27 +235,18 @@ def test_given_packages_when_listed_then_each_is_shown_and_the_damaged_one_with_
         )
 
 
-def test_given_packages_when_cleared_then_none_is_left(cache):
-    result = listed(cache, "--clear")
-    assert result.exit_code == 0
-    assert "removed 3 packages, 3.0 MiB" in result.stdout
-    assert list(cache.folder.iterdir()) == []
-
-
-def test_given_the_beginning_of_a_key_when_removed_then_only_that_package_goes(cache):
+def test_given_packages_when_cleared_or_one_removed_by_the_beginning_of_its_key_then_the_others_stay(cache):
     first, *others = (entry.path for entry in cache.entries())
     result = listed(cache, "--remove", first.stem[:10])
-    assert result.exit_code == 0
+    assert (result.exit_code, [entry.path for entry in cache.entries()]) == (0, others)
     assert "removed 1 packages" in result.stdout
-    assert [entry.path for entry in cache.entries()] == others
-
-
-@pytest.mark.parametrize("key", ["zzz", ""])
-def test_given_a_key_that_no_package_has_when_removed_then_it_is_said_and_all_stay(cache, key):
-    result = listed(cache, "--remove", key)
-    assert result.exit_code == 2
-    assert f"has a key that begins with {key!r}" in result.stderr
-    assert len(cache.entries()) == 3
+    for key in ("zzz", ""):
+        result = listed(cache, "--remove", key)
+        assert (result.exit_code, len(cache.entries())) == (2, 2)
+        assert f"has a key that begins with {key!r}" in result.stderr
+    result = listed(cache, "--clear")
+    assert (result.exit_code, list(cache.folder.iterdir())) == (0, [])
+    assert "removed 2 packages, 2.0 MiB" in result.stdout
 
 
 def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named(cache, monkeypatch):
@@ -284,6 +262,6 @@ def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named
 
 def test_given_a_real_compile_process_when_its_adapter_is_not_there_then_the_status_is_2(tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    result = RUNNER.invoke(cli.app, ["compile", "--adapter", "no.such:Adapter", "--tier", "full"], env=environment)
+    result = RUNNER.invoke(cli.app, ["compile", "no.such:Adapter", "--tier", "full"], env=environment)
     assert result.exit_code == 2
     assert "importing no.such failed" in result.stderr

@@ -9,21 +9,35 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
+from rich.status import Status
 from typer.testing import CliRunner
 
 from torchperf_ros.cli import main as cli
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.params_file import read_params_file
 from torchperf_ros.frame.errors import AdapterError, ConfigError
+from torchperf_ros.optimize.tune import search
 from torchperf_ros.optimize.tune.ranking import Limits, Ranking
-from torchperf_ros.optimize.tune.search import TuneSearch, TuneState, ask_facts, default_path
+from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path
 from torchperf_ros.optimize.tune.space import Step
 from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file, tuned_parameters
-from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED, REFUSED, Candidate, Facts, Trial
-from torchperf_ros.optimize.tune.view import TuneView
+from torchperf_ros.optimize.tune.trial import (
+    CRASHED,
+    HOPELESS,
+    HUNG,
+    MEASURED,
+    REFUSED,
+    Candidate,
+    Facts,
+    Figures,
+    Trial,
+)
+from torchperf_ros.optimize.tune.trial_run import facts_of, run_trial
 
 ADAPTER = "tune_adapters:TinyAdapter"
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,20 +70,20 @@ def target(*tiers, **options):
 def tried(tmp_path, *candidates, tiers=("big",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, **options):
     """What becomes of these candidates in this order."""
     state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
-    search = TuneSearch(
-        target(*tiers, **options), FACTS, Limits(1e4), state, TuneView(Console(quiet=True)), seconds=0.02,
-        timeout_s=timeout_s, until_s=time.monotonic() + 10 * PATIENCE_S,
-    )  # fmt: skip
-    search.run(Space(hopeless_ratio), [Step("test", one) for one in candidates])
-    return search.trials
+    how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0)
+    walk = TuneSearch(target(*tiers, **options), FACTS, how, state, Console(quiet=True))
+    walk.run(Space(hopeless_ratio), [Step("test", one) for one in candidates])
+    return walk.trials
 
 
 def precision(name):
     return Candidate(BuildOptions(precision=name))
 
 
-def test_given_a_good_candidate_when_tried_then_it_is_measured_next_to_eager(tmp_path):
-    (trial,) = tried(tmp_path, precision("bf16"))
+def test_given_one_that_segfaults_when_tried_then_it_is_noted_and_the_next_one_is_measured_next_to_eager(tmp_path):
+    crashed, trial = tried(tmp_path, precision("bf16"), precision("fp16"), crash_in="bf16")
+    assert crashed.outcome == CRASHED
+    assert "SIGSEGV" in crashed.reason
     assert trial.outcome == MEASURED, trial.reason
     figures = trial.figures
     assert 0 < figures.p50_ms <= figures.p95_ms <= figures.max_ms
@@ -82,42 +96,63 @@ def test_given_a_good_candidate_when_tried_then_it_is_measured_next_to_eager(tmp
     assert 0 < figures.cold_start_s < trial.took_s
 
 
-def test_given_one_that_segfaults_when_tried_then_it_is_noted_and_the_next_one_is_tried(tmp_path):
-    crashed, next_one = tried(tmp_path, precision("bf16"), Candidate(), crash_in="bf16")
-    assert crashed.outcome == CRASHED
-    assert "SIGSEGV" in crashed.reason
-    assert next_one.outcome == MEASURED
-
-
-def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(tmp_path):
-    (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16", timeout_s=12.0)
+def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(tmp_path, monkeypatch):
+    ahead_s = []  # the time is over as soon as it builds: how long it takes to get there is the machine's
+    monkeypatch.setattr(Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S))
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s), monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr(search, "time", clock)
+    (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
     assert trial.outcome == HUNG
-    assert "12 s" in trial.reason
-    assert "building" in trial.reason
+    assert trial.reason == "no end after 240 s, while building; killed"
     assert not _processes_of("trial_main")
 
 
-def test_given_wrong_ones_when_tried_then_each_is_refused_with_the_reason(tmp_path):
-    graphs, batch = Candidate(BuildOptions(cuda_graphs=True)), Candidate(batch=64)
-    refused = tried(tmp_path, precision("bf16"), graphs, batch, wrong_in="bf16", sizes=True)
-    for trial, word in zip(refused, ("relative L2", "CUDA", "batch 64 is outside 2..32"), strict=True):
-        assert (trial.outcome, trial.figures) == (REFUSED, None)
-        assert word in trial.reason
+@pytest.fixture
+def run_here(monkeypatch):
+    """What the trial process would do, in this one: it takes no start of a process."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    threads = torch.get_num_threads()
+
+    def run(candidate, hopeless_ratio=None, **options):
+        job = target("big", **options).job("big") | {
+            "candidate": {**vars(candidate), "options": candidate.options.as_dict()}, "reference_threads": 1,
+            "seconds": 0.02, "hopeless_ratio": hopeless_ratio, "started_ns": time.monotonic_ns(),
+        }  # fmt: skip
+        return run_trial(json.loads(json.dumps(job)), lambda text: None)
+
+    yield run
+    torch.set_num_threads(threads)
 
 
-def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_not_in_tables(tmp_path):
-    (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)
-    assert trial.outcome == HOPELESS
-    assert "the limit is 1e-06" in trial.reason
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        (precision("bf16"), "relative L2"),
+        (Candidate(BuildOptions(cuda_graphs=True)), "CUDA"),
+        (Candidate(batch=64), "batch 64 is outside 2..32"),
+    ],
+)
+def test_given_a_wrong_one_when_tried_then_it_is_refused_with_the_reason(run_here, candidate, words):
+    found = run_here(candidate, wrong_in="bf16", sizes=True)
+    assert (found["outcome"], found["figures"]) == (REFUSED, None)
+    assert words in found["reason"]
+
+
+def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_not_in_tables(tmp_path, run_here):
+    found = run_here(precision("bf16"), 1e-6)
+    assert found["outcome"] == HOPELESS
+    assert "the limit is 1e-06" in found["reason"]
+    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    state.add(Trial("big", precision("bf16"), HOPELESS, found["reason"], Figures(**found["figures"])))
+    assert [trial.outcome for trial in tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)] == [HOPELESS]
     (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=math.inf)  # as tables do
     assert trial.outcome == MEASURED
 
 
-def test_given_another_batch_when_tried_then_eager_beside_it_runs_the_usual_one(tmp_path):
-    usual, large = tried(tmp_path, Candidate(), Candidate(batch=8192))
-    assert large.outcome == MEASURED, large.reason
-    assert large.figures.p50_ms > 3 * large.figures.eager_p50_ms
-    assert usual.figures.p50_ms < 3 * usual.figures.eager_p50_ms
+def test_given_another_batch_when_tried_then_eager_beside_it_runs_the_usual_one(run_here):
+    found = run_here(Candidate(batch=8192))
+    assert found["outcome"] == MEASURED, found["reason"]
+    assert found["figures"]["p50_ms"] > 3 * found["figures"]["eager_p50_ms"]
 
 
 def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_nothing_is_left(tmp_path, monkeypatch):
@@ -176,19 +211,21 @@ def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tm
     assert sorted(int(path.stem) for path in folder.iterdir()) == list(range(6, 70))
 
 
-def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
+def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     facts = ask_facts(target("big", "small", sizes=True))
     assert (facts.ranges, facts.batch) == (((2, 32),), 4)
     assert facts.left_out["channels_last"] == "no two-dimensional convolution"
     assert facts.cuda is False
-    assert facts.identity != ask_facts(target("big", sizes=True)).identity
+    assert len(facts.identity) == 2 * len(facts_of(target("big").job("big") | {"others": []})["identity"])
 
 
-def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named():
+def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(AdapterError, match="colour"):
         ask_facts(target("big", colour=1))
     with pytest.raises(AdapterError, match="'huge'"):
-        ask_facts(target("big", "huge"))
+        facts_of(target("big").job("big") | {"others": ["huge"]})
 
 
 def run(*arguments):
@@ -197,22 +234,21 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def _processes_of(word):
-    """Ids of this process's children's processes whose command line has the word."""
+def _processes_of(word, parent=None):
+    """Ids of a process's children whose command line has the word; None: of this one's."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if word in path.read_text() and f"PPid:\t{os.getpid()}\n" in (path.parent / "status").read_text():
+            if word in path.read_text() and f"PPid:\t{parent or os.getpid()}\n" in (path.parent / "status").read_text():
                 found.append(path.parent.name)
     return found
 
 
-@pytest.mark.parametrize("tables", [[], ["--tables", "--batch", "8"]])
-def test_given_one_that_crashes_when_tuned_then_the_table_says_so_and_the_node_takes_the_file(tables, tmp_path):
+def test_given_tables_and_one_that_crashes_when_tuned_then_both_are_shown_and_the_node_takes_the_file(tmp_path):
     out, figures = tmp_path / "tuned.yaml", tmp_path / "figures.json"
     done = run(
-        "--adapter", ADAPTER, "--tiers", "big,small", "--engine", "eager", "--budget-ms", 2000,
-        "--options", '{"crash_in": "bf16"}', "-o", out, "--json", figures, *tables,
+        ADAPTER, "--tiers", "big,small", "--engine", "eager", "--budget-ms", 2000,
+        "--options", '{"crash_in": "bf16"}', "-o", out, "--json", figures, "--tables", "--batch", "8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (stage,) = read_params_file(out).stages
@@ -227,15 +263,15 @@ def test_given_one_that_crashes_when_tuned_then_the_table_says_so_and_the_node_t
         if one["candidate"]["threads"] == report["reference_threads"]
     }
     assert outcomes["fp32"] == MEASURED
-    assert ("items/s" in done.stdout) == bool(tables)
+    assert "items/s" in done.stdout
     if "bf16" not in report["left_out"]:
         assert outcomes["bf16"] == CRASHED
         assert "SIGSEGV" in done.stdout
 
 
-def test_given_a_run_that_was_killed_when_run_again_then_it_goes_on(tmp_path):
-    state = tmp_path / "state.jsonl"
-    arguments = ["--adapter", ADAPTER, "--tiers", "big", "--engine", "eager", "--state", str(state)]
+def test_given_a_run_that_was_killed_when_run_again_for_a_while_then_it_goes_on_and_the_node_takes_the_file(tmp_path):
+    state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
+    arguments = [ADAPTER, "--tiers", "big", "--engine", "eager", "--state", str(state), "-o", str(out)]
     command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--seconds", "0.05", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         give_up_at = time.monotonic() + PATIENCE_S
@@ -244,25 +280,24 @@ def test_given_a_run_that_was_killed_when_run_again_then_it_goes_on(tmp_path):
         process.send_signal(signal.SIGKILL)
     kept = state.read_text()
     assert kept
-    done = run(*arguments)
+    done = run(*arguments, "--minutes", 0.03)  # what is known takes none of it
     assert done.returncode == 0, done.stderr
     assert state.read_text().startswith(kept)
     assert "from an earlier run" in done.stdout
+    assert "out of time: not everything was tried; the same command goes on from here" in done.stdout
+    assert "items/s" not in done.stdout
+    assert read_params_file(out).stages[0].engine == "eager"
 
 
 def test_given_ctrl_c_when_tuning_then_what_was_measured_is_shown_and_kept(tmp_path):
     state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
-    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--adapter", ADAPTER, "--tiers", "big",
+    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "big",
                "--engine", "eager", "--options", '{"hang_in": "bf16"}', "--state", str(state), "-o", str(out),
                "--seconds", "0.05"]  # fmt: skip
-    left_out = ask_facts(target("big")).left_out
-    if "bf16" in left_out:
-        pytest.skip(left_out["bf16"])
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         give_up_at = time.monotonic() + PATIENCE_S
-        while not state.exists() and time.monotonic() < give_up_at:
-            time.sleep(0.05)
-        time.sleep(1.0)  # until the next one has begun
+        while not (state.exists() and _processes_of("trial_main", process.pid)) and time.monotonic() < give_up_at:
+            time.sleep(0.05)  # until the first one is kept and the next one has begun
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
@@ -274,18 +309,18 @@ def test_given_ctrl_c_when_tuning_then_what_was_measured_is_shown_and_kept(tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["--adapter", "--params"]),
-        (["--adapter", "nonsense"], ["'nonsense'", "module:Class"]),
-        (["--adapter", ADAPTER, "--budget-ms", "-3"], ["--budget-ms", "-3", "above 0"]),
-        (["--adapter", ADAPTER, "--max-error", "nan"], ["--max-error", "nan"]),
-        (["--adapter", ADAPTER, "--engine", "jit"], ["'jit'", "eager, compile, aoti"]),
-        (["--adapter", ADAPTER, "--tables", "--batch", "1,0"], ["'1,0'", "from 1 to 1000"]),
-        (["--adapter", ADAPTER, "--batch", "2"], ["--tables"]),
-        (["--adapter", ADAPTER, "--options", "[]"], ["options", "[]"]),
-        (["--adapter", ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
-        (["--adapter", ADAPTER, "--tiers", "a,,b"], ["tiers"]),
-        (["--adapter", ADAPTER, "--tiers", "big", "--tier", "huge"], ["'huge'", "big"]),
-        (["--adapter", ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
+        ([], ["adapter", "--params"]),
+        (["nonsense"], ["'nonsense'", "module:Class"]),
+        ([ADAPTER, "--budget-ms", "-3"], ["--budget-ms", "-3", "above 0"]),
+        ([ADAPTER, "--max-error", "nan"], ["--max-error", "nan"]),
+        ([ADAPTER, "--engine", "jit"], ["'jit'", "eager, compile, aoti"]),
+        ([ADAPTER, "--tables", "--batch", "1,0"], ["'1,0'", "from 1 to 1000"]),
+        ([ADAPTER, "--batch", "2"], ["--tables"]),
+        ([ADAPTER, "--options", "[]"], ["options", "[]"]),
+        ([ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
+        ([ADAPTER, "--tiers", "a,,b"], ["tiers"]),
+        ([ADAPTER, "--tiers", "big", "--tier", "huge"], ["'huge'", "big"]),
+        ([ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
         (["--params", "/nowhere/params.yaml"], ["/nowhere/params.yaml", "cannot be read"]),
         (["--params", "config/perception.yaml"], ["--stage", "perception, planning"]),
         (["--params", "config/perception.yaml", "--stage", "map"], ["'map'", "perception, planning"]),

@@ -6,8 +6,8 @@ import pytest
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
+from torchperf_ros.optimize.tune.run import gain_text
 from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, MEASURED, Candidate, Figures, Trial
-from torchperf_ros.optimize.tune.view import gain_text
 
 
 def trial(name, p50_ms, p99_ms=None, *, eager_ms=10.0, outcome=MEASURED, reason="", **changes):
@@ -75,20 +75,19 @@ def test_given_a_limit_when_exceeded_then_it_is_refused_with_the_figure_and_the_
     assert word in ranking.standings[0].why
 
 
-def test_given_only_what_is_over_the_budget_when_ranked_then_the_nearest_is_the_best():
+def test_given_only_what_is_over_the_budget_when_ranked_then_the_nearest_is_the_best_and_of_nothing_none_is():
     ranking = Ranking([trial("eager", 10.0), trial("aoti", 5.0)], Limits(budget_ms=1.0))
-    assert ranking.best.trial.candidate.options.engine == "aoti"
-    assert ranking.best.group is Group.OVER_BUDGET
-
-
-def test_given_a_hopeless_one_when_ranked_then_it_is_no_best_even_if_its_figures_are():
-    ranking = Ranking([trial("eager", 10.0), trial("aoti", 1.0, outcome=HOPELESS, reason="slow")], Limits(100.0))
-    assert ranking.best.trial.candidate.options.engine == "eager"
-    assert ranking.standings[1].why == "hopeless: slow"
-
-
-def test_given_nothing_when_ranked_then_there_is_no_best():
+    assert (ranking.best.trial.candidate.options.engine, ranking.best.group) == ("aoti", Group.OVER_BUDGET)
     assert Ranking([], Limits(1.0)).best is None
+
+
+def test_given_a_hopeless_one_or_another_batch_when_ranked_then_it_is_no_best_even_if_its_figures_are():
+    hopeless = trial("aoti", 1.0, outcome=HOPELESS, reason="slow")
+    batch = replace(trial("aoti", 1.0), candidate=Candidate(BuildOptions("aoti"), batch=4))
+    ranking = Ranking([trial("eager", 10.0), hopeless, batch], Limits(100.0))
+    assert [s.group for s in ranking.standings] == [Group.FITS, Group.BATCH, Group.HOPELESS]
+    assert ranking.best.trial.candidate.options.engine == "eager"
+    assert ranking.standings[2].why == "hopeless: slow"
 
 
 @pytest.mark.parametrize(
@@ -115,13 +114,6 @@ def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part
     found = trial("bf16", p50_ms, least_share=low, most_share=high).figures
     assert found.is_faster is faster
     assert gain_text(found) == text
-
-
-def test_given_another_batch_when_ranked_then_it_is_shown_after_the_others_and_never_the_best():
-    quick = replace(trial("aoti", 1.0), candidate=Candidate(BuildOptions("aoti"), batch=4))
-    ranking = Ranking([trial("eager", 10.0), quick], Limits(100.0))
-    assert [s.group for s in ranking.standings] == [Group.FITS, Group.BATCH]
-    assert ranking.best.trial.candidate.batch == 0
 
 
 def test_given_a_trial_when_written_and_read_then_it_is_the_same():

@@ -11,14 +11,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
-import typer
+from typer import Argument, Option
 
+from torchperf_ros.cli.shell import check_outputs, fail
 from torchperf_ros.frame.errors import TorchperfError
 
 if TYPE_CHECKING:
     from torchperf_ros.watch.series_detector import SeriesDetector
 
-_BAD_INPUT = 2
 _SHOWN_EVENTS = 30
 _DAY_S = 86_400.0  # also the unit of matplotlib's dates, which count from 1970
 _DATES_FROM_S = 1e8  # smaller times count from a start, not from 1970
@@ -32,24 +32,19 @@ class SeriesError(TorchperfError):
     """A file is no series; the message says what, where, and what would be right."""
 
 
-def anomalies_command(
-    file: Annotated[Path, typer.Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Where the scores go; default: FILE.anomalies.csv; - for stdout."),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
+def anomalies(
+    file: Annotated[Path, Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")],
+    output: Annotated[Path | None, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
     direction: Annotated[
-        Literal["both", "up", "down"], typer.Option(help="Which departures count: both, only up, only down.")
+        Literal["both", "up", "down"], Option(help="Which departures count: both, only up, only down.")
     ] = "both",
-    floor: Annotated[
-        float, typer.Option(min=0.0, help="The smallest departure worth reporting, in the unit of the value.")
-    ] = 0.0,
+    floor: Annotated[float, Option(min=0.0, help="The smallest departure to report, in the unit of the value.")] = 0.0,
     caution: Annotated[
         float | None,
-        typer.Option(min=1.0, max=4.0, help="Ask for more surprise; default: 1 for a file, 1.4 for a run's frames."),
+        Option(min=1.0, max=4.0, help="Ask for more surprise; default: 1 for a file, 1.4 for a run's frames."),
     ] = None,
-    stage: Annotated[str, typer.Option(help="Of a run: whose latency; default: the last stage's.")] = "",
+    stage: Annotated[str, Option(help="Of a run: whose latency; default: the last stage's.")] = "",
 ) -> None:
     """Score every row of a time series from 0 (usual) to 1 (never seen the like).
 
@@ -76,8 +71,10 @@ def anomalies_command(
     is_run, to_stdout = file.suffix in _RUNS, output == Path("-")
     target = None if to_stdout else output or file.with_name(f"{file.stem}.anomalies.csv")
     say = sys.stderr if to_stdout else sys.stdout
+    if not file.is_file():
+        fail(f"{file} is {'a folder' if file.is_dir() else 'not there'}; it has to be a CSV file or a run")
+    check_outputs({"--output": target, "--plot": plot}, [file])
     try:
-        _check(file, target, plot)
         detector = SeriesDetector(direction, floor, caution or (FRAME_CAUTION if is_run else 1.0))
         rows = run_rows(file, stage) if is_run else csv_rows(file)
         events = _judge(rows, detector)
@@ -90,9 +87,8 @@ def anomalies_command(
             say.write(f"picture: {plot}\n")
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (TorchperfError, OSError, ValueError) as error:
-        sys.stderr.write(f"torchperf: {error}\n")
-        raise typer.Exit(_BAD_INPUT) from None
+    except ValueError as error:
+        fail(str(error))
 
 
 @dataclass(slots=True)
@@ -221,18 +217,6 @@ def _judge(rows: list[Row], detector: "SeriesDetector") -> list[_Event]:
             events[-1].peak = max(events[-1].peak, row, key=lambda one: one.score)
         on = detector.active
     return events
-
-
-def _check(file: Path, target: Path | None, plot: Path | None) -> None:
-    if not file.is_file():
-        raise SeriesError(f"{file} is {'a folder' if file.is_dir() else 'not there'}; it has to be a CSV file or a run")
-    for flag, path in (("--output", target), ("--plot", plot)):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise SeriesError(f"{flag} {path}: needs a file name in an existing folder")
-        if path is not None and path.exists() and path.samefile(file):
-            raise SeriesError(f"{flag} {path} is the input; name another file")
-    if target is not None and plot is not None and target.absolute() == plot.absolute():
-        raise SeriesError(f"--output and --plot are both {plot}; name two files")
 
 
 def _write(rows: list[Row], target: Path | None) -> None:

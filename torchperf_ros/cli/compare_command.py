@@ -1,38 +1,31 @@
 """The command `torchperf compare`: runs against runs or against a baseline, and the baselines themselves."""
 
-import importlib.util
-import sys
-from collections.abc import Sequence
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
+from typer import Argument, Option
 
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.cli.shell import Command, check_outputs, console, fail, need, say
+from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from torchperf_ros.runs.compare.baselines import BaselineStore
     from torchperf_ros.runs.compare.comparison import Comparison
     from torchperf_ros.runs.compare.verdict import Rules
     from torchperf_ros.runs.run_log import RunLog
 
-_BAD_INPUT: Final = 2
 _PLAIN_WIDTH: Final = 180
 _SHORT: Final = 12
 _TO_THE_SECOND: Final = 19
-_LIBRARIES: Final = ("scipy", "arch", "statsmodels")
-_OF_PAGES: Final = ("plotly", "jinja2")
 _OF_INPUT_FOLDERS: Final = (
     ".parquet", ".jsonl", ".mcap", ".mcap.zstd", ".db3", ".db3.zstd", ".bag", "metadata.yaml", "summary.json",
 )  # fmt: skip
 """Files of a run's or a log's folder; a verdict may be written beside them, and over an older one."""
 
 
-class CompareCommand(TyperCommand):
+class CompareCommand(Command):
     """Takes what a shell makes of `--base a*.parquet`: several files after one option, up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own copy of click's type
@@ -46,66 +39,45 @@ class CompareCommand(TyperCommand):
         return super().parse_args(ctx, spread)
 
 
-def compare_command(  # noqa: PLR0913, PLR0917 - one for each option
+def compare(  # noqa: PLR0913, PLR0917 - one for each option
     runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[BASE] [NEW]", help="The run that is the measure, the one in question."),
+        list[Path] | None, Argument(metavar="[BASE] [NEW]", help="The run that is the measure, the one in question.")
     ] = None,
-    base: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN...", help="Several runs that are the measure.")
-    ] = None,
-    new: Annotated[list[Path] | None, typer.Option(metavar="RUN...", help="Several runs in question.")] = None,
-    baseline: Annotated[
-        str, typer.Option(metavar="NAME", help="Compare with this baseline; auto: that of the same log and machine.")
-    ] = "",
-    save: Annotated[
-        str, typer.Option(metavar="NAME", help="Keep the runs as a baseline; auto: named by commit, log and machine.")
-    ] = "",
-    commit: Annotated[str, typer.Option(help="With --save, what the code was; default: what the run says.")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="Show what baselines there are, the newest first.")] = False,
-    delete: Annotated[str, typer.Option(metavar="NAME", help="Delete a baseline, without asking.")] = "",
-    folder: Annotated[
-        Path | None, typer.Option("--dir", help="Where baselines lie; default: the user's state (XDG_STATE_HOME).")
-    ] = None,
+    base: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs that are the measure.")] = None,
+    new: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs in question.")] = None,
+    baseline: Annotated[str, Option(metavar="NAME", help="Compare with this; auto: of the same log and machine.")] = "",
+    save: Annotated[str, Option(metavar="NAME", help="Keep as a baseline; auto: named by commit, log, machine.")] = "",
+    commit: Annotated[str, Option(help="With --save, what the code was; default: what the run says.")] = "",
+    replace: Annotated[bool, Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
+    list_all: Annotated[bool, Option("--list", help="Show what baselines there are, the newest first.")] = False,
+    delete: Annotated[str, Option(metavar="NAME", help="Delete a baseline, without asking.")] = "",
+    folder: Annotated[Path | None, Option("--dir", help="Where baselines lie; default: in XDG_STATE_HOME.")] = None,
     min_effect: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[STAGE.]METRIC=CHANGE",
             help="The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp.",
         ),
     ] = None,
-    min_effects: Annotated[
-        Path | None, typer.Option(help="The same in a YAML file: {p99: 3%, perception: {miss: 1pp}}.")
-    ] = None,
+    min_effects: Annotated[Path | None, Option(help="The same as YAML: {p99: 3%, perception: {miss: 1pp}}.")] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[STAGE.]METRIC=VALUE",
             help="The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms.",
         ),
     ] = None,
-    limits: Annotated[
-        Path | None, typer.Option(help="The same in a YAML file: {miss: 1%, perception: {p99: 40ms}}.")
-    ] = None,
-    skip: Annotated[list[str] | None, typer.Option(metavar="METRIC", help="Do not look at this metric.")] = None,
-    confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="Of the intervals; 1 less the rate of false alarms.")
-    ] = 0.95,
-    correction: Annotated[
-        str, typer.Option(help="For the number of comparisons: holm, bh (Benjamini-Hochberg) or none.")
-    ] = "holm",
-    resamples: Annotated[int, typer.Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap: the same seed, the same verdict.")] = 0,
-    across_machines: Annotated[
-        bool, typer.Option("--across-machines", help="Compare runs of different machines all the same.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail, too, where there is not enough data, or a stage is in one run only.")
-    ] = False,
-    markdown: Annotated[Path | None, typer.Option(help="Write the verdict to this file, for a pull request.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the distributions to this file.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+    limits: Annotated[Path | None, Option(help="The same as YAML: {miss: 1%, perception: {p99: 40ms}}.")] = None,
+    skip: Annotated[list[str] | None, Option(metavar="METRIC", help="Do not look at this metric.")] = None,
+    confidence: Annotated[float, Option(min=0.5, max=0.9999, help="Of intervals; 1 less the false alarms.")] = 0.95,
+    correction: Annotated[str, Option(help="For many comparisons: holm, bh (Benjamini-Hochberg) or none.")] = "holm",
+    resamples: Annotated[int, Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,
+    seed: Annotated[int, Option(min=0, help="Of the bootstrap: the same seed, the same verdict.")] = 0,
+    across_machines: Annotated[bool, Option("--across-machines", help="Also runs of different machines.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Fail without enough data, or a stage in one run only.")] = False,
+    markdown: Annotated[Path | None, Option(help="Write the verdict to this file, for a pull request.")] = None,
+    html: Annotated[Path | None, Option(help="Write a page with the distributions to this file.")] = None,
+    json: Annotated[Path | None, Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Whether runs are worse than others, or only look so.
 
@@ -130,45 +102,43 @@ def compare_command(  # noqa: PLR0913, PLR0917 - one for each option
     Exit status: 0 if nothing is worse, 1 if something is or breaks a limit (with
     --strict also if there is not enough data), 2 if the runs cannot be compared.
     """
-    outputs = {"--markdown": markdown, "--html": html, "--json": json}
-    try:
-        from torchperf_ros.runs.compare.baselines import BaselineStore
+    from torchperf_ros.runs.compare.baselines import BaselineStore
 
-        store = BaselineStore(folder)
-        if list_all or delete:
-            _manage(store, delete)
-            return
-        if save:
-            kept = store.save([*(runs or ()), *(new or ())] or _fail("--save: name a run"), save, commit, replace)
-            typer.echo(f"saved {kept.name} in {kept.runs[0].parent}")
-            return
-        _need(*_LIBRARIES, *(_OF_PAGES if html else ()))
-        from torchperf_ros.runs.compare.verdict import CORRECTIONS, METRICS, Rules, read_limits, read_margins
+    store = BaselineStore(folder)
+    if delete:
+        typer.echo(f"deleted {delete} in {store.delete(delete)}")
+        return
+    if list_all:
+        _list(store)
+        return
+    if save:
+        kept = store.save([*(runs or ()), *(new or ())] or fail("--save: name a run"), save, commit, replace)
+        typer.echo(f"saved {kept.name} in {kept.runs[0].parent}")
+        return
+    need("scipy", "arch", "statsmodels", *(("plotly", "jinja2") if html else ()))
+    from torchperf_ros.runs.compare import verdict_text as text
+    from torchperf_ros.runs.compare.verdict import CORRECTIONS, METRICS, Rules, read_limits, read_margins
 
-        if correction not in CORRECTIONS:
-            _fail(f"--correction {correction!r}: has to be one of {', '.join(CORRECTIONS)}")
-        for key in skip or ():
-            if key not in METRICS:
-                _fail(f"--skip {key!r}: no such metric; there are: {', '.join(METRICS)}")
-        sides = _sides(runs or [], base or [], new or [], baseline)
-        _check_outputs(outputs, [*sides[0], *sides[1], *filter(None, (min_effects, limits))])
-        rules = Rules(read_margins(min_effect or (), min_effects), read_limits(limit or (), limits), 1 - confidence,
-                      correction, frozenset(skip or ()), resamples, seed)  # fmt: skip
-        found = _compare(sides, store, "" if sides[0] else baseline or "auto", rules, across_machines)
-        _show(found)
-        status = found.status(strict)
-        from torchperf_ros.runs.compare import verdict_text as text
+    if correction not in CORRECTIONS:
+        fail(f"--correction {correction!r}: has to be one of {', '.join(CORRECTIONS)}")
+    if unknown := [key for key in skip or () if key not in METRICS]:
+        fail(f"--skip {unknown[0]!r}: no such metric; there are: {', '.join(METRICS)}")
+    sides = _sides(runs or [], base or [], new or [], baseline)
+    inputs = [*sides[0], *sides[1], *filter(None, (min_effects, limits))]
+    check_outputs({"--markdown": markdown, "--html": html, "--json": json}, inputs, _OF_INPUT_FOLDERS)
+    rules = Rules(read_margins(min_effect or (), min_effects), read_limits(limit or (), limits), 1 - confidence,
+                  correction, frozenset(skip or ()), resamples, seed)  # fmt: skip
+    found = _compare(sides, store, "" if sides[0] else baseline or "auto", rules, across_machines)
+    _show(found)
+    status = found.status(strict)
+    if markdown:
+        _write("--markdown", markdown, text.markdown(found))
+    if html:
+        from torchperf_ros.runs.compare.verdict_page import verdict_page
 
-        if markdown:
-            _write("--markdown", markdown, text.markdown(found))
-        if html:
-            from torchperf_ros.runs.compare.verdict_page import verdict_page
-
-            _write("--html", html, verdict_page(found))
-        if json:
-            _write("--json", json, text.to_json(found, status))
-    except (TorchperfError, OSError) as error:
-        _fail(str(error))
+        _write("--html", html, verdict_page(found))
+    if json:
+        _write("--json", json, text.to_json(found, status))
     raise typer.Exit(status)
 
 
@@ -178,27 +148,24 @@ def _sides(runs: list[Path], base: list[Path], new: list[Path], baseline: str) -
         new = new or runs
         if new and not (runs and new is not runs):
             return [], new
-        _fail("name the runs that are compared with the baseline: `compare NEW --baseline NAME`")
+        fail("name the runs that are compared with the baseline: `compare NEW --baseline NAME`")
     if base or new:
         if base and new and not runs and not baseline:
             return base, new
-        _fail("name both sides: `compare BASE NEW`, or `compare --base RUN... --new RUN...`")
+        fail("name both sides: `compare BASE NEW`, or `compare --base RUN... --new RUN...`")
     if len(runs) not in {1, 2}:
-        _fail("name two runs, one to be compared with its baseline, or several: `--base RUN... --new RUN...`")
+        fail("name two runs, one to be compared with its baseline, or several: `--base RUN... --new RUN...`")
     return runs[:-1], runs[-1:]
 
 
 def _compare(
     sides: tuple[list[Path], list[Path]], store: "BaselineStore", baseline: str, rules: "Rules", across_machines: bool
 ) -> "Comparison":
-    from rich.console import Console
-
     from torchperf_ros.runs.compare.baselines import AUTO
-    from torchperf_ros.runs.compare.comparison import compare
+    from torchperf_ros.runs.compare.comparison import compare as judge
     from torchperf_ros.runs.compare.run_frames import load_run
 
-    console = Console(stderr=True)
-    with console.status("reading") as shown:
+    with console(stderr=True).status("reading") as shown:
 
         def read(path: Path) -> "RunLog":
             shown.update(f"reading {path.name}")
@@ -211,50 +178,14 @@ def _compare(
             one = store.best_for(new[0], across_machines) if baseline == AUTO else store.get(baseline)
             typer.echo(f"baseline: {one.name}, saved {one.card['saved_at'][:_TO_THE_SECOND]} UTC", err=True)
             base = [changed(read(path), name=f"baseline {one.name}") for path in one.runs]
-        return compare(base, new, rules, across_machines, shown.update)
-
-
-def _check_outputs(outputs: dict[str, Path | None], inputs: Sequence[Path]) -> None:
-    """See that everything can be written, and replaces no input, before anything is read.
-
-    Raises:
-        ConfigError: an output is an input, another output, or lies in no folder.
-    """
-    seen: dict[str, Path] = {}
-    for flag, path in outputs.items():
-        if path is None:
-            continue
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            msg = f"{flag} {path}: needs a file name in an existing folder"
-            raise ConfigError(msg)
-        if hit := next((one for one in inputs if _is_of(path, one)), None):
-            msg = f"{flag} {path}: would replace the input {hit}; name another file"
-            raise ConfigError(msg)
-        if other := next((name for name, one in seen.items() if _same(path, one)), ""):
-            msg = f"{flag} {path}: is the file of {other}, too; name another file"
-            raise ConfigError(msg)
-        seen[flag] = path
-
-
-def _same(path: Path, other: Path) -> bool:
-    """Whether two paths are one file, whatever links there are."""
-    return path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other))
-
-
-def _is_of(path: Path, source: Path) -> bool:
-    """Whether a file is an input, or one of those that an input folder is made of."""
-    if not source.is_dir():
-        return _same(path, source)
-    inside = path.is_file() and path.resolve().is_relative_to(source.resolve())
-    return inside and path.resolve().name.endswith(_OF_INPUT_FOLDERS)
+        return judge(base, new, rules, across_machines, shown.update)
 
 
 def _write(flag: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        msg = f"{flag} {path}: cannot be written: {error.strerror or error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{flag} {path}: cannot be written: {error.strerror or error}") from error
 
 
 def _show(comparison: "Comparison") -> None:
@@ -264,7 +195,7 @@ def _show(comparison: "Comparison") -> None:
     from torchperf_ros.runs.compare import verdict_text as text
     from torchperf_ros.runs.compare.verdict import Verdict
 
-    console, bad = _console(), "bold red"
+    shown, bad = console(_PLAIN_WIDTH), "bold red"
     styles = {Verdict.WORSE: bad, Verdict.BETTER: "green", Verdict.NOT_ENOUGH: "yellow",
               Verdict.INFORMATIVE: "dim"}  # fmt: skip
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -273,21 +204,17 @@ def _show(comparison: "Comparison") -> None:
         table.add_column(head, justify="left" if number in {0, len(heads) - 1} else "right")
     for finding, row in zip(comparison.findings, text.rows(comparison.findings), strict=True):
         table.add_row(*map(escape, row), style=bad if finding.breaks_limit else styles.get(finding.verdict, ""))
-    console.print(table)
+    shown.print(table)
     for line in (*text.remarks(comparison), *text.samples(comparison)):
-        console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)
+        say(shown, f"- {line}")
     worse = comparison.with_verdict(Verdict.WORSE) or comparison.broken_limits
     style = bad if worse else "bold yellow" if text.conspicuous(comparison) else "bold"
-    console.print(text.headline(comparison), style=style, highlight=False, markup=False, soft_wrap=True)
+    say(shown, text.headline(comparison), style)
 
 
-def _manage(store: "BaselineStore", delete: str) -> None:
-    """List baselines, or delete one."""
+def _list(store: "BaselineStore") -> None:
     from rich.table import Table
 
-    if delete:
-        typer.echo(f"deleted {delete} in {store.delete(delete)}")
-        return
     found = store.all()
     if not found:
         typer.echo(f"no baselines in {store.folder}")
@@ -300,24 +227,4 @@ def _manage(store: "BaselineStore", delete: str) -> None:
         machine = " ".join(filter(None, [card["cpu"], card["fingerprint"][:_SHORT]])) or "-"
         table.add_row(one.name, card["saved_at"][:_TO_THE_SECOND], card["commit"][:_SHORT] or "-", card["log"] or "-",
                       machine, str(len(one.runs)), frames)  # fmt: skip
-    _console().print(table)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
-
-
-def _need(*libraries: str) -> None:
-    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
-    if missing:
-        _fail(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
-              "`pip install 'torchperf_ros[analysis]'`")  # fmt: skip
-
-
-def _fail(text: str) -> NoReturn:
-    """One line for what cannot be done, and the status 2."""
-    sys.stderr.write(f"torchperf: {text}\n")
-    raise typer.Exit(_BAD_INPUT)
+    console(_PLAIN_WIDTH).print(table)

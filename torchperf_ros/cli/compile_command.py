@@ -5,17 +5,22 @@ import select
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
+from torchperf_ros.cli.shell import AdapterOptions, Device, DryRun, Force, JsonFile, check_outputs, console, fail, say
 from torchperf_ros.config.build_options import AUTO, DYNAMIC, PACKAGE_SUFFIXES, PRECISIONS
 from torchperf_ros.config.config import NodeConfig, node_config
 from torchperf_ros.config.params_file import read_params_file
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.packages.package_cache import clear_compiler_cache, open_cache
 
-_BAD_INPUT = 2
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_TABLE_WIDTH = 140
 _POLL_S = 0.2
 _MIB = 1 << 20
 _COLUMNS = (
@@ -23,32 +28,25 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def compile_command(  # noqa: PLR0913, PLR0917 - one for each option
-    adapter: Annotated[str | None, typer.Option(help="module:Class of the adapter whose tiers are compiled.")] = None,
-    params: Annotated[
-        Path | None, typer.Option(help="A node's parameter file: every stage in it, as the node will want it.")
+def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
+    context: typer.Context,
+    adapter: Annotated[str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
+    params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
+    stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
+    tier: Annotated[list[str] | None, Option(help="Only this tier; repeatable. Default: full, medium, fast.")] = None,
+    options: AdapterOptions = "{}",
+    device: Device = "auto",
+    engine: Annotated[str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")] = AUTO,
+    precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
+    dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
+    channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
+    fold_batch_norm: Annotated[bool, Option("--fold-batch-norm", help="Fold batch norm into convolutions.")] = False,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
     ] = None,
-    stage: Annotated[str | None, typer.Option(help="Only this stage of --params.")] = None,
-    tier: Annotated[
-        list[str] | None, typer.Option(help="Only this tier; repeatable. Default: full, medium, fast.")
-    ] = None,
-    options: Annotated[str, typer.Option(help="JSON, handed to the adapter.")] = "{}",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    engine: Annotated[
-        str, typer.Option(help=f"What runs it: {', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")
-    ] = AUTO,
-    precision: Annotated[str, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
-    dynamic: Annotated[str, typer.Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Images with channels last.")] = False,
-    fold_batch_norm: Annotated[
-        bool, typer.Option("--fold-batch-norm", help="Fold batch normalisation into convolutions.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Build even what is there already.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is there and what would be built.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the manifests to this file.")] = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Compile an adapter's tiers ahead of time, so that the node starts from packages.
 
@@ -59,41 +57,34 @@ def compile_command(  # noqa: PLR0913, PLR0917 - one for each option
     built nor measured again.
 
     Examples: torchperf compile --params config/perception.yaml
-              torchperf compile --adapter my_robot.segmenter:Segmenter --tier full --tier fast
+              torchperf compile my_robot.segmenter:Segmenter --tier full --tier fast
 
     Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
     """
-    from rich.console import Console
-
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    own = {
-        "options": (options, "{}"), "device": (device, "auto"), "engine": (engine, AUTO),
-        "precision": (precision, "fp32"), "dynamic": (dynamic, "auto"),
-        "channels_last": (channels_last, False), "fold_batch_norm": (fold_batch_norm, False),
-    }  # fmt: skip
-    try:
-        if (adapter is None) == (params is None):
-            msg = "either --adapter module:Class or --params FILE, one of the two, says what to compile"
-            raise ConfigError(msg)
-        if params is None:
-            values = {name: value for name, (value, _) in own.items() if name != "device"} | {
-                "adapter": adapter, "output": "output", "tiers": tier or ["full", "medium", "fast"],
-                "precision": [precision],
-            }  # fmt: skip
-            config = node_config({"stages": ["adapter"], "device": device}, {"adapter": values})
-        else:
-            given = [f"--{name.replace('_', '-')}" for name, (value, default) in own.items() if value != default]
-            if given:
-                msg = f"{', '.join(given)}: with --params, the file says that"
-                raise ConfigError(msg)
-            config = read_params_file(params)
-        jobs = _jobs(config, stage, tier or [], {"out": out and str(out), "force": force, "dry_run": dry_run})
-        built = [result for name, job in jobs.items() for result in _run(name, job, console)]
-        if json_file is not None:
-            json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
-    except (TorchperfError, OSError) as error:
-        _fail(str(error))
-    _print(built, console)
+    check_outputs({"--json": json_file})
+    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last,
+           "fold_batch_norm": fold_batch_norm}  # fmt: skip
+    if (adapter is None) == (params is None):
+        raise ConfigError("either an adapter, module:Class, or --params FILE, one of the two, says what to compile")
+    if params is None:
+        values = own | {
+            "adapter": adapter, "output": "output", "tiers": tier or ["full", "medium", "fast"],
+            "precision": [precision],
+        }  # fmt: skip
+        config = node_config({"stages": ["adapter"], "device": device}, {"adapter": values})
+    else:
+        names = (*own, "device", "precision")
+        given = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"{flags}: with --params, the file says that")
+        config = read_params_file(params)
+    shown = console(_TABLE_WIDTH)
+    jobs = _jobs(config, stage, tier or [], {"out": output and str(output), "force": force, "dry_run": dry_run})
+    built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
+    if json_file is not None:
+        json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+    _print(built, shown)
     raise typer.Exit(any(result["kind"] == "failed" for result in built))
 
 
@@ -107,8 +98,7 @@ def _jobs(
             continue
         unknown = sorted(set(tiers) - set(found.tiers))
         if unknown:
-            msg = f"--tier {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"--tier {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}")
         numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
         jobs[found.name] = {
             "adapter": found.adapter, "options": found.options, "device": config.device,
@@ -123,7 +113,7 @@ def _jobs(
     return jobs
 
 
-def _run(stage: str, job: dict[str, Any], console: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - rich is imported late
+def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[str, Any]]:
     """Run a compile process to its end, with progress; gives what became of each tier.
 
     Raises:
@@ -160,22 +150,22 @@ def _run(stage: str, job: dict[str, Any], console: Any) -> Iterator[dict[str, An
         process.close()
 
 
-def _print(results: list[dict[str, Any]], console: Any) -> None:  # noqa: ANN401
+def _print(results: list[dict[str, Any]], console: "Console") -> None:
     from rich.table import Table
 
     table, notes = Table(*_COLUMNS), []
     for result in results:
         name = f"{result['stage']} {result['tier']}"
-        if result["kind"] == "built":
-            table.add_row(*_row(result))
-            if result.get("choice"):
-                notes.append(f"{name}: {result['choice']}")
-            if result["manifest"] and result["manifest"]["variants_ms"]:
-                notes.append(f"{name}: {_variants(result)}")
-        elif result["kind"] == "planned":
-            console.print(f"{name}: {result['text']}", highlight=False, soft_wrap=True, markup=False)
-        else:
+        if result["kind"] == "planned":
+            say(console, f"{name}: {result['text']}")
+        elif result["kind"] == "failed":
             sys.stderr.write(f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}".rstrip() + "\n")
+        else:
+            table.add_row(*_row(result))
+            notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
+            variants = result["manifest"]["variants_ms"] if result["manifest"] else {}
+            kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())
+            notes += [f"{name}: kept {kept.replace(', ', '; ', 1)}"] if kept else []
     if table.row_count:
         console.print(table)
     for note in notes:
@@ -190,8 +180,7 @@ def _row(result: dict[str, Any]) -> list[str]:
     ratio = timing["eager_p50_ms"] / timing["p50_ms"]
     return [
         result["stage"], result["tier"], manifest["identity"]["options"]["engine"],
-        Path(result["package"]).stem[:12],
-        f"{manifest['package_bytes'] / _MIB:.1f}",
+        Path(result["package"]).stem[:12], f"{manifest['package_bytes'] / _MIB:.1f}",
         f"{manifest['compile_s']:.1f} s" + ("" if result["new"] else ", earlier"),
         f"{timing['p50_ms']:.2f} / {timing['p99_ms']:.2f}",
         f"{timing['eager_p50_ms']:.2f} / {timing['eager_p99_ms']:.2f}",
@@ -200,17 +189,11 @@ def _row(result: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _variants(result: dict[str, Any]) -> str:
-    """Which variant of the package was kept, and what the others took."""
-    kept, *others = (f"{name} {p50_ms:.2f} ms" for name, p50_ms in result["manifest"]["variants_ms"].items())
-    return f"kept {kept}" + (f"; {', '.join(others)}" if others else "")
-
-
-def cache_command(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove every package.")] = False,
-    remove: Annotated[str | None, typer.Option(help="Remove the packages whose key begins with this.")] = None,
-    cache_dir: Annotated[str, typer.Option(help="The folder; default: where the node keeps them.")] = "",
-    cache_mib: Annotated[int, typer.Option(min=64, help="Its bound, as the node's parameter.")] = 4096,
+def cache(
+    clear: Annotated[bool, Option("--clear", help="Remove every package.")] = False,
+    remove: Annotated[str | None, Option(help="Remove the packages whose key begins with this.")] = None,
+    cache_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
+    cache_mib: Annotated[int, Option(min=64, help="Its bound, as the node's parameter.")] = 4096,
 ) -> None:
     """List the compiled packages on this machine, or remove them.
 
@@ -219,52 +202,41 @@ def cache_command(
 
     Example: torchperf cache --remove 3f9a
     """
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    cache = open_cache(cache_dir, cache_mib)
+    shown, packages = console(_TABLE_WIDTH), open_cache(cache_dir, cache_mib)
     try:
-        entries = cache.entries()
+        entries = packages.entries()
     except OSError as error:
-        _fail(f"folder {cache.folder} cannot be read: {error.strerror}")
+        fail(f"folder {packages.folder} cannot be read: {error.strerror}")
     if clear or remove is not None:
         chosen = [entry for entry in entries if clear or entry.path.stem.startswith(remove or "\0")]
         if not chosen and remove is not None:
-            _fail(f"no package in {cache.folder} has a key that begins with {remove!r}")
-        try:
-            for entry in chosen:
-                cache.remove(entry.path)
-        except ConfigError as error:
-            _fail(str(error))
+            fail(f"no package in {packages.folder} has a key that begins with {remove!r}")
+        for entry in chosen:
+            packages.remove(entry.path)
         freed = sum(entry.size_bytes for entry in chosen)
-        console.print(f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {cache.folder}", highlight=False)
+        shown.print(f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}", highlight=False)
         if clear and (freed := clear_compiler_cache(cache_dir)):
-            console.print(f"and {freed / _MIB:.1f} MiB that torch's compilers kept there", highlight=False)
+            shown.print(f"and {freed / _MIB:.1f} MiB that torch's compilers kept there", highlight=False)
         return
     table = Table("key", "adapter", "tier", "how", "device", "torch", "MiB", "p50 ms", "eager", "built")
     for entry in entries:
         if entry.manifest is None:
-            console.print(f"{entry.path.stem[:12]}: {entry.problem}", style="red", markup=False, soft_wrap=True)
+            shown.print(f"{entry.path.stem[:12]}: {entry.problem}", style="red", markup=False, soft_wrap=True)
             continue
         manifest, identity = entry.manifest, entry.manifest.identity
-        timing = list(manifest.timings.values())[-1]
-        how = [
-            str(identity.options.get("engine", "")),
-            str(identity.options.get("precision", "")),
-            *(key for key, value in identity.options.items() if value is True),
-        ]
+        timing, options = list(manifest.timings.values())[-1], identity.options
+        how = [str(options.get("engine", "")), str(options.get("precision", ""))]
+        how += [name for name, value in options.items() if value is True]
         table.add_row(
             entry.path.stem[:12], manifest.adapter.rpartition(":")[2], manifest.tier, " ".join(how),
             f"{identity.device} {identity.capability}", identity.torch, f"{entry.size_bytes / _MIB:.1f}",
             f"{timing['p50_ms']:.2f}", f"{timing['eager_p50_ms']:.2f}", manifest.built[:16].replace("T", " "),
         )  # fmt: skip
     if table.row_count:
-        console.print(table)
+        shown.print(table)
     total = sum(entry.size_bytes for entry in entries)
-    console.print(f"{len(entries)} packages, {total / _MIB:.1f} of {cache_mib} MiB, in {cache.folder}", highlight=False)
-
-
-def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"torchperf: {text}\n")
-    raise typer.Exit(_BAD_INPUT)
+    shown.print(
+        f"{len(entries)} packages, {total / _MIB:.1f} of {cache_mib} MiB, in {packages.folder}", highlight=False
+    )

@@ -1,7 +1,6 @@
 """The command `torchperf`. Everything is imported by the command that needs it, so that `--help` is quick."""
 
 import shutil
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -9,32 +8,23 @@ import typer
 from typer.core import TyperGroup
 
 from torchperf_ros import __version__
-from torchperf_ros.cli.anomalies_command import anomalies_command
-from torchperf_ros.cli.check_command import check
-from torchperf_ros.cli.compare_command import CompareCommand, compare_command
-from torchperf_ros.cli.compile_command import cache_command, compile_command
-from torchperf_ros.cli.inspect_command import inspect_command
-from torchperf_ros.cli.make_log_command import make_log
-from torchperf_ros.cli.node_commands import demo, node, profile, record, snapshot, swap
-from torchperf_ros.cli.play_command import play_command
-from torchperf_ros.cli.replay_command import replay_command
-from torchperf_ros.cli.report_command import report
-from torchperf_ros.cli.top_command import top
-from torchperf_ros.cli.tune_command import tune_command
+from torchperf_ros.cli.anomalies_command import anomalies
+from torchperf_ros.cli.compare_command import CompareCommand, compare
+from torchperf_ros.cli.compile_command import cache, compile_tiers
+from torchperf_ros.cli.drive_commands import demo, node, profile, record, snapshot, swap, top
+from torchperf_ros.cli.log_commands import make_log, play, report
+from torchperf_ros.cli.model_commands import check, inspect, tune
+from torchperf_ros.cli.replay_command import replay
+from torchperf_ros.cli.shell import Command, fail
 
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
-_BAD_INPUT: Final = 2
 _ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-_GROUPS: Final = {
-    "Drive": ("node", "demo", "top", "record", "profile", "snapshot", "swap"),
-    "Model": ("check", "inspect", "tune", "compile", "cache"),
-    "Logs": ("replay", "play", "make-log", "report", "compare", "anomalies"),
-}
-_COMMANDS: Final[dict[str, Callable[..., Any]]] = {
-    "node": node, "demo": demo, "top": top, "record": record, "profile": profile, "snapshot": snapshot, "swap": swap,
-    "check": check, "inspect": inspect_command, "tune": tune_command, "compile": compile_command,
-    "cache": cache_command, "replay": replay_command, "play": play_command, "make-log": make_log, "report": report,
-    "compare": compare_command, "anomalies": anomalies_command,
+_COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
+    "Drive": {"node": node, "demo": demo, "top": top, "record": record, "profile": profile, "snapshot": snapshot,
+              "swap": swap},
+    "Model": {"check": check, "inspect": inspect, "tune": tune, "compile": compile_tiers, "cache": cache},
+    "Logs": {"replay": replay, "play": play, "make-log": make_log, "report": report, "compare": compare,
+             "anomalies": anomalies},
 }  # fmt: skip
 _MOVED: Final = {
     "check-model": "torchperf tune --tables",
@@ -50,7 +40,7 @@ class _Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own copies of click's types
         whole = 1000
-        for title, names in _GROUPS.items():
+        for title, names in _COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(whole)) for name in names])
 
@@ -84,17 +74,16 @@ def _options(
 
 def _moved(context: typer.Context) -> None:
     name = context.info_name or ""
-    sys.stderr.write(f"torchperf: {name} is now: {_MOVED[name]}\n")
-    raise typer.Exit(_BAD_INPUT)
+    fail(f"{name} is now: {_MOVED[name]}")
 
 
-for _title, _names in _GROUPS.items():
-    for _name in _names:
+for _group, _commands in _COMMANDS.items():
+    for _name, _function in _commands.items():
         app.command(
             _name,
-            rich_help_panel=_title,
-            cls=CompareCommand if _name == "compare" else None,
+            rich_help_panel=_group,
+            cls=CompareCommand if _name == "compare" else Command,
             context_settings=_ANY_ARGUMENTS if _name == "node" else None,
-        )(_COMMANDS[_name])
+        )(_function)
 for _name, _text in _MOVED.items():
     app.command(_name, hidden=True, help=f"It is now: {_text}", context_settings=_ANY_ARGUMENTS)(_moved)

@@ -10,6 +10,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
+
+from torchperf_ros.cli.shell import DryRun, console, pairs, say
+from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,10 +22,9 @@ if TYPE_CHECKING:
     from torchperf_ros.replay.batch.batch_cluster import BatchOptions
     from torchperf_ros.replay.replay import Progress
     from torchperf_ros.replay.replay_options import ReplayOptions
-    from torchperf_ros.replay.replay_result import ReplayResult, StageResult
+    from torchperf_ros.replay.replay_result import ReplayResult
 
 _PARTIAL = 1
-_BAD_INPUT = 2
 _PLAIN_WIDTH = 120
 _EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
@@ -29,63 +32,41 @@ _WORST = 5
 _NS_PER_S = 1e9
 
 
-def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    logs: Annotated[
-        list[Path], typer.Argument(help="A rosbag2 folder, .mcap, .db3 or ROS 1 .bag; or several, or folders of such.")
-    ],
+def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    logs: Annotated[list[Path], Argument(help="rosbag2 folder, .mcap, .db3 or .bag; several, or folders of such.")],
     params: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none."),
+        Path | None, Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none.")
     ] = None,
     sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML."),
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML.")
     ] = None,
     maps: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's, as /camera/front:=image."),
+        Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's, as /camera/front:=image."),
     ] = None,
-    pace: Annotated[
-        str, typer.Option(help="fast: no deadlines; real: as it was; virtual: deadlines on a virtual clock.")
-    ] = "fast",
+    pace: Annotated[str, Option(help="fast: no deadlines; real: as it was; virtual: on a virtual clock.")] = "fast",
     times: Annotated[
-        str,
-        typer.Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file."),
+        str, Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file.")
     ] = "log",
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
-    start: Annotated[float, typer.Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
-    duration: Annotated[
-        float | None, typer.Option(min=0.001, metavar="S", help="Seconds of the log to replay; default: all.")
-    ] = None,
+    seed: Annotated[int, Option(help="Of what is drawn at random.")] = 0,
+    start: Annotated[float, Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
+    duration: Annotated[float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="MCAP of outputs and /perf/* to write; for several logs a folder."),
+        Path | None, Option("--output", "-o", help="MCAP of outputs and /perf/*; several logs: a folder.")
     ] = None,
-    inputs: Annotated[
-        str, typer.Option(metavar="all|none|TOPICS", help="Topics of the log to copy into the MCAP, with commas.")
-    ] = "none",
+    inputs: Annotated[str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")] = "none",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Summary and a row for each frame, as JSON.")
+        Path | None, Option("--json", metavar="FILE", help="Summary and a row for each frame.")
     ] = None,
-    parquet_file: Annotated[
-        Path | None, typer.Option("--parquet", metavar="FILE", help="The same as Parquet, for long logs.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be replayed, and stop.")] = False,
-    parallel: Annotated[int, typer.Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
-    scheduler: Annotated[
-        str, typer.Option(metavar="tcp://HOST:PORT", help="Several logs: a Dask cluster instead of this machine.")
-    ] = "",
-    retries: Annotated[int, typer.Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
-    timeout: Annotated[
-        float, typer.Option(min=0.0, metavar="S", help="Several logs: how long one may take; 0: as it needs.")
-    ] = 0.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Several logs: also those that are done already.")] = False,
-    keep_output: Annotated[
-        bool, typer.Option("--keep-output", help="Several logs: an MCAP beside each one's results, too.")
-    ] = False,
-    dashboard: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, for example :8787.")
-    ] = "",
+    parquet_file: Annotated[Path | None, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,
+    dry_run: DryRun = False,
+    parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
+    scheduler: Annotated[str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")] = "",
+    retries: Annotated[int, Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
+    timeout: Annotated[float, Option(min=0.0, metavar="S", help="Several logs: most for each; 0: no limit.")] = 0.0,
+    fresh: Annotated[bool, Option("--fresh", help="Several logs: also those that are done already.")] = False,
+    keep_output: Annotated[bool, Option("--keep-output", help="Several logs: an MCAP of each, too.")] = False,
+    dashboard: Annotated[str, Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, as :8787.")] = "",
 ) -> None:
     """A log through the node's stages: the same workers as live, fed with its bytes.
 
@@ -114,144 +95,92 @@ def replay_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         from torchperf_ros.workers.fork_server import start_base
 
         start_base()  # it imports torch while this process imports the rest
-    from torchperf_ros.frame.errors import ConfigError, TorchperfError
+    from torchperf_ros.config.params_file import parse_value
     from torchperf_ros.replay.batch.batch_logs import is_batch
     from torchperf_ros.replay.log_feed import parse_maps
     from torchperf_ros.replay.replay_options import ReplayOptions
 
-    try:
-        options = ReplayOptions(
-            params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output, _parameters(sets or [])
-        )
-        files = [file for file in (json_file, parquet_file) if file]
-        if is_batch(logs):
-            from torchperf_ros.replay.batch.batch_cluster import BatchOptions
+    own = pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
+    options = ReplayOptions(
+        params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output,
+        {name: parse_value(name, value) for name, value in own.items()},
+    )  # fmt: skip
+    files = [file for file in (json_file, parquet_file) if file]
+    if is_batch(logs):
+        from torchperf_ros.replay.batch.batch_cluster import BatchOptions
 
-            folder = output or Path("replays")
-            batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
-            status = _many(logs, options, batch, files, dry_run=dry_run)
-        else:
-            of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
-            if unused := [name for name, given in of_several.items() if given]:
-                msg = f"--{unused[0]}: is for several logs, or a folder of them; this is one log"
-                raise ConfigError(msg)
-            status = 0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL
-    except (TorchperfError, OSError) as error:
-        sys.stderr.write(f"torchperf: {error}\n")
-        raise typer.Exit(_BAD_INPUT) from error
-    raise typer.Exit(status)
+        folder = output or Path("replays")
+        batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
+        raise typer.Exit(_many(logs, options, batch, files, dry_run=dry_run))
+    of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
+    if unused := [name for name, given in of_several.items() if given]:
+        raise ConfigError(f"--{unused[0]}: is for several logs, or a folder of them; this is one log")
+    raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
 
 
 def _many(
     logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], *, dry_run: bool
 ) -> int:
-    """Replay several logs; the exit status.
-
-    Raises:
-        ConfigError: files were asked for, which several logs have one each of.
-    """
-    from rich.console import Console
-
-    from torchperf_ros.frame.errors import ConfigError
+    """Replay several logs; the exit status."""
     from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 
     if files:
-        msg = f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"
-        raise ConfigError(msg)
-    shown = Console()
+        raise ConfigError(f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o")
+    shown = console()
     if dry_run:
         for line in plan_batch(logs, options, batch):
-            _print(shown, line)
+            say(shown, line)
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    return replay_batch(logs, options, batch, Console(stderr=True), shown).status
+    return replay_batch(logs, options, batch, console(stderr=True), shown).status
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    """Replay one log, show and write what it came to; whether that was all of it.
-
-    Raises:
-        ConfigError: an option would do nothing, or two files are one.
-    """
-    from rich.console import Console
-
-    from torchperf_ros.frame.errors import ConfigError
-    from torchperf_ros.replay.replay import plan, replay
+    """Replay one log, show and write what it came to; whether that was all of it."""
+    from torchperf_ros.replay.replay import plan
+    from torchperf_ros.replay.replay import replay as play_back
     from torchperf_ros.replay.replay_options import prefer_this_process, read_config
     from torchperf_ros.runs.run_file import check_run_path, write_run
 
-    told, shown = Console(stderr=True), Console()
-    if not shown.is_terminal:
-        shown = Console(width=_PLAIN_WIDTH)
+    told, shown = console(stderr=True), console(_PLAIN_WIDTH)
     if options.inputs != "none" and options.output is None:
-        msg = f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap"
-        raise ConfigError(msg)
+        raise ConfigError(f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap")
     for file in files:
         check_run_path(file)
     if len({file.resolve() for file in files}) < len(files):
-        msg = f"{files[0]}: is to be written twice; choose two files"
-        raise ConfigError(msg)
+        raise ConfigError(f"{files[0]}: is to be written twice; choose two files")
     if dry_run:
         for line in plan(log, options):
-            _print(shown, line)
+            say(shown, line)
         return True
     if options.pace == "real":
         scheduling = prefer_this_process(read_config(options, log))
         if ":" in scheduling:
             sys.stderr.write(f"scheduling is {scheduling}\n")
     with _progress_bar(log.name, told) as progress:
-        result = replay(log, options, progress, lambda text: _print(told, text))
+        result = play_back(log, options, progress, lambda text: say(told, text))
     for file in files:
         write_run(result.run, file)
     shown.print(_stage_table(result))
     for line in _lines(result):
-        _print(shown, line)
+        say(shown, line)
     if written := [str(file) for file in (options.output, *files) if file]:
-        _print(shown, f"wrote {', '.join(written)}")
+        say(shown, f"wrote {', '.join(written)}")
     return result.complete
-
-
-def _parameters(texts: list[str]) -> dict[str, object]:
-    """`--set` options by name; values as a parameter file would have them.
-
-    Raises:
-        ConfigError: one has no `=`, or its value is not YAML.
-    """
-    from torchperf_ros.config.params_file import parse_value
-    from torchperf_ros.frame.errors import ConfigError
-
-    found: dict[str, object] = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            msg = f"--set {text!r}: has to be NAME=VALUE, for example perception.budget_ms=40.0"
-            raise ConfigError(msg)
-        found[name] = parse_value(name, value)
-    return found
-
-
-def _print(console: "Console", text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _progress_bar(name: str, console: "Console") -> "Iterator[Progress]":
     """A bar over the log's time, with what is left to wait; a line now and then where there is no terminal."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[at]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[at]}"), progress.TimeElapsedColumn(), progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
     )  # fmt: skip
     plain = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2, disable=plain) as bar:
+    with progress.Progress(*columns, console=console, transient=True, refresh_per_second=2, disable=plain) as bar:
         task = bar.add_task(name, total=None, at="starting")
         next_s = 0.0
 
@@ -263,7 +192,7 @@ def _progress_bar(name: str, console: "Console") -> "Iterator[Progress]":
             of = f" of {total_ns / _NS_PER_S:.1f}" if total_ns else ""
             at = f"{done_ns / _NS_PER_S:.1f}{of} s"
             if plain:
-                _print(console, f"{name}: at {at}")
+                say(console, f"{name}: at {at}")
             else:
                 bar.update(task, completed=done_ns, total=total_ns or None, at=at)
 
@@ -285,27 +214,17 @@ def _stage_table(result: "ReplayResult") -> "Table":
     table.add_column("tiers")
     table.add_column("not on time")
     for stage in result.stages.values():
+        used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0).most_common()  # which gave results
+        tiers = ", ".join(f"{stage.tiers[tier]} {percent(count / len(stage.frames), 0)}" for tier, count in used)
+        missed = ", ".join(f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time")
+        instead = ", ".join(f"{count:,} {word}" for word, count in stage.fallbacks.most_common())
         table.add_row(
             stage.name, f"{len(stage.frames):,}", percent(1.0 - stage.miss_ratio) if len(stage.frames) else "-",
             *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
             *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}",
-            _tiers(stage), _otherwise(stage),
+            tiers or "-", "; ".join(filter(None, [missed, instead])) or "-",
         )  # fmt: skip
     return table
-
-
-def _tiers(stage: "StageResult") -> str:
-    """Which tiers gave results, and how often, the most used first."""
-    from torchperf_ros.frame.percent import percent
-
-    used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0).most_common()
-    return ", ".join(f"{stage.tiers[tier]} {percent(n / len(stage.frames), 0)}" for tier, n in used) or "-"
-
-
-def _otherwise(stage: "StageResult") -> str:
-    missed = [f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time"]
-    instead = [f"{count:,} {word}" for word, count in stage.fallbacks.most_common()]
-    return "; ".join(filter(None, [", ".join(missed), ", ".join(instead)])) or "-"
 
 
 def _lines(result: "ReplayResult") -> Iterator[str]:

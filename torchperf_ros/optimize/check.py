@@ -7,7 +7,7 @@ built, weights that differ at every build, tiers that take different inputs, an 
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +50,9 @@ class Finding:
     took_ms: float = math.nan
 
 
+Found = Generator[Finding, None, Any]
+
+
 class _Failed(Exception):
     """A step failed, and those that build on it cannot be tried."""
 
@@ -58,12 +61,11 @@ class AdapterCheck:
     """Checks one adapter, step by step.
 
     Attributes:
+        failed: a step went wrong.
         refused: the adapter refused the frame with `BadInput`, so that its answer is not known.
     """
 
-    def __init__(
-        self, path: str, options: dict[str, Any], tiers: tuple[str, ...], device: str, log: Path | None, found: "Found"
-    ) -> None:
+    def __init__(self, path: str, options: dict[str, Any], tiers: Sequence[str], device: str, log: Path | None) -> None:
         """Take what to check.
 
         Args:
@@ -72,119 +74,96 @@ class AdapterCheck:
             tiers: in their order.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             log: a recorded log to take the frame from; None: it is made.
-            found: hears of each step as it ends.
         """
-        self._path, self._options, self._tiers, self._log, self._found = path, options, tiers, log, found
+        self._path, self._options, self._tiers, self._log = path, options, tiers, log
         self._device = Device(choose_device(device), threads=0)  # with as many CPU threads as a worker has
-        self._failed = self.refused = False
+        self.failed = self.refused = False
 
-    def run(self) -> bool:
-        """Run every step that can be run; whether all went well."""
+    def run(self) -> Iterator[Finding]:
+        """Try every step that can be tried; what came of each, as it ends."""
+        for found in self._steps():
+            self.failed |= found.ok is False
+            yield found
+
+    def _steps(self) -> Found:
         try:
-            adapter = self._step("load", self._load, lambda found: f"{type(found).__name__} on {self._device.device}")
-            self._step("inputs and output", lambda: self._contract(adapter), str)
+            adapter: Adapter = yield from self._step(
+                "load", lambda: load_adapter(self._path)(self._options, self._device.device),
+                lambda found: f"{type(found).__name__} on {self._device.device}",
+            )  # fmt: skip
+            yield from self._step("inputs and output", lambda: _contract(adapter), str)
+            trigger, kind = next(iter(adapter.inputs.items()))
+            if not has_header(kind):
+                text = f"trigger {trigger} ({kind}) has no header: ages and `budget_from: stamp` are not known"
+                yield Finding("trigger", None, text)
             with torch.inference_mode():
-                models = [self._tier(adapter, tier) for tier in self._tiers]
-                self._tell(self._same_inputs(adapter))
-                messages = self._step("a frame", lambda: self._messages(adapter), self._describe)
-                for tier, model in zip(self._tiers, models, strict=True):
+                models = {}
+                for tier in self._tiers:
+                    models[tier] = yield from self._tier(adapter, tier)
+                if None not in models.values():
+                    inputs = {tier: _shapes(adapter.example_inputs(tier)) for tier in self._tiers}
+                    if len(set(inputs.values())) > 1:
+                        text = f"tiers take different inputs: {inputs}; every tier has to take what `preprocess` gives"
+                        yield Finding("tiers", False, text)
+                messages = yield from self._step("a frame", lambda: self._messages(adapter), self._describe)
+                for tier, model in models.items():
                     if model is not None:
-                        self._frame(adapter, tier, model, messages)
+                        yield from self._frame(adapter, tier, model, messages)
         except _Failed:
             pass
-        return not self._failed
 
-    def _tell(self, finding: Finding | None) -> None:
-        if finding is not None:
-            self._failed |= finding.ok is False
-            self._found(finding)
-
-    def _step(self, name: str, act: Callable[[], Any], text: Callable[[Any], str]) -> Any:  # noqa: ANN401
+    def _step(self, name: str, act: Callable[[], Any], text: Callable[[Any], str]) -> Found:
+        """Try one step; gives its result."""
         started_ns = time.perf_counter_ns()
         try:
             result = act()
         except Exception as error:  # the user's code runs here: whatever it raises is what the check is for
-            self._tell(Finding(name, ok=False, text=_reason(error, self._path)))
+            yield Finding(name, False, _reason(error, self._path))
             raise _Failed from error
-        self._tell(Finding(name, ok=True, text=text(result), took_ms=(time.perf_counter_ns() - started_ns) / 1e6))
+        yield Finding(name, True, text(result), (time.perf_counter_ns() - started_ns) / 1e6)
         return result
 
-    def _load(self) -> Adapter:
-        return load_adapter(self._path)(self._options, self._device.device)
+    def _tier(self, adapter: Adapter, tier: str) -> Found:
+        """Build a tier twice, and run it on its example inputs; gives the model, None if that cannot be done."""
 
-    def _contract(self, adapter: Adapter) -> str:
-        if not getattr(adapter, "inputs", None) or not getattr(adapter, "output", ""):
-            msg = "has to have `inputs` (topic -> message type, the trigger first) and `output` (a message type)"
-            raise TorchperfError(msg)
-        for name in (*adapter.inputs.values(), adapter.output):
-            message_class(name)
-        trigger, trigger_type = next(iter(adapter.inputs.items()))
-        if not has_header(trigger_type):
-            text = f"trigger {trigger} ({trigger_type}) has no header: ages and `budget_from: stamp` are not known"
-            self._tell(Finding("trigger", ok=None, text=text))
-        return f"{', '.join(f'{topic} ({kind})' for topic, kind in adapter.inputs.items())} to {adapter.output}"
+        def build() -> torch.nn.Module:
+            model = adapter.build(tier)
+            if not isinstance(model, torch.nn.Module):
+                raise TorchperfError(f"build({tier!r}) gave a {type(model).__name__}; it has to be a torch.nn.Module")
+            return model.eval()
 
-    def _tier(self, adapter: Adapter, tier: str) -> torch.nn.Module | None:
-        """Build a tier twice, and run it on its example inputs; None if that cannot be done."""
+        def example_inputs() -> tuple[torch.Tensor, ...]:
+            example = adapter.example_inputs(tier)
+            if not isinstance(example, tuple) or not all(isinstance(each, torch.Tensor) for each in example):
+                raise TorchperfError(f"example_inputs({tier!r}) gave {_kind(example)}; it has to be a tuple of tensors")
+            return example
+
+        def run_again() -> None:
+            check = OutputCheck(outputs, fixed_sizes=True)
+            check.check(outputs)
+            check.check(model(*example))
+
         try:
-            model = self._step(f"tier {tier}: build", lambda: self._built(adapter, tier), _size)
-            again = self._step(f"tier {tier}: build again", lambda: self._built(adapter, tier), lambda _: "")
+            model = yield from self._step(f"tier {tier}: build", build, _size)
+            again = yield from self._step(f"tier {tier}: build again", build, lambda _: "")
             if names := differing_weights(model, again):
                 shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
                 text = f"{shown} differ from build to build: no package fits; load them, or set torch.manual_seed"
-                self._tell(Finding(f"tier {tier}: weights", ok=False, text=text))
-            example = self._step(f"tier {tier}: example inputs", lambda: self._example(adapter, tier), _shapes)
-            outputs = self._step(f"tier {tier}: first run", lambda: model(*example), _shapes)
-            self._step(f"tier {tier}: second run", lambda: self._run(model, example, outputs), lambda _: "finite")
+                yield Finding(f"tier {tier}: weights", False, text)
+            example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
+            outputs = yield from self._step(f"tier {tier}: first run", lambda: model(*example), _shapes)
+            yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
         except _Failed:
             return None
-        return model  # type: ignore[no-any-return]
-
-    @staticmethod
-    def _built(adapter: Adapter, tier: str) -> torch.nn.Module:
-        model = adapter.build(tier)
-        if not isinstance(model, torch.nn.Module):
-            msg = f"build({tier!r}) gave a {type(model).__name__}; it has to be a torch.nn.Module"
-            raise TorchperfError(msg)
-        return model.eval()
-
-    @staticmethod
-    def _example(adapter: Adapter, tier: str) -> tuple[torch.Tensor, ...]:
-        example = adapter.example_inputs(tier)
-        if not isinstance(example, tuple) or not all(isinstance(each, torch.Tensor) for each in example):
-            msg = f"example_inputs({tier!r}) gave {_kind(example)}; it has to be a tuple of tensors"
-            raise TorchperfError(msg)
-        return example
-
-    @staticmethod
-    def _run(model: torch.nn.Module, example: tuple[torch.Tensor, ...], outputs: Any) -> None:  # noqa: ANN401
-        check = OutputCheck(outputs, fixed_sizes=True)
-        check.check(outputs)
-        check.check(model(*example))
-
-    def _same_inputs(self, adapter: Adapter) -> Finding | None:
-        """Tiers have to take the same inputs, as one `preprocess` makes them for all."""
-        try:
-            signatures = {tier: _shapes(adapter.example_inputs(tier)) for tier in self._tiers}
-        except Exception:  # it was told above
-            return None
-        if len(set(signatures.values())) > 1:
-            text = f"tiers take different inputs: {signatures}; every tier has to take what `preprocess` gives"
-            return Finding("tiers", ok=False, text=text)
-        return None
-
-    # -- one frame ----------------------------------------------------------------------------------------------------
+        return model
 
     def _messages(self, adapter: Adapter) -> dict[str, Received]:
         """The frame's messages: of the log, else the adapter's own examples, else made ones."""
-        if self._log is not None:
-            return self._of_log(adapter, self._log)
-        return dict(adapter.example_messages()) or dict(_made(adapter.inputs))
-
-    @staticmethod
-    def _of_log(adapter: Adapter, path: Path) -> dict[str, Received]:
+        if self._log is None:
+            return dict(adapter.example_messages()) or dict(_made(adapter.inputs))
         found: dict[str, Received] = {}
-        with LogReader(path) as log:
+        trigger = next(iter(adapter.inputs))
+        with LogReader(self._log) as log:
             by_type = {kind: topic for topic, kind in reversed(adapter.inputs.items())}
             for message in log.messages():
                 topic = by_type.get(message.type_name)
@@ -192,66 +171,70 @@ class AdapterCheck:
                     continue
                 stamp_ns = header_stamp_ns(message.data) if has_header(message.type_name) else 0
                 found[topic] = Received(decode(message.data, message.type_name), stamp_ns, 0.0)
-                if next(iter(adapter.inputs)) in found and len(found) == len(by_type):
+                if trigger in found and len(found) == len(by_type):
                     return found
-            if next(iter(adapter.inputs)) not in found:
+            if trigger not in found:
                 kinds = ", ".join(sorted({topic.type_name for topic in log.topics.values()}))
-                msg = f"log {path} has no {next(iter(adapter.inputs.values()))}, which is the trigger; it has {kinds}"
-                raise TorchperfError(msg)
+                kind = adapter.inputs[trigger]
+                raise TorchperfError(f"log {self._log} has no {kind}, which is the trigger; it has {kinds}")
         return found
 
     def _describe(self, messages: Mapping[str, Received]) -> str:
         origin = "made up" if self._log is None else f"of {self._log.name}"
         return f"{origin}: " + ", ".join(f"{topic} ({_kind(each.message)})" for topic, each in messages.items())
 
-    def _frame(self, adapter: Adapter, tier: str, model: torch.nn.Module, messages: dict[str, Received]) -> None:
+    def _frame(self, adapter: Adapter, tier: str, model: torch.nn.Module, messages: dict[str, Received]) -> Found:
+        """Run one frame, from its messages to the message that answers it."""
         try:
             adapter.observe(messages)
             inputs = adapter.preprocess(messages)
+            wanted, given = _shapes(adapter.example_inputs(tier)), _shapes(inputs)
         except BadInput as error:
             text = f"refused: {error}" + ("; try a frame of a log: --log" if self._log is None else "")
             self.refused = True
-            self._tell(Finding(f"tier {tier}: frame", ok=None, text=text))
+            yield Finding(f"tier {tier}: frame", None, text)
             return
         except Exception as error:  # the user's code
-            self._tell(Finding(f"tier {tier}: preprocess", ok=False, text=_reason(error, self._path)))
+            yield Finding(f"tier {tier}: preprocess", False, _reason(error, self._path))
             return
-        outputs: Any = None
+        if wanted != given:
+            text = f"preprocess gives {given}, example_inputs {wanted}: `dynamic_dims` has to declare the difference"
+            yield Finding(f"tier {tier}: preprocess", None if adapter.dynamic_dims() else False, text)
+        outputs: list[Any] = []
+
+        def answer() -> int:
+            outputs.append(model(*inputs))
+            return _answer(adapter, outputs[0], messages)
+
         try:
-            wanted, given = _shapes(adapter.example_inputs(tier)), _shapes(inputs)
-            if wanted != given:
-                text = (
-                    f"preprocess gives {given}, example_inputs {wanted}: `dynamic_dims` has to declare the difference"
-                )
-                self._tell(Finding(f"tier {tier}: preprocess", ok=None if adapter.dynamic_dims() else False, text=text))
-            outputs = model(*inputs)
-            self._step(
-                f"tier {tier}: frame", lambda: self._answer(adapter, outputs, messages),
-                lambda size: f"{adapter.output}, {size} bytes",
-            )  # fmt: skip
+            yield from self._step(f"tier {tier}: frame", answer, lambda size: f"{adapter.output}, {size} bytes")
         except _Failed:
-            self._tell(Finding(f"tier {tier}: outputs", ok=None, text=f"build's model returns {_kind(outputs)}"))
-        except Exception as error:  # the user's code
-            self._tell(Finding(f"tier {tier}: frame", ok=False, text=_reason(error, self._path)))
+            if outputs:
+                yield Finding(f"tier {tier}: outputs", None, f"build's model returns {_kind(outputs[0])}")
 
-    @staticmethod
-    def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) -> int:  # noqa: ANN401
-        message = adapter.postprocess(outputs, messages)
-        if message is None:
-            msg = f"postprocess gave None; it has to give a {adapter.output}"
+
+def _contract(adapter: Adapter) -> str:
+    if not getattr(adapter, "inputs", None) or not getattr(adapter, "output", ""):
+        raise TorchperfError("has to have `inputs` (topic -> message type, the trigger first) and `output` (a type)")
+    for name in (*adapter.inputs.values(), adapter.output):
+        message_class(name)
+    return f"{', '.join(f'{topic} ({kind})' for topic, kind in adapter.inputs.items())} to {adapter.output}"
+
+
+def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) -> int:  # noqa: ANN401
+    """Bytes of the message that a frame's outputs become."""
+    message = adapter.postprocess(outputs, messages)
+    if message is None:
+        raise TorchperfError(f"postprocess gave None; it has to give a {adapter.output}")
+    data = bytes(encode(message, adapter.output))
+    if why := contradiction(decode(data, adapter.output), adapter.output):
+        raise InvalidOutput(why)
+    if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
+        stamp_ns = header_stamp_ns(data)
+        if stamp_ns != trigger.stamp_ns:
+            msg = f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its frame's"
             raise TorchperfError(msg)
-        data = bytes(encode(message, adapter.output))
-        if why := contradiction(decode(data, adapter.output), adapter.output):
-            raise InvalidOutput(why)
-        if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
-            stamp_ns = header_stamp_ns(data)
-            if stamp_ns != trigger.stamp_ns:
-                msg = f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its frame's"
-                raise TorchperfError(msg)
-        return len(data)
-
-
-Found = Callable[[Finding], None]
+    return len(data)
 
 
 def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401 - a message of rosbags

@@ -41,10 +41,7 @@ class Kind(Enum):
         "tensor read as Python number",
         "Keep it a 0-d tensor, which computes like a number. Read it after the model returned.",
     )
-    PRINT = (
-        "print or logging",
-        "Log outside the model, or return the value; in forward, only where nothing compiles.",
-    )
+    PRINT = ("print or logging", "Log outside the model, or return the value; in forward, only where nothing compiles.")
     LOOP = (
         "Python loop over a tensor",
         "Replace the loop over elements by one operation on the whole tensor; a mask stands for an `if` in it.",
@@ -150,23 +147,6 @@ class GraphBreak:
         found = re.search(r"Explanation: (.*?)(?:\n|$)", self.reasons[0])
         return found[1].strip() if found else ""
 
-    def put(
-        self, graph_of: dict[str, int], function_of: Callable[[str], tuple[str, str, int]], gap_ms: dict[int, float]
-    ) -> None:
-        """Find its gaps, their time, and the functions that it splits, once all compilations are through.
-
-        Args:
-            graph_of: the graph that a compilation gave, by compile id.
-            function_of: name, file and line of the function that a compilation is of, by compile id.
-            gap_ms: of the input set that met it first, by gap.
-        """
-        self.gaps = list(dict.fromkeys(graph_of.get(compile_id, last) for compile_id, last in self.ended))
-        if known := [gap_ms[gap] for gap in self.gaps if gap in gap_ms]:
-            self.gap_ms = sum(known)
-        functions = [function_of(compile_id) for compile_id, _ in self.ended]
-        names = [_RESUMED.sub(r"\1", name) for name, file, _ in functions if is_users(file)]
-        self.splits = list(dict.fromkeys(names))
-
 
 def parse_break(text: str) -> tuple[str, bool, Frame]:
     """Read the compiler's text about one break, `dynamo_graph_break_reason` in its trace.
@@ -224,20 +204,32 @@ def readable_function(name: str) -> str:
     return f"{match[1]}, after line {match[2]}" if match else name
 
 
+def own_function(name: str) -> str:
+    """The same without where it is resumed."""
+    return _RESUMED.sub(r"\1", name)
+
+
 def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911 - a list of rules, the first counts
     """What breaks the graph: from the compiler's reason, and from the source where the reason cannot tell."""
     first = reason.partition("\n")[0]
     reason = _HINTS.sub("", reason)  # hints name what it might have been as well
-    reads_number = _any(_SCALAR, reason)
-    if _prints(line) or _any(_PRINT, reason):
+
+    def says(words: tuple[str, ...], text: str = reason) -> bool:
+        return any(word in text for word in words)
+
+    reads_number = says(_SCALAR)
+    if _prints(line) or says(_PRINT):
         return Kind.PRINT
     if _counts_by_data(line, reads_number, "`range`" in reason):
         return Kind.LOOP_COUNT
-    if _any(_BRANCH, first):
+    if says(_BRANCH, first):
         return Kind.EARLY_EXIT if line.exits_loop() else Kind.LOOP if line.in_element_loop() else Kind.BRANCH
     if line.foreign_calls():
         return Kind.FOREIGN
-    if _any(_DYNAMIC_SHAPE, reason) or (reads_number and _slices_by_tensor(line)):
+    # `x[:count]` with a tensor as the bound is reported as a hidden `item()`
+    reads = any(call.rpartition(".")[2] in ("item", "int", "float", "tolist") for call in line.calls())
+    slices = not reads and any(isinstance(node, ast.Slice) for node in line.walk())
+    if says(_DYNAMIC_SHAPE) or (reads_number and slices):
         return Kind.DYNAMIC_SHAPE
     if reads_number:
         return Kind.LOOP if line.in_element_loop() else Kind.SCALAR
@@ -246,10 +238,6 @@ def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911 - a l
     module = _SKIPPED_MODULE.search(reason)
     skipped = module is not None and module[1].lstrip("_") not in {*sys.stdlib_module_names, "torch"}
     return Kind.FOREIGN if skipped or "numpy function" in reason else Kind.UNSUPPORTED
-
-
-def _any(words: tuple[str, ...], text: str) -> bool:
-    return any(word in text for word in words)
 
 
 def _prints(line: SourceLine) -> bool:
@@ -275,10 +263,3 @@ def _counts_by_data(line: SourceLine, reads_number: bool, range_breaks: bool) ->
         isinstance(count, ast.Call) and ast.unparse(count.func) == "range" and assigned & names_in(count)
         for count in counts
     )
-
-
-def _slices_by_tensor(line: SourceLine) -> bool:
-    """`x[:count]` with a tensor as the bound, which the compiler reports as a hidden `item()`."""
-    if any(call.rpartition(".")[2] in ("item", "int", "float", "tolist") for call in line.calls()):
-        return False
-    return any(isinstance(node, ast.Slice) for node in line.walk())

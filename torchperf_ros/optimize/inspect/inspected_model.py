@@ -21,7 +21,6 @@ Inputs = tuple[torch.Tensor, ...]
 
 _SEED = 0
 _SPEC = re.compile(r"(scalar|\d+(?:x\d+)*)(?::(\w+))?")
-_COMMON10 = 10
 
 
 class InspectError(TorchperfError):
@@ -44,12 +43,7 @@ class InspectedModel:
 
 
 def load_model(
-    target: str,
-    tier: str,
-    options: dict[str, Any],
-    inputs: list[str],
-    also: list[str],
-    device: torch.device,
+    target: str, tier: str, options: dict[str, Any], inputs: list[str], also: list[str], device: torch.device
 ) -> InspectedModel:
     """Import `module:name` or `file.py:name` and make its inputs.
 
@@ -74,10 +68,8 @@ def load_model(
         call = _callable(found)
     except InspectError:
         raise
-    except Exception as error:
-        # The user's code runs here: whatever it raises is the reason why it cannot be loaded.
-        msg = f"{what}: {type(error).__name__}: {error}"
-        raise InspectError(msg) from error
+    except Exception as error:  # the user's code runs here: whatever it raises is why it cannot be loaded
+        raise InspectError(f"{what}: {type(error).__name__}: {error}") from error
     if not inputs:
         msg = f"{target} needs its inputs: --input once for each argument, for example --input 1x3x224x224:float32"
         raise InspectError(msg)
@@ -111,8 +103,7 @@ def _find(target: str) -> Any:  # noqa: ANN401 - whatever the user's module hold
         msg = f"TARGET {target!r}: {place} has no {name!r}; callables there: {', '.join(names[:12]) or 'none'}"
         raise InspectError(msg) from None
     if not callable(found):
-        msg = f"TARGET {target!r} is a {type(found).__name__}, which cannot be called"
-        raise InspectError(msg)
+        raise InspectError(f"TARGET {target!r} is a {type(found).__name__}, which cannot be called")
     return found
 
 
@@ -126,8 +117,7 @@ def _callable(found: Any) -> Callable[..., Any]:  # noqa: ANN401
         return found  # type: ignore[no-any-return]
     made = found()
     if not callable(made):
-        msg = f"it makes a {type(made).__name__}, which cannot be called"
-        raise TypeError(msg)
+        raise TypeError(f"it makes a {type(made).__name__}, which cannot be called")
     return made  # type: ignore[no-any-return]
 
 
@@ -135,23 +125,18 @@ def _adapter_model(
     name: str, adapter: Adapter, tier: str, inputs: list[str], also: list[str], device: torch.device
 ) -> InspectedModel:
     if inputs:
-        msg = f"--input {inputs[0]}: an adapter brings its own example inputs; give other sizes by --also"
-        raise InspectError(msg)
-    model = adapter.build(tier).eval().to(device)
-    example = adapter.example_inputs(tier)
-    sets = {shapes_text(example): example}
-    chosen: tuple[Callable[[tuple[int, int]], int], ...] = (min, max, lambda ends: sum(ends) // 2)
-    for seed, choose in enumerate(chosen):
-        sizes = {
-            index: {dim: (choose(ends), choose(ends)) for dim, ends in dims.items()}
-            for index, dims in adapter.dynamic_dims().items()
-        }
-        drawn = random_inputs(example, seed, sizes)
-        sets.setdefault(shapes_text(drawn), drawn)
-    for text in also:
-        drawn = _also(text, example, device)
-        sets.setdefault(shapes_text(drawn), drawn)
-    return InspectedModel(name, model, tuple(sets.values()))
+        raise InspectError(f"--input {inputs[0]}: an adapter brings its own example inputs; give other sizes by --also")
+    model, example = adapter.build(tier).eval().to(device), adapter.example_inputs(tier)
+    sets = [example]
+    ends: tuple[Callable[[tuple[int, int]], int], ...] = (min, max, lambda ends: sum(ends) // 2)
+    for seed, end in enumerate(ends):
+        dims = {n: {dim: (end(both),) * 2 for dim, both in dims.items()} for n, dims in adapter.dynamic_dims().items()}
+        sets.append(random_inputs(example, seed, dims))
+    sets += [_also(text, example, device) for text in also]
+    different: dict[str, Inputs] = {}
+    for one in sets:
+        different.setdefault(shapes_text(one), one)
+    return InspectedModel(name, model, tuple(different.values()))
 
 
 def _also(text: str, example: Inputs, device: torch.device) -> Inputs:
@@ -169,8 +154,7 @@ def _make(spec: str, like: torch.Tensor | None, device: torch.device) -> torch.T
     """A tensor of this size: floats normal, integers 0 to 9, booleans at random; or of the values of another."""
     match = _SPEC.fullmatch(spec)
     if match is None:
-        msg = f"input {spec!r} is not a size like 1x3x224x224, 1x3x224x224:float16 or scalar:int64"
-        raise InspectError(msg)
+        raise InspectError(f"input {spec!r} is not a size like 1x3x224x224, 1x3x224x224:float16 or scalar:int64")
     dtype = getattr(torch, match[2], None) if match[2] else torch.float32 if like is None else like.dtype
     if not isinstance(dtype, torch.dtype):
         msg = f"input {spec!r}: {match[2]!r} is not a type of torch such as float32, float16, int64, uint8 or bool"

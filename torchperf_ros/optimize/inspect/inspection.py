@@ -18,15 +18,17 @@ import torch
 import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
-from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind, new_break, parse_break, readable_function
-from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
-from torchperf_ros.optimize.inspect.remarks import (
-    Op,
-    Recompilation,
-    Remark,
-    explain_recompilations,
-    find_remarks,
+from torchperf_ros.optimize.inspect.graph_breaks import (
+    GraphBreak,
+    Kind,
+    is_users,
+    new_break,
+    own_function,
+    parse_break,
+    readable_function,
 )
+from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
+from torchperf_ros.optimize.inspect.remarks import Op, Recompilation, Remark, explain_recompilations, find_remarks
 from torchperf_ros.optimize.inspect.users_source import rewritten
 
 BEFORE_FIRST = -1
@@ -130,8 +132,9 @@ class Inspection(logging.Handler):
         self._model, self._compiled = model, torch.compile(model.call, backend=self._keep)
         self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
         self._recompile_reasons: list[tuple[str, int, str]] = []
-        self._input_set, self._last_graph = 0, BEFORE_FIRST
-        self._spans_ns: list[tuple[int, int, int]] = []
+        self._input_set, self._last_graph, self._ended_ns = 0, BEFORE_FIRST, 0
+        self._graphs_ns: Counter[int] = Counter()
+        self._gaps_ns: Counter[int] = Counter()
 
     @property
     def doubt(self) -> str:
@@ -143,9 +146,9 @@ class Inspection(logging.Handler):
                 "no graph: the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
             )
         frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
-        if len(frames) > 1:
-            return f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
-        return ""
+        if len(frames) <= 1:
+            return ""
+        return f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
 
     def exit_status(self, max_breaks: int | None) -> int:
         """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails; else 0."""
@@ -174,15 +177,19 @@ class Inspection(logging.Handler):
                     progress(f"measuring: {which}")
                     self.timings.append(self._measure(index))
                 except Exception as error:
-                    why = f"{type(error).__name__}: {error}"
-                    msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: {why}"
-                    raise InspectError(msg) from error
+                    msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
+                    raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
         for graph in self.graphs:
             graph.function = readable_function(self._function(graph.compile_id)[0])
             graph.ms = self.timings[graph.input_set].graph_ms.get(graph.index, float("nan"))
         graph_of = {graph.compile_id: graph.index for graph in self.graphs}
         for item in self.breaks:
-            item.put(graph_of, self._function, self.timings[item.input_set].gap_ms)
+            gap_ms = self.timings[item.input_set].gap_ms
+            item.gaps = list(dict.fromkeys(graph_of.get(compile_id, last) for compile_id, last in item.ended))
+            if known := [gap_ms[gap] for gap in item.gaps if gap in gap_ms]:
+                item.gap_ms = sum(known)
+            functions = [self._function(compile_id) for compile_id, _ in item.ended]
+            item.splits = list(dict.fromkeys(own_function(name) for name, file, _ in functions if is_users(file)))
             if item.after:
                 progress(f"capturing again with line {item.line.line} rewritten")
                 if not self._holds(item):
@@ -286,39 +293,30 @@ class Inspection(logging.Handler):
         ):
             eager_ns.append(self._timed(self._model.call, index)[1])
             if not self.failure:
-                runs.append(self._timed(self._compiled, index)[1:])
-        del eager_ns[:_WARM_UP_RUNS], runs[:_WARM_UP_RUNS]
+                runs.append((self._timed(self._compiled, index)[1], self._graphs_ns, self._gaps_ns))
+        eager_ms, runs = median(eager_ns[_WARM_UP_RUNS:]) / _NS_PER_MS, runs[_WARM_UP_RUNS:]
         if not runs:
-            return Timing(median(eager_ns) / _NS_PER_MS)
+            return Timing(eager_ms)
         return Timing(
-            median(eager_ns) / _NS_PER_MS,
+            eager_ms,
             median(total for total, _, _ in runs) / _NS_PER_MS,
             median(total - graphs.total() for total, graphs, _ in runs) / _NS_PER_MS,
             _medians([graphs for _, graphs, _ in runs]),
             _medians([gaps for _, _, gaps in runs]),
         )
 
-    def _timed(self, call: Callable[..., Any], index: int) -> tuple[Any, int, Counter[int], Counter[int]]:
-        """What it returns; time in ns of all, in each graph, in each gap."""
+    def _timed(self, call: Callable[..., Any], index: int) -> tuple[Any, int]:
+        """What it returns, and the ns that it takes; those of each graph and gap are kept."""
         arguments = tuple(tensor.clone() for tensor in self._model.input_sets[index])
         self._input_set, self._last_graph = index, BEFORE_FIRST
-        self._spans_ns.clear()
+        self._graphs_ns, self._gaps_ns = Counter(), Counter()
         torch.manual_seed(_SEED)
-        self._synchronize()
-        started_ns = ended_ns = time.perf_counter_ns()
+        started_ns = self._ended_ns = self._now_ns()
         with torch.no_grad():
             outputs = call(*arguments)
-        self._synchronize()
-        stopped_ns = time.perf_counter_ns()
-        graphs: Counter[int] = Counter()
-        gaps: Counter[int] = Counter()
-        last = BEFORE_FIRST
-        for graph, begin_ns, end_ns in self._spans_ns:
-            gaps[last] += begin_ns - ended_ns
-            graphs[graph] += end_ns - begin_ns
-            last, ended_ns = graph, end_ns
-        gaps[last] += stopped_ns - ended_ns
-        return outputs, stopped_ns - started_ns, graphs, gaps
+        stopped_ns = self._now_ns()
+        self._gaps_ns[self._last_graph] += stopped_ns - self._ended_ns
+        return outputs, stopped_ns - started_ns
 
     def _keep(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The compiler calls this for each graph; graphs without an op only pass values on and are left out."""
@@ -327,23 +325,25 @@ class Inspection(logging.Handler):
         if not ops:
             return compiled
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        graph = Graph(len(self.graphs), compile_id, self._input_set, ops)
-        self.graphs.append(graph)
+        index = len(self.graphs)
+        self.graphs.append(Graph(index, compile_id, self._input_set, ops))
 
         def timed(*arguments: torch.Tensor) -> Any:  # noqa: ANN401
-            self._synchronize()
-            started_ns = time.perf_counter_ns()
+            started_ns = self._now_ns()
             outputs = compiled(*arguments)
-            self._synchronize()
-            self._spans_ns.append((graph.index, started_ns, time.perf_counter_ns()))
-            self._last_graph = graph.index
+            ended_ns = self._now_ns()
+            self._gaps_ns[self._last_graph] += started_ns - self._ended_ns
+            self._graphs_ns[index] += ended_ns - started_ns
+            self._last_graph, self._ended_ns = index, ended_ns
             return outputs
 
         return timed
 
-    def _synchronize(self) -> None:
+    def _now_ns(self) -> int:
+        """The time when the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns()
 
 
 @contextlib.contextmanager

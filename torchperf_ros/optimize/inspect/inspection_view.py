@@ -5,9 +5,13 @@ import json
 import math
 import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,9 +75,7 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
         return {"file": line.file, "line": line.line, "source": line.text}
 
     found = {
-        "target": inspection.target,
-        "torch": torch.__version__,
-        "device": str(inspection.device),
+        "target": inspection.target, "torch": torch.__version__, "device": str(inspection.device),
         "backend": inspection.backend,
         "inputs": [
             {"shapes": shapes, **asdict(timing)}
@@ -81,29 +83,18 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
         ],
         "graphs": [
             {
-                "index": graph.index,
-                "input": graph.input_set + 1,
-                "function": graph.function,
-                "ops": len(graph.ops),
-                "op_counts": graph.op_counts(),
-                "ms": graph.ms,
+                "index": graph.index, "input": graph.input_set + 1, "function": graph.function, "ops": len(graph.ops),
+                "op_counts": graph.op_counts(), "ms": graph.ms,
             }
             for graph in inspection.graphs
         ],
         "breaks": [
             {
-                **place(item.line),
-                "function": item.function,
-                "underline": item.underline,
-                "category": item.kind.label,
-                "title": item.title,
-                "reasons": item.reasons,
+                **place(item.line), "function": item.function, "underline": item.underline,
+                "category": item.kind.label, "title": item.title, "reasons": item.reasons,
                 "advice": {"sentence": item.kind.advice, "before": item.before or None, "after": item.after or None},
-                "whole_function_uncompiled": item.whole_function,
-                "splits": item.splits,
-                "input": item.input_set + 1,
-                "gaps": item.gaps,
-                "gap_ms": item.gap_ms,
+                "whole_function_uncompiled": item.whole_function, "splits": item.splits, "input": item.input_set + 1,
+                "gaps": item.gaps, "gap_ms": item.gap_ms,
             }
             for item in inspection.breaks
         ],
@@ -112,12 +103,9 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             {**place(item.line), "kind": item.kind, "text": item.text, "advice": item.advice}
             for item in inspection.remarks
         ],
-        "failure": inspection.failure or None,
-        "doubt": inspection.doubt or None,
-        "max_breaks": max_breaks,
-        "exit_status": inspection.exit_status(max_breaks),
-        "summary": summary(inspection),
-    }
+        "failure": inspection.failure or None, "doubt": inspection.doubt or None, "max_breaks": max_breaks,
+        "exit_status": inspection.exit_status(max_breaks), "summary": summary(inspection),
+    }  # fmt: skip
     return json.loads(json.dumps(found), parse_constant=lambda nan: None)  # type: ignore[no-any-return]
 
 
@@ -276,3 +264,15 @@ def _column(inspection: Inspection, which: int) -> Group:
             parts.append(Panel(Text(ops), title=Text(title), subtitle=_milliseconds(graph.ms)))
             add_breaks(graph.index)
     return Group(*parts)
+
+
+def compiler_pages(folder: Path) -> str:
+    """Have tlparse write pages of the compiler's trace in this folder; says where to look."""
+    trace, pages = next(folder.glob("*.log")), folder / "pages"
+    if not (tlparse := shutil.which("tlparse", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")):
+        return f"compiler's trace: {trace}\npip install tlparse, then: tlparse {trace} -o {pages}"
+    command = [tlparse, str(trace), "-o", str(pages), "--no-browser"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        return f"compiler's trace: {trace}\ntlparse cannot read it: {done.stderr.strip()}"
+    return f"compiler's graphs, guards and code: {pages / 'index.html'}"

@@ -38,15 +38,15 @@ class SourceLine:
 
     def walk(self) -> list[ast.AST]:
         """Every node that runs at this line: of a compound statement, what stands before its body."""
-        node = self.statement
-        if isinstance(node, ast.With):
-            parts: list[ast.AST] = [item.context_expr for item in node.items]
-        elif isinstance(node, (ast.If, ast.While)):
-            parts = [node.test]
-        elif isinstance(node, ast.For):
-            parts = [node.iter]
-        else:
-            parts = [] if node is None or isinstance(node, _COMPOUND) else [node]
+        match self.statement:
+            case ast.With(items=items):
+                parts: list[ast.AST] = [item.context_expr for item in items]
+            case ast.If(test=part) | ast.While(test=part) | ast.For(iter=part):
+                parts = [part]
+            case ast.Try() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | None:
+                parts = []
+            case statement:
+                parts = [statement]
         return [found for part in parts for found in ast.walk(part)]
 
     def calls(self) -> list[str]:
@@ -76,9 +76,8 @@ class SourceLine:
 
     def _over_elements(self, loop: ast.AST) -> bool:
         items = _items(loop)
-        for node in ast.walk(loop):
-            if isinstance(node, ast.Call) and _is_item(node.func, items):
-                return False
+        if any(isinstance(node, ast.Call) and _is_item(node.func, items) for node in ast.walk(loop)):
+            return False
         if any(isinstance(node, ast.Call) and _is_item(_read_as_number(node), items) for node in self.walk()):
             return True
         arguments = {argument.arg for argument in self.function.args.args} - {"self"} if self.function else set()
@@ -87,14 +86,13 @@ class SourceLine:
             found = over.pop()
             if isinstance(found, ast.Name) and found.id in arguments:
                 return True
-            if isinstance(found, ast.Call):
-                called = ast.unparse(found.func)
-                if called in ("enumerate", "zip"):
-                    over += found.args
-                if called.rpartition(".")[2] in ("unbind", "tolist", "split", "chunk"):
-                    return True
-                if called == "range" and any(reads_size(argument) for argument in found.args):
-                    return True
+            called = ast.unparse(found.func) if isinstance(found, ast.Call) else ""
+            if isinstance(found, ast.Call) and called in ("enumerate", "zip"):
+                over += found.args
+            if called.rpartition(".")[2] in ("unbind", "tolist", "split", "chunk"):
+                return True
+            if isinstance(found, ast.Call) and called == "range" and any(map(reads_size, found.args)):
+                return True
         return False
 
 
@@ -134,12 +132,12 @@ def _foreign_names(file: str) -> frozenset[str]:
     """Names under which a file imports NumPy and other libraries that compute outside torch."""
     names = set()
     for node in ast.walk(_syntax_tree(file) or ast.Module([], [])):
-        if isinstance(node, ast.Import):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
-                if alias.name.partition(".")[0] in _MODULES_OF_NUMPY:
-                    names.add(alias.asname or alias.name.partition(".")[0])
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _MODULES_OF_NUMPY:
-            names |= {alias.asname or alias.name for alias in node.names}
+                module = alias.name if isinstance(node, ast.Import) else node.module or ""
+                if module.partition(".")[0] in _MODULES_OF_NUMPY:
+                    name = module.partition(".")[0] if isinstance(node, ast.Import) else alias.name
+                    names.add(alias.asname or name)
     return frozenset(names)
 
 

@@ -3,7 +3,7 @@
 import enum
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchperf_ros.optimize.tune.trial import HOPELESS, MEASURED, Figures, Trial
@@ -104,11 +104,14 @@ class Ranking:
     @property
     def best(self) -> Standing | None:
         """The first, if it was measured and is not refused; it may be over the budget."""
-        return self.best_of(lambda trial: True)
+        return self.best_of()
 
-    def best_of(self, wanted: Callable[[Trial], bool]) -> Standing | None:
-        """The best of some trials; None where none of them can be used."""
-        usable = [s for s in self.standings if s.group <= Group.OVER_BUDGET and wanted(s.trial)]
+    def best_of(self, *, compiled: bool | None = None) -> Standing | None:
+        """The best of all, of those in a compiled engine, or of those in eager; None where none can be used."""
+        usable = [
+            s for s in self.standings
+            if s.group <= Group.OVER_BUDGET and compiled in {None, not s.trial.candidate.is_eager}
+        ]  # fmt: skip
         if not usable:
             return None
         group = min(s.group for s in usable)

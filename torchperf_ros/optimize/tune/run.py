@@ -1,165 +1,100 @@
-"""One run of `torchperf tune`: asks what the model is, tries, and reports."""
+"""One run of `torchperf tune`: asks what the model is, tries, and reports: a ranked table for each tier, YAML, JSON."""
 
 import datetime
 import json
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.config.build_options import installed_engines
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
-from torchperf_ros.optimize.tune.search import TuneSearch, TuneState, ask_facts, default_path, state_key
+from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path, state_key
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
 from torchperf_ros.optimize.tune.target import Target, tuned_parameters
-from torchperf_ros.optimize.tune.view import TuneView, show_notes, show_plan, show_ranking
+from torchperf_ros.optimize.tune.trial import MEASURED, Candidate, Facts, Figures, Trial
 from torchperf_ros.packages.package_cache import open_cache
 
 _INTERRUPTED = 130
-_S_PER_MINUTE = 60.0
+_COMPILE_GUESS_S = 30.0
+_MANY = 1e6
+_TWICE = 2.0
+_MS_PER_S = 1e3
 
 
-class TuneRun:
-    """Tunes one stage, or shows what each option does by itself."""
+def tune(target: Target, options: TuneOptions, console: Console) -> int:
+    """Try candidates until nothing is left, the time is over, or Ctrl-C; returns the exit status.
 
-    def __init__(
-        self, target: Target, limits: Limits, engines: list[str] | None, seconds: float, console: Console,
-        batches: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
-        """Load the adapter in a process of its own and ask what it is.
-
-        Args:
-            target: what to tune.
-            limits: what the best has to keep.
-            engines: which may be tried; None: all that are installed.
-            seconds: of measuring, for each candidate.
-            console: for progress and tables.
-            batches: try each option by itself, and these batch sizes, on the first tier; None: search.
-
-        Raises:
-            AdapterError: the adapter cannot be loaded, built or run.
-        """
-        self._target = target if batches is None else replace(target, tiers=target.tiers[:1])
-        self._limits, self._seconds, self._console, self._batches = limits, seconds, console, batches
-        self._engines = tuple(engines or installed_engines())
-        self._interrupted = False
-        stage = target.stage
-        with console.status(f"loading {stage.adapter}"):
-            self._facts = ask_facts(target)  # of all tiers, so that tables and a search share their results
-        self._now = target.now(self._facts.threads)
-        self._say(f"{stage.adapter}, tiers {', '.join(self._target.tiers)}, on {self._facts.machine}")
-
-    def open_state(self, path: Path | None, *, resume: bool) -> None:
-        """Read what earlier runs have measured; `path` None: the file in the cache folder.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
-        stage, node = self._target.stage, self._target.node
-        key = state_key(self._facts.identity, self._facts.machine, stage.adapter, stage.options, self._seconds)
-        folder = open_cache(node.cache_dir, node.cache_mib).folder
-        self._state = TuneState(path or default_path(folder, key), key, resume=resume)
-
-    def plan(self) -> int:
-        """Show what would be tried; returns the exit status."""
-        space, steps = self._walk()
-        known = self._state.of_tier(self._target.tiers[0])
-        show_plan(planned(space, steps), known, self._facts, self._seconds, self._console)
+    Raises:
+        AdapterError: the adapter cannot be loaded, built or run.
+        ConfigError: the state cannot be read or written.
+        OSError: a file cannot be written.
+    """
+    stage, node, alone = target.stage, target.node, options.batches is not None
+    with console.status(f"loading {stage.adapter}"):
+        facts = ask_facts(target)  # of all tiers, so that tables and a search share their results
+    if alone:
+        target = replace(target, tiers=target.tiers[:1])
+    _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
+    key = state_key(facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
+    path = options.state or default_path(open_cache(node.cache_dir, node.cache_mib).folder, key)
+    state, now = TuneState(path, key, resume=options.resume), target.now(facts.threads)
+    space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
+    steps = space.each_alone(options.batches or ()) if alone else space.search()
+    if options.dry_run:
+        show_plan(planned(space, steps), state.of_tier(target.tiers[0]), facts, options.seconds, console)
         return 0
+    search = TuneSearch(target, facts, options, state, console)
+    why = ""
+    try:
+        search.run(space, steps, to_the_end=alone)
+        why = "out of time" if search.out_of_time else ""
+    except KeyboardInterrupt:
+        why = "Ctrl-C"
+    _report(target, facts, options, {tier: search.ranking(tier) for tier in target.tiers}, why, console)
+    best = search.ranking(target.tiers[0]).best
+    if why == "Ctrl-C":
+        return _INTERRUPTED
+    return 0 if best is not None and best.group is Group.FITS else 1
 
-    def search(self, minutes: float, timeout_s: float) -> int:
-        """Try candidates until nothing is left, the time is over, or Ctrl-C; returns the exit status.
 
-        Raises:
-            ConfigError: the state cannot be written.
-        """
-        tiers = self._target.tiers
-        with TuneView(self._console) as view:
-            self._search = TuneSearch(
-                self._target, self._facts, self._limits, self._state, view, seconds=self._seconds,
-                timeout_s=timeout_s, until_s=time.monotonic() + minutes * _S_PER_MINUTE,
-            )  # fmt: skip
-            try:
-                self._search.run(*self._walk(), to_the_end=self._batches is not None)
-            except KeyboardInterrupt:
-                self._interrupted = True
-        if self._interrupted:
-            return _INTERRUPTED
-        best = self._search.ranking(tiers[0]).best
-        return 0 if best is not None and best.group is Group.FITS else 1
-
-    def report(self, out: Path | None, json_file: Path | None) -> None:
-        """Show the table and write the files; after Ctrl-C no parameters, as not everything was tried.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
-        rankings = {tier: self._search.ranking(tier) for tier in self._target.tiers}
-        ranking = rankings[self._target.tiers[0]]
-        if not ranking.standings:
-            self._say("nothing was tried: the time of --minutes was over, or Ctrl-C, before the first one ended", "red")
-            return
-        for tier, found in rankings.items():
-            title = (
-                f"{self._target.stage.name}, tier {tier}{'' if self._batches is None else ', each option by itself'}"
-            )
-            self._say("")
-            show_ranking(found, title, self._limits, self._now, self._facts.batch, self._console)
-        show_notes(ranking, self._facts, self._console)
-        if self._search.out_of_time or self._interrupted:
-            why = "Ctrl-C" if self._interrupted else "out of time"
-            self._say(f"{why}: not everything was tried; the same command goes on from here", "yellow")
-        text, best = "", ranking.best
-        if best is not None:
-            if best.group is not Group.FITS:
-                self._say(f"nothing fits the budget of {self._limits.budget_ms:g} ms; this is the nearest", "red")
-            text = self._parameters(rankings, best)
-            self._say(f"\n{text}")
-            if self._batches is not None:
-                self._say("The best option by itself; without --tables what gains is combined.", "dim")
-            if out is not None and not self._interrupted:
-                out.write_text(text, encoding="utf-8")
-                self._say(f"written to {out}: torchperf node --ros-args --params-file {out}")
-        if json_file is not None:
-            json_file.write_text(json.dumps(self._figures(rankings, text), indent=2) + "\n", encoding="utf-8")
-
-    def _walk(self) -> tuple[TuneSpace, Iterator[Step]]:
-        space = TuneSpace(self._facts, self._limits, self._engines, self._now)
-        return space, space.search() if self._batches is None else space.each_alone(self._batches)
-
-    def _say(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style=style), soft_wrap=True)
-
-    def _parameters(self, rankings: dict[str, Ranking], best: Standing) -> str:
-        found = best.trial.candidate
-        if not self._facts.ranges:  # the policy for sizes means nothing: it stays as it is
-            shapes = self._target.stage.shapes
-            found = replace(found, shapes=shapes.policy, bucket_width=shapes.bucket_width)
-        precision = {
-            tier: ranking.best.trial.candidate.options.precision for tier, ranking in rankings.items() if ranking.best
-        }
-        first = self._target.tiers[0]
-        today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-        remarks = [
-            f"torchperf tune, {today}: {self._target.stage.adapter}, tier {first}",
-            f"p99 {best.p99_ms:.2f} ms, p50 {best.p50_ms:.2f}; eager fp32 p50 {rankings[first].eager_ms:.2f}; budget"
-            f" {self._limits.budget_ms:g} ms{'' if best.group is Group.FITS else ' NOT MET'}",
-        ]
-        return tuned_parameters(self._target, found, precision, self._facts.threads, remarks)
-
-    def _figures(self, rankings: dict[str, Ranking], text: str) -> dict[str, Any]:
-        """For JSON: infinite limits and times are null."""
-        stage = self._target.stage
-        return {
-            "adapter": stage.adapter, "options": stage.options, "stage": stage.name,
-            "machine": self._facts.machine, "reference_threads": self._facts.threads,
-            "left_out": self._facts.left_out, "complete": not (self._search.out_of_time or self._interrupted),
-            "limits": {name: _finite(value) for name, value in vars(self._limits).items()},
+def _report(
+    target: Target, facts: Facts, options: TuneOptions, rankings: dict[str, Ranking], cut: str, console: Console
+) -> None:
+    """Show the tables and write the files; after Ctrl-C no parameters, as not everything was tried."""
+    ranking, limits, alone = rankings[target.tiers[0]], options.limits, options.batches is not None
+    if not ranking.standings:
+        text = "nothing was tried: the time of --minutes was over, or Ctrl-C, before the first one ended"
+        _say(console, text, "red")
+        return
+    for tier, found in rankings.items():
+        title = f"{target.stage.name}, tier {tier}{', each option by itself' if alone else ''}"
+        _say(console, "")
+        show_ranking(found, title, limits, target.now(facts.threads), facts.batch, console)
+    show_notes(ranking, facts, console)
+    if cut:
+        _say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
+    text, best = "", ranking.best
+    if best is not None:
+        if best.group is not Group.FITS:
+            _say(console, f"nothing fits the budget of {limits.budget_ms:g} ms; this is the nearest", "red")
+        text = _parameters(target, facts, limits, rankings, best)
+        _say(console, f"\n{text}")
+        if alone:
+            _say(console, "The best option by itself; without --tables what gains is combined.", "dim")
+        if options.output is not None and cut != "Ctrl-C":
+            options.output.write_text(text, encoding="utf-8")
+            _say(console, f"written to {options.output}: torchperf node --ros-args --params-file {options.output}")
+    if options.json_file is not None:
+        figures = {
+            "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
+            "machine": facts.machine, "reference_threads": facts.threads, "left_out": facts.left_out,
+            "complete": not cut, "limits": {name: _finite(value) for name, value in vars(limits).items()},
             "tiers": {
                 tier: {
                     "eager_ms": _finite(ranking.eager_ms), "noise": ranking.noise,
@@ -169,6 +104,26 @@ class TuneRun:
             },
             "yaml": text,
         }  # fmt: skip
+        options.json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _parameters(target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: Standing) -> str:
+    found, shapes = best.trial.candidate, target.stage.shapes
+    if not facts.ranges:  # the policy for sizes means nothing: it stays as it is
+        found = replace(found, shapes=shapes.policy, bucket_width=shapes.bucket_width)
+    precision = {tier: one.best.trial.candidate.options.precision for tier, one in rankings.items() if one.best}
+    first = target.tiers[0]
+    today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    remarks = [
+        f"torchperf tune, {today}: {target.stage.adapter}, tier {first}",
+        f"p99 {best.p99_ms:.2f} ms, p50 {best.p50_ms:.2f}; eager fp32 p50 {rankings[first].eager_ms:.2f}; budget"
+        f" {limits.budget_ms:g} ms{'' if best.group is Group.FITS else ' NOT MET'}",
+    ]
+    return tuned_parameters(target, found, precision, facts.threads, remarks)
 
 
 def _standing(standing: Standing) -> dict[str, Any]:
@@ -182,3 +137,114 @@ def _standing(standing: Standing) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def show_ranking(
+    ranking: Ranking, title: str, limits: Limits, now: Candidate | None, usual_batch: int, console: Console
+) -> None:
+    """The table of one tier: those within the limits, over the budget, of other batches; then what failed, and why."""
+    shown = [standing for standing in ranking.standings if standing.group <= Group.BATCH]
+    batches = any(standing.group is Group.BATCH for standing in shown)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False,
+                  padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    table.add_column("#", justify="right")
+    table.add_column("candidate", min_width=26)
+    names = ("p50 ms", "p99 ms", "max ms", "gain", "start s", "compile s", "pays after", "MB", "rel. L2")
+    for name in (*names, *(["items/s"] if batches else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, standing in enumerate(shown, start=1):
+        if number > 1 and standing.group != shown[number - 2].group:
+            table.add_section()
+        style = {Group.FITS: "green" if number == 1 else "", Group.OVER_BUDGET: "yellow"}.get(standing.group, "")
+        row = _row(standing, now)
+        if batches:
+            row.append(f"{(standing.trial.candidate.batch or usual_batch) * _MS_PER_S / standing.p50_ms:,.0f}")
+        table.add_row(str(number), *row, style=style)
+    console.print(table if shown else Text(f"{title}: nothing could be measured", style="bold red"))
+    over = sum(standing.group is Group.OVER_BUDGET for standing in shown)
+    if over:
+        console.print(Text(f"{over} over the budget of {limits.budget_ms:g} ms", style="yellow"))
+    for standing in ranking.standings[len(shown) :]:
+        console.print(Text(f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", style="dim"))
+
+
+def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
+    """What was left out, and what the columns of the table mean."""
+    for name, why in facts.left_out.items():
+        console.print(Text(f"  -  {name}: left out: {why}", style="dim"))
+    fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
+    notes = (
+        f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of it,"
+        f" ~ none beyond the noise; p99: without isolated stalls, equal within {100 * ranking.noise:.0f} % (noise)."
+        f" At least {fewest} samples each. docs/tuning.md says more."
+    )
+    console.print(Text(notes, style="dim"))
+
+
+def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float,
+              console: Console) -> None:  # fmt: skip
+    """What would be tried and about how long it would take."""
+    table = Table("part", "candidate", "about", show_edge=False, pad_edge=False)
+    total_s = 0.0
+    for step in steps:
+        about_s = estimate_s(step.candidate, known, facts, seconds)
+        total_s += about_s
+        table.add_row(step.part, step.candidate.label, f"{about_s:.0f} s" if about_s else "is there")
+    console.print(table)
+    console.print(
+        f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so far; shown"
+        " is what comes if engine and nothing else gains.",
+        highlight=False,
+    )
+    for name, why in facts.left_out.items():
+        console.print(Text(f"left out: {name}: {why}", style="dim"))
+
+
+def estimate_s(candidate: Candidate, known: Mapping[Candidate, Trial], facts: Facts, seconds: float) -> float:
+    """Seconds that a trial will take; 0 if it is known."""
+    if candidate in known:
+        return 0.0
+    eager_s = facts.load_s + 2 * seconds + 1.0
+    if candidate.is_eager:
+        return eager_s
+    compiled = [t.took_s for one, t in known.items() if not one.is_eager and t.outcome == MEASURED]
+    return max(compiled) if compiled else eager_s + _COMPILE_GUESS_S
+
+
+def gain_text(figures: Figures) -> str:
+    """In percent of eager's median, worst and best part; a multiple from twice the time on."""
+    if figures.is_faster is None:
+        return "~"
+    share = figures.p50_ms / figures.eager_p50_ms
+    if share >= _TWICE:
+        return f"takes {share:.1f}x"
+    saved, low, high = (round(100 * (1 - each)) for each in (share, figures.most_share, figures.least_share))
+    return f"{saved:+d} % ({low}..{high})"
+
+
+def _row(standing: Standing, now: Candidate | None) -> list[str]:
+    figures = standing.trial.figures
+    assert figures is not None
+    candidate = standing.trial.candidate
+    return [
+        f"{candidate.label}{' (now)' if candidate == now else ''}", f"{standing.p50_ms:.2f}", f"{standing.p99_ms:.2f}",
+        f"{figures.max_ms * standing.p50_ms / figures.p50_ms:.1f}",
+        "" if candidate.batch else gain_text(figures), f"{figures.cold_start_s:.1f}",
+        f"{figures.compile_s:.1f}" if figures.compile_s else "-",
+        "-" if candidate.batch else _frames(figures.break_even_frames),
+        f"{figures.memory_mb:.0f}", f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0",
+    ]  # fmt: skip
+
+
+def _frames(frames: float) -> str:
+    if math.isinf(frames):
+        return "never"
+    if frames >= _MANY:
+        return f"{frames / _MANY:.1f}M"
+    return f"{math.ceil(frames):,}" if frames else "-"
+
+
+def _short(text: str) -> str:
+    """The first line and, where more was printed, the last one, which says what it came to."""
+    lines = text.splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"

@@ -7,18 +7,20 @@ import math
 import select
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from torchperf_ros.config.user_folder import make_private
 from torchperf_ros.frame.errors import AdapterError, ConfigError, ProtocolError
 from torchperf_ros.optimize.tune.ranking import Limits, Ranking
 from torchperf_ros.optimize.tune.space import Step, TuneSpace
 from torchperf_ros.optimize.tune.target import Target
-from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, Candidate, Facts, Figures, Trial
-from torchperf_ros.optimize.tune.view import TuneView
+from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED, Candidate, Facts, Figures, Trial
 from torchperf_ros.packages.compile_process import CompileProcess
 
 _MODULE = "torchperf_ros.optimize.tune.trial_main"
@@ -26,10 +28,24 @@ _POLL_S = 0.2
 _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
 _MOST_STATES = 64
+_S_PER_MINUTE = 60.0
 
 
-class OutOfTime(Exception):
-    """The time for the whole search is over; not an error."""
+@dataclass(frozen=True)
+class TuneOptions:
+    """How a stage is tuned; each is the option of `torchperf tune` of that name, with the same default."""
+
+    limits: Limits
+    engines: Sequence[str] = ()
+    batches: Sequence[int] | None = None
+    seconds: float = 3.0
+    timeout_s: float = 180.0
+    minutes: float = 10.0
+    state: Path | None = None
+    resume: bool = True
+    dry_run: bool = False
+    output: Path | None = None
+    json_file: Path | None = None
 
 
 def ask_facts(target: Target) -> Facts:
@@ -129,107 +145,108 @@ def default_path(cache_folder: Path, key: str) -> Path:
 class TuneSearch:
     """Tries the candidates of one stage: the first tier's whole walk, then what was found for it on the others.
 
+    It shows a line for each trial that has ended, and below what the present one does.
+
     Attributes:
         trials: what became of all candidates, of all tiers, in the order tried.
         out_of_time: whether it ended before everything was tried.
     """
 
-    def __init__(
-        self, target: Target, facts: Facts, limits: Limits, state: TuneState, view: TuneView, *, seconds: float,
-        timeout_s: float, until_s: float,
-    ) -> None:  # fmt: skip
-        """Take what to tune.
-
-        Args:
-            target: the stage.
-            facts: of its first tier.
-            limits: what the best has to keep.
-            state: what is known from earlier runs.
-            view: shows how it goes.
-            seconds: of measuring, for each candidate.
-            timeout_s: for each trial; beyond, it and all that it spawned is killed.
-            until_s: by `time.monotonic`, when the search ends.
-        """
+    def __init__(self, target: Target, facts: Facts, options: TuneOptions, state: TuneState, console: Console) -> None:
+        """Take what to tune; `facts` are of its first tier, `state` is what is known from earlier runs."""
         self.trials: list[Trial] = []
         self.out_of_time = False
-        self._target, self._facts, self._limits, self._state = target, facts, limits, state
-        self._seconds, self._timeout_s, self._view = seconds, timeout_s, view
-        self._started_s, self._until_s = time.monotonic(), until_s
+        self._target, self._facts, self._options, self._state = target, facts, options, state
+        self._console, self._status, self._best = console, console.status(""), ""
+        self._started_s, self._whole_s = time.monotonic(), options.minutes * _S_PER_MINUTE
 
     def run(self, space: TuneSpace, steps: Iterable[Step], *, to_the_end: bool = False) -> None:
-        """Try the steps of the space on the first tier, then the best of them on the others.
+        """Try the steps of the space, which takes the trials, on the first tier, then the best of them on the others.
 
-        The first gets three quarters of the time where there are others.
-
-        Args:
-            space: takes the trials.
-            steps: of it.
-            to_the_end: measure also what is hopeless.
+        The first gets three quarters of the time where there are others. `to_the_end` measures also what is hopeless.
 
         Raises:
             ConfigError: the state cannot be written.
         """
         first, *others = self._target.tiers
-        share = _FIRST_TIER_SHARE if others else 1.0
-        with self._until(self._started_s + share * (self._until_s - self._started_s)):
+        with self._status:
+            until_s = self._started_s + self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
             for step in steps:
-                space.trials.append(self._try(first, step, math.inf if to_the_end else space.hopeless_ratio()))
-        best = space.ranking.best
-        if best is None:
-            return
-        found = best.trial.candidate
-        in_fp32 = replace(found, options=replace(found.options, precision="fp32"))
-        with self._until(self._until_s):
+                ratio = math.inf if to_the_end else space.hopeless_ratio()
+                trial = self._try(first, step.candidate, ratio, until_s)
+                if trial is None:
+                    break
+                space.trials.append(trial)
+            if space.ranking.best is None:
+                return
+            found = space.ranking.best.trial.candidate
+            in_fp32 = replace(found, options=replace(found.options, precision="fp32"))
             for tier in others:
                 for candidate in dict.fromkeys([found, in_fp32]):
-                    self._try(tier, Step("other tier", candidate), math.inf)
+                    self._try(tier, candidate, math.inf, self._started_s + self._whole_s)
 
     def ranking(self, tier: str) -> Ranking:
         """Of one tier's trials, with the noise of the first one's, which has the most."""
         of_tier = {name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers}
-        return Ranking(of_tier[tier], self._limits, Ranking(of_tier[self._target.tiers[0]], self._limits).noise)
+        return Ranking(
+            of_tier[tier], self._options.limits, Ranking(of_tier[self._target.tiers[0]], self._options.limits).noise
+        )
 
-    @contextlib.contextmanager
-    def _until(self, until_s: float) -> Iterator[None]:
-        self._deadline_s = until_s
-        try:
-            yield
-        except OutOfTime:
-            self.out_of_time = True
-
-    def _try(self, tier: str, step: Step, hopeless_ratio: float) -> Trial:
-        known = self._state.find(tier, step.candidate, self._timeout_s)
-        given_up = known is not None and known.outcome == HOPELESS and math.isinf(hopeless_ratio)
-        if known is None or given_up:
-            self._view.trying(tier, step)
-            trial = self._run(tier, step.candidate, hopeless_ratio)
+    def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
+        """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
+        known = trial = self._state.find(tier, candidate, self._options.timeout_s)
+        if known is None or (known.outcome == HOPELESS and math.isinf(hopeless_ratio)):
+            trial = self._run(tier, candidate, hopeless_ratio, until_s)
+            if trial is None:
+                self.out_of_time = True
+                return None
             self._state.add(trial)
-        else:
-            trial = known
+        assert trial is not None
         self.trials.append(trial)
-        self._view.ended(trial, self.ranking(tier), earlier=trial is known)
+        self._show(trial, earlier=trial is known)
         return trial
 
-    def _run(self, tier: str, candidate: Candidate, hopeless_ratio: float) -> Trial:
-        left_s = self._deadline_s - time.monotonic()
+    def _run(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
+        left_s = until_s - time.monotonic()
         if left_s <= 0:
-            raise OutOfTime
-        timeout_s = min(self._timeout_s, left_s)
+            return None
+        timeout_s = min(self._options.timeout_s, left_s)
         job = self._target.job(tier) | {
             "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
-            "reference_threads": self._facts.threads, "seconds": self._seconds,
+            "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
         }  # fmt: skip
+
+        def says(text: str) -> None:
+            self._status.update(f"{tier}: {candidate.label}: {text}{self._best}")
+
         started_s = time.monotonic()
-        message = _talk(job, timeout_s, self._view.says)
-        if message["kind"] == HUNG and timeout_s < self._timeout_s:
-            raise OutOfTime
+        message = _talk(job, timeout_s, says)
+        if message["kind"] == HUNG and timeout_s < self._options.timeout_s:
+            return None
         took_s = time.monotonic() - started_s
         if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
             outcome = HUNG if message["kind"] == HUNG else CRASHED
             return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
         figures = message["figures"] and Figures(**message["figures"])
         return Trial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
+
+    def _show(self, trial: Trial, *, earlier: bool) -> None:
+        ranking = self.ranking(trial.tier)
+        standing = next(one for one in ranking.standings if one.trial is trial)
+        line = Text(f"{time.monotonic() - self._started_s:5.0f} s  {trial.tier}  ", style="dim")
+        line.append(trial.candidate.label, style="default")
+        if trial.outcome == MEASURED:
+            line.append(f"  p99 {standing.p99_ms:.2f} ms, p50 {standing.p50_ms:.2f}")
+        if standing.why:
+            line.append(f"  {standing.why.splitlines()[0]}")
+        if ranking.best is standing:
+            line.append("  best so far", style="green")
+        if ranking.best is not None:
+            self._best = f" (best p99 {ranking.best.p99_ms:.2f} ms)"
+        if earlier:
+            line.append("  from an earlier run")
+        self._console.print(line, soft_wrap=True)
 
 
 def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
@@ -240,27 +257,25 @@ def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) ->
     Returns:
         Its last message, or one of the kind `crashed` or `hung` with a text.
     """
+    doing, give_up_at_s = "starting", time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
         job = {**job, "folder": folder, "started_ns": time.monotonic_ns()}
-        return _listen(CompileProcess(job, background=False, module=_MODULE), timeout_s, says)
-
-
-def _listen(process: CompileProcess, timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
-    doing, give_up_at_s = "starting", time.monotonic() + timeout_s
-    try:
-        while (messages := process.listen()) is not None:
-            for message in messages:
-                if message["kind"] != "step":
-                    return message
-                doing = message["text"]
-                says(doing)
-            left_s = give_up_at_s - time.monotonic()
-            if left_s <= 0:
-                return {"kind": HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
-            select.select([process.news], [], [], min(_POLL_S, left_s))
-        reason = process.death_reason() or "the trial process ended without a word"
-    except ProtocolError as error:
-        reason = str(error)
-    finally:
-        process.close()
+        process = CompileProcess(job, background=False, module=_MODULE)
+        try:
+            says(doing)
+            while (messages := process.listen()) is not None:
+                for message in messages:
+                    if message["kind"] != "step":
+                        return message
+                    doing = message["text"]
+                    says(doing)
+                left_s = give_up_at_s - time.monotonic()
+                if left_s <= 0:
+                    return {"kind": HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
+                select.select([process.news], [], [], min(_POLL_S, left_s))
+            reason = process.death_reason() or "the trial process ended without a word"
+        except ProtocolError as error:
+            reason = str(error)
+        finally:
+            process.close()
     return {"kind": CRASHED, "text": f"while {doing}: {reason}"}

@@ -1,9 +1,9 @@
 """What tuning tries, in which order, and what it leaves out: a walk along one option after the other, not a product."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, PRECISIONS
 from torchperf_ros.engines.shape_buckets import bucket_sizes
@@ -21,8 +21,7 @@ _MOST_WIDTH = 1 << 16
 _NEAR = 1.25
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A candidate, and which part of the search it belongs to."""
 
     part: str
@@ -99,31 +98,30 @@ class TuneSpace:
         if self._now is not None and self._now.is_eager:
             yield from self._part("now", [self._now])
         for part, vary in (("threads", self._threads), ("layout", self._layouts), ("precision", self._precisions)):
-            best = self._best(_is_eager)
-            if best is not None:
+            if best := self._best(compiled=False):
                 yield from self._part(f"eager {part}", vary(best))
         yield from self._compiled()
-        best = self._best(lambda trial: True)
-        if best is not None:
+        if best := self._best():
             yield from self._part("threads at last", self._near_threads(best))
 
     def _compiled(self) -> Iterator[Step]:
-        best = self._best(_is_eager)
+        best = self._best(compiled=False)
         if best is None or not self._engines:
             return
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
         if self._now is not None and self._now.options.engine in self._engines:
             yield from self._part("now", [self._now])
-        if self._best(_is_compiled) is None and best.options.precision != "fp32":
+        if self._best(compiled=True) is None and best.options.precision != "fp32":
             yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
         for part, vary in (
             ("precision", self._compiled_precisions), ("mode", self._modes), ("graphs", self._graphs),
             ("layout", self._layouts), ("buckets", self._buckets),
         ):  # fmt: skip
-            compiled = self._best(_is_compiled)
-            if compiled is None or not self._worth_more():
+            ranking = self.ranking
+            compiled, eager = ranking.best_of(compiled=True), ranking.best_of(compiled=False)
+            if compiled is None or (eager is not None and compiled.p50_ms > _NEAR * eager.p50_ms):
                 return
-            yield from self._part(f"compiled {part}", vary(compiled))
+            yield from self._part(f"compiled {part}", vary(compiled.trial.candidate))
 
     def _part(self, name: str, candidates: Iterable[Candidate]) -> Iterator[Step]:
         for candidate in candidates:
@@ -131,14 +129,9 @@ class TuneSpace:
                 self._seen.add(candidate)
                 yield Step(name, candidate)
 
-    def _best(self, wanted: Callable[[Trial], bool]) -> Candidate | None:
-        found = self.ranking.best_of(wanted)
+    def _best(self, *, compiled: bool | None = None) -> Candidate | None:
+        found = self.ranking.best_of(compiled=compiled)
         return None if found is None else found.trial.candidate
-
-    def _worth_more(self) -> bool:
-        ranking = self.ranking
-        compiled, eager = ranking.best_of(_is_compiled), ranking.best_of(_is_eager)
-        return compiled is not None and (eager is None or compiled.p50_ms <= _NEAR * eager.p50_ms)
 
     def _threads(self, best: Candidate) -> Iterator[Candidate]:
         """Up to the node's default, which leaves a core to the node."""
@@ -203,8 +196,10 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
     """What would be tried if every compiled engine and nothing else gained a little; fills the space's trials."""
     found = []
     for step in steps:
-        p50_ms = 1.0 if step.candidate.is_eager else 0.9
-        figures = Figures(p50_ms, p50_ms, p50_ms, p50_ms, 1.0, 1.0, p50_ms, p50_ms, 1, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+        ms = 1.0 if step.candidate.is_eager else 0.9
+        values = dict.fromkeys((field.name for field in fields(Figures)), 0.0)
+        values |= {"p50_ms": ms, "p99_ms": ms, "eager_p50_ms": 1.0, "eager_p99_ms": 1.0}
+        figures = Figures(**values)  # type: ignore[arg-type]
         space.trials.append(Trial("", step.candidate, MEASURED, figures=figures))
         found.append(step)
     return found
@@ -234,11 +229,3 @@ def _with(candidate: Candidate, **changes: Any) -> Candidate:  # noqa: ANN401 - 
     if options.engine != "compile" and options.mode != "default":
         options = replace(options, mode="default")
     return replace(candidate, options=options)
-
-
-def _is_eager(trial: Trial) -> bool:
-    return trial.candidate.is_eager
-
-
-def _is_compiled(trial: Trial) -> bool:
-    return not trial.candidate.is_eager

@@ -3,29 +3,16 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.config.config import (
-    NODE_PARAMETERS,
-    STAGE_DEFAULTS,
-    NodeConfig,
-    StageConfig,
-    node_config,
-    stage_parameters,
-)
-from torchperf_ros.config.params_file import read_params_file
-from torchperf_ros.config.shape_options import format_shapes
+from torchperf_ros.config.config import STAGE_DEFAULTS, NodeConfig, StageConfig
+from torchperf_ros.config.params_file import config_of, params_of_file
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.optimize.tune.trial import Candidate
 
 _HANG_MS = 1000.0
-_ALWAYS = (
-    "adapter", "output", "budget_ms", "tiers", "engine", "compile_mode", "dynamic", "precision", "channels_last",
-    "fold_batch_norm", "cuda_graphs", "shapes", "bucket_width",
-)  # fmt: skip
-"""Of the tuned stage, written also where they are the default."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +20,14 @@ class Target:
     """A stage to tune.
 
     Attributes:
-        node: its node's parameters; the tuned ones replace some of these.
-        stage: its own.
+        values: its node's parameters by dotted name, as the file or the command gives them.
+        node: the same, checked.
+        stage: its own of these.
         tiers: those of its tiers that are tuned, the first one fully.
-        has_base: whether `node` was read from a file.
+        has_base: whether the values were read from a file.
     """
 
+    values: Mapping[str, Any]
     node: NodeConfig
     stage: StageConfig
     tiers: tuple[str, ...]
@@ -62,15 +51,15 @@ class Target:
         Raises:
             ConfigError: there is no such tier.
         """
-        for tier in tiers:
-            if tier not in self.stage.tiers:
-                msg = f"--tier {tier!r} is not there; {self.stage.name} has {', '.join(self.stage.tiers)}"
-                raise ConfigError(msg)
+        if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
+            raise ConfigError(
+                f"--tier {unknown[0]!r} is not there; {self.stage.name} has {', '.join(self.stage.tiers)}"
+            )
         return replace(self, tiers=tuple(name for name in self.stage.tiers if not tiers or name in tiers))
 
 
 def target_of_adapter(
-    adapter: str, stage: str | None, tiers: Sequence[str], values: Mapping[str, Any], device: str
+    adapter: str, stage: str | None, tiers: Sequence[str], own: Mapping[str, Any], device: str
 ) -> Target:
     """A stage with this adapter.
 
@@ -78,54 +67,49 @@ def target_of_adapter(
         adapter: `module:Class`.
         stage: its name; None: the one that the node knows this adapter by, else the class's name.
         tiers: all tiers of the stage.
-        values: further parameters of the stage: options, output, budget_ms; None: the default.
+        own: further parameters of the stage: options, output, budget_ms; None: the default.
         device: auto, cpu, cuda or cuda:N.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
-    known = [name for name, own in STAGE_DEFAULTS.items() if own["adapter"] == adapter]
+    known = [name for name, values in STAGE_DEFAULTS.items() if values["adapter"] == adapter]
     name = stage or (known[0] if known else _name_of(adapter))
     output = STAGE_DEFAULTS.get(name, {}).get("output", f"{name}_output")
-    own = {"adapter": adapter, "output": output, "tiers": list(tiers), **_given(values)}
-    if "budget_ms" in own:
-        own["hang_ms"] = max(_HANG_MS, own["budget_ms"])  # a worker must not count as hung within its budget
-    node: dict[str, Any] = {"device": device}
+    values = {"device": device, f"{name}.adapter": adapter, f"{name}.output": output, f"{name}.tiers": list(tiers)}
     if name not in STAGE_DEFAULTS:
-        node["stages"] = [name]
-    config = node_config(node, {name: own})
-    found = next(one for one in config.stages if one.name == name)
-    return Target(config, found, found.tiers, has_base=False)
+        values["stages"] = [name]
+    return _target(values, name, own, has_base=False)
 
 
-def target_of_file(path: Path, stage: str | None, values: Mapping[str, Any], device: str | None) -> Target:
-    """A stage of a node's parameter file.
+def target_of_file(path: Path, stage: str | None, own: Mapping[str, Any], device: str | None) -> Target:
+    """A stage of a node's parameter file, with some of its parameters changed.
 
     Raises:
         ConfigError: the file, the stage or a value cannot be used.
     """
-    node = read_params_file(path)
-    found = [one for one in node.stages if stage in {None, one.name}]
+    values = params_of_file(path) | ({"device": device} if device else {})
+    stages = config_of(values).stages
+    found = [one for one in stages if stage in {None, one.name}]
     if len(found) != 1:
         asked = "--stage is needed" if stage is None else f"--stage {stage!r} is not there"
-        msg = f"{asked}: {path} has {', '.join(one.name for one in node.stages)}"
-        raise ConfigError(msg)
-    own, given = found[0], _given(values)
-    if any(own.packages):
+        raise ConfigError(f"{asked}: {path} has {', '.join(one.name for one in stages)}")
+    if any(found[0].packages):
         msg = (
-            f"parameter {own.name}.packages: {list(own.packages)} is not allowed here; what a package does is"
+            f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a package does is"
             " fixed, so leave it out of the file to tune what the adapter builds"
         )
         raise ConfigError(msg)
-    budget_ms = given.get("budget_ms", own.budget_ms)
-    changed = replace(
-        own, budget_ms=budget_ms, hang_ms=max(own.hang_ms, budget_ms), output=given.get("output", own.output)
-    )
-    stages = tuple(changed if one is own else one for one in node.stages)
-    if [one.output for one in stages].count(changed.output) > 1:
-        msg = f"--output-topic {changed.output!r} is another stage's in {path}; each needs its own"
-        raise ConfigError(msg)
-    return Target(replace(node, stages=stages, device=device or node.device), changed, own.tiers, has_base=True)
+    return _target(values, found[0].name, own, has_base=True)
+
+
+def _target(values: dict[str, Any], name: str, own: Mapping[str, Any], *, has_base: bool) -> Target:
+    values |= {f"{name}.{key}": value for key, value in own.items() if value is not None}
+    if own.get("budget_ms"):  # a worker must not count as hung within its budget
+        values[f"{name}.hang_ms"] = max(values.get(f"{name}.hang_ms", _HANG_MS), own["budget_ms"])
+    node = config_of(values)
+    stage = next(one for one in node.stages if one.name == name)
+    return Target(values, node, stage, stage.tiers, has_base)
 
 
 def tuned_parameters(
@@ -134,70 +118,35 @@ def tuned_parameters(
     """The node's parameter file with what was found; complete, so that the node takes it as it is.
 
     Args:
-        target: the stage that was tuned; whatever is not the default of its node is in the file.
+        target: the stage that was tuned; what it was given of its node is in the file.
         found: for the whole stage; only the precision differs between tiers.
         precision: tier -> what was found for it; tiers that were not looked at keep theirs.
         default_threads: the number that `worker_threads: 0` means here.
         remarks: lines of comment at the top.
     """
-    node, stage, options = target.node, target.stage, found.options
+    stage, options = target.stage, found.options
+    every = [precision.get(tier, now) for tier, now in zip(stage.tiers, stage.precision, strict=True)]
     own = {
+        "adapter": stage.adapter, "output": stage.output, "budget_ms": stage.budget_ms, "tiers": list(stage.tiers),
         "engine": options.engine, "compile_mode": options.mode, "dynamic": options.dynamic,
-        "precision": [precision.get(tier, now) for tier, now in zip(stage.tiers, stage.precision, strict=True)],
+        "precision": every[:1] if len(set(every)) == 1 else every,
         "channels_last": options.channels_last, "fold_batch_norm": options.fold_batch_norm,
         "cuda_graphs": options.cuda_graphs, "shapes": found.shapes, "bucket_width": found.bucket_width,
     }  # fmt: skip
     threads = 0 if found.threads == default_threads else found.threads
-    lines = [*(f"# {line}" for line in remarks), "/**/perf:", "  ros__parameters:"]
-    values = {**_node_values(node), "worker_threads": threads}
-    for parameter in NODE_PARAMETERS:
-        value = values[parameter.name]
-        if parameter.name in {"stages", "worker_threads"} or value != parameter.default:
-            lines.append(f"    {parameter.name}: {_yaml(value)}")
-    for one in node.stages:
-        tuned = one.name == stage.name
-        stage_values = {**_stage_values(one), **(own if tuned else {})}
-        written = [
-            f"      {p.name}: {_yaml(stage_values[p.name])}"
-            for p in stage_parameters(one.name)
-            if (tuned and p.name in _ALWAYS) or stage_values[p.name] != p.default
-        ]
-        lines += [f"    {one.name}:", *written] if written else []
-    return "\n".join(lines) + "\n"
-
-
-def _node_values(node: NodeConfig) -> dict[str, Any]:
-    """As `node_config` takes them."""
-    values = {field.name: getattr(node, field.name) for field in fields(node)}
-    values["stages"] = [stage.name for stage in node.stages]
-    values["cpu_affinity"] = list(node.cpu_affinity) or [-1]
-    values["package_dirs"] = list(node.package_dirs) or [""]
-    return values
-
-
-def _stage_values(stage: StageConfig) -> dict[str, Any]:
-    """As `stage_config` takes them; what counts for all tiers alike as one entry."""
-    values = {field.name: getattr(stage, field.name) for field in fields(stage)}
-    shapes = stage.shapes
-    values |= {
-        "options": json.dumps(stage.options), "tiers": list(stage.tiers), "shapes": shapes.policy,
-        "bucket_width": shapes.bucket_width, "max_batch": shapes.max_batch,
-        "common_shapes": [format_shapes(one) for one in shapes.common] or [""],
-        "fallback": [kind.word for kind in stage.fallback],
+    values = {
+        "stages": [one.name for one in target.node.stages], **target.values, "worker_threads": threads,
+        **{f"{stage.name}.{name}": value for name, value in own.items()},
     }  # fmt: skip
-    for name in ("precision", "packages"):
-        every = list(values[name])
-        values[name] = every[:1] if len(set(every)) == 1 else every
-    return values
-
-
-def _yaml(value: object) -> str:
-    """A parameter's value on one line: JSON is YAML, and its strings are never taken for anything else."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+    groups: dict[str, list[str]] = {"": []}
+    for dotted, value in values.items():  # JSON is YAML, and its strings are never taken for anything else
+        group, _, name = dotted.rpartition(".")
+        groups.setdefault(group, []).append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
+    lines = [*(f"# {line}" for line in remarks), "/**/perf:", "  ros__parameters:"]
+    lines += [f"    {line}" for line in groups.pop("")]
+    for group, written in groups.items():
+        lines += [f"    {group}:", *(f"      {line}" for line in written)]
+    return "\n".join(lines) + "\n"
 
 
 def _name_of(adapter: str) -> str:
@@ -208,7 +157,7 @@ def _name_of(adapter: str) -> str:
     """
     module, _, name = adapter.partition(":")
     if not module or not name:
-        msg = f"--adapter {adapter!r} does not have the form module:Class, for example my_robot.segmenter:Segmenter"
+        msg = f"adapter {adapter!r} does not have the form module:Class, for example my_robot.segmenter:Segmenter"
         raise ConfigError(msg)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Adapter") or name).lower()
     return re.sub(r"[^a-z0-9_]", "", words).lstrip("_0123456789") or "model"

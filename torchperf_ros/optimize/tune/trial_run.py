@@ -59,25 +59,27 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
         TorchperfError: the adapter or the device cannot be used.
     """
     tier = TierModel(job, 0)
-    identity, keys = tier.identity(), ""
-    for name in job["others"]:  # results of theirs are kept under the same name
-        keys += TierModel({**job, "tier": name}, 0).identity().key
+    identity = tier.identity()
+    keys = [identity.key, *(TierModel({**job, "tier": name}, 0).identity().key for name in job["others"])]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
-    options["channels_last"] = BuildOptions(channels_last=True)
-    options["fold_batch_norm"] = BuildOptions(fold_batch_norm=True)
-    options["cuda_graphs"] = BuildOptions(cuda_graphs=True)
+    options |= {
+        "channels_last": BuildOptions(channels_last=True), "fold_batch_norm": BuildOptions(fold_batch_norm=True),
+        "cuda_graphs": BuildOptions(cuda_graphs=True),
+    }  # fmt: skip
     left_out = {name: applies(tier.model, each, tier.on) for name, each in options.items()}
     axes = axes_of(tier.dims, shapes_of(tier.example))
-    where = f"{identity.device} {identity.capability}"
     cores = len(os.sched_getaffinity(0))
-    machine = f"{where}, {cores} cores, {platform.machine()}, {platform.node()}, torch {identity.torch}"
     facts = Facts(
-        identity=identity.key + keys, cuda=tier.on.type == "cuda", machine=machine, threads=torch.get_num_threads(),
+        identity="".join(keys),  # results of the other tiers are kept under the same name
+        cuda=tier.on.type == "cuda",
+        machine=f"{identity.device} {identity.capability}, {cores} cores, {platform.machine()}, {platform.node()},"
+        f" torch {identity.torch}",
+        threads=torch.get_num_threads(),
         cores=cores,
         left_out={name: why for name, why in left_out.items() if why},
         ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
-        batch=tier.example[0].shape[0] if tier.example and tier.example[0].dim() else 0,
-    )  # fmt: skip
+        batch=tier.batch,
+    )
     return asdict(facts)
 
 
@@ -98,14 +100,11 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             say("measuring")
             return attempt.measure(job["seconds"], job["hopeless_ratio"])
         except ParityError as error:
-            return _refused(f"parity: {error}")
+            reason = f"parity: {error}"
         except TorchperfError as error:
-            return _refused(str(error))
+            reason = str(error)
         except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
-            return _refused(f"{type(error).__name__}: {error}".splitlines()[0])
-
-
-def _refused(reason: str) -> dict[str, Any]:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return {"outcome": REFUSED, "reason": reason, "figures": None}
 
 
@@ -146,8 +145,12 @@ class TierModel:
         except TorchperfError:
             raise
         except Exception as error:  # the user's adapter runs here: whatever it raises is why there is no model
-            msg = f"{name}{doing}{type(error).__name__}: {error}"
-            raise AdapterError(msg) from error
+            raise AdapterError(f"{name}{doing}{type(error).__name__}: {error}") from error
+
+    @property
+    def batch(self) -> int:
+        """Size of the example's first dimension, 0 where there is none."""
+        return self.example[0].shape[0] if self.example and self.example[0].dim() else 0
 
     def identity(self) -> Identity:
         """Of the model as it is."""
@@ -159,16 +162,13 @@ class TierModel:
         Raises:
             ConfigError: the inputs have no batch, or the adapter does not allow this one.
         """
-        usual = self.example[0].shape[0] if self.example and self.example[0].dim() else 0
-        batched = {index for index, tensor in enumerate(self.example) if tensor.dim() and tensor.shape[0] == usual}
-        for index in sorted(batched):
+        batched = [n for n, tensor in enumerate(self.example) if tensor.dim() and tensor.shape[0] == self.batch]
+        if not batched:
+            raise ConfigError("the first input has no dimension that could be a batch")
+        for index in batched:
             low, high = self.dims.get(index, {}).get(0, (batch, batch))
             if not low <= batch <= high:
-                msg = f"batch {batch} is outside {low}..{high}, which dynamic_dims allow for input {index}"
-                raise ConfigError(msg)
-        if not batched:
-            msg = "the first input has no dimension that could be a batch"
-            raise ConfigError(msg)
+                raise ConfigError(f"batch {batch} is outside {low}..{high}, which dynamic_dims allow for input {index}")
         return random_inputs(self.example, 0, {index: {0: (batch, batch)} for index in batched})
 
 

@@ -1,0 +1,204 @@
+"""The commands on a model before it drives: check, inspect, tune. Each imports what it needs when it runs."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from torchperf_ros.cli import shell
+from torchperf_ros.config.build_options import ENGINES
+from torchperf_ros.frame.errors import ConfigError
+
+_TABLE_WIDTH = 140
+_MOST_BATCH = 1000
+_MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
+
+
+def check(
+    adapter: Annotated[str, Argument(help="module:Class, for example my_robot.segmenter:Segmenter.")],
+    tiers: Annotated[str, Option(help="Names of its tiers, most accurate first.")] = "full",
+    options: shell.AdapterOptions = "{}",
+    log: Annotated[Path | None, Option(exists=True, help="Take the frame from this log; default: a made one.")] = None,
+    device: shell.Device = "auto",
+) -> None:
+    """Whether an adapter works: load it, build it twice, run a frame, check the message.
+
+    The first command for a new adapter: it takes seconds, and needs no node and
+    no ROS. It finds weights that differ at every build, tiers that take
+    different inputs, NaN, and output messages whose sizes contradict each other.
+
+    Example: torchperf check my_robot.segmenter:Segmenter --tiers full,fast --log drive.mcap
+
+    Exit status: 0 if all is well, 1 if something is not, 2 if the input cannot be used.
+    """
+    shell.import_from_here()
+    parsed, shown = shell.json_object(options), shell.console()
+    with shell.console(stderr=True).status("importing torch"):
+        from torchperf_ros.optimize.check import AdapterCheck
+    checked = AdapterCheck(adapter, parsed, shell.words(tiers), device, log)
+    for found in checked.run():
+        took = "" if math.isnan(found.took_ms) else f" ({found.took_ms:.1f} ms)"
+        shown.print(f"{_MARKS[found.ok]}  [bold]{found.step}[/]{took}", end="")
+        shown.print(f"  {found.text}" if found.text else "", markup=False, highlight=False)
+    good = "all is well, as far as it goes: the frame was refused" if checked.refused else "all is well"
+    shown.print("something is wrong: see the lines with `no`" if checked.failed else good, style="bold")
+    raise typer.Exit(checked.failed)
+
+
+def inspect(  # noqa: PLR0913, PLR0917 - one for each option
+    target: Annotated[
+        str, Argument(help="module:Adapter, module:callable or file.py:callable (module, factory or function).")
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        Option("--input", help="Size and type of one argument, e.g. 1x3x224x224:float32; once for each."),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        Option(help="A further set of inputs, all arguments in one text, e.g. '2x3x224x224 8'; repeatable."),
+    ] = None,
+    tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
+    options: shell.AdapterOptions = "{}",
+    device: shell.Device = "auto",
+    backend: Annotated[
+        str, Option(help="What runs the graphs: eager (quick), aot_eager, inductor (compiles: true times, slow).")
+    ] = "eager",
+    max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
+    graph: Annotated[Path | None, Option(help="Draw the graphs and the breaks to this SVG file.")] = None,
+    ir: Annotated[
+        Path | None,
+        Option(
+            help="Keep the compiler's trace in this new folder, and tlparse's pages of it where tlparse is installed;"
+            " implies inductor."
+        ),
+    ] = None,
+    json_file: shell.JsonFile = None,
+) -> None:
+    """Why torch.compile splits a model: each graph break, its line, its cost, and what to write instead.
+
+    Over several inputs also what is compiled again and why, branches on sizes,
+    and loops that unroll. An adapter brings its inputs, and others from its
+    dynamic dimensions; any other callable gets random ones from --input.
+    A rewritten line is shown only where the model, captured again with it,
+    has lost the break and answers as before.
+
+    Example: torchperf inspect my_robot/net.py:Net --input 1x3x224x224 --also 2x3x224x224 --max-breaks 0
+
+    Exit status: 0 if all is well, 1 if there are more than --max-breaks or the
+    compiled model raises, 2 if the input cannot be used.
+    """
+    shell.check_outputs({"--graph": graph, "--json": json_file})
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        shell.fail(f"--device {device!r} is none of auto, cpu, cuda, cuda:N")
+    if ir is not None:
+        backend = "inductor"
+        ir.mkdir(parents=True, exist_ok=True)
+        if any(ir.iterdir()):
+            shell.fail(f"--ir {ir} is not empty; name a new folder, so that nothing gets mixed up")
+    adapter_options, shown = shell.json_object(options), shell.console()
+    with shell.console(stderr=True).status("importing torch") as status:
+        from torchperf_ros.model.device import Device as Place
+        from torchperf_ros.model.device import choose_device
+        from torchperf_ros.optimize.inspect.inspected_model import load_model
+        from torchperf_ros.optimize.inspect.inspection import Inspection
+        from torchperf_ros.optimize.inspect.inspection_view import as_json, compiler_pages, draw, show
+
+        place = Place(choose_device(device), threads=0).device  # with as many CPU threads as a worker has
+        status.update(f"loading {target}")
+        model = load_model(target, tier, adapter_options, inputs or [], also or [], place)
+        inspection = Inspection(model, backend, place)
+        inspection.run(status.update, ir)
+    show(inspection, shown, max_breaks)
+    if graph is not None:
+        graph.write_text(draw(inspection), encoding="utf-8")
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(inspection, max_breaks), indent=2), encoding="utf-8")
+    if ir is not None:
+        shell.say(shown, compiler_pages(ir))
+    raise typer.Exit(inspection.exit_status(max_breaks))
+
+
+def tune(  # noqa: PLR0913, PLR0917 - one for each option
+    adapter: Annotated[str | None, Argument(help="module:Class of the adapter to tune.")] = None,
+    params: Annotated[Path | None, Option(help="A node's parameter file instead; what is found goes into it.")] = None,
+    stage: Annotated[str | None, Option(help="Of --params, or its name in the YAML; default: by adapter.")] = None,
+    budget_ms: Annotated[float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")] = None,
+    max_memory_mb: Annotated[float, Option(help="Most memory of the process that runs it.")] = math.inf,
+    max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
+    tiers: Annotated[str | None, Option(help="The adapter's, most accurate first; default: full,medium,fast.")] = None,
+    tier: Annotated[list[str] | None, Option(help="Only this; repeatable. The first is tuned, others checked.")] = None,
+    options: Annotated[str | None, Option(help="JSON object, handed to the adapter.")] = None,
+    output_topic: Annotated[str | None, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
+    device: Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        Option(help="Only these engines, see docs/models.md; repeatable. Default: all that are installed."),
+    ] = None,
+    tables: Annotated[bool, Option("--tables", help="Try each option by itself on the first tier; no search.")] = False,
+    batch: Annotated[str, Option(help="With --tables: batch sizes to try in each engine, as 1,2,4.")] = "",
+    minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
+    timeout: Annotated[float, Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
+    seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
+    json_file: shell.JsonFile = None,
+    state: Annotated[Path | None, Option(help="Where results are kept; default: the cache folder.")] = None,
+    no_resume: Annotated[bool, Option("--no-resume", help="Measure anew what is known.")] = False,
+    dry_run: shell.DryRun = False,
+) -> None:
+    """Find how your model runs best on this machine, and write it as the node's parameters.
+
+    Searches engine, mode, precision, layout, threads, buckets and CUDA graphs
+    for the smallest p99 within the limits: one option after the other from the
+    best so far, cheap ones first. Every candidate runs in a process of its own,
+    is compared with eager fp32, and is timed in turns with it. What is hopeless
+    is given up early; what crashes or hangs is noted. Results are kept: the same
+    command goes on where the last one ended.
+
+    The first tier is tuned, with three quarters of the time. What is best there
+    is then checked on the others, which may only differ in precision.
+
+    With --tables it tries each option by itself: whether the model bears it,
+    what it gains and costs (start, compiling, memory), and why it is left out.
+
+    Example: torchperf tune my_robot.segmenter:Segmenter --tiers full,fast --budget-ms 40 -o tuned.yaml
+
+    Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
+    """
+    numbers = {"--budget-ms": 1.0 if budget_ms is None else budget_ms, "--max-memory-mb": max_memory_mb,
+               "--max-error": max_error, "--minutes": minutes, "--timeout": timeout, "--seconds": seconds}  # fmt: skip
+    for name, number in numbers.items():
+        if not number > 0:
+            shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")
+    shell.check_outputs({"--output": output, "--json": json_file, "--state": state})
+    if unknown := [name for name in engine or () if name not in ENGINES]:
+        shell.fail(f"--engine {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
+    sizes = shell.words(batch)
+    if not all(size.isdecimal() and 1 <= int(size) <= _MOST_BATCH for size in sizes) or (sizes and not tables):
+        shell.fail(f"--batch {batch!r} is not allowed; it has to be numbers from 1 to {_MOST_BATCH}, with --tables")
+    from torchperf_ros.optimize.tune.ranking import Limits
+    from torchperf_ros.optimize.tune.run import tune as search
+    from torchperf_ros.optimize.tune.search import TuneOptions
+    from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file
+
+    values = {"options": options, "output": output_topic, "budget_ms": budget_ms}
+    if params is not None and (adapter, options, tiers) == (None, None, None):
+        target = target_of_file(params, stage, values, device)
+    elif adapter is not None and params is None:
+        names = [name.strip() for name in (tiers or "full,medium,fast").split(",")]
+        target = target_of_adapter(adapter, stage, names, values, device or "auto")
+    else:
+        msg = (
+            "either an adapter, module:Class, with --options and --tiers, or --params FILE, with --stage, says what"
+            " to tune: one of the two"
+        )
+        raise ConfigError(msg)
+    chosen = TuneOptions(
+        Limits(target.stage.budget_ms, max_memory_mb, max_error), engine or (),
+        list(map(int, sizes)) if tables else None, seconds, timeout, minutes, state, not no_resume, dry_run, output,
+        json_file,
+    )  # fmt: skip
+    raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(_TABLE_WIDTH)))

@@ -1,0 +1,171 @@
+"""The command shell: how every command fails, where it prints, and the options that mean one thing everywhere."""
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+BAD_INPUT: Final = 2
+"""The exit status for input that cannot be used."""
+_ANALYSIS: Final = "`pip install 'torchperf_ros[analysis]'`"
+_ROS: Final = "source a ROS 2 installation, or `pip install torchperf_ros[ros]`"
+_NODE: Final = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
+
+
+class Command(TyperCommand):
+    """A command: an error of this package or of a file is one line and the status 2."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
+        """Run it."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `| head` has seen enough; typer ends quietly
+            raise
+        except (TorchperfError, OSError) as error:
+            fail(str(error))
+
+
+def fail(text: str, status: int = BAD_INPUT) -> NoReturn:
+    """One line for what cannot be done, and the exit status."""
+    sys.stderr.write(f"torchperf: {text}\n")
+    raise typer.Exit(status)
+
+
+def need(*libraries: str) -> None:
+    """Say what to install, and stop, where a library is not there."""
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
+        how = _ROS if "rclpy" in missing else _ANALYSIS
+        fail(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {how}")
+
+
+def console(width: int = 100, *, stderr: bool = False, highlight: bool = True) -> "Console":
+    """The terminal; elsewhere lines of this width."""
+    from rich.console import Console
+
+    file = sys.stderr if stderr else sys.stdout  # the stream itself: what a model prints is put aside meanwhile
+    found = Console(file=file, highlight=highlight)
+    return found if found.is_terminal else Console(file=file, highlight=highlight, width=width)
+
+
+def say(shown: "Console", text: str, style: str = "") -> None:
+    """Print a text as it is: no markup, no highlights, no line breaks of our own."""
+    shown.print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress_bars() -> "Progress":
+    """Bars on stderr that go when they are done; nothing where there is no terminal."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    shown = console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal)
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (), kept: tuple[str, ...] = ()) -> None:
+    """See that everything can be written, and replaces no input, before anything is read.
+
+    Args:
+        outputs: by flag; None: not asked for.
+        inputs: files and folders that are read.
+        kept: how the names of files end that an input folder is made of; other files in it may be replaced.
+
+    Raises:
+        ConfigError: an output is an input, another output, or lies in no folder.
+    """
+
+    def same(path: Path, other: Path) -> bool:  # whatever links there are
+        return path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other))
+
+    def replaces(path: Path, source: Path) -> bool:
+        inside = source.is_dir() and path.is_file() and path.resolve().is_relative_to(source.resolve())
+        return same(path, source) or (inside and path.resolve().name.endswith(kept))
+
+    seen: dict[str, Path] = {}
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise ConfigError(f"{flag} {path}: needs a file name in an existing folder")
+        if hit := next((one for one in inputs if replaces(path, one)), None):
+            raise ConfigError(f"{flag} {path}: would replace the input {hit}; name another file")
+        if other := next((name for name, one in seen.items() if same(path, one)), ""):
+            raise ConfigError(f"{flag} {path}: is the file of {other}, too; name another file")
+        seen[flag] = path
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An adapter's `--options`.
+
+    Raises:
+        ConfigError: they are no JSON object.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--options {text!r} is not a JSON object like '{{\"classes\": 4}}'")
+    return found
+
+
+def pairs(flag: str, texts: Iterable[str], sign: str, form: str) -> dict[str, str]:
+    """What stands before and behind the sign in each text of an option that is given several times.
+
+    Raises:
+        ConfigError: one does not have this form, or stands in two.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, given, value = text.partition(sign)
+        if not (given and name and (value or sign == "=")):  # a parameter may be an empty text
+            raise ConfigError(f"{flag} {text!r}: has to be {form}")
+        if name in found:
+            raise ConfigError(f"{flag} {text!r}: {name} is {found[name]} already")
+        found[name] = value
+    return found
+
+
+def words(text: str) -> list[str]:
+    """What stands between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def import_from_here() -> None:
+    """Find the user's modules in the present folder, as `python -m` does."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _node_name(text: str | None) -> str | None:
+    name = text if text is None or text.startswith("/") else f"/{text}"
+    if name is not None and not _NODE.fullmatch(name):
+        msg = f"{text!r}: a node's name with its namespace is letters, digits, _ and /, for example /robot1/perf"
+        raise typer.BadParameter(msg)
+    return name
+
+
+def node_option(flag: str, text: str) -> Any:  # noqa: ANN401 - typer's own type
+    """An option that takes a node's name with its namespace; `perf` is `/perf`."""
+    return typer.Option(flag, metavar="NAME", callback=_node_name, help=text)
+
+
+NodeName = Annotated[str, node_option("--node", "The node, with its namespace, for example /robot1/perf.")]
+AdapterOptions = Annotated[str, typer.Option("--options", help="JSON object, handed to the adapter.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every figure to this file.")]
+SvgFile = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the last picture to this file.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace or build what is there already.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
