@@ -3,7 +3,6 @@
 import math
 import signal
 
-import _pytest.runner
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -15,10 +14,6 @@ from torchperf_ros.frame.outcome import Outcome
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("repeatable", settings.get_profile("search"), derandomize=True)
 settings.load_profile("repeatable")
-
-# pytest would write each test's name into the environment. Workers are forked from a process with the environment of
-# theirs, which imports torch: with another environment in each test, each would start one of its own and wait for it.
-_pytest.runner._update_current_test_var = lambda item, when: None
 
 MS = 1_000_000
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from torchperf_ros.cli import main as cli
@@ -76,6 +77,12 @@ def test_given_a_command_that_has_moved_when_run_then_the_new_one_is_named_and_t
     result = RUNNER.invoke(cli.app, words)
     assert result.exit_code == 2
     assert new in result.output
+
+
+@pytest.mark.parametrize("words", [["--adapter", "robot:Net"], ["--adapter=robot:Net"], ["robot:Net"]])
+def test_given_an_adapter_as_older_versions_took_it_when_parsed_then_it_is_the_argument(words: list[str]) -> None:
+    context = typer.main.get_command(cli.app).commands["tune"].make_context("tune", words)  # type: ignore[attr-defined]
+    assert context.params["adapter"] == "robot:Net"
 
 
 @pytest.mark.parametrize("command", ["demo", "node", "record"])

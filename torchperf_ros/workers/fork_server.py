@@ -35,7 +35,7 @@ class _Base:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        self.surroundings = (dict(os.environ), os.getcwd())
+        self.surroundings = _surroundings()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # stdout belongs to the program that started us, which may write its results there
@@ -50,7 +50,7 @@ class _Base:
         """The one of this process; a new one where there is none, it has ended, or the environment has changed."""
         with cls._lock:
             base = cls._current
-            if base is None or not base.lives or base.surroundings != (dict(os.environ), os.getcwd()):
+            if base is None or not base.lives or base.surroundings != _surroundings():
                 base = cls._current = cls()
             return base
 
@@ -58,6 +58,11 @@ class _Base:
     def lives(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
+
+
+def _surroundings() -> tuple[dict[str, str], str]:
+    """What a process takes over from the one that starts it, less pytest's note of the test that runs."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}, os.getcwd()
 
 
 def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:

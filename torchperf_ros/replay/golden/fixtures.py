@@ -84,8 +84,6 @@ class ReplayFixture:
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for the workers
-                # pytest's own; in another environment they would need another process that imports torch
-                patch.delenv("PYTEST_CURRENT_TEST", raising=False)
                 result = replay(log, options, say=print)
         except (TorchperfError, OSError) as error:
             why = str(error)
