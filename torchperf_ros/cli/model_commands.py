@@ -191,11 +191,10 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         names = [name.strip() for name in (tiers or "full,medium,fast").split(",")]
         target = target_of_adapter(adapter, stage, names, values, device or "auto")
     else:
-        msg = (
+        raise ConfigError(
             "either an adapter, module:Class, with --options and --tiers, or --params FILE, with --stage, says what"
             " to tune: one of the two"
         )
-        raise ConfigError(msg)
     chosen = TuneOptions(
         Limits(target.stage.budget_ms, max_memory_mb, max_error), engine or (),
         list(map(int, sizes)) if tables else None, seconds, timeout, minutes, state, not no_resume, dry_run, output,

@@ -47,13 +47,11 @@ class Parameter:
         if isinstance(self.default, float) and type(value) is int:
             value = float(value)
         if type(value) is not type(self.default):
-            msg = f"parameter {name}: {value!r} is a {type(value).__name__}; it has to be {self.allowed}"
-            raise ConfigError(msg)
+            raise ConfigError(f"parameter {name}: {value!r} is a {type(value).__name__}; it has to be {self.allowed}")
         one = self.default[0] if isinstance(self.default, list) else self.default
         for item in value if isinstance(value, list) else [value]:
             if type(item) is not type(one) or not self._allows(item):
-                msg = f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}"
-                raise ConfigError(msg)
+                raise ConfigError(f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}")
         return value
 
     def _allows(self, item: Any) -> bool:  # noqa: ANN401
@@ -223,8 +221,7 @@ def stage_parameters(stage: str) -> tuple[Parameter, ...]:
 def _require(holds: object, text: str) -> None:
     """Raise ConfigError with a text on a parameter unless something holds."""
     if not holds:
-        msg = f"parameter {text}"
-        raise ConfigError(msg)
+        raise ConfigError(f"parameter {text}")
 
 
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
@@ -278,11 +275,10 @@ def _ip_address(text: str) -> str:
     try:
         return str(ipaddress.ip_address(text))
     except ValueError as error:
-        msg = (
+        raise ConfigError(
             f"parameter metrics_address: {text!r} is not allowed; it has to be an IP address of this machine,"
             " such as 127.0.0.1, or 0.0.0.0 for all of them"
-        )
-        raise ConfigError(msg) from error
+        ) from error
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:

@@ -55,8 +55,7 @@ def raw_pixels(message: Any, max_pixels: int = MOST_PIXELS, encodings: Collectio
     encoding, width, height, step = message.encoding, message.width, message.height, message.step
     if encoding not in encodings:
         why = "a Bayer pattern, debayer it first" if encoding.startswith("bayer_") else "not supported"
-        msg = f"image encoding {encoding!r} is {why}; supported: {', '.join(encodings)}"
-        raise BadInput(msg)
+        raise BadInput(f"image encoding {encoding!r} is {why}; supported: {', '.join(encodings)}")
     _check_size(width, height, max_pixels)
     channels, order = _COLOURS.get(encoding, (1, "mono"))
     pixel_bytes = 2 if encoding in _DEEP else channels
@@ -86,8 +85,7 @@ def compressed_pixels(message: Any, max_pixels: int = MOST_PIXELS, least: tuple[
         with _open(message) as image:
             _check_size(*image.size, max_pixels)
             if image.mode not in _COMPRESSED_MODES:
-                msg = f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}"
-                raise BadInput(msg)
+                raise BadInput(f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}")
             order, mode = ("mono", "L") if image.mode == "L" else ("rgb", "RGB")
             image.draft(mode, least)
             array = np.asarray(image if image.mode == mode else image.convert(mode))
@@ -117,8 +115,6 @@ def _open(message: Any) -> Image.Image:  # noqa: ANN401
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width < 1 or height < 1:
-        msg = f"image is empty: width {width}, height {height}"
-        raise BadInput(msg)
+        raise BadInput(f"image is empty: width {width}, height {height}")
     if width * height > max_pixels:
-        msg = f"image of {width} x {height} = {width * height} pixels is larger than max_pixels {max_pixels}"
-        raise BadInput(msg)
+        raise BadInput(f"image of {width} x {height} = {width * height} pixels is larger than max_pixels {max_pixels}")

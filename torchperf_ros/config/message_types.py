@@ -90,8 +90,7 @@ def _known(name: str) -> str:
             try:
                 parsed = get_types_from_msg(path.read_text(encoding="utf-8"), name)
             except (TypesysError, OSError, UnicodeDecodeError) as error:
-                msg = f"message type {name!r} cannot be read from {path}: {error}"
-                raise UnknownMessageType(msg) from error
+                raise UnknownMessageType(f"message type {name!r} cannot be read from {path}: {error}") from error
             types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
             for needed in (needed for _, fields in types.values() for needed in referenced(fields)):
                 if needed not in types:

@@ -31,8 +31,7 @@ def params_of_file(path: Path) -> dict[str, Any]:
     """
     entries = list(_of_node(read_yaml(path, "parameter file"), ""))
     if not entries:
-        msg = f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}"
-        raise ConfigError(msg)
+        raise ConfigError(f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}")
     return {name: value for own in entries for name, value in _flat(own, "")}
 
 
@@ -46,8 +45,7 @@ def read_yaml(path: Path, what: str) -> object:
         return _yaml(path.read_text(encoding="utf-8"), f"{what} {path}")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        msg = f"{what} {path}: cannot be read ({why}); it has to be a YAML file"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{what} {path}: cannot be read ({why}); it has to be a YAML file") from error
 
 
 def parse_value(name: str, text: str) -> object:
@@ -69,8 +67,7 @@ def _yaml(text: str, what: str) -> object:
     try:
         return reader.load(text)
     except (YAMLError, ValueError, AttributeError) as error:  # a tag or a date that its text does not fit
-        msg = f"{what}: is not YAML: {' '.join(str(error).split())}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{what}: is not YAML: {' '.join(str(error).split())}") from error
 
 
 def config_of(values: Mapping[str, Any]) -> NodeConfig:

@@ -53,11 +53,10 @@ class ShapeOptions:
         """
         for shapes in self.common:
             if [len(shape) for shape in shapes] != [len(shape) for shape in example]:
-                msg = (
+                raise ConfigError(
                     f"parameter {prefix}common_shapes: {format_shapes(shapes)!r} does not fit the model's inputs;"
                     f" it has to be like {format_shapes(example)!r}"
                 )
-                raise ConfigError(msg)
 
 
 def parse_shapes(text: str, prefix: str = "") -> Shapes:
@@ -68,11 +67,10 @@ def parse_shapes(text: str, prefix: str = "") -> Shapes:
     """
     words = text.split()
     if not words or not all(_SHAPE.fullmatch(word) for word in words):
-        msg = (
+        raise ConfigError(
             f"parameter {prefix}common_shapes: {text!r} is not allowed; it has to be sizes of at least 1 joined by x,"
             " one word per input, for example '1x3x256x448' or '1x10x50 1x10'"
         )
-        raise ConfigError(msg)
     return tuple(tuple(int(size) for size in word.split("x")) for word in words)
 
 

@@ -75,8 +75,7 @@ class Drive:
         """
         for file in filter(None, (options.json_file, options.svg_file)):
             if file.is_dir() or not os.access(file.parent, os.W_OK):
-                msg = f"{file}: cannot be written; it has to be a file in an existing folder"
-                raise ConfigError(msg)
+                raise ConfigError(f"{file}: cannot be written; it has to be a file in an existing folder")
         self._options = options
         self._console = console
         self._image_type, title, rate_hz = IMAGE_TYPE, "drawn road, 1280x720 rgb8", options.rate_hz
@@ -160,8 +159,7 @@ class Drive:
 
     def _check(self, name: str, process: ChildProcess) -> None:
         if process.exit_status is not None:
-            msg = f"the {name} ended with status {process.exit_status}:\n{process.errors.tail(_LOG_LINES)}"
-            raise DriveError(msg)
+            raise DriveError(f"the {name} ended with status {process.exit_status}:\n{process.errors.tail(_LOG_LINES)}")
 
     def _ready(self) -> bool:
         self._check("player", self._player)

@@ -209,8 +209,7 @@ def write_drive(
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except (OSError, sqlite3.Error) as error:
-        msg = f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
-        raise MakeLogError(msg) from error
+        raise MakeLogError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     return path
 
 

@@ -46,8 +46,7 @@ def drive_topics(log: LogReader) -> list[LogTopic]:
         raise LogError(msg)
     image = max(images, key=lambda topic: ("depth" not in topic.name.lower(), topic.count))
     if next(log.messages({image.name}), None) is None:
-        msg = f"log {log.path}: {image.name} holds no image"
-        raise LogError(msg)
+        raise LogError(f"log {log.path}: {image.name} holds no image")
     return [image, *sorted(odometries, key=lambda topic: topic.count)[-1:]]
 
 

@@ -27,8 +27,7 @@ class VirtualClock:
     def advance_ms(self, ms: float) -> int:
         """Move forward by `ms` >= 0 milliseconds and return the new time in ns."""
         if ms < 0:
-            msg = f"a clock cannot go back by {ms} ms"
-            raise ValueError(msg)
+            raise ValueError(f"a clock cannot go back by {ms} ms")
         self._now_ns += round(ms * NS_PER_MS)
         return self._now_ns
 

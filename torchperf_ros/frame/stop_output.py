@@ -40,8 +40,7 @@ def brake_along(
         msg = f"cannot brake with {deceleration} m/s^2 along {len(points)} points: it takes two, and more than 0 m/s^2"
         raise ValueError(msg)
     if not times_s[0] <= start_s <= times_s[-1]:
-        msg = f"cannot brake from {start_s} s on: the path lasts from {times_s[0]} to {times_s[-1]} s"
-        raise ValueError(msg)
+        raise ValueError(f"cannot brake from {start_s} s on: the path lasts from {times_s[0]} to {times_s[-1]} s")
     steps = np.linalg.norm(np.diff(points, axis=0), axis=1)
     distance = np.concatenate(([0.0], np.cumsum(steps)))
     segment = min(int(np.searchsorted(times_s, start_s, side="right")), len(times_s) - 1) - 1

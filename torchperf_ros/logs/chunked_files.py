@@ -51,12 +51,10 @@ def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = Tru
         Damaged: it is shorter than it claims, or its claim is not sound; and whatever the library raises for garbage.
     """
     if compression not in _UNPACK or raw_bytes > _MAX_CHUNK_BYTES:
-        msg = f"it claims to hold {raw_bytes:,} bytes, compressed as {compression!r}; known are zstd, lz4, bz2"
-        raise Damaged(msg)
+        raise Damaged(f"it claims to hold {raw_bytes:,} bytes, compressed as {compression!r}; known are zstd, lz4, bz2")
     raw = _UNPACK[compression](data, raw_bytes)
     if whole and len(raw) != raw_bytes:
-        msg = f"it unpacks to {len(raw):,} bytes instead of {raw_bytes:,}"
-        raise Damaged(msg)
+        raise Damaged(f"it unpacks to {len(raw):,} bytes instead of {raw_bytes:,}")
     return raw
 
 
@@ -197,8 +195,7 @@ class ChunkedFile(abc.ABC):
             damage = str(error) or type(error).__name__
         hint = f"{damage}; `{self._recover}` may find more"
         if damage and not self._chunks:
-            msg = f"log {self.path}: nothing in it can be read: it is damaged: {hint}"
-            raise LogError(msg)
+            raise LogError(f"log {self.path}: nothing in it can be read: it is damaged: {hint}")
         self._notes.findings.unindexed += 1
         self._notes.note(f"log {self.path}: has no usable index, so it was searched from begin to end")
         if damage and (left := self._size - sound):
@@ -258,8 +255,7 @@ class ChunkedFile(abc.ABC):
             if not cut or isinstance(error, OSError):
                 raise
         if cut:
-            msg = "the file breaks off in it"
-            raise Damaged(msg)
+            raise Damaged("the file breaks off in it")
 
     def _noted(self, chunk: Chunk, walk: Walk) -> Walk:
         """The messages up to the damage, if there is one, which is noted."""
@@ -287,8 +283,7 @@ class McapFile(ChunkedFile):
         self._schemas: dict[int, mcap_records.Schema] = {}
         summary = SeekingReader(self._file, record_size_limit=self._size).get_summary()
         if summary is None or summary.statistics is None:
-            msg = "it has no summary"
-            raise Damaged(msg)
+            raise Damaged("it has no summary")
         self._schemas = summary.schemas
         self._channels = {number: self._channel(record) for number, record in summary.channels.items()}
         self._counts.update(summary.statistics.channel_message_counts)
@@ -300,8 +295,7 @@ class McapFile(ChunkedFile):
         indexed = frozenset[int]().union(*(chunk.numbers for chunk in self._chunks))
         ends = [chunk.end for chunk in self._chunks]
         if indexed != {*+self._counts} or not indexed <= self._channels.keys() or max(ends, default=0) > self._size:
-            msg = "the summary does not name every chunk"
-            raise Damaged(msg)
+            raise Damaged("the summary does not name every chunk")
 
     def _records(self, stream: BinaryIO, begin: int, end: int) -> Records:
         while begin < end:
@@ -310,8 +304,7 @@ class McapFile(ChunkedFile):
             after = begin + _RECORD.size + length
             too_long = after > end and opcode != Opcode.CHUNK
             if not opcode or too_long or (opcode == Opcode.MESSAGE and length < _MESSAGE.size):
-                msg = "the file breaks off in a record" if too_long else "one of its records is not sound"
-                raise Damaged(msg)
+                raise Damaged("the file breaks off in a record" if too_long else "one of its records is not sound")
             if opcode == Opcode.MESSAGE:
                 number, _, t_ns, _ = _MESSAGE.unpack(stream.read(_MESSAGE.size))
                 yield opcode, begin, after, number, t_ns
@@ -351,14 +344,12 @@ class McapFile(ChunkedFile):
         here = min(data_bytes, chunk.end - begin)
         cut = here < data_bytes
         if opcode != Opcode.CHUNK or here < 0:
-            msg = "there is no chunk"
-            raise Damaged(msg)
+            raise Damaged("there is no chunk")
         if not compression and (cut or not crc):  # without a copy
             return self._file, begin, begin + here, cut
         raw = unpacked(compression, self._file.read(here), raw_bytes, whole=not cut)
         if crc and not cut and zlib.crc32(raw) != crc:
-            msg = "its checksum does not fit"
-            raise Damaged(msg)
+            raise Damaged("its checksum does not fit")
         return io.BytesIO(raw), 0, len(raw), cut
 
 
@@ -373,8 +364,7 @@ class Ros1Bag(ChunkedFile):
         self._file.seek(len(ROS1_MAGIC))
         head = Header.read(self._file, RecordType.BAGHEADER)
         if head.get("encryptor"):
-            msg = f"log {self.path}: is encrypted; decrypt it with `rosbag decrypt`"
-            raise LogError(msg)
+            raise LogError(f"log {self.path}: is encrypted; decrypt it with `rosbag decrypt`")
         at = head.get_uint64("index_pos")
         for _ in range(head.get_uint32("conn_count")):
             self._learn(self._file, at, self._size)
@@ -383,8 +373,7 @@ class Ros1Bag(ChunkedFile):
         infos = [bag.read_chunk_info() for _ in range(head.get_uint32("chunk_count"))]
         known = all(info.connection_counts.keys() <= self._channels.keys() for info in infos)
         if self._file.tell() != self._size or not known:
-            msg = "the index is not whole"
-            raise Damaged(msg)
+            raise Damaged("the index is not whole")
         for info in infos:
             self._file.seek(info.pos)
             chunk = bag.read_chunk()
@@ -405,8 +394,7 @@ class Ros1Bag(ChunkedFile):
             length, kind = read_uint32(stream), header.get_uint8("op")
             after = stream.tell() + length
             if after > end and kind != RecordType.CHUNK:
-                msg = "the file breaks off in a record"
-                raise Damaged(msg)
+                raise Damaged("the file breaks off in a record")
             if kind == RecordType.MSGDATA:
                 yield kind, begin, after, header.get_uint32("conn"), header.get_time("time")
             else:

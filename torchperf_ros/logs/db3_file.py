@@ -52,8 +52,7 @@ class Db3File:
                 notes.note(f"log {path}: its last messages, in {journal.name}, cannot be read: {error}")
                 self._channels = self._opened(file, "mode=ro&immutable=1")
         except (sqlite3.Error, TypeError, OverflowError) as error:
-            msg = f"log {path}: its topics cannot be read from the database: {error}; {_RECOVER}"
-            raise LogError(msg) from error
+            raise LogError(f"log {path}: its topics cannot be read from the database: {error}; {_RECOVER}") from error
         self.start_ns = self.end_ns = 0
         self.counts = dict.fromkeys(self._channels.values(), -1)
         try:
@@ -99,8 +98,7 @@ class Db3File:
     def _read_topics(self) -> dict[int, Channel]:
         columns = self._columns("topics")
         if not columns >= {"id", "name", "type"} or not self._columns("messages") >= {"topic_id", "timestamp", "data"}:
-            msg = "it has no tables `topics` and `messages` as rosbag2 writes them"
-            raise sqlite3.DatabaseError(msg)
+            raise sqlite3.DatabaseError("it has no tables `topics` and `messages` as rosbag2 writes them")
         definitions: dict[str, tuple[str, str]] = {}
         if self._columns("message_definitions"):
             rows = self._db.execute("SELECT topic_type, encoded_message_definition, encoding FROM message_definitions")

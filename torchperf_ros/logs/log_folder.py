@@ -34,8 +34,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
         LogError: there is nothing that could be read, or files that cannot belong to one log.
     """
     if not path.exists():
-        msg = f"log {path}: does not exist"
-        raise LogError(msg)
+        raise LogError(f"log {path}: does not exist")
     if not path.is_dir():
         return [path]
     inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
@@ -49,8 +48,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
     if not inside:
         logs = sorted(found.name for found in path.iterdir() if (found / _METADATA).is_file())
         hint = f"; name one of the logs in it: {', '.join(logs[:4])}" if logs else ""
-        msg = f"log {path}: {trouble}, and there is no .mcap, .db3 or .bag file in it{hint}"
-        raise LogError(msg)
+        raise LogError(f"log {path}: {trouble}, and there is no .mcap, .db3 or .bag file in it{hint}")
     kinds = {next(suffix for suffix in _KINDS if suffix in file.suffixes): file.name for file in reversed(inside)}
     if len(kinds) > 1:
         shown = " and ".join(sorted(kinds.values()))
@@ -94,11 +92,9 @@ def kind_of(path: Path, name: Path) -> str:
         OSError: it cannot be read.
     """
     if not path.is_file():
-        msg = f"log {name}: is no file and no folder"
-        raise LogError(msg)
+        raise LogError(f"log {name}: is no file and no folder")
     if not (begin := _begin(path)):
-        msg = f"log {name}: is empty"
-        raise LogError(msg)
+        raise LogError(f"log {name}: is empty")
     for kind, (_, magic) in _KINDS.items():
         if begin.startswith(magic):
             return kind
@@ -126,8 +122,7 @@ def unpacked_file(path: Path, folder: Path, notes: LogNotes) -> Path:
                     raw.write(block)
         except zstandard.ZstdError as error:
             if not raw.tell():
-                msg = f"log {path}: nothing of it can be unpacked: it is damaged ({error})"
-                raise LogError(msg) from error
+                raise LogError(f"log {path}: nothing of it can be unpacked: it is damaged ({error})") from error
             why = f"is damaged after {raw.tell():,} unpacked bytes ({error}); what comes before is read"
             notes.lost(path, packed.tell(), why)
         except OSError as error:

@@ -55,8 +55,7 @@ class LogType:
         """
         store, name = self.own or self._here(), self.name
         if store is None:
-            msg = f"{self._begin} is defined neither in the log nor in an installed package"
-            raise UnknownMessageType(msg)
+            raise UnknownMessageType(f"{self._begin} is defined neither in the log nor in an installed package")
         return lambda data: bytes(store.ros1_to_cdr(data, name))
 
     def decode(self, data: bytes) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
@@ -112,8 +111,7 @@ def _understood(name: str, definition: str, definition_format: str, encoding: st
     It raises whatever its text leads the parser to.
     """
     if not _NAME.fullmatch(name):
-        msg = f"{name!r} is no name of a type"
-        raise ValueError(msg)
+        raise ValueError(f"{name!r} is no name of a type")
     types: Typesdict = {}
     if definition_format == "ros2idl":
         for part in filter(None, definition.split(_IDL_SEPARATOR)):

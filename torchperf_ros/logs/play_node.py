@@ -94,12 +94,10 @@ class PlayNode:
             if first.type_name != topic.type_name:  # DDS takes no second one
                 both = f"{first.name} ({first.type_name}) and {topic.name} ({topic.type_name})"
                 hint = "--remap one of them to another name, or leave it out with --topics"
-                msg = f"{both} cannot both be published as {name}: a topic has one type; {hint}"
-                raise PlayError(msg)
+                raise PlayError(f"{both} cannot both be published as {name}: a topic has one type; {hint}")
             return self._node.create_publisher(kind, name, qos)
         except InvalidTopicNameException as error:
-            msg = f"topic {name!r} is not allowed: {' '.join(str(error).split())}"
-            raise PlayError(msg) from error
+            raise PlayError(f"topic {name!r} is not allowed: {' '.join(str(error).split())}") from error
 
     @property
     def topics(self) -> frozenset[str]:

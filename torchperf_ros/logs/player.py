@@ -35,12 +35,10 @@ def choose_topics(log: LogReader, names: Set[str] | None, renamed: Set[str] = fr
     """
     filled = {name: topic for name, topic in log.topics.items() if topic.count}
     if unknown := sorted(((names or frozenset()) | renamed) - log.topics.keys()):
-        msg = f"log {log.path}: has no topic {_listed(unknown)}; it has: {_listed(filled)}"
-        raise PlayError(msg)
+        raise PlayError(f"log {log.path}: has no topic {_listed(unknown)}; it has: {_listed(filled)}")
     chosen = filled if names is None else {name: log.topics[name] for name in sorted(names)}
     if not chosen:
-        msg = f"log {log.path}: has no messages"
-        raise PlayError(msg)
+        raise PlayError(f"log {log.path}: has no messages")
     return chosen
 
 
@@ -85,8 +83,7 @@ class LogRounds:
                     yield message
                     played = True
             if not played:
-                msg = f"log {self.log.path}: has no message of {_listed(self.topics)} in this part of it"
-                raise PlayError(msg)
+                raise PlayError(f"log {self.log.path}: has no message of {_listed(self.topics)} in this part of it")
             if not self._loop:
                 return
             yield None

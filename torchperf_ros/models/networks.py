@@ -46,8 +46,7 @@ def tier_width(tier: str, widths: dict[str, int]) -> int:
         ConfigError: there is no such tier; the message names it and those that exist.
     """
     if tier not in widths:
-        msg = f"tier {tier!r} does not exist; allowed: {', '.join(widths)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"tier {tier!r} does not exist; allowed: {', '.join(widths)}")
     return widths[tier]
 
 

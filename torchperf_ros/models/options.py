@@ -60,6 +60,5 @@ class OptionReader:
         self._asked.append(name)
         value = self._options.get(name, default)
         if not is_allowed(value):
-            msg = f"{self._owner}: option {name!r} is {value!r}; allowed: {allowed}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{self._owner}: option {name!r} is {value!r}; allowed: {allowed}")
         return value

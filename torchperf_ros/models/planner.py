@@ -163,8 +163,7 @@ class PlannerAdapter(Adapter):
             at, size = marker.pose.position, marker.scale
             values = (at.x, at.y, at.z, size.x, size.y, size.z, marker.color.a)
             if not all(map(math.isfinite, values)):
-                msg = f"detections.markers[{index}] is not finite: position, scale and alpha are {values}"
-                raise BadInput(msg)
+                raise BadInput(f"detections.markers[{index}] is not finite: position, scale and alpha are {values}")
             forward, left = (at.z, -at.x) if self._optical else (at.x, at.y)
             length, width, height = (size.z, size.x, size.y) if self._optical else (size.x, size.y, size.z)
             # Far or huge ones look alike: bounded features keep one odd marker from outweighing the others.
@@ -190,11 +189,9 @@ def read_ego(odom: Any) -> Ego:  # noqa: ANN401
     for name, value, limit in fields:
         if not math.isfinite(value) or abs(value) > limit:
             allowed = f"; allowed: -{limit:g} to {limit:g}" if math.isfinite(value) else ""
-            msg = f"odom.{name} is {value}{allowed}"
-            raise BadInput(msg)
+            raise BadInput(f"odom.{name} is {value}{allowed}")
     if turn.x == turn.y == turn.z == turn.w == 0.0:
-        msg = "odom.pose.pose.orientation is all zeros, which is no rotation; unset orientations have w = 1"
-        raise BadInput(msg)
+        raise BadInput("odom.pose.pose.orientation is all zeros, which is no rotation; unset orientations have w = 1")
     # Yaw of a quaternion of any length: https://en.wikipedia.org/wiki/Conversion_between_quaternions_and_Euler_angles
     sine = 2.0 * (turn.w * turn.z + turn.x * turn.y)
     cosine = turn.w**2 + turn.x**2 - turn.y**2 - turn.z**2

@@ -61,8 +61,7 @@ class Fault:
             ConfigError: unknown kind or field, or a value out of range.
         """
         if kind not in KINDS:
-            msg = f"option faults: unknown kind {kind!r}; known are {', '.join(KINDS)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"option faults: unknown kind {kind!r}; known are {', '.join(KINDS)}")
         reader = OptionReader(f"faults.{kind}", value if isinstance(value, Mapping) else {"probability": value})
         probability = reader.number("probability", default=0.0, low=0.0, high=1.0)
         every_s = reader.number("every_s", default=0.0, low=0.0, high=math.inf)
@@ -214,8 +213,7 @@ class SabotagedAdapter(Adapter):
             while True:
                 time.sleep(_LONG_S)
         elif kind == "raise":
-            msg = "sabotage: this inference raises"
-            raise Sabotage(msg)
+            raise Sabotage("sabotage: this inference raises")
         elif kind == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "sigsegv":

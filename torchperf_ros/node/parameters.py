@@ -64,8 +64,7 @@ class NodeParameters:
             except Exception as error:  # rclpy has several types for "this override does not fit the descriptor"
                 if name in self._node._parameter_overrides:  # our own check says it in fewer words
                     parameter.check(_plain(self._node._parameter_overrides[name].value), prefix)
-                msg = f"parameter {name}: {error}; it has to be {parameter.allowed}"
-                raise ConfigError(msg) from error
+                raise ConfigError(f"parameter {name}: {error}; it has to be {parameter.allowed}") from error
             parameter.check(_plain(declared.value), prefix)
 
     def _refuse_unknown(self) -> None:
@@ -105,11 +104,9 @@ class NodeParameters:
         try:
             for name, value in known.items():
                 if self.configured and not self._known[name].live:
-                    msg = f"parameter {name}: is read-only while the node is configured; clean up first"
-                    raise ConfigError(msg)
+                    raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
                 if name == "stages" and value != self._stages:
-                    msg = "parameter stages: is read from the parameter file at start; start the node anew"
-                    raise ConfigError(msg)
+                    raise ConfigError("parameter stages: is read from the parameter file at start; start the node anew")
             config = self._read(known)
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))

@@ -63,8 +63,7 @@ class Taker:
             self._rcutils.rcutils_get_default_allocator.restype = _Allocator
             self._init, default = self._rcutils.rcutils_uint8_array_init, self._rcutils.rcutils_get_default_allocator()
         except (OSError, AttributeError) as error:
-            msg = f"rcl is not found: {error}"
-            raise TakeError(msg) from error
+            raise TakeError(f"rcl is not found: {error}") from error
         self._take.argtypes = (ctypes.c_void_p,) * 4
         self._libc.malloc.restype, self._libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
         self._libc.free.argtypes = (ctypes.c_void_p,)
@@ -74,8 +73,7 @@ class Taker:
         found = (done, array.length, array.capacity, array.guard, bytes(array.allocator))
         self._rcutils.rcutils_uint8_array_fini(ctypes.byref(array))
         if found != (0, 0, _CHECKED_BYTES, _CHECKED_BYTES, bytes(default)):
-            msg = f"rcl's structs are laid out in another way: {found[:4]}"
-            raise TakeError(msg)
+            raise TakeError(f"rcl's structs are laid out in another way: {found[:4]}")
         self._array = _Array(allocator=default)
         self._larger = _Reallocate(lambda _old, size, _state: self._libc.malloc(size))
         self._array.allocator.reallocate = ctypes.cast(self._larger, ctypes.c_void_p).value
@@ -94,8 +92,7 @@ class Taker:
             if code == _TAKE_FAILED:
                 return None
             if code or not array.buffer or array.length > array.capacity:
-                msg = f"rcl_take_serialized_message returned {code} and {array.length} bytes"
-                raise TakeError(msg)
+                raise TakeError(f"rcl_take_serialized_message returned {code} and {array.length} bytes")
             return slot[: array.length] if larger is None else ctypes.string_at(larger, array.length)
         finally:
             if code:
@@ -138,8 +135,7 @@ def _compare(node: Node, taker: Taker) -> None:
         mine = _soon(lambda: taker.take(two[0].handle, slot))
         theirs = _soon(lambda: two[1].handle.take_message(String, True))
         if mine is None or theirs is None or bytes(mine) != theirs[0]:
-            msg = f"a message of {len(data)} bytes was not taken as rclpy takes it"
-            raise TakeError(msg)
+            raise TakeError(f"a message of {len(data)} bytes was not taken as rclpy takes it")
 
 
 def _soon(take: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever `take` gives

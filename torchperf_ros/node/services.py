@@ -113,8 +113,7 @@ class SwapService:
         package = parameters[0].value.string_value
         stages = {stage.config.name: stage for stage in self._stages()}
         if len(parameters) != 1 or not package:
-            msg = "one parameter `<stage>.<tier>` with the package's path as a string starts a swap"
-            raise ConfigError(msg)
+            raise ConfigError("one parameter `<stage>.<tier>` with the package's path as a string starts a swap")
         if stage_name not in stages:
             msg = f"stage {stage_name!r} is not there; the node has {', '.join(stages) or 'none configured'}"
             raise ConfigError(msg)
@@ -135,15 +134,13 @@ def _asking(kind: Any, node_name: str, service: str, timeout_s: float) -> Iterat
     try:
         client = node.create_client(kind, name)
         if not client.wait_for_service(min(timeout_s, _DISCOVERY_S)):
-            msg = f"no node offers {name}; is it running, in this ROS_DOMAIN_ID, under this name?"
-            raise ServiceFailed(msg)
+            raise ServiceFailed(f"no node offers {name}; is it running, in this ROS_DOMAIN_ID, under this name?")
 
         def ask(request: Any) -> Any:  # noqa: ANN401 - rclpy's
             future = client.call_async(request)
             rclpy.spin_until_future_complete(node, future, timeout_sec=max(0.0, give_up_at - time.monotonic()))
             if not future.done():
-                msg = f"{name} has not finished in time; /diagnostics says how far it is"
-                raise ServiceFailed(msg)
+                raise ServiceFailed(f"{name} has not finished in time; /diagnostics says how far it is")
             return future.result()
 
         yield ask

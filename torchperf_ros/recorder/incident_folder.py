@@ -69,11 +69,10 @@ class IncidentFolder:
             write(part)
             size_bytes = _size_bytes(part, flush=True)
             if size_bytes > self._max_bytes:
-                msg = (
+                raise IncidentError(
                     f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than evidence_mib, "
                     f"{self._max_bytes // _MIB}, allows for all together"
                 )
-                raise IncidentError(msg)
             with self._alone():
                 kept = self._give_name(part, name)
                 self._shrink(kept)
@@ -110,8 +109,7 @@ class IncidentFolder:
                 if not kept.exists():
                     raise
             name = f"{name.partition('.x')[0]}.x{number}"
-        msg = f"evidence {name} cannot be kept in {self.root}: too many of that name"
-        raise IncidentError(msg)
+        raise IncidentError(f"evidence {name} cannot be kept in {self.root}: too many of that name")
 
     def _shrink(self, kept: Path) -> None:
         """Remove the oldest incidents until the rest fits, but not the new one (a clock may be set back)."""

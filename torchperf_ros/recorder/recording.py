@@ -86,8 +86,7 @@ class RecorderProcess:
                 printed = ""
                 with contextlib.suppress(BlockingIOError):
                     printed = os.read(self._printed.fileno(), 1 << 16)[-_TAIL:].decode(errors="replace").strip()
-                msg = f"the recorder is gone: {printed or 'it printed nothing'}"
-                raise ProtocolError(msg)
+                raise ProtocolError(f"the recorder is gone: {printed or 'it printed nothing'}")
             yield json.loads(data)
 
     def kill(self) -> None:

@@ -49,11 +49,9 @@ def parse_maps(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         log_topic, sign, stage_topic = text.partition(":=")
         if not sign or not log_topic or not stage_topic:
-            msg = f"--map {text!r}: has to be LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image"
-            raise LogError(msg)
+            raise LogError(f"--map {text!r}: has to be LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image")
         if absolute(stage_topic) in map(absolute, found):
-            msg = f"--map {text!r}: {stage_topic} is mapped twice"
-            raise LogError(msg)
+            raise LogError(f"--map {text!r}: {stage_topic} is mapped twice")
         found[stage_topic] = log_topic
     return found
 

@@ -40,8 +40,7 @@ class OutputLog:
             OSError: it cannot be written.
         """
         if path.suffix != ".mcap" or path.is_dir() or not path.resolve().parent.is_dir():
-            msg = f"output {path}: has to be a file that ends in .mcap, in a folder that exists"
-            raise ConfigError(msg)
+            raise ConfigError(f"output {path}: has to be a file that ends in .mcap, in a folder that exists")
         self.path, self._part = path, path.with_name(f".{path.name}.part")
         self._file = self._part.open("wb")
         how = CompressionType.ZSTD if compress else CompressionType.NONE

@@ -57,8 +57,7 @@ def replay(
         OSError: the output cannot be written.
     """
     if options.output is not None and options.output.resolve().is_relative_to(log.resolve()):
-        msg = f"output {options.output}: is in the log that is replayed; choose another place"
-        raise ConfigError(msg)
+        raise ConfigError(f"output {options.output}: is in the log that is replayed; choose another place")
     with _Replay(log, options, progress, say) as running:
         return running.run()
 
@@ -186,8 +185,7 @@ class _Replay(contextlib.ExitStack):
                     self._progress(message.t_ns - feed.start_ns, feed.length_ns)
             if not self._given:
                 topics = ", ".join(sorted(stages.takers)) or "any topic"
-                msg = f"log {self._reader.path}: has no message on {topics} in that time"
-                raise LogError(msg)
+                raise LogError(f"log {self._reader.path}: has no message on {topics} in that time")
         except KeyboardInterrupt:  # what has been given is still answered, as at the end of a log
             self._note("interrupted: the results reach up to there")
             complete = False

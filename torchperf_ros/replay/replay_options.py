@@ -74,8 +74,7 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
         ConfigError: the file cannot be used, or a value is not allowed.
     """
     if options.pace not in PACES:
-        msg = f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}")
     if options.step_times != "log" and options.pace != "virtual":
         msg = f"step times {options.step_times}: are for pace virtual; at {options.pace} runs take what they take"
         raise ConfigError(msg)
@@ -91,8 +90,7 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     if unknown := sorted(set(options.overrides) - known):
         stages = ", ".join(stage.name for stage in config.stages)
         what = "it has to be one of the node's, or STAGE.PARAMETER with a stage of"
-        msg = f"parameter {unknown[0]}: is not there; {what} {stages}; see config/perception.yaml"
-        raise ConfigError(msg)
+        raise ConfigError(f"parameter {unknown[0]}: is not there; {what} {stages}; see config/perception.yaml")
     return config
 
 

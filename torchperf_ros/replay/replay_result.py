@@ -176,8 +176,7 @@ class StageResult:
             ReplayError: its messages were not kept, or are no longer there.
         """
         if self.output is None:
-            msg = f"stage {self.name}: its messages were not kept; replay with an output file"
-            raise ReplayError(msg)
+            raise ReplayError(f"stage {self.name}: its messages were not kept; replay with an output file")
         with LogReader(self.output) as log:
             messages = log.messages({self.output_topic})
             for frame in self.frames[self.frames["output_hash"] != 0]:
@@ -252,8 +251,7 @@ class ReplayResult:
             KeyError: there is no such stage; the message names those that there are.
         """
         if name not in self.stages:
-            msg = f"no stage {name!r}; there are: {', '.join(self.stages)}"
-            raise KeyError(msg)
+            raise KeyError(f"no stage {name!r}; there are: {', '.join(self.stages)}")
         return self.stages[name]
 
     @property

@@ -133,8 +133,7 @@ class ReplayStages:
         while not condition(actor):
             if pool.gave_up or time.monotonic() > give_up_s:
                 why = pool.last_error or f"it is not ready ({pool.progress})"
-                msg = f"stage {name} cannot run: {why}"
-                raise ReplayError(msg)
+                raise ReplayError(f"stage {name} cannot run: {why}")
             time.sleep(_POLL_S)
 
     def offer(self, topic: str, data: bytes) -> bool:
@@ -164,8 +163,7 @@ class ReplayStages:
         """
         for actor in self.actors:
             if actor.pool.gave_up:
-                msg = f"stage {actor.config.name} cannot run any more: {actor.pool.last_error}"
-                raise ReplayError(msg)
+                raise ReplayError(f"stage {actor.config.name} cannot run any more: {actor.pool.last_error}")
 
     def deactivate(self) -> None:
         """Take no more frames; what has begun is still answered."""

@@ -46,11 +46,9 @@ def check_run_path(path: Path) -> None:
         RunLogError: another suffix, no such folder, or pyarrow is not installed.
     """
     if path.suffix not in SUFFIXES:
-        msg = f"run {path}: has to end in .json or .parquet"
-        raise RunLogError(msg)
+        raise RunLogError(f"run {path}: has to end in .json or .parquet")
     if not path.resolve().parent.is_dir() or path.is_dir():
-        msg = f"run {path}: has to be a file in a folder that exists"
-        raise RunLogError(msg)
+        raise RunLogError(f"run {path}: has to be a file in a folder that exists")
     if path.suffix == ".parquet":
         _pyarrow()
 
@@ -85,8 +83,7 @@ def read_run(path: Path) -> Run:
     try:
         return _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
     except OSError as error:
-        msg = f"run {path}: cannot be read: {error.strerror or error}"
-        raise RunLogError(msg) from error
+        raise RunLogError(f"run {path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
         raise RunLogError(msg) from error
@@ -97,8 +94,7 @@ def _summary(text: bytes, path: Path) -> dict[str, Any]:
     if summary["kind"] != _KIND:
         raise ValueError(summary["kind"])
     if summary["v"] != VERSION:
-        msg = f"run {path}: is of version {summary['v']}; this program reads version {VERSION}"
-        raise RunLogError(msg)
+        raise RunLogError(f"run {path}: is of version {summary['v']}; this program reads version {VERSION}")
     return summary
 
 
@@ -143,8 +139,7 @@ def _read_parquet(path: Path) -> Run:
     try:
         table = pq.read_table(path)
     except pa.ArrowInvalid as error:
-        msg = f"run {path}: is no Parquet file: {error}"
-        raise RunLogError(msg) from error
+        raise RunLogError(f"run {path}: is no Parquet file: {error}") from error
     summary = _summary((table.schema.metadata or {})[_KEY], path)
     stage = np.asarray(table["stage"].to_pylist(), dtype=object)
     frames = {}

@@ -40,8 +40,7 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
         RunLogError: it does not exist, holds nothing of the kind, or cannot be read.
     """
     if not path.exists():
-        msg = f"log {path}: does not exist"
-        raise RunLogError(msg)
+        raise RunLogError(f"log {path}: does not exist")
     name = path.resolve().name
     if path.suffix == ".jsonl":
         return [_read_records(path, name, progress)]
@@ -90,8 +89,7 @@ def _read_logs(
 ) -> list[RunLog]:
     """The recorded logs in a folder: its files are one log, folders in it are several."""
     if not recordings:
-        msg = f"log {path}: {_NO_LOG}, and holds none"
-        raise RunLogError(msg)
+        raise RunLogError(f"log {path}: {_NO_LOG}, and holds none")
     if recordings[0].is_file():
         recordings = (path,) if len(recordings) > 1 else recordings
     runs: list[RunLog] = []
@@ -132,8 +130,7 @@ def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> li
     notes: list[str] = []
     try:
         if path.is_file() and not is_log(path):
-            msg = f"log {path}: {_NO_LOG}"
-            raise RunLogError(msg)
+            raise RunLogError(f"log {path}: {_NO_LOG}")
         with LogReader(path, notes.append) as log:
             places = [(*one.name.rpartition("/")[::2], one.type_name) for one in log.topics.values()]
             nodes = sorted({found for found, topic, kind in places if found and _TOPICS.get(topic) == kind})
@@ -145,8 +142,7 @@ def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> li
     except LogError as error:
         raise RunLogError(str(error)) from error
     except OSError as error:
-        msg = f"log {path}: cannot be read: {error.strerror or error}"
-        raise RunLogError(msg) from error
+        raise RunLogError(f"log {path}: cannot be read: {error.strerror or error}") from error
     runs = []
     for found, builder in builders.items():
         expected = {
@@ -250,8 +246,7 @@ def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
                     except (ValueError, KeyError, TypeError, AttributeError):
                         broken += 1  # a line that was being written when the power went, for example
     except OSError as error:
-        msg = f"log {path}: cannot be read: {error.strerror or error}"
-        raise RunLogError(msg) from error
+        raise RunLogError(f"log {path}: cannot be read: {error.strerror or error}") from error
     progress(total, total)
     if not kinds and not other:
         msg = f"log {path}: none of its {broken:,} lines is a record; one begins like {{'v': 1, 'kind': 'frame', ...}}"

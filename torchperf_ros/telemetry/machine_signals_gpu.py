@@ -61,14 +61,12 @@ class Nvml(Gpu):
         visible = environment.get("CUDA_VISIBLE_DEVICES")
         names = [str(index)] if visible is None else [name.strip() for name in visible.split(",")][index : index + 1]
         if not names:
-            msg = f"CUDA_VISIBLE_DEVICES is {visible!r}, which has no device {index}"
-            raise LookupError(msg)
+            raise LookupError(f"CUDA_VISIBLE_DEVICES is {visible!r}, which has no device {index}")
         (name,) = names
         if name.isdecimal():
             cards = nvml.nvmlDeviceGetCount()
             if cards > 1 and environment.get("CUDA_DEVICE_ORDER", _BY_BUS) != _BY_BUS:
-                msg = f"CUDA_DEVICE_ORDER is not {_BY_BUS}, and there are {cards} cards"
-                raise LookupError(msg)
+                raise LookupError(f"CUDA_DEVICE_ORDER is not {_BY_BUS}, and there are {cards} cards")
             return nvml.nvmlDeviceGetHandleByIndex(int(name))
         if name.startswith("MIG-"):
             return nvml.nvmlDeviceGetHandleByUUID(name)
@@ -76,8 +74,7 @@ class Nvml(Gpu):
             card = nvml.nvmlDeviceGetHandleByIndex(number)
             if str(nvml.nvmlDeviceGetUUID(card)).startswith(name):
                 return card
-        msg = f"CUDA_VISIBLE_DEVICES names {name}, and no card has that UUID"
-        raise LookupError(msg)
+        raise LookupError(f"CUDA_VISIBLE_DEVICES names {name}, and no card has that UUID")
 
     def read(self) -> dict[str, float]:
         """See `Gpu`."""

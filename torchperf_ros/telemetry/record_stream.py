@@ -199,8 +199,7 @@ class StreamReader:
         if not data:
             return None
         if len(data) < _HEAD.size or data[0] != VERSION:
-            msg = f"a packet of {len(data)} bytes and version {data[0]}; it has to be version {VERSION}"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"a packet of {len(data)} bytes and version {data[0]}; it has to be version {VERSION}")
         _, kind, index, lost, t_ns, offset, length, inline = _HEAD.unpack_from(data)
         self.lost += lost
         if kind == _EVENT_KIND:

@@ -100,6 +100,5 @@ def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) 
     if run.span_ns == (0, 0) and not node.heard:
         heard = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""
         domain = os.environ.get("ROS_DOMAIN_ID", "0")
-        msg = f"node {name}: nothing heard in {seconds:g} s, in ROS_DOMAIN_ID {domain}{heard}"
-        raise RunLogError(msg)
+        raise RunLogError(f"node {name}: nothing heard in {seconds:g} s, in ROS_DOMAIN_ID {domain}{heard}")
     return run

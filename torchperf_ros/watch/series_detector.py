@@ -177,14 +177,11 @@ class SeriesDetector:
             ValueError: `direction` is another word, `floor` negative or not finite, or `caution` not from 1 to 4.
         """
         if direction not in {"both", "up", "down"}:
-            msg = f"direction {direction!r}: has to be both, up or down"
-            raise ValueError(msg)
+            raise ValueError(f"direction {direction!r}: has to be both, up or down")
         if not 0 <= floor < math.inf:
-            msg = f"floor {floor!r}: has to be a number >= 0, in the unit of the value"
-            raise ValueError(msg)
+            raise ValueError(f"floor {floor!r}: has to be a number >= 0, in the unit of the value")
         if not 1 <= caution <= _MOST_CAUTION:
-            msg = f"caution {caution!r}: has to be a number from 1 to {_MOST_CAUTION:g}"
-            raise ValueError(msg)
+            raise ValueError(f"caution {caution!r}: has to be a number from 1 to {_MOST_CAUTION:g}")
         self._direction, self._floor, self._at_threshold = direction, floor, _AT_THRESHOLD * caution
         self._count = 0
         self._time_s = self._last = math.nan

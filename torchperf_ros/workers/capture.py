@@ -82,8 +82,7 @@ class Capture:
         elif settled_at_ns is not None and any(settled_at_ns - (w.ready_at_ns or 0) < _SETTLED_NS for w in ready):
             why_not = f"has had all its workers for less than {_SETTLED_NS // NS_PER_S} s"
         if why_not:
-            msg = f"{stage} {why_not}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{stage} {why_not}")
         self._wanted = what
         alone = "; it has one worker only, fallbacks answer while that starts and writes" if len(ready) == 1 else ""
         return f"{stage}: {what} of one worker{alone}"

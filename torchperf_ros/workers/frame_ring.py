@@ -148,8 +148,7 @@ class FrameRing:
         place = slot - _DATA - self._head % self.capacity if slot else record_size([0] * len(inputs))
         length = place + sum(_aligned(len(item.data)) for item in inputs)
         if length > self._largest:
-            msg = f"a record of {length} bytes does not fit a ring of {self._largest}"
-            raise ValueError(msg)
+            raise ValueError(f"a record of {length} bytes does not fit a ring of {self._largest}")
         self._longest, self._slot = max(self._longest, length), 0
         offset = self._allot(length)
         start = _DATA + offset % self.capacity
@@ -207,8 +206,7 @@ class FrameReader:
             FrameOverwritten: it has.
         """
         if not self.holds(offset):
-            msg = f"frame {seq} was overwritten by newer ones before this worker was done with it"
-            raise FrameOverwritten(msg)
+            raise FrameOverwritten(f"frame {seq} was overwritten by newer ones before this worker was done with it")
 
     def read(self, offset: int, length: int, seq: int) -> list[InputBytes]:
         """The inputs of a record, as views on the ring.

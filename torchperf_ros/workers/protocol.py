@@ -89,12 +89,10 @@ def peer_pid(node: socket.socket) -> int:
 def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
     """The fields of a message behind its version; another length or version is a `ProtocolError`."""
     if len(data) != layout.size:
-        msg = f"{what} of {len(data)} bytes; version {VERSION} has {layout.size}"
-        raise ProtocolError(msg)
+        raise ProtocolError(f"{what} of {len(data)} bytes; version {VERSION} has {layout.size}")
     version, *fields = layout.unpack(data)
     if version != VERSION:
-        msg = f"{what} of version {version}; this side speaks version {VERSION}"
-        raise ProtocolError(msg)
+        raise ProtocolError(f"{what} of version {version}; this side speaks version {VERSION}")
     return tuple(fields)
 
 
@@ -115,8 +113,7 @@ def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON 
     text = json.dumps({"version": VERSION, "kind": kind, **short}, ensure_ascii=False)
     data = text.encode(errors="replace")
     if len(data) > MAX_CONTROL_BYTES:
-        msg = f"control message {kind!r} of {len(data)} bytes; at most {MAX_CONTROL_BYTES}"
-        raise ProtocolError(msg)
+        raise ProtocolError(f"control message {kind!r} of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
     return data
 
 
@@ -129,9 +126,7 @@ def unpack_control(data: bytes) -> dict[str, Any]:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
-        msg = f"control message of {len(data)} bytes is not JSON: {error}"
-        raise ProtocolError(msg) from error
+        raise ProtocolError(f"control message of {len(data)} bytes is not JSON: {error}") from error
     if not isinstance(message, dict) or message.get("version") != VERSION or "kind" not in message:
-        msg = f"control message without kind or of another version than {VERSION}: {str(message)[:100]}"
-        raise ProtocolError(msg)
+        raise ProtocolError(f"control message without kind or of another version than {VERSION}: {str(message)[:100]}")
     return message

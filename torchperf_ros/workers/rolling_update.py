@@ -204,11 +204,9 @@ class RollingUpdate:
         """
         tiers, stage = self._config.tiers, f"stage {self._config.name}"
         if tier not in tiers:
-            msg = f"tier {tier!r} is not there; {stage} has {', '.join(tiers)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"tier {tier!r} is not there; {stage} has {', '.join(tiers)}")
         if not self.may_compile:
-            msg = f"{stage} is short of memory, and a swap takes one more worker; try again later"
-            raise ConfigError(msg)
+            raise ConfigError(f"{stage} is short of memory, and a swap takes one more worker; try again later")
         setup = self.renewal.proven.setup
         try:
             find_package(Path(package), setup["package_dirs"])
@@ -217,8 +215,7 @@ class RollingUpdate:
         packages = list(setup["packages"])
         packages[tiers.index(tier)] = package
         if not self.renewal.swap(packages=packages, swapped=tiers.index(tier)):
-            msg = f"{stage} replaces its workers just now; try again later"
-            raise ConfigError(msg)
+            raise ConfigError(f"{stage} replaces its workers just now; try again later")
 
     def why_too_slow(self, worker: WorkerProcess, budget_ms: float) -> str:
         """Why the candidate's new package cannot be swapped in by what it measured; "" if it can, or has none."""

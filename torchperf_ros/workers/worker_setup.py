@@ -27,8 +27,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         for package in filter(None, stage.packages):
             find_package(Path(package), folders)
     except PackageError as error:
-        msg = f"parameter {stage.name}.packages: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"parameter {stage.name}.packages: {error}") from error
     if stage.engine != "eager":
         open_cache(node.cache_dir, node.cache_mib).check_private()
     return {

@@ -142,11 +142,10 @@ def _adapter_model(
 def _also(text: str, example: Inputs, device: torch.device) -> Inputs:
     specs = text.split()
     if len(specs) != len(example):
-        msg = (
+        raise InspectError(
             f"--also {text!r} has {len(specs)} sizes, the model takes {len(example)} inputs:"
             f" for example --also {shapes_text(example)!r}"
         )
-        raise InspectError(msg)
     return tuple(_make(spec, like, device) for spec, like in zip(specs, example, strict=True))
 
 

@@ -95,11 +95,10 @@ def target_of_file(path: Path, stage: str | None, own: Mapping[str, Any], device
         asked = "--stage is needed" if stage is None else f"--stage {stage!r} is not there"
         raise ConfigError(f"{asked}: {path} has {', '.join(one.name for one in stages)}")
     if any(found[0].packages):
-        msg = (
+        raise ConfigError(
             f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a package does is"
             " fixed, so leave it out of the file to tune what the adapter builds"
         )
-        raise ConfigError(msg)
     return _target(values, found[0].name, own, has_base=True)
 
 

@@ -172,20 +172,17 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
     from distributed import TimeoutError as Overdue
 
     if not _ADDRESS.fullmatch(batch.scheduler):
-        msg = f"--scheduler {batch.scheduler}: has to be an address like tcp://10.0.0.5:8786"
-        raise BatchError(msg)
+        raise BatchError(f"--scheduler {batch.scheduler}: has to be an address like tcp://10.0.0.5:8786")
     try:
         client = stack.enter_context(Client(batch.scheduler, timeout=_CONNECT_S, set_as_default=False))
     except (OSError, ValueError, Overdue) as error:
-        msg = f"--scheduler {batch.scheduler}: nobody answers there: {error}"
-        raise BatchError(msg) from error
+        raise BatchError(f"--scheduler {batch.scheduler}: nobody answers there: {error}") from error
     with contextlib.suppress(Overdue):
         client.wait_for_workers(1, timeout=_WORKERS_S)
     hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
     if not hosts:
         example = f"dask worker {batch.scheduler} --nworkers 1 --nthreads 1"
-        msg = f"--scheduler {batch.scheduler}: has no worker; start some, on each machine: `{example}`"
-        raise BatchError(msg)
+        raise BatchError(f"--scheduler {batch.scheduler}: has no worker; start some, on each machine: `{example}`")
     slots = min(hosts.total(), batch.parallel or hosts.total())
     return Cluster(client, slots, min(slots, max(hosts.values())), given=True)
 
@@ -276,8 +273,7 @@ def replay_on(
 def _check_visible(client: "Client", folder: Path) -> None:
     for worker, why in client.run(why_invisible, folder).items():
         if why:
-            msg = f"worker {worker}: {why}"
-            raise BatchError(msg)
+            raise BatchError(f"worker {worker}: {why}")
 
 
 def _is_late(begun_s: float | None, timeout_s: float) -> bool:

@@ -77,8 +77,7 @@ def find_logs(
     seen: set[Path] = set()
     for path in paths:
         if not path.exists():
-            msg = f"log {path}: does not exist"
-            raise LogError(msg)
+            raise LogError(f"log {path}: does not exist")
         for log in [path] if is_log(path) else _search(path, seen, say):
             resolved = log.resolve()
             if not resolved.exists():

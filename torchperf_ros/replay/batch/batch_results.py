@@ -101,13 +101,11 @@ def check_results(logs: Sequence[FoundLog], results: Path) -> None:
         BatchError: it lies in a log, a log lies where results would, or something else does.
     """
     if results.exists() and not results.is_dir():
-        msg = f"--output {results}: is a file; for several logs it has to be a folder"
-        raise BatchError(msg)
+        raise BatchError(f"--output {results}: is a file; for several logs it has to be a folder")
     within, paths = results.resolve(), [log.path for log in logs]
     for log in logs:
         if within.is_relative_to(log.path):
-            msg = f"--output {results}: lies in the log {log.path}; name another folder"
-            raise BatchError(msg)
+            raise BatchError(f"--output {results}: lies in the log {log.path}; name another folder")
         final = within / log.name
         hit = next((path for path in paths if path.is_relative_to(final.resolve())), None)
         check_replaceable(final, bool(read_summary(final)) and hit is None)
@@ -124,8 +122,7 @@ def check_replaceable(path: Path, is_ours: bool) -> None:
     """
     if (path.exists() or path.is_symlink()) and not is_ours:
         why = f"results would replace {path}, which no replay of many logs wrote; name another folder, or move it away"
-        msg = f"--output {path.parent}: {why}"
-        raise BatchError(msg)
+        raise BatchError(f"--output {path.parent}: {why}")
 
 
 def _is_page(page: Path) -> bool:
@@ -326,7 +323,6 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
         write(part)
         part.replace(path)
     except OSError as error:
-        msg = f"{path}: cannot be written: {error.strerror or error}"
-        raise BatchError(msg) from error
+        raise BatchError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)

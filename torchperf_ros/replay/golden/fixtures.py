@@ -218,8 +218,7 @@ class GoldenFixture:
         try:
             write_golden(golden, path)
         except OSError as error:
-            msg = f"golden file {self._shown(path)}: cannot be written ({error.strerror})"
-            raise GoldenError(msg) from error
+            raise GoldenError(f"golden file {self._shown(path)}: cannot be written ({error.strerror})") from error
         self._written.add(path)
         count = sum(map(len, golden.frames.values()))
         self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs"))

@@ -67,8 +67,7 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
     elif result.output is None:
         why = "its outputs were not kept: give it an output file"
     if why:
-        msg = f"replay of {result.log} cannot be compared with golden outputs: {why}"
-        raise GoldenError(msg)
+        raise GoldenError(f"replay of {result.log} cannot be compared with golden outputs: {why}")
     return Golden(origin_of(result), {name: tuple(result.stage(name).messages) for name in stages})
 
 
@@ -108,11 +107,9 @@ def read_golden(path: Path) -> Golden:
             frames.setdefault(channel.topic, []).append(frame)
     except Exception as error:
         # mcap and the decompressors raise whatever damage leads them to: struct.error, ZstdError, OverflowError, ...
-        msg = f"golden file {path}: cannot be read ({type(error).__name__}: {error})"
-        raise GoldenError(msg) from error
+        raise GoldenError(f"golden file {path}: cannot be read ({type(error).__name__}: {error})") from error
     if origin is None:
-        msg = f"golden file {path}: is an MCAP that holds no golden outputs"
-        raise GoldenError(msg)
+        raise GoldenError(f"golden file {path}: is an MCAP that holds no golden outputs")
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
 
 

@@ -120,8 +120,7 @@ def _type_of(inside: str, path: str, rule: str) -> str:
         fields = field_types(inside) if inside else {}
         if name not in fields:
             has = f"{inside} has: {', '.join(fields)}" if inside else "what is before it is a plain value"
-            msg = f"rule for {rule}: {path!r} is no field, as there is no {name!r}; {has}"
-            raise RuleError(msg)
+            raise RuleError(f"rule for {rule}: {path!r} is no field, as there is no {name!r}; {has}")
         inside = fields[name]
     return inside
 

@@ -241,8 +241,7 @@ def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, sa
 def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
     table, where = read_yaml(path, "step times"), f"step times {path}"
     if not isinstance(table, Mapping):
-        msg = f"{where}: has to be a table like `{_EXAMPLE}`"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}: has to be a table like `{_EXAMPLE}`")
     stages = {stage.name: stage for stage in config.stages}
     _check_names(table, [*stages, _RESTART], f"{where}: there is no stage", "there are")
     restart_ms = _number(table.get(_RESTART, _RESTART_MS), f"{where}: {_RESTART}")
@@ -250,8 +249,7 @@ def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[Stage
     for name, stage in stages.items():
         tiers = table.get(name)
         if not isinstance(tiers, Mapping) or not tiers:
-            msg = f"{where}: {name} is not there; it has to be like `{_EXAMPLE}`"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where}: {name} is not there; it has to be like `{_EXAMPLE}`")
         _check_names(tiers, stage.tiers, f"{where}: {name} has no tier", "it has")
         found = {stage.tiers.index(tier): _tier(steps, f"{where}: {name}.{tier}") for tier, steps in tiers.items()}
         times.append(StageTimes(_complete(found, stage, str(path), say), {}, seed, restart_ms))
@@ -260,16 +258,14 @@ def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[Stage
 
 def _check_names(table: Mapping[Any, object], known: Sequence[str], what: str, has: str) -> None:
     if unknown := sorted(str(name) for name in table if name not in known):
-        msg = f"{what} {unknown[0]}; {has} {', '.join(known)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{what} {unknown[0]}; {has} {', '.join(known)}")
 
 
 def _tier(steps: object, what: str) -> TierTimes:
     parts = [f"{part}_ms" for part in (*_PARTS, "overhead")]
     if not isinstance(steps, Mapping) or "inference_ms" not in steps or set(steps) - set(parts):
         others = ", ".join(part for part in parts if part != "inference_ms")
-        msg = f"{what}: {steps!r} has to hold inference_ms, and may hold {others}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{what}: {steps!r} has to hold inference_ms, and may hold {others}")
     return TierTimes(**{key.removesuffix("_ms"): _read_spread(value, f"{what}.{key}") for key, value in steps.items()})
 
 
@@ -282,12 +278,10 @@ def _read_spread(value: object, what: str) -> Spread:
         return Spread(tuple(_number(each, what) for each in value))
     elif isinstance(value, (int, float)):
         return Spread((_number(value, what),))
-    msg = f"{what}: {value!r} has to be ms, a list of ms, or {{median: ms, p99: ms}} with median <= p99"
-    raise ConfigError(msg)
+    raise ConfigError(f"{what}: {value!r} has to be ms, a list of ms, or {{median: ms, p99: ms}} with median <= p99")
 
 
 def _number(value: object, what: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
-    msg = f"{what}: {value!r} has to be a number of ms, 0 or more"
-    raise ConfigError(msg)
+    raise ConfigError(f"{what}: {value!r} has to be a number of ms, 0 or more")

@@ -64,12 +64,10 @@ class BaselineStore:
         card: dict[str, Any] = {}
         for path in paths:
             if path.suffix not in SUFFIXES or not path.is_file():
-                msg = f"run {path}: has to be a .json or .parquet file that `torchperf replay` wrote"
-                raise RunLogError(msg)
+                raise RunLogError(f"run {path}: has to be a .json or .parquet file that `torchperf replay` wrote")
             run = load_run(path)
             if run.fact("complete") is False:
-                msg = f"run {path}: was interrupted; a baseline has to be complete"
-                raise RunLogError(msg)
+                raise RunLogError(f"run {path}: was interrupted; a baseline has to be complete")
             card = card or _card(run, commit)
         name = _name_of(card) if name == AUTO else name
         if not _NAME.fullmatch(name):
@@ -78,8 +76,7 @@ class BaselineStore:
         place = self.folder / name
         part, old = (self.folder / f".{name}.{os.getpid()}.{word}" for word in ("part", "old"))
         if place.exists() and not replace:
-            msg = f"baseline {name} is there already, in {place}; --replace, or another name"
-            raise RunLogError(msg)
+            raise RunLogError(f"baseline {name} is there already, in {place}; --replace, or another name")
         make_private(part)
         try:
             for number, path in enumerate(paths, 1):
@@ -145,8 +142,7 @@ class BaselineStore:
     def _folder_of(self, name: str) -> Path:
         folders = self._folders()
         if name not in folders:
-            msg = f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}"
-            raise RunLogError(msg)
+            raise RunLogError(f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}")
         return folders[name]
 
     def _read(self, folder: Path) -> Baseline:

@@ -127,8 +127,7 @@ def compare(
     if not set(known[0]) & set(known[1]):
         shown = [f"{side[0].name} has the stages {', '.join(found) or 'none'}"
                  for side, found in zip((base, new), known, strict=True)]  # fmt: skip
-        msg = f"{', '.join(shown)}; they need one in common"
-        raise RunLogError(msg)
+        raise RunLogError(f"{', '.join(shown)}; they need one in common")
     names = list(dict.fromkeys([*known[0], *known[1]]))
     rules.check_stages(names)
     differing = _differences(base, new, names, across_machines)
@@ -254,8 +253,7 @@ def _differences(
     paces = {str(run.fact("pace")): run.name for run in reversed(runs) if run.fact("pace")}
     if len(paces) > 1:
         shown = ", ".join(f"{name} at {pace}" for pace, name in reversed(paces.items()))
-        msg = f"runs of different paces cannot be compared: {shown}; replay the log anew with one --pace"
-        raise RunLogError(msg)
+        raise RunLogError(f"runs of different paces cannot be compared: {shown}; replay the log anew with one --pace")
     found = {}
     machines = {str(run.fact("machine", "fingerprint") or ""): run for run in reversed(runs)}
     if machines.pop("", None):
@@ -267,8 +265,7 @@ def _differences(
         found["machine"] = ", ".join(parts) or f"fingerprints {' and '.join(machines)}"
         if not across_machines:
             where = f"{other.name} ran on another machine than {first.name}"
-            msg = f"{where}: {found['machine']}; --across-machines compares them anyway"
-            raise RunLogError(msg)
+            raise RunLogError(f"{where}: {found['machine']}; --across-machines compares them anyway")
     for what, path in (*_FACTS.items(), *((f"model of {stage}", ("model", stage)) for stage in stages)):
         facts = [{str(run.fact(*path))[:_SHOWN] for run in side} - {"None"} for side in (base, new)]
         if all(facts) and facts[0] != facts[1]:

@@ -147,11 +147,9 @@ class Rules:
             for name in names:
                 stage, dot, key = name.rpartition(".")
                 if dot and stage not in stages:
-                    msg = f"{option} {name}: no stage {stage!r}; there are: {', '.join(stages)}"
-                    raise ConfigError(msg)
+                    raise ConfigError(f"{option} {name}: no stage {stage!r}; there are: {', '.join(stages)}")
                 if option == "--limit" and key in self.skip:
-                    msg = f"--limit {key}: cannot be kept with --skip {key}; leave out one of them"
-                    raise ConfigError(msg)
+                    raise ConfigError(f"--limit {key}: cannot be kept with --skip {key}; leave out one of them")
 
 
 class Verdict(enum.Enum):
@@ -309,8 +307,7 @@ def _read(
         stage, dot, key = name.rpartition(".")
         metric = METRICS.get(key)
         if metric is None:
-            msg = f"{source} {setting!r}: no metric {name!r}; there are: {', '.join(METRICS)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{source} {setting!r}: no metric {name!r}; there are: {', '.join(METRICS)}")
         if dot and metric.whole:
             msg = f"{source} {setting!r}: {key} is of the whole run, not of stage {stage!r}; has to be {key}={text}"
             raise ConfigError(msg)
@@ -318,8 +315,7 @@ def _read(
             values[name] = parse(metric, text)
         except ValueError as error:
             like = f"2{metric.unit}" if parse is _limit else "0.5pp" if metric.unit == "%" else f"3%,2{metric.unit}"
-            msg = f"{source} {name}={text}: has to be like {like}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{source} {name}={text}: has to be like {like}") from error
     return values
 
 
@@ -328,11 +324,9 @@ def _of_file(option: str, example: str, path: Path) -> list[str]:
     try:
         content = read_yaml(path, f"{option}s")
     except ConfigError as error:
-        msg = f"{error} like '{example}'"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{error} like '{example}'") from error
     if not isinstance(content, Mapping):
-        msg = f"{option}s {path}: it has to be YAML like '{example}'"
-        raise ConfigError(msg)
+        raise ConfigError(f"{option}s {path}: it has to be YAML like '{example}'")
     stages = {name: value if isinstance(value, Mapping) else {"": value} for name, value in content.items()}
     return [f"{name}.{key}={text}" if key else f"{name}={text}" for name, one in stages.items()
             for key, text in one.items()]  # fmt: skip

@@ -112,8 +112,7 @@ def _from_above(cloud: Any) -> Image.Image:  # noqa: ANN401 - sensor_msgs/PointC
     """
     offsets = {field.name: field.offset for field in cloud.fields if field.datatype == _FLOAT32}
     if not {"x", "y"} <= set(offsets):
-        msg = "a point cloud without x and y as 32-bit floats is not drawn"
-        raise ValueError(msg)
+        raise ValueError("a point cloud without x and y as 32-bit floats is not drawn")
     kind = np.dtype({"names": ["x", "y"], "formats": [">f4" if cloud.is_bigendian else "<f4"] * 2,
                      "offsets": [offsets["x"], offsets["y"]], "itemsize": cloud.point_step})  # fmt: skip
     points = np.frombuffer(bytes(cloud.data), kind, len(cloud.data) // cloud.point_step)
