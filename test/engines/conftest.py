@@ -42,11 +42,13 @@ def hear(*processes):
     return [heard[process] for process in processes]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def settled_engines():
     """As the fork server leaves a worker's memory: what was there before is not looked through at every collection."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
