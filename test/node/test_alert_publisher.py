@@ -40,13 +40,28 @@ class RecordingByHand:
         pass
 
 
+LINES = []
+
+
+class Lines:
+    """What a logger prints, with its severity."""
+
+    def __init__(self, severity):
+        self.severity = severity
+
+    def __call__(self, text):
+        LINES.append((self.severity, text))
+
+
 @pytest.fixture
 def announced(monkeypatch):
     """An alert publisher; `at(second, name)` finds something in that second, and returns the paths of incidents."""
     node = SimpleNamespace(
         create_publisher=lambda *_: SimpleNamespace(publish=lambda data: None),
         get_fully_qualified_name=lambda: "/perf",
+        get_logger=lambda: SimpleNamespace(**{level: Lines(level) for level in ("info", "warning", "error")}),
     )
+    LINES.clear()
     made = AlertPublisher(node)
     made.recording = RecordingByHand()
     found = []
@@ -75,3 +90,17 @@ def test_given_another_error_meanwhile_when_a_minute_has_passed_then_that_is_rec
     for second in range(200):
         announced.at(second, "camera: input stopped", *(["plan: misses"] if second >= 100 else []))
     assert announced.recording.recorded == ["1000_camera: input stopped", "1100_plan: misses"]
+
+
+def test_given_an_alert_that_lasts_when_logged_then_the_terminal_has_its_begin_and_its_end(announced):
+    for second in range(0, 200, 2):
+        announced.at(second, "perception: model error", "perception: misses")
+    assert LINES == [("error", "perception: model error: why (with it: perception: misses)")]
+    for second in range(200, 215):
+        announced.at(second)
+    over = ["perception: model error: over", "perception: misses: over"]
+    assert [(severity, text.partition(" (")[0].partition(": found")[0]) for severity, text in LINES[1:]] == [
+        ("info", text) for text in over
+    ]
+    announced.at(300, "perception: model error")
+    assert [severity for severity, _ in LINES] == ["error", "info", "info", "error"]

@@ -1,13 +1,18 @@
-"""Publishing bytes without what rclpy does around it."""
+"""Publishing bytes without what rclpy does around it, and why a topic is silent."""
+
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("rclpy")
 
 from rclpy.node import Node
+from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Float64, String
 
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
+from torchperf_ros.node.reporter import why_silent
+from torchperf_ros.stage.stage_actor import StageInput
 from torchperf_ros.telemetry.latency_record import float64_bytes
 
 pytestmark = pytest.mark.ros
@@ -29,3 +34,22 @@ def test_given_a_publisher_that_is_destroyed_when_publishing_then_it_raises(stra
     stranger.destroy_publisher(publisher.publisher)
     with pytest.raises(Exception, match="invalid|destroy"):
         publisher.publish(b"\0\1\0\0")
+
+
+def test_given_no_messages_when_the_graph_is_asked_then_it_says_why(graph, stranger):
+    config = SimpleNamespace(input_reliability="reliable")
+    source = StageInput(SimpleNamespace(config=config), 0, "/silent/image", "std_msgs/msg/Float64", True)
+    node = graph.node
+    assert why_silent(node, source).startswith("nobody publishes it")
+
+    other = stranger.create_publisher(Float64, "/silent/camera", OUTPUT_QOS)
+    graph.wait_for(lambda: "/silent/camera" in why_silent(node, source), "the topic that could be remapped")
+    wrong = stranger.create_publisher(String, "/silent/image", OUTPUT_QOS)
+    graph.wait_for(lambda: "publishes std_msgs/msg/String, not" in why_silent(node, source), "the other type")
+    stranger.destroy_publisher(wrong)
+    sensor = stranger.create_publisher(Float64, "/silent/image", qos_profile_sensor_data)
+    graph.wait_for(lambda: "set it to best_effort" in why_silent(node, source), "the reliability that does not fit")
+    config.input_reliability = "best_effort"
+    assert "it has stopped, or" in why_silent(node, source)
+    for publisher in (other, sensor):
+        stranger.destroy_publisher(publisher)

@@ -158,6 +158,8 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
     name = {"raise": "model error", "nan": "invalid output", "bad": "bad input"}[order]
     (why,) = stage.node.wait_for(lambda: stage.told(f"camera: {name}"), "the reason")
     assert reason in why
+    assert ("(adapters_for_graph.py:" in why) == (order == "raise")
+    stage.node.wait_for(lambda: f"camera: {name}: " in stage.node.errors, "the terminal to say so")
     assert outcome(stage.node.answer(stage.camera, image())) is Outcome.ON_TIME
     stage.node.next_report()
     assert stage.restarts() == restarts

@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -203,7 +204,7 @@ class Session:
             payload = _readable(error)
         except BaseException as error:  # the frame's boundary: whatever the user's model raises, `SystemExit` and
             # `KeyboardInterrupt` too, is an outcome of this frame and no end of the worker
-            payload = type(error).__name__.encode() + b": " + _readable(error)
+            payload = type(error).__name__.encode() + b": " + _readable(error) + self._place_of(error).encode()
             payload += b"\n" + _readable(traceback.format_exc(limit=-4))
             lost = self._device.is_lost(error)
         self._handled[0] += 1
@@ -275,6 +276,12 @@ class Session:
                 if response.tier + 1 >= len(self._tiers):
                     raise
                 response.tier += 1
+
+    def _place_of(self, error: BaseException) -> str:
+        """The last line in the adapter's own file that an error came through; empty if none."""
+        own = getattr(sys.modules.get(type(self._adapter).__module__), "__file__", None)
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == own]
+        return f" ({Path(own).name}:{lines[-1]})" if own and lines else ""
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
         """The payload if the result area holds it, else the reason why it cannot be handed over; reasons are cut."""

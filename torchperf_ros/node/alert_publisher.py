@@ -45,6 +45,7 @@ class AlertPublisher:
         self._wanted: deque[tuple[str, str]] = deque(maxlen=16)
         self._evidence_ns: int | None = None
         self._evidence_of: dict[str, str] = {}
+        self._logged: dict[str, Level] = {}
         self._last_findings = LastAlerts()
         self._lock = threading.Lock()
 
@@ -101,11 +102,35 @@ class AlertPublisher:
         self._publisher.publish(data)
         if recording is not None:
             recording.message(ANOMALY, ros_now_ns, data)
+        self._log(event)
         for alert in event:
             self.told(alert)
             if recording is not None:
                 told = {"name": alert.name, "message": alert.message, "values": dict(alert.values)}
                 recording.tell(ros_now_ns, kind="anomaly", level=alert.level.name, **told)
+
+    def _log(self, event: Sequence[Alert]) -> None:
+        """A line on the terminal when something begins, grows worse or is over, its cause first; none for reminders."""
+        news = [alert for alert in event if alert.level is not self._logged.get(alert.name, Level.OK)]
+        news = [alert for alert in news if not alert.once]  # whoever told it has logged it
+        for alert in news:
+            self._logged.pop(alert.name, None)
+            if alert.level is not Level.OK:
+                self._logged[alert.name] = alert.level
+                if len(self._logged) > _MOST_EVENTS:
+                    del self._logged[next(iter(self._logged))]
+        if not news:
+            return
+        first, *others = news
+        with_it = f" (with it: {', '.join(alert.name for alert in others)})" if others else ""
+        text = f"{first.name}: {first.message}{with_it}"
+        logger = self._node.get_logger()  # one call for each severity: rclpy remembers it by the place of the call
+        if first.level is Level.ERROR:
+            logger.error(text)
+        elif first.level is Level.WARN:
+            logger.warning(text)
+        else:
+            logger.info(text)
 
     def _with_evidence(self, event: list[Alert], now_ns: int) -> list[Alert]:
         """An error is recorded, and says where; of what goes on for long, once: its reminders name the same folder."""
@@ -135,6 +160,11 @@ class AlertPublisher:
         drops = (stage.mailbox.superseded, stage.mailbox.stale)
         superseded, stale = (new - old for new, old in zip(drops, self._dropped.get(name, (0, 0)), strict=True))
         self._dropped[name] = drops
+        if before is Health.STARTING is not health:
+            self._node.get_logger().info(
+                f"stage {name} is ready: {', '.join(stage.config.tiers)}, each frame within "
+                f"{stage.config.budget_ms:g} ms"
+            )
         if (recording := self.recording) is None:
             return
         if health is not before:

@@ -131,6 +131,9 @@ class PerfNode(LifecycleNode):
         for stage in self._stages:
             stage.activate()
         self._lifecycle = "active"
+        triggers = sorted({source.topic for source in self._reporter.inputs if source.index == 0})
+        outputs = sorted(publisher.topic_name for publisher in self._outputs if publisher is not None)
+        self._log("info", f"active: answers {', '.join(triggers)} with {', '.join(outputs)}")
         return super().on_activate(state)
 
     @_transition

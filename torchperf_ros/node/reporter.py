@@ -9,6 +9,7 @@ from dataclasses import replace
 import psutil
 from rclpy.node import Node
 from rclpy.publisher import Publisher
+from rclpy.qos import ReliabilityPolicy
 
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
@@ -25,6 +26,7 @@ from torchperf_ros.watch.stage_signals import COUNTED
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
+_SILENT_NS = 5 * NS_PER_S
 _UNSAID = frozenset({"kind", "problem"})
 _WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
 
@@ -55,6 +57,7 @@ class Reporter:
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
         self._name_warned = False
+        self._heard: dict[str, tuple[int, int]] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
@@ -89,6 +92,7 @@ class Reporter:
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
         statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
         statuses.extend(self._wrong_types())
+        self._look_for_silence(now_ns)
         ros_now_ns = self._node.get_clock().now().nanoseconds
         self.alert_publisher.step(now_ns, ros_now_ns, healths)
         diagnostics = diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns)
@@ -152,6 +156,22 @@ class Reporter:
             self._name_warned = True
         return {"name_warning": text}
 
+    def _look_for_silence(self, now_ns: int) -> None:
+        """A line on the terminal where a trigger has sent nothing for 5 s, with what the graph knows of it."""
+        if self._lifecycle_state() != "active":
+            self._heard.clear()
+            return
+        for source in self.inputs:
+            frames = source.stage.statistics.counters.frames
+            known, since_ns = self._heard.setdefault(source.topic, (frames, now_ns))
+            if known != frames:
+                self._heard[source.topic] = frames, now_ns
+            elif source.index == 0 and 0 < since_ns <= now_ns - _SILENT_NS:
+                self._heard[source.topic] = frames, 0  # said once, until something comes
+                self._node.get_logger().warning(
+                    f"no message on {source.topic} for {_SILENT_NS // NS_PER_S} s: {why_silent(self._node, source)}"
+                )
+
     def _wrong_types(self) -> list[Alert]:
         """Publishers of another message type than a stage expects: DDS never connects them, and says nothing."""
         found = []
@@ -161,3 +181,25 @@ class Reporter:
                     message = f"{source.topic}: {other.node_name} publishes {other.topic_type}, not {source.type_name}"
                     found.append(Alert(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
         return found
+
+
+def why_silent(node: Node, source: StageInput) -> str:
+    """Why no message comes on a stage's input, by what the graph knows; for people."""
+    publishers = node.get_publishers_info_by_topic(source.topic)
+    if not publishers:
+        alike = [
+            topic for topic, types in node.get_topic_names_and_types()
+            if topic != source.topic and source.type_name in types and node.count_publishers(topic)
+        ]  # fmt: skip
+        remap = f"; of its type there is {', '.join(sorted(alike))}: remap the topic" if alike else ""
+        return f"nobody publishes it{remap}"
+    names = ", ".join(sorted({publisher.node_name for publisher in publishers}))
+    if source.type_name not in {publisher.topic_type for publisher in publishers}:
+        return f"{names} publishes {publishers[0].topic_type}, not {source.type_name}"
+    wants = source.stage.config.input_reliability
+    if wants == "reliable" and all(p.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT for p in publishers):
+        return f"{names} publishes it best effort, and input_reliability is reliable: set it to best_effort"
+    return (
+        f"{names} publishes it: it has stopped, or its images are lost on the way, as those of 1 MB and more are"
+        " where a camera driver runs with Fast DDS's defaults; see README, On a robot"
+    )

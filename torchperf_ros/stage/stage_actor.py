@@ -164,10 +164,10 @@ class StageActor:
         self.pool.rolling_update.may_compile = not guard.tight
         self.ladder.left_out = guard.left_out
         if guard.tight and not was_tight:
-            self.worker_told(
-                f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%};"
-                " lower tiers run, and nothing is compiled"
-            )
+            text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
+            text += "; lower tiers run, and nothing is compiled"
+            self._ports.log("warn", f"{self.config.name}: {text}")
+            self.worker_told(text)
 
     # -- the receiving thread: a frame comes in -----------------------------------------------------------------------
 
