@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,21 @@ def test_given_a_value_that_does_not_fit_its_tag_when_read_then_the_error_names_
         parse_value("perception.engine", text)
     with pytest.raises(ConfigError, match="is not YAML"):
         read(f"perf: {{ros__parameters: {{metrics_port: {text}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{buget_ms: 20.0}", "parameter buget_ms: is unknown; the closest names are perception.budget_ms"),
+        ("{metrics_prt: 0}", "parameter metrics_prt: is unknown; the closest names are metrics_port"),
+        ("{perception: {buget_ms: 20.0}}", "the closest names are perception.budget_ms"),
+    ],
+)
+def test_given_a_misspelt_name_when_read_then_it_is_refused_with_the_nearest(read, text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(f"perf: {{ros__parameters: {text}}}")
+
+
+def test_given_parameters_of_a_stage_that_does_not_run_when_read_then_they_do_not_matter(read):
+    text = "perf: {ros__parameters: {stages: [perception], use_sim_time: true, planning: {budget_ms: 20.0}}}"
+    assert [stage.name for stage in read(text).stages] == ["perception"]

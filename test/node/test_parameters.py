@@ -1,5 +1,8 @@
 """The node's parameters from outside: refused with one clear line at start and live, described, and all in the file."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,7 @@ REFUSED_AT_START = {  # name -> parameters, and what the line has to say; `test/
         {"perception": {"budgetms": 20.0}},
         ("perception.budgetms", "unknown", "perception.budget_ms"),
     ),
+    "unknown name of the node's": ({"metrics_prt": 0}, ("metrics_prt", "unknown", "metrics_port")),
 }
 
 
@@ -63,6 +67,31 @@ def test_given_a_value_that_is_not_allowed_when_started_then_one_line_says_why_a
     assert line.startswith("torchperf_node: parameter ")
     for part in REFUSED_AT_START[kind][1]:
         assert part in line
+
+
+def run(*words):
+    """The node's command, which has to end by itself."""
+    command = [sys.executable, "-m", "torchperf_ros.node.main", *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--help"], 0, "torchperf_node --params-file my_robot.yaml"),
+        (["-x"], 2, "unrecognized arguments: -x"),
+        (["my_robot.yaml"], 2, "unrecognized arguments: my_robot.yaml"),
+        (["--params-file", "{others}"], 2, "has no entry for this node; it has to be like /**/perf:"),
+        (["--ros-args", "--params-file", "{others}"], 2, "has no entry for this node; it has to be like /**/perf:"),
+        (["--params-file", "{wrong}"], 2, "parameter metrics_prt: is unknown; the closest names are metrics_port"),
+    ],
+)
+def test_given_a_command_line_that_cannot_be_meant_when_started_then_it_says_so_and_ends(tmp_path, words, status, said):
+    for name, node, parameter in (("others", "other", "metrics_port"), ("wrong", "perf", "metrics_prt")):
+        (tmp_path / name).write_text(json.dumps({f"/**/{node}": {"ros__parameters": {parameter: 0}}}))
+    done = run(*(word.format(others=tmp_path / "others", wrong=tmp_path / "wrong") for word in words))
+    assert done.returncode == status, done.stderr
+    assert said in done.stdout + done.stderr
 
 
 # -- the file that holds every parameter ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import ipaddress
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torchperf_ros.frame.outcome import Fallback
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PARAMETERS = "parameters"
+_ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
 
 @dataclass(frozen=True)
@@ -279,6 +280,27 @@ def _ip_address(text: str) -> str:
             f"parameter metrics_address: {text!r} is not allowed; it has to be an IP address of this machine,"
             " such as 127.0.0.1, or 0.0.0.0 for all of them"
         ) from error
+
+
+def refuse_unknown(names: Iterable[str], stages: Sequence[str]) -> None:
+    """See that there is a parameter of every name; a stage that does not run may have some, too.
+
+    Raises:
+        ConfigError: there is none, so that a misspelt one would leave a default in force without a word.
+    """
+    own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
+    for name in names:
+        stage, dot, rest = name.partition(".")
+        if rest in of_stage if dot else name in {*own, *_ROS_PARAMETERS}:
+            continue
+        if stage == "qos_overrides":
+            continue
+        import difflib  # once it is needed, the node ends
+
+        close = difflib.get_close_matches(rest or name, of_stage if dot else own + of_stage, cutoff=0.0)
+        prefix = stage if dot else next(iter(stages), "STAGE")
+        named = ", ".join(n if n in own and not dot else f"{prefix}.{n}" for n in close)
+        raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:

@@ -1,5 +1,7 @@
 """Entry of the node process: `torchperf_node`, `ros2 run torchperf_ros torchperf_node`."""
 
+import argparse
+import itertools
 import signal
 import sys
 import threading
@@ -7,11 +9,18 @@ import traceback
 from types import FrameType
 
 import rclpy  # where it comes as wheels, it starts this process anew: nothing may have been started before
+from rclpy.utilities import remove_ros_args
 
 from torchperf_ros.workers.fork_server import start_base
 
 _EXIT_BAD_PARAMETER = 2
 _LOOK_FOR_SIGNALS_S = 0.2
+_HELP = "Answers every frame by its deadline; see config/perception.yaml for its parameters, each with a comment."
+_ROS_HELP = """examples:
+  torchperf_node --params-file my_robot.yaml
+  torchperf_node --ros-args --params-file my_robot.yaml -r image:=/camera/image_raw -p device:=cpu
+"""
+_SAYS_LITTLE = {"autostart", "device", "use_sim_time"}
 _MIDDLEWARE_ENDS_WITHIN_S = 3  # less than the 5 s after which launch sends the next signal
 
 
@@ -20,11 +29,50 @@ def main(args: list[str] | None = None) -> int:
 
     Signals are handled here and not by rclpy, which takes the context away under the stages while they still answer.
     """
+    words = ros_arguments(sys.argv[1:] if args is None else args)
     start_base()  # it imports torch, which takes seconds, while this process imports the rest
-    return _run(args)
+    return _run(words)
 
 
-def _run(args: list[str] | None) -> int:
+def ros_arguments(words: list[str]) -> list[str]:
+    """The command line as rclpy takes it: `--params-file` may stand there without `--ros-args`, too.
+
+    Raises:
+        SystemExit: it asks for help, or holds what is no argument.
+    """
+    parser = argparse.ArgumentParser(
+        "torchperf_node", description=_HELP, epilog=_ROS_HELP, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--params-file", action="append", default=[], metavar="FILE", help="parameters, as ROS has them"
+    )
+    parser.add_argument(
+        "--ros-args", action="store_true", help="before arguments of ROS: remappings, single parameters"
+    )
+    own = parser.parse_args(remove_ros_args(words))
+    files = [word for path in own.params_file for word in ("--params-file", path)]
+    return ["--ros-args", *files, "--", *words] if files else words
+
+
+def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> str:
+    """What to say where nothing was said of what is to run; empty: something was.
+
+    Raises:
+        ConfigError: there is a parameter file, and it is for another node.
+    """
+    from torchperf_ros.frame.errors import ConfigError
+
+    if not given and "--params-file" in words:
+        files = ", ".join(path for word, path in itertools.pairwise(words) if word == "--params-file")
+        example = "/**/perf: {ros__parameters: {stages: [perception]}}"
+        raise ConfigError(f"parameter file {files}: has no entry for this node; it has to be like {example}")
+    if given <= _SAYS_LITTLE:
+        return f"no parameters were given: {' and '.join(stages)} run the reference models, whose weights mean nothing"
+    return ""
+
+
+def _run(args: list[str]) -> int:
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.signals import SignalHandlerOptions
@@ -45,11 +93,19 @@ def _run(args: list[str] | None) -> int:
         signal.signal(number, end)
     try:
         node = PerfNode(ending)
+        try:
+            stages = [stage.name for stage in node.parameters.config.stages]
+            unparameterised = _unparameterised(set(node._parameter_overrides), args, stages)
+        except ConfigError:
+            node.close()
+            raise
     except ConfigError as error:
         print(f"torchperf_node: {error}", file=sys.stderr, flush=True)
         end_within(_MIDDLEWARE_ENDS_WITHIN_S, _EXIT_BAD_PARAMETER)
         rclpy.try_shutdown()
         return _EXIT_BAD_PARAMETER
+    if unparameterised:
+        node.get_logger().warning(unparameterised)
     if memory_mb or files_mb:
         freed = f"{memory_mb:.0f} MB of shared memory and {files_mb:.0f} MB of temporary files"
         node.get_logger().info(f"removed {freed} that killed processes had left")

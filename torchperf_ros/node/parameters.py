@@ -1,6 +1,5 @@
 """The node's parameters in ROS: declared from `config/config.py`, read once, changed live where allowed."""
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +9,10 @@ from rclpy.parameter import Parameter as RosParameter
 
 from torchperf_ros.config.config import (
     NODE_PARAMETERS,
-    STAGE_PARAMETERS,
     NodeConfig,
     Parameter,
     node_config,
+    refuse_unknown,
     stage_parameters,
 )
 from torchperf_ros.frame.errors import ConfigError
@@ -51,7 +50,7 @@ class NodeParameters:
         self._stages = [str(name) for name in self._value("stages")]
         for stage in dict.fromkeys(self._stages):  # a name that stands there twice is refused by `_read`
             self._declare(f"{stage}.", stage_parameters(stage))
-        self._refuse_unknown()
+        refuse_unknown(node._parameter_overrides, self._stages)
         self.config = self._read()
         node.add_on_set_parameters_callback(self._check_change)
 
@@ -66,15 +65,6 @@ class NodeParameters:
                     parameter.check(_plain(self._node._parameter_overrides[name].value), prefix)
                 raise ConfigError(f"parameter {name}: {error}; it has to be {parameter.allowed}") from error
             parameter.check(_plain(declared.value), prefix)
-
-    def _refuse_unknown(self) -> None:
-        """A misspelt name would leave a default in force without a word; names outside the stages may be another's."""
-        for name in self._node._parameter_overrides:
-            stage, dot, rest = name.partition(".")
-            if dot and stage in self._stages and name not in self._known:
-                close = difflib.get_close_matches(rest, [parameter.name for parameter in STAGE_PARAMETERS], cutoff=0.0)
-                msg = f"parameter {name}: is unknown; the closest names are {', '.join(f'{stage}.{n}' for n in close)}"
-                raise ConfigError(msg)
 
     def _value(self, name: str) -> Any:  # noqa: ANN401
         return _plain(self._node.get_parameter(name).value)
