@@ -62,7 +62,11 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["/nowhere.mcap"], "/nowhere.mcap"),
         (["LOG", "--map", "image"], "--map 'image': has to be LOG_TOPIC:=STAGE_TOPIC"),
         (["LOG", "--set", "budget"], "--set 'budget': has to be NAME=VALUE"),
-        (["LOG", "--set", "first.bugdet_ms=3"], "parameter first.bugdet_ms: is not there"),
+        (
+            ["LOG", "--set", "first.bugdet_ms=3"],
+            "parameter first.bugdet_ms: is unknown; the closest names are first.budget_ms",
+        ),
+        (["LOG", "--set", "third.budget_ms=3"], "parameter third.budget_ms: is not there"),
         (["LOG", "--pace", "slow"], "pace 'slow'"),
         (["LOG", "--params", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
         (["LOG", "--json", "run.txt"], "run run.txt: has to end in .json or .parquet"),
