@@ -40,6 +40,15 @@ def test_given_a_log_when_replayed_then_table_reasons_and_files_are_there(log, t
     assert output.stat().st_size > 1000
 
 
+def test_given_a_model_that_fails_at_every_frame_when_replayed_then_the_status_is_1_and_the_line_is_named(tmp_path):
+    failing = write_points(tmp_path / "drive", drive(5, words=dict.fromkeys(range(5), "raise")))
+    done = torchperf(failing, *sets())
+    assert done.exit_code == 1, done.output
+    assert "first frame 0: RuntimeError: as ordered (replay_adapters.py:" in done.output
+    assert "first: no frame was answered by the model" in done.output
+    assert "all the time that it needed" not in done.output
+
+
 def test_given_a_virtual_pace_when_replayed_then_the_table_names_the_budget(log, tmp_path):
     times = tmp_path / "times.yaml"
     times.write_text("first: {full: {inference_ms: 10}}", encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import DryRun, console, pairs, say
+from torchperf_ros.cli.shell import DryRun, console, fail, pairs, say
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchperf_ros.replay.replay_result import ReplayResult
 
 _PARTIAL = 1
+_GOOD = {"on_time", "late", "starting"}  # outcomes of frames that the model has answered, or will
 _PLAIN_WIDTH = 120
 _EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
@@ -88,7 +89,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         torchperf replay incident/ --pace virtual --set perception.budget_ms=40
         torchperf replay logs/ --parallel 2 -o results
 
-    Exit status: 0, or 1 if it was interrupted or some of several logs failed
+    Exit status: 0, or 1 if it was interrupted, a stage's every frame failed, or some of several logs did
     (what was done is written), or 2 for input that cannot be used.
     """
     if len(logs) == 1 and logs[0].is_file():
@@ -166,6 +167,9 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         say(shown, line)
     if written := [str(file) for file in (options.output, *files) if file]:
         say(shown, f"wrote {', '.join(written)}")
+    failed = [stage.name for stage in result.stages.values() if stage.outcomes and not _GOOD & stage.outcomes.keys()]
+    if failed:
+        fail(f"{' and '.join(failed)}: no frame was answered by the model; the first reasons are above", _PARTIAL)
     return result.complete
 
 
@@ -233,7 +237,7 @@ def _lines(result: "ReplayResult") -> Iterator[str]:
     log_s, took_s = summary["log"]["duration_s"], summary["took_s"]
     speed = f", {log_s / took_s:.1f} times as fast as it was" if took_s and summary["pace"] != "real" else ""
     yield f"{log_s:.1f} s of log in {took_s:.1f} s{speed}; workers were ready after {summary['start_up_s']:.1f} s"
-    if summary["pace"] == "fast":
+    if summary["pace"] == "fast" and any(_GOOD & stage.outcomes.keys() for stage in result.stages.values()):
         yield "every frame had all the time that it needed; with --pace real or virtual deadlines count"
     if summary.get("late_messages"):
         yield f"{summary['late_messages']:,} messages were given late, up to {summary['worst_late_ms']:.1f} ms"
