@@ -30,8 +30,15 @@ def main(args: list[str] | None = None) -> int:
     Signals are handled here and not by rclpy, which takes the context away under the stages while they still answer.
     """
     words = ros_arguments(sys.argv[1:] if args is None else args)
+    ending = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        ending.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
     start_base()  # it imports torch, which takes seconds, while this process imports the rest
-    return _run(words)
+    return _run(words, ending)
 
 
 def ros_arguments(words: list[str]) -> list[str]:
@@ -72,7 +79,7 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
     return ""
 
 
-def _run(args: list[str]) -> int:
+def _run(args: list[str], ending: threading.Event) -> int:
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.signals import SignalHandlerOptions
@@ -82,15 +89,8 @@ def _run(args: list[str]) -> int:
     from torchperf_ros.node.node import PerfNode
     from torchperf_ros.workers.worker_setup import remove_dead_folders
 
-    ending = threading.Event()
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        ending.set()
-
     memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
     try:
         node = PerfNode(ending)
         try:
