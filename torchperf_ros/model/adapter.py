@@ -92,7 +92,15 @@ class Adapter(abc.ABC):
 
     @abc.abstractmethod
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
-        """Model outputs to a message of type `output`, stamped with the trigger's stamp."""
+        """Model outputs to a message of type `output`, stamped with the trigger's stamp.
+
+        Args:
+            outputs: what the tier's model returned for the tensors of `preprocess`, as it is, on the stage's device:
+                a tensor; of a model that returns `(boxes, scores)` a tuple, `outputs[0]`; of one that returns
+                `{"boxes": ..., "scores": ...}` a dict, `outputs["boxes"]`. The next frame may write to their memory:
+                copy what you keep.
+            messages: what `preprocess` got.
+        """
 
 
 def load_adapter(path: str) -> type[Adapter]:
