@@ -142,7 +142,7 @@ def main() -> int:
     """Run the node until it is told to end."""
     file, *ros_arguments = sys.argv[1:]
     try:
-        return _instrument()([sys.argv[0], *ros_arguments])
+        return _instrument()(ros_arguments)
     finally:
         Path(file).write_text(json.dumps({"events": _EVENTS, "samples": _SAMPLES}), encoding="utf-8")
 

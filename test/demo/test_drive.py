@@ -49,7 +49,7 @@ def ended(children: list[psutil.Process]) -> bool:
 @pytest.mark.ros
 def test_given_a_sabotaged_drive_when_it_is_over_then_every_started_frame_was_answered(tmp_path: Path) -> None:
     process = start(
-        "--seconds", "8", "--sabotage", "--json", str(tmp_path / "report.json"), "--svg", str(tmp_path / "v.svg")
+        "--seconds", "15", "--sabotage", "--json", str(tmp_path / "report.json"), "--svg", str(tmp_path / "v.svg")
     )
     output, _ = process.communicate()
     assert process.returncode in {0, 1}, output
