@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.frame.quantiles import Quantiles
+from torchperf_ros.frame.stage_figures import Quantiles
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=60))

@@ -9,7 +9,7 @@ from torchperf_ros.frame.errors import ConfigError
 
 _NODE = "perf"
 _VALUES = "ros__parameters"
-_EXAMPLE = f"/**/{_NODE}: {{{_VALUES}: {{stages: [perception]}}}}"
+EXAMPLE = f"/**/{_NODE}: {{{_VALUES}: {{stages: [perception]}}}}"
 
 
 def read_params_file(path: Path) -> NodeConfig:
@@ -31,7 +31,7 @@ def params_of_file(path: Path) -> dict[str, Any]:
     """
     entries = list(_of_node(read_yaml(path, "parameter file"), ""))
     if not entries:
-        raise ConfigError(f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {_EXAMPLE}")
+        raise ConfigError(f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {EXAMPLE}")
     return {name: value for own in entries for name, value in _flat(own, "")}
 
 

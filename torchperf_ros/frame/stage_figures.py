@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
-from torchperf_ros.frame.quantiles import PERCENTS, Quantiles
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.void]
 Snapshot = tuple[list[tuple[str, float]], float]
 """A histogram: cumulative counts by upper bound, and the sum."""
+
+PERCENTS = (50.0, 95.0, 99.0, 100.0)
 
 
 _PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
@@ -35,6 +36,32 @@ ANSWER: Final = np.dtype(
     ]
 )  # fmt: skip
 """A row of `StageCounters.answers`; times as in `Answer`, NaN where unknown; `number`: frames that ended so far."""
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Percentiles of durations in ms; NaN where there are none.
+
+    Attributes:
+        count: number of samples.
+        p50_ms, p95_ms, p99_ms, max_ms: linear between ranks, as `numpy.percentile`, unless their source says otherwise.
+    """
+
+    count: int = 0
+    p50_ms: float = math.nan
+    p95_ms: float = math.nan
+    p99_ms: float = math.nan
+    max_ms: float = math.nan
+
+    @classmethod
+    def of(cls, values_ms: np.ndarray) -> "Quantiles":
+        """Exactly, of samples in any order; NaN samples are unknown and do not count."""
+        known = values_ms[~np.isnan(values_ms)]
+        return cls(len(known), *np.percentile(known, PERCENTS).tolist()) if len(known) else cls()
+
+    def items(self) -> list[tuple[str, float]]:
+        """Names with their unit, and values in ms."""
+        return [(name, value) for name, value in vars(self).items() if name != "count"]
 
 
 @dataclass

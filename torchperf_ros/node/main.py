@@ -68,12 +68,12 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
     Raises:
         ConfigError: there is a parameter file, and it is for another node.
     """
+    from torchperf_ros.config.params_file import EXAMPLE
     from torchperf_ros.frame.errors import ConfigError
 
     if not given and "--params-file" in words:
         files = ", ".join(path for word, path in itertools.pairwise(words) if word == "--params-file")
-        example = "/**/perf: {ros__parameters: {stages: [perception]}}"
-        raise ConfigError(f"parameter file {files}: has no entry for this node; it has to be like {example}")
+        raise ConfigError(f"parameter file {files}: has no entry for this node; it has to be like {EXAMPLE}")
     if given <= _SAYS_LITTLE:
         return f"no parameters were given: {' and '.join(stages)} run the reference models, whose weights mean nothing"
     return ""

@@ -57,7 +57,7 @@ class Reporter:
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
         self._name_warned = False
-        self._heard: dict[str, tuple[int, int]] = {}
+        self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
@@ -161,13 +161,13 @@ class Reporter:
         if self._lifecycle_state() != "active":
             self._heard.clear()
             return
-        for source in self.inputs:
-            frames = source.stage.statistics.counters.frames
-            known, since_ns = self._heard.setdefault(source.topic, (frames, now_ns))
+        for source in (source for source in self.inputs if source.index == 0):
+            name, frames = source.stage.config.name, source.stage.statistics.counters.frames
+            known, since_ns = self._heard.setdefault(name, (frames, now_ns))
             if known != frames:
-                self._heard[source.topic] = frames, now_ns
-            elif source.index == 0 and 0 < since_ns <= now_ns - _SILENT_NS:
-                self._heard[source.topic] = frames, 0  # said once, until something comes
+                self._heard[name] = frames, now_ns
+            elif 0 < since_ns <= now_ns - _SILENT_NS:
+                self._heard[name] = frames, 0  # said once, until something comes
                 self._node.get_logger().warning(
                     f"no message on {source.topic} for {_SILENT_NS // NS_PER_S} s: {why_silent(self._node, source)}"
                 )
