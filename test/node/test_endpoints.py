@@ -11,7 +11,7 @@ from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Float64, String
 
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
-from torchperf_ros.node.reporter import why_silent
+from torchperf_ros.node.reporter import Reporter, why_silent
 from torchperf_ros.stage.stage_actor import StageInput
 from torchperf_ros.telemetry.latency_record import float64_bytes
 
@@ -53,3 +53,28 @@ def test_given_no_messages_when_the_graph_is_asked_then_it_says_why(graph, stran
     assert "it has stopped, or" in why_silent(node, source)
     for publisher in (other, sensor):
         stranger.destroy_publisher(publisher)
+
+
+def test_given_two_stages_on_one_topic_when_it_falls_silent_then_each_says_so_once():
+    said = []
+    node = SimpleNamespace(
+        get_publishers_info_by_topic=lambda topic: [], get_topic_names_and_types=list,
+        get_logger=lambda: SimpleNamespace(warning=said.append),
+    )  # fmt: skip
+    sources = [
+        StageInput(
+            SimpleNamespace(
+                config=SimpleNamespace(name=name), statistics=SimpleNamespace(counters=SimpleNamespace(frames=frames))
+            ),
+            0, "/image", "sensor_msgs/msg/Image", True,
+        )
+        for name, frames in (("first", 3), ("second", 8))
+    ]  # fmt: skip
+    reporter = SimpleNamespace(_lifecycle_state=lambda: "active", _heard={}, inputs=sources, _node=node)
+    for second in range(1, 20):
+        Reporter._look_for_silence(reporter, second * 1_000_000_000)
+    assert said == ["no message on /image for 5 s: nobody publishes it"] * 2
+    sources[0].stage.statistics.counters.frames += 1
+    for second in range(20, 40):
+        Reporter._look_for_silence(reporter, second * 1_000_000_000)
+    assert len(said) == 3
