@@ -59,7 +59,7 @@ def test_given_stages_nested_and_dotted_when_read_then_both_are(read):
         ("", "has no entry for the node 'perf'"),
         ("/camera: {ros__parameters: {a: 1}}", "has no entry for the node 'perf'"),
         ("a: [", "is not YAML"),
-        ("perf: {ros__parameters: {stages: 3}}", "parameter stages: 3 is a int"),
+        ("perf: {ros__parameters: {stages: 3}}", "parameter stages: 3 is an integer; it has to be a list"),
         ("perf: {ros__parameters: {perception: {engine: fast}}}", "perception.engine: 'fast' is not allowed"),
     ],
 )

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from torchperf_ros.config.message_types import decode, encode, message_class
+from torchperf_ros.config.message_types import decode, empty_message, encode, message_class
 from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.model import session
@@ -72,6 +72,25 @@ class Doubling(Adapter):
         if value == 14.0:
             word = "x" * 2000
         return message_class(TEXT)(data=f"{value} {word} {received.stamp_ns} {received.age_ms}")
+
+
+class Named(Doubling):
+    """Its model returns a dict, of which its postprocess knows nothing."""
+
+    def build(self, tier):
+        model = super().build(tier)
+        model.register_forward_hook(lambda module, inputs, output: {"logits": output})
+        return model
+
+
+class Drawing(Doubling):
+    """Answers with an image of 2x2 pixels that has one byte too few."""
+
+    output = "sensor_msgs/msg/Image"
+
+    def postprocess(self, outputs, messages):
+        pixels = torch.zeros(3, dtype=torch.uint8).numpy()
+        return empty_message(self.output, height=2, width=2, step=2, encoding="mono8", data=pixels)
 
 
 class Hungry(Doubling):
@@ -285,6 +304,19 @@ def test_given_a_frame_that_fails_when_run_then_it_is_a_named_outcome_and_the_ne
     assert said in payload.decode()
     response, payload = node.ask(1, 1.0)
     assert (response.outcome, text_of(payload)) == (Outcome.ON_TIME, "2.0  5 1.5")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "outcome", "said"),
+    [
+        ("Named", Outcome.ERROR, ["KeyError: 0 (test_session.py:", "returns a dict with keys 'logits'", "Traceback"]),
+        ("Drawing", Outcome.INVALID, ["Image contradicts itself: data has 3 bytes; 2 rows of 2 bytes are 4"]),
+    ],
+)
+def test_given_a_wrong_postprocess_when_run_then_the_outcome_names_the_mistake(make_node, adapter, outcome, said):
+    response, payload = make_node(adapter).start().ask(0, 1.0)
+    assert response.outcome == outcome
+    assert [words for words in said if words not in payload.decode()] == []
 
 
 def test_given_bytes_that_are_no_message_when_run_then_it_is_bad_input(node):

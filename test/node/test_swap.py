@@ -121,6 +121,16 @@ def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is
     assert f"{package.parent}); move it there, or name its folder in the parameter package_dirs" in said
 
 
+def test_given_a_package_that_was_built_for_another_tier_when_swapped_in_then_one_line_names_both(refused, package):
+    other = Path(shutil.copy(package, package.with_name("other.blob")))
+    manifest = package.with_suffix(".json").read_text().replace('"tier": "fast"', '"tier": "full"')
+    other.with_suffix(".json").write_text(manifest)
+    status, said = refused("perception", "fast", other)
+    assert status == 1
+    why = f"package {other} was built for tier full of {ADAPTER}; it cannot run as tier fast of {ADAPTER}"
+    assert why in " ".join(said.split())
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

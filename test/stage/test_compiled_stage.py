@@ -173,11 +173,13 @@ def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_sta
 
 @pytest.fixture(scope="module")
 def package(compiled, cache, tmp_path_factory):
-    """The fast tier's package under another name, with its manifest."""
+    """The fast tier's package under another name, with a manifest that has it for the full tier's."""
     key = compiled.actor.pool.workers[0].tiers[1]["package"]
     folder = tmp_path_factory.mktemp("packages")
     for ending in ("pt2", "json"):
         shutil.copy(cache / f"{key}.{ending}", folder / f"new.{ending}")
+    manifest = folder / "new.json"
+    manifest.write_text(manifest.read_text().replace('"tier": "fast"', '"tier": "full"'))
     return folder / "new.pt2"
 
 

@@ -14,6 +14,7 @@ from torchperf_ros.frame.outcome import Fallback
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PARAMETERS = "parameters"
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", type(None): "empty"}
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
 
@@ -48,7 +49,7 @@ class Parameter:
         if isinstance(self.default, float) and type(value) is int:
             value = float(value)
         if type(value) is not type(self.default):
-            raise ConfigError(f"parameter {name}: {value!r} is a {type(value).__name__}; it has to be {self.allowed}")
+            raise ConfigError(f"parameter {name}: {value!r} is {_kind(value)}; it has to be {self.allowed}")
         one = self.default[0] if isinstance(self.default, list) else self.default
         for item in value if isinstance(value, list) else [value]:
             if type(item) is not type(one) or not self._allows(item):
@@ -68,9 +69,15 @@ class Parameter:
         """What is allowed, in words."""
         if self.choices:
             return ("a list of: " if isinstance(self.default, list) else "one of: ") + ", ".join(self.choices)
-        one, a = (self.default[0], "a list of") if isinstance(self.default, list) else (self.default, "a")
+        one, each = (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")
         span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
-        return f"{a} {type(one).__name__}{span}"
+        return f"{each}{_kind(one)}{span}"
+
+
+def _kind(value: object) -> str:
+    """Of what kind a value is, in words."""
+    kind = type(value)
+    return _KINDS.get(kind, f"a {kind.__name__}")
 
 
 def _ros(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401

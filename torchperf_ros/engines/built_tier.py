@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.parity import DynamicDims, random_inputs
+from torchperf_ros.engines.parity import DynamicDims, described, random_inputs
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 
@@ -53,7 +53,7 @@ def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
     with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
         model = adapter.build(tier)
     if not isinstance(model, torch.nn.Module):
-        raise AdapterError(f"tier {tier}: {type(adapter).__name__}.build gave a {type(model).__name__}, not a Module")
+        raise AdapterError(f"tier {tier}: {type(adapter).__name__}.build gave {described(model)}, not a Module")
     return model.eval()
 
 

@@ -195,6 +195,18 @@ def signature_of(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
 
 
+def described(value: Any) -> str:  # noqa: ANN401 - whatever a model returns
+    """What something is, for a message: `a dict with keys 'boxes', 'scores'`."""
+    if isinstance(value, dict):
+        return f"a dict with keys {', '.join(map(repr, value))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}: {', '.join(map(described, value))}"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {signature_of(value)}"
+    name = type(value).__name__.replace("__msg__", "/msg/")
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
 def _layout(outputs: Any) -> str:  # noqa: ANN401
     """How outputs are nested, with type and shape of each tensor."""
     if isinstance(outputs, torch.Tensor):

@@ -7,7 +7,6 @@ import mmap
 import os
 import random
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.config.message_types import decode, encode, full_name, warm_up
+from torchperf_ros.config.message_types import decode, full_name, warm_up
 from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.parity import tensors_in
 from torchperf_ros.frame.errors import (
@@ -34,6 +33,7 @@ from torchperf_ros.model.adapter import Adapter, Received, load_adapter
 from torchperf_ros.model.capture import CaptureTaker, step_into_background
 from torchperf_ros.model.device import Device, choose_device, leave
 from torchperf_ros.model.history_buffer import history_bytes
+from torchperf_ros.model.output_message import PostprocessError, output_message, place_of
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.model.tier_loader import TierLoader
 from torchperf_ros.packages.package_cache import use_compiler_cache
@@ -163,11 +163,12 @@ class Session:
             outputs, _ = tier.run(inputs)
             check.check(outputs)
             if messages:
-                encode(self._adapter.postprocess(outputs, messages), self._output)
+                output_message(self._adapter, outputs, messages, self._output)
             for tensor in tensors_in(outputs):
                 tensor.cpu()
         except Exception as error:  # the user's adapter and model run here
-            said = f"{type(error).__name__}: {_readable(error).decode()}"
+            kind = "" if isinstance(error, TorchperfError) else f"{type(error).__name__}: "
+            said = f"{kind}{_readable(error).decode()}"
             self._say("warn", text=f"tier {tier.facts.name}: its first whole frame, of examples, failed: {said}")
 
     def _each_tier(self, doing: str) -> Iterator[str]:
@@ -200,12 +201,14 @@ class Session:
             response.outcome, payload = Outcome.BAD_INPUT, _readable(error)
         except InvalidOutput as error:
             response.outcome, payload = Outcome.INVALID, _readable(error)
+        except PostprocessError as error:
+            payload = _readable(error) + _last_calls(error.__cause__)
         except TorchperfError as error:
             payload = _readable(error)
         except BaseException as error:  # the frame's boundary: whatever the user's model raises, `SystemExit` and
             # `KeyboardInterrupt` too, is an outcome of this frame and no end of the worker
-            payload = type(error).__name__.encode() + b": " + _readable(error) + self._place_of(error).encode()
-            payload += b"\n" + _readable(traceback.format_exc(limit=-4))
+            payload = type(error).__name__.encode() + b": " + _readable(error)
+            payload += place_of(error, self._adapter).encode() + _last_calls(error)
             lost = self._device.is_lost(error)
         self._handled[0] += 1
         if request.kind & Kind.RUN:
@@ -237,7 +240,7 @@ class Session:
             inferred = time.perf_counter_ns()
             with mark("postprocess"):
                 self._checks[response.tier].check(outputs)
-                payload = encode(self._adapter.postprocess(outputs, messages), self._output)
+                payload = output_message(self._adapter, outputs, messages, self._output)
             self._ring.check(request.offset, request.seq)
             response.postprocess_ns = time.perf_counter_ns() - inferred
         self._capture.frame_done()
@@ -276,12 +279,6 @@ class Session:
                 if response.tier + 1 >= len(self._tiers):
                     raise
                 response.tier += 1
-
-    def _place_of(self, error: BaseException) -> str:
-        """The last line in the adapter's own file that an error came through; empty if none."""
-        own = getattr(sys.modules.get(type(self._adapter).__module__), "__file__", None)
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == own]
-        return f" ({Path(own).name}:{lines[-1]})" if own and lines else ""
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
         """The payload if the result area holds it, else the reason why it cannot be handed over; reasons are cut."""
@@ -329,3 +326,9 @@ def _readable(said: BaseException | str) -> bytes:
         return str(said).encode(errors="replace")
     except BaseException as error:  # the user's class runs here
         return f"its text cannot be had: {type(error).__name__}".encode()
+
+
+def _last_calls(error: BaseException | None) -> bytes:
+    """The end of its traceback, from the next line on; nothing where there is none."""
+    calls = traceback.format_exception(type(error), error, error.__traceback__, limit=-4) if error else []
+    return _readable("".join(["\n", *calls])) if calls else b""

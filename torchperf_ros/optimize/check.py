@@ -4,6 +4,7 @@ The first thing to run on a new adapter. It finds in seconds what a node finds o
 built, weights that differ at every build, tiers that take different inputs, an output message that contradicts itself.
 """
 
+import contextlib
 import math
 import time
 import traceback
@@ -15,19 +16,19 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from torchperf_ros.config.message_types import decode, empty_message, encode, has_header, message_class
+from torchperf_ros.config.message_types import decode, empty_message, encode, full_name, has_header, message_class
+from torchperf_ros.engines.built_tier import build_model
 from torchperf_ros.engines.fingerprint import differing_weights
-from torchperf_ros.engines.parity import signature_of, tensors_in
+from torchperf_ros.engines.parity import described, signature_of, tensors_in
 from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.model.adapter import Adapter, Received, load_adapter
 from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.tier import InvalidOutput, OutputCheck
+from torchperf_ros.model.output_message import output_message
+from torchperf_ros.model.tier import OutputCheck
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
-_BYTES_PER_PIXEL: Final = {"mono8": 1, "8UC1": 1, "mono16": 2, "16UC1": 2, "rgb8": 3, "bgr8": 3, "8UC3": 3, "rgba8": 4,
-                           "bgra8": 4, "32FC1": 4}  # fmt: skip
 _MADE_SIZE: Final = 480, 640
 _MADE_STAMP_NS: Final = 1_000_000_000
 _SHOWN: Final = 3
@@ -126,16 +127,12 @@ class AdapterCheck:
     def _tier(self, adapter: Adapter, tier: str) -> Found:
         """Build a tier twice, and run it on its example inputs; gives the model, None if that cannot be done."""
 
-        def build() -> torch.nn.Module:
-            model = adapter.build(tier)
-            if not isinstance(model, torch.nn.Module):
-                raise TorchperfError(f"build({tier!r}) gave a {type(model).__name__}; it has to be a torch.nn.Module")
-            return model.eval()
-
         def example_inputs() -> tuple[torch.Tensor, ...]:
             example = adapter.example_inputs(tier)
             if not isinstance(example, tuple) or not all(isinstance(each, torch.Tensor) for each in example):
-                raise TorchperfError(f"example_inputs({tier!r}) gave {_kind(example)}; it has to be a tuple of tensors")
+                raise TorchperfError(
+                    f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
+                )
             return example
 
         def run_again() -> None:
@@ -144,8 +141,8 @@ class AdapterCheck:
             check.check(model(*example))
 
         try:
-            model = yield from self._step(f"tier {tier}: build", build, _size)
-            again = yield from self._step(f"tier {tier}: build again", build, lambda _: "")
+            model = yield from self._step(f"tier {tier}: build", lambda: build_model(adapter, tier), _size)
+            again = yield from self._step(f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: "")
             if names := differing_weights(model, again):
                 shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
                 text = f"{shown} differ from build to build: no package fits; load them, or set torch.manual_seed"
@@ -181,7 +178,7 @@ class AdapterCheck:
 
     def _describe(self, messages: Mapping[str, Received]) -> str:
         origin = "made up" if self._log is None else f"of {self._log.name}"
-        return f"{origin}: " + ", ".join(f"{topic} ({_kind(each.message)})" for topic, each in messages.items())
+        return f"{origin}: " + ", ".join(f"{topic} ({described(each.message)})" for topic, each in messages.items())
 
     def _frame(self, adapter: Adapter, tier: str, model: torch.nn.Module, messages: dict[str, Received]) -> Found:
         """Run one frame, from its messages to the message that answers it."""
@@ -200,17 +197,11 @@ class AdapterCheck:
         if wanted != given:
             text = f"preprocess gives {given}, example_inputs {wanted}: `dynamic_dims` has to declare the difference"
             yield Finding(f"tier {tier}: preprocess", None if adapter.dynamic_dims() else False, text)
-        outputs: list[Any] = []
-
-        def answer() -> int:
-            outputs.append(model(*inputs))
-            return _answer(adapter, outputs[0], messages)
-
-        try:
-            yield from self._step(f"tier {tier}: frame", answer, lambda size: f"{adapter.output}, {size} bytes")
-        except _Failed:
-            if outputs:
-                yield Finding(f"tier {tier}: outputs", None, f"build's model returns {_kind(outputs[0])}")
+        with contextlib.suppress(_Failed):
+            yield from self._step(
+                f"tier {tier}: frame", lambda: _answer(adapter, model(*inputs), messages),
+                lambda size: f"{adapter.output}, {size} bytes",
+            )  # fmt: skip
 
 
 def _contract(adapter: Adapter) -> str:
@@ -223,45 +214,13 @@ def _contract(adapter: Adapter) -> str:
 
 def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) -> int:  # noqa: ANN401
     """Bytes of the message that a frame's outputs become."""
-    message = adapter.postprocess(outputs, messages)
-    if message is None:
-        raise TorchperfError(f"postprocess gave None; it has to give a {adapter.output}")
-    data = bytes(encode(message, adapter.output))
-    if why := contradiction(decode(data, adapter.output), adapter.output):
-        raise InvalidOutput(why)
+    data = bytes(output_message(adapter, outputs, messages, full_name(adapter.output)))
     if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
         stamp_ns = header_stamp_ns(data)
         if stamp_ns != trigger.stamp_ns:
             msg = f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its frame's"
             raise TorchperfError(msg)
     return len(data)
-
-
-def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401 - a message of rosbags
-    """What in a message contradicts itself, "" if nothing: sizes of images, point clouds and arrays."""
-    if kind == _IMAGE:
-        pixel = _BYTES_PER_PIXEL.get(message.encoding)
-        if pixel is not None and message.step < message.width * pixel:
-            return f"step is {message.step}; {message.width} pixels of {message.encoding} take {message.width * pixel}"
-        if message.data.size != message.height * message.step:
-            return (
-                f"data has {message.data.size} bytes; {message.height} rows of {message.step} bytes"
-                f" are {message.height * message.step}"
-            )
-    if kind == "sensor_msgs/msg/PointCloud2":
-        expected = message.height * message.row_step
-        if message.data.size != expected or message.row_step < message.width * message.point_step:
-            return (
-                f"data has {message.data.size} bytes; height {message.height} x row_step {message.row_step} is"
-                f" {expected}, width {message.width} x point_step {message.point_step}"
-            )
-    layout = getattr(message, "layout", None)
-    if layout is not None and getattr(layout, "dim", None):
-        expected = math.prod(dim.size for dim in layout.dim)
-        labelled = all(dim.size == 1 for dim in layout.dim)  # one entry for each label, as in this package
-        if not labelled and len(message.data) < layout.data_offset + expected:
-            return f"data has {len(message.data)} values; its dimensions say {expected}"
-    return ""
 
 
 def _made(inputs: Mapping[str, str]) -> Iterator[tuple[str, Received]]:
@@ -289,19 +248,7 @@ def _size(model: torch.nn.Module) -> str:
 
 
 def _shapes(tensors: Any) -> str:  # noqa: ANN401 - whatever a model returns
-    return ", ".join(signature_of(each) for each in tensors_in(tensors)) or f"no tensor: {_kind(tensors)}"
-
-
-def _kind(value: Any) -> str:  # noqa: ANN401
-    """What something is, for a message: `dict with keys boxes, scores`."""
-    if isinstance(value, dict):
-        return f"a dict with keys {', '.join(map(str, value))}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}: {', '.join(_kind(each) for each in value)}"
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {signature_of(value)}"
-    name = type(value).__name__
-    return f"a {name}" if name in {"int", "float", "str", "NoneType"} else name.replace("__msg__", "/msg/")
+    return ", ".join(signature_of(each) for each in tensors_in(tensors)) or f"no tensor: {described(tensors)}"
 
 
 def _reason(error: Exception, path: str) -> str:

@@ -126,6 +126,18 @@ def read_manifest(package: Path) -> Manifest:
     raise PackageError(f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again")
 
 
+def made_for(package: Path) -> tuple[str, str] | None:
+    """Adapter and tier that a package was built for; None where no manifest says so: a package from elsewhere.
+
+    Raises:
+        PackageError: the manifest beside it cannot be read.
+    """
+    if not manifest_path(package).is_file():
+        return None
+    manifest = read_manifest(package)
+    return manifest.adapter, manifest.tier
+
+
 def _checked(manifest: Manifest) -> Manifest:
     """The same, if every value has its type, and there are timings; else a `TypeError` that names the value."""
     for part in (manifest.identity, manifest):

@@ -11,7 +11,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError, ProtocolError
 from torchperf_ros.packages.compile_process import PackageBuilder
 from torchperf_ros.packages.package_cache import find_package
-from torchperf_ros.packages.package_manifest import PackageError
+from torchperf_ros.packages.package_manifest import PackageError, made_for
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -209,9 +209,13 @@ class RollingUpdate:
             raise ConfigError(f"{stage} is short of memory, and a swap takes one more worker; try again later")
         setup = self.renewal.proven.setup
         try:
-            find_package(Path(package), setup["package_dirs"])
+            built_for = made_for(find_package(Path(package), setup["package_dirs"]))
         except PackageError as error:
             raise ConfigError(str(error)) from error
+        here = setup["adapter"], tier
+        if built_for and built_for != here:
+            was, wanted = (f"tier {name} of {adapter}" for adapter, name in (built_for, here))
+            raise ConfigError(f"package {package} was built for {was}; it cannot run as {wanted} of {stage}")
         packages = list(setup["packages"])
         packages[tiers.index(tier)] = package
         if not self.renewal.swap(packages=packages, swapped=tiers.index(tier)):
