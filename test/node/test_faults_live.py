@@ -160,6 +160,8 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
     assert reason in why
     assert ("(adapters_for_graph.py:" in why) == (order == "raise")
     stage.node.wait_for(lambda: f"camera: {name}: " in stage.node.errors, "the terminal to say so")
+    stage.node.wait_for(lambda: f"alert camera: {name}" in stage.node.statuses["perf: node"][2], "who joins to see it")
+    assert (reason in stage.node.values("camera")["last_error"]) == (order == "raise")
     assert outcome(stage.node.answer(stage.camera, image())) is Outcome.ON_TIME
     stage.node.next_report()
     assert stage.restarts() == restarts

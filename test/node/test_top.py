@@ -13,6 +13,7 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 
 pytestmark = pytest.mark.ros
+ERROR = "KeyError: 0 (b_dict.py:36)"
 DOMAIN_ID = 101 + os.getpid() % 100
 
 
@@ -35,8 +36,9 @@ def publish_until_it_ends(process):
     rclpy.init(context=context, args=[], domain_id=DOMAIN_ID)
     node = Node("made_up", context=context, use_global_arguments=False)
     publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
-    stage = Alert(Level.OK, "perf: perception", "", {"health": "NOMINAL", "tiers": "full,fast", "tier": "full"})
-    own = Alert(Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active"})
+    stage = Alert(Level.OK, "perf: perception", "", {"health": "NOMINAL", "tier": "full", "last_error": ERROR})
+    told = {"alert perception: model error": f"ERROR {ERROR}"}
+    own = Alert(Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active", **told})
     try:
         while process.poll() is None:
             publisher.publish(diagnostic_bytes([stage, own], "/perf", 1))
@@ -47,13 +49,17 @@ def publish_until_it_ends(process):
         context.try_shutdown()
 
 
-def test_given_a_node_that_reports_when_looked_at_once_then_the_picture_shows_its_stage(tmp_path):
+def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(
+    tmp_path,
+):
     process = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
     publish_until_it_ends(process)
     output = process.stdout.read()
     assert process.returncode == 0, output
     assert "/perf ● NOMINAL active" in output
     assert "perception ● NOMINAL tier full" in output
+    assert f"perception model error: {ERROR}" in output
+    assert f"last error {ERROR}" in output
     assert "perception" in (tmp_path / "top.svg").read_text(encoding="utf-8")
 
 

@@ -78,6 +78,7 @@ def test_given_whatever_a_model_does_in_every_worker_when_offered_then_the_last_
     answer = stage.ask({**orders, "once": False})
     assert (answer.outcome, answer.fallback) == (outcome, Fallback.HOLD_LAST)
     assert all(words in answer.reason for words in said), answer.reason
+    assert stage.actor.pool.last_error == answer.reason or outcome is not Outcome.ERROR
     assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
     assert stage.ask().outcome is Outcome.ON_TIME
     assert stage.pids == pids

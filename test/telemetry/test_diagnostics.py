@@ -58,7 +58,9 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
     stage.mailbox.superseded = 5
     stage.mailbox.stale = 2
     status = stage_status(stage, Health.DEGRADED, {77: 3 << 20})
-    assert (status.level, status.name, status.message) == (Level.WARN, "perf: perception", "DEGRADED: tier full")
+    assert (status.level, status.name, status.message) == (
+        Level.WARN, "perf: perception", "DEGRADED: tier full, 0 of 30 frames on time in a row"
+    )  # fmt: skip
     wanted = {
         "health": "DEGRADED", "tier": "full", "tiers": "full,medium,fast", "engine": "auto", "device": "cpu",
         "p50_ms": "25.000", "max_ms": "50.000", "budget_ms": "50.000", "miss_ratio": "0.250", "frames": "4",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.telemetry.node_state import RECENT_FRAMES, SILENT_S, NodeState, SeenFrame, StageState
 
-LABELS = ["stage", "age_ms", "total_ms", "budget_ms", "tier", "outcome", "fallback"]
+STEPS = ["wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms"]
+LABELS = ["stage", "age_ms", *STEPS, "total_ms", "budget_ms", "tier", "outcome", "fallback"]
 STAMP_NS = 1_700_000_000_000_000_000
 
 
@@ -144,6 +145,43 @@ def test_given_another_process_under_the_name_when_it_reports_then_it_is_a_resta
         report_of(node, 2)
     assert (node.restarts, len(node.memory), node.stages["perception"].records) == (1, 0, 0)
     assert "pid 1 is now 2" in node.events[-1].text
+
+
+def test_given_two_processes_of_one_name_when_both_report_then_one_is_shown_and_it_is_said_once() -> None:
+    node = heard(pid=1)
+    frame(node)
+    for _ in range(3):
+        for pid in (2, 1):
+            report_of(node, pid)
+    assert (node.restarts, node.node["pid"], node.pids) == (0, "2", ["1", "2"])
+    assert [event.text for event in node.events][1:] == [
+        "two processes report under this name, pid 1 and 2: give each node a name or a namespace of its own"
+    ]
+    node.at(SILENT_S + 0.5)  # pid 2 has ended
+    report_of(node, 1)
+    assert (node.node["pid"], node.pids) == ("1", ["1"])
+
+
+def test_given_open_alerts_on_diagnostics_when_a_listener_joins_late_then_it_knows_them_until_they_are_over() -> None:
+    node = heard()
+    alerts = {"alert perception: model error": "ERROR KeyError: 0 (b_dict.py:36)", "alert machine: load": "WARN busy"}
+    report(node, status("perf: node", pid=1, **alerts))
+    assert [(alert.kind, alert.source, alert.text) for alert in node.alerts] == [
+        ("error", "perception", "model error: KeyError: 0 (b_dict.py:36)"), ("warn", "machine", "load: busy"),
+    ]  # fmt: skip
+    report_of(node)
+    assert not node.alerts
+
+
+def test_given_steps_when_asked_then_they_are_medians_of_the_last_frames_and_the_rest_adds_up_to_the_whole() -> None:
+    node = heard()
+    steps = {"wait_ms": 1.0, "decode_ms": 0.5, "preprocess_ms": 2.0, "postprocess_ms": 0.5}
+    for inference_ms in (20.0, 30.0, 100.0):
+        frame(node, total_ms=inference_ms + 5.0, inference_ms=inference_ms, **steps)
+    frame(node, total_ms=50.0)  # without a result of its own
+    found = node.stages["perception"].steps_ms
+    assert found == {"wait": 1.0, "decode": 0.5, "preprocess": 2.0, "inference": 30.0, "postprocess": 0.5, "rest": 1.0}
+    assert StageState("s").steps_ms == {}
 
 
 def test_given_an_input_of_the_wrong_type_when_reported_again_and_again_then_it_is_an_event_once() -> None:

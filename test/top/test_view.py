@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.telemetry.node_state import NodeState, SeenFrame, StageState
-from torchperf_ros.top.top import save_svg
+from torchperf_ros.telemetry.node_state import Event, NodeState, SeenFrame, StageState
+from torchperf_ros.top.top import Screen, save_svg
 from torchperf_ros.top.view import event_line, node_line, node_picture, node_title
 
 VALUES = {
@@ -21,6 +21,7 @@ VALUES = {
     "max_ms": "49", "budget_ms": "50.0", "answered": "1234", "on_time": "1200", "late": "34", "superseded": "2",
     "stale": "1", "fallback_backup": "30", "restarts": "5", "worker_0_pid": "4242", "worker_0_state": "idle",
 }  # fmt: skip
+STEPS_MS = (0.1, 0.4, 2.0, 21.0, 0.5)
 
 
 def watched(stages: int = 2) -> NodeState:
@@ -31,7 +32,7 @@ def watched(stages: int = 2) -> NodeState:
     for number in range(stages):
         node.stages[f"stage{number}"] = StageState(f"stage{number}", dict(VALUES))
         for _ in range(300):
-            node.stages[f"stage{number}"].add(SeenFrame(0, Outcome.LATE, None, 25.0, 50.0))
+            node.stages[f"stage{number}"].add(SeenFrame(0, Outcome.LATE, None, 25.0, 50.0, 0, STEPS_MS))
     for second in range(90):
         node.memory.append((float(second), 800.0 + second))
         node.event("warn", "stage0", "deadline missed: " + "again " * 40)
@@ -50,9 +51,12 @@ def drawn(node: NodeState, width: int = 80, height: int = 24, *, coloured: bool 
     return capture.get().splitlines()
 
 
+@pytest.mark.parametrize("alerts", [0, 30])
 @pytest.mark.parametrize(("width", "height", "stages"), [(80, 24, 2), (100, 30, 0), (220, 60, 5), (60, 24, 1)])
-def test_given_any_terminal_and_any_number_of_stages_when_drawn_then_the_picture_fits_it(width, height, stages):
-    rows = drawn(watched(stages), width, height)
+def test_given_any_terminal_any_stages_and_alerts_when_drawn_then_the_picture_fits_it(width, height, stages, alerts):
+    node = watched(stages)
+    node.alerts = [Event(0, "error", "machine", "load: " + "busy " * 40)] * alerts
+    rows = drawn(node, width, height)
     assert height - 3 <= len(rows) <= height
     assert max(len(row) for row in rows) <= width
     assert "q quits" in rows[-1]
@@ -78,27 +82,76 @@ def test_given_a_stage_that_reported_little_or_nonsense_when_drawn_then_it_shows
 
 
 def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_budget_its_letter_and_colour():
-    node = watched(1)
+    node = watched(2)
     stage = node.stages["stage0"]
     stage.add(SeenFrame(0, Outcome.ON_TIME, None, 25.0, 50.0))
     stage.add(SeenFrame(0, Outcome.LATE, Fallback.HOLD_LAST, 50.0, 50.0))
     stage.add(SeenFrame(0, Outcome.INVALID, Fallback.STOP, 12.5, 50.0))
-    upper, lower, letters = (row.rstrip("│ ") for row in drawn(node)[4:7])
+    upper, lower, letters = (row.rstrip("│ ") for row in drawn(node, height=30)[4:7])
     assert upper.endswith("█")
     assert lower.endswith("██▄")
     assert letters.endswith("LN")
-    lower = drawn(node, coloured=True)[5]
+    lower = drawn(node, height=30, coloured=True)[5]
     assert "38;5;220m█" in lower  # the held output
     assert "38;5;196m▄" in lower  # the stop
 
 
 def test_given_a_stage_on_a_lower_tier_when_drawn_then_what_keeps_it_there_stands_beside_its_health():
-    node, why = watched(1), "full predicted 41.0 ms > 29.0 left; next probe in 2.0 s"
-    node.stages["stage0"].values |= {"tier": "fast", "ladder": why, "unanswered": "3"}
-    text = "\n".join(drawn(node, 120))
-    assert f"DEGRADED tier fast {why}" in text
+    node, why = watched(1), "tier fast, full predicted 55.0 ms > 50.0 left; next probe in 2.0 s"
+    node.stages["stage0"].message = f"DEGRADED: {why}"
+    node.stages["stage0"].values |= {"unanswered": "3"}
+    text = "\n".join(drawn(node, 80))
+    assert "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left" in text
     assert "answered 1,234  unanswered 3  on time 97.0%" in text
-    assert f"DEGRADED ({why}) fast p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time" in node_line(node)
+    assert f"DEGRADED: {why} p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time" in node_line(node)
+
+
+def test_given_eighty_columns_when_something_compiles_and_steps_are_known_then_both_are_shown():
+    node = watched()
+    node.stages["stage1"].values["compiling"] = "compiling 2 of 3"
+    text = "\n".join(drawn(node))
+    assert "engine aoti, compiling 2 of 3" in text
+    assert text.count("wait 0.1 decode 0.4 preprocess 2.0 inference 21.0 postprocess 0.5 rest 1.0 ") == 2
+
+
+def test_given_a_last_error_when_drawn_then_its_line_is_there_in_the_smallest_terminal_too():
+    node = watched()
+    node.stages["stage1"].values["last_error"] = "KeyError: 0 (b_dict.py:36)\nTraceback (most recent call last):\n  x"
+    assert "last error KeyError: 0 (b_dict.py:36) " in "\n".join(drawn(node))
+
+
+def test_given_open_alerts_when_drawn_or_joined_in_lines_then_they_stand_before_the_events():
+    node = watched()
+    node.alerts = [Event(0, "error", "stage0", "model error: KeyError: 0 (b_dict.py:36)")]
+    text = "\n".join(drawn(node))
+    assert "1 alert" in text
+    assert "now ■ stage0     model error: KeyError: 0 (b_dict.py:36)" in text
+    assert text.index("model error") < text.index("deadline missed")
+    console = Console(width=80, file=io.StringIO())
+    with Screen(node, console, None) as screen:
+        screen.show()
+        screen.show()
+    assert console.file.getvalue().count("model error: KeyError: 0 (b_dict.py:36)") == 1
+
+
+def test_given_a_long_event_when_drawn_then_it_goes_on_in_the_next_row_below_its_text():
+    node = watched(1)
+    node.event("error", "stage0", "worker died: " + " ".join(f"word{number}" for number in range(26)))
+    rows = [row.strip("│ ") for row in drawn(node)]
+    first = next(number for number, row in enumerate(rows) if "worker died" in row)
+    assert "word25" in " ".join(rows[first : first + 4])
+    assert not any("…" in row for row in rows[first : first + 4])
+
+
+def test_given_a_larger_terminal_when_drawn_then_the_strip_is_wider_and_higher():
+    small, large = (sum(row.count("█") for row in drawn(watched(1), *size)) for size in ((80, 24), (200, 50)))
+    assert large > 2 * small
+
+
+def test_given_two_processes_of_one_name_when_drawn_then_the_title_names_both():
+    node = watched()
+    node._heard_pids = {"77": 10.0, "78": 9.5}
+    assert "2 nodes of this name: pid 77, 78" in drawn(node)[0]
 
 
 def test_given_too_many_stages_when_drawn_then_those_without_room_are_named():

@@ -78,7 +78,7 @@ def test_given_what_grows_worse_when_ticked_then_it_is_told_at_once_and_getting_
         grouping.take(second, found("a: deadline missed", level))
         told += [(second, message[0].level) for message in grouping.told(second)]
     assert told == [(0, Level.WARN), (2, Level.ERROR)]
-    assert grouping.open == {"a: deadline missed": Level.ERROR}
+    assert [(alert.name, alert.level) for alert in grouping.open] == [("a: deadline missed", Level.ERROR)]
 
 
 def test_given_what_is_no_longer_found_when_quiet_then_it_is_told_that_it_is_over_and_may_begin_again():
@@ -90,7 +90,7 @@ def test_given_what_is_no_longer_found_when_quiet_then_it_is_told_that_it_is_ove
     [[over]] = grouping.told(12)
     assert (over.level, over.name) == (Level.OK, "a: deadline missed")
     assert over.values == {"event": "1", "lasted_s": "2.0", "count": "3"}
-    assert grouping.open == {}
+    assert grouping.open == []
     grouping.take(20, found("a: deadline missed"))
     assert grouping.told(20)[0][0].values["event"] == "2"
 
@@ -122,7 +122,7 @@ def test_given_any_findings_when_time_has_passed_then_every_event_is_over_and_ev
         over = [message[0] for message in grouping.told(second) if message[0].level is Level.OK]
         counted += sum(int(status.values["count"]) for status in over)
     assert counted == len(findings)
-    assert grouping.open == {}
+    assert grouping.open == []
 
 
 FOUND = [Alert(Level.WARN, "camera: latency", "slow")]

@@ -54,6 +54,11 @@ class AlertPublisher:
         self._grouping.report(anomaly, monotonic_ns())
 
     @property
+    def open(self) -> list[Alert]:
+        """What goes on now, as far as it has been told; for the thread that calls `step`."""
+        return self._grouping.open
+
+    @property
     def findings_lost(self) -> int:
         """Findings that came faster than they could be told."""
         return self._grouping.lost

@@ -27,6 +27,7 @@ from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
 _SILENT_NS = 5 * NS_PER_S
+_MOST_ALERTS = 16
 _UNSAID = frozenset({"kind", "problem"})
 _WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
 
@@ -123,6 +124,8 @@ class Reporter:
         values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         values |= self._memory_watch.values(NODE)
         health = next((health for health in _WORST_FIRST if health in healths), None)
+        for alert in self.alert_publisher.open[:_MOST_ALERTS]:  # for who joins after they were published
+            values[f"alert {alert.name}"] = f"{alert.level.name} {alert.message}"
         values["findings_lost"] = str(self.alert_publisher.findings_lost)
         facts = self.facts | self._shared_name() | self._recorder_facts()
         warnings = [text for key, text in facts.items() if key.endswith("_warning")]

@@ -342,6 +342,8 @@ class StageActor:
         answer = in_flight.answer(verdict, fallback, result, payload, self.config.budget_ms, published_ns)
         frame.data = None  # it is in the ring; who remembers the frame need not keep megabytes
         self._ports.answered(answer)
+        if answer.outcome is Outcome.ERROR:
+            self.pool.last_error = answer.reason
         anomaly = self.statistics.answered(answer)
         if anomaly is not None:
             self._ports.anomaly(anomaly)

@@ -168,11 +168,18 @@ def _summary(stage: StageActor, health: Health) -> str:
     if health is Health.WAITING:
         return "WAITING: no input" if stage.statistics.counters.frames == 0 else "WAITING: input stopped"
     tier, compiling = stage.config.tiers[stage.ladder.level], stage.pool.rolling_update.compiling
-    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", _kept_down(stage), compiling]))
+    why = _kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED else "")
+    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", why, compiling]))
 
 
 def _kept_down(stage: StageActor) -> str:
     return stage.ladder.explain(stage.config.tiers, monotonic_ns())
+
+
+def _not_yet_nominal(stage: StageActor) -> str:
+    health, reason = stage.statistics.health, stage.statistics.counters.last_reason.partition("\n")[0]
+    since = f" since {reason}" if reason else ""
+    return f"{health.healthy_in_a_row} of {health.limits.recover_frames} frames on time in a row{since}"
 
 
 def _why_stopped(stage: StageActor) -> str:

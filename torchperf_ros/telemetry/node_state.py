@@ -7,7 +7,7 @@ a view can look at any version of the node. Messages may be rclpy's or those of 
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import linear_regression
+from statistics import linear_regression, median
 from typing import Any, Final
 
 from torchperf_ros.frame.outcome import Fallback, Outcome
@@ -26,6 +26,8 @@ _AT_WORK: Final = ("idle", "busy")
 _MEMORY_SAMPLES: Final = 600  # ten minutes
 _LEAST_SAMPLES: Final = 60  # the memory that a start fills is no trend
 _S_PER_MIN: Final = 60.0
+_STEPS: Final = ("wait", "decode", "preprocess", "inference", "postprocess")
+_ALERT: Final = "alert "
 _KINDS: Final = ("ok", "warn", "error", "warn")
 """Of events, by the level of a diagnostic status."""
 
@@ -50,6 +52,7 @@ class SeenFrame:
     total_ms: float  # receipt to publish
     budget_ms: float  # its budget
     published_ns: int = 0  # when it was answered; 0 if unknown
+    steps_ms: tuple[float, ...] = ()  # what its steps took, in the order of `_STEPS`
 
     @property
     def lateness_ms(self) -> float:
@@ -73,6 +76,7 @@ class StageState:
 
     name: str  # of the stage
     values: dict[str, str] = field(default_factory=dict)  # keys and values of its newest status on `/diagnostics`
+    message: str = ""  # of that status: health, and why
     recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))  # its last answered frames
     records: int = 0  # answered frames seen, all of them
     worst_ms: float = -math.inf
@@ -104,6 +108,14 @@ class StageState:
         times = [record.published_ns for record in list(self.recent)[-_RATE_FRAMES:] if record.published_ns]
         moving = len(times) > 1 and self.health != "WAITING"
         return (len(times) - 1) / (times[-1] - times[0]) * 1e9 if moving and times[-1] > times[0] else math.nan
+
+    @property
+    def steps_ms(self) -> dict[str, float]:
+        """What each step took in the median of the last frames that have a result of their own; empty without any."""
+        last = [frame for frame in list(self.recent)[-_RATE_FRAMES:] if frame.steps_ms]
+        rows = [(*frame.steps_ms, frame.total_ms - sum(frame.steps_ms)) for frame in last]
+        columns = zip(*(row for row in rows if math.isfinite(row[-1])), strict=True)
+        return dict(zip((*_STEPS, "rest"), map(median, columns), strict=False))
 
     @property
     def health(self) -> str:
@@ -171,6 +183,8 @@ class NodeState:
         self.others: set[str] = set()  # nodes that were heard instead, by their names
         self.heard_s = -math.inf  # when it reported last, -inf before
         self.restarts = 0  # how often another process took its name since the listening began
+        self.alerts: list[Event] = []  # what goes on now, by the node's own status; also for who joins late
+        self._heard_pids: dict[str, float] = {}  # when each process of this name reported last
         self._warnings: set[str] = set()
         self._silence_known = False
 
@@ -226,6 +240,7 @@ class NodeState:
             total_ms=total_ms,
             budget_ms=values.get("budget_ms", math.nan),
             published_ns=published_ns,
+            steps_ms=tuple(values.get(f"{step}_ms", math.nan) for step in _STEPS),
         )
         stage = list(self.stages.values())[index]
         far_late = stage.far_late
@@ -240,18 +255,21 @@ class NodeState:
         self.others |= {status.hardware_id for status in perf} - {self.name, ""}
         if not ours:
             return
+        statuses = {status.name.removeprefix(STATUS_PREFIX): status for status in ours}
+        values = {name: {pair.key: pair.value for pair in status.values} for name, status in statuses.items()}
+        if self._is_another(values.get(NODE_STATUS, {}).get("pid", "")):
+            return
         if self.silent:
             self.event("ok", NODE_STATUS, f"is back after {self.silence_s:.0f} s")
         self.heard_s = self.elapsed_s
         self.reports += 1
-        statuses = {status.name.removeprefix(STATUS_PREFIX): status for status in ours}
-        values = {name: {pair.key: pair.value for pair in status.values} for name, status in statuses.items()}
-        self._notice_restart(values.get(NODE_STATUS, {}))
         for name, status in statuses.items():
             if name == NODE_STATUS:
                 self.node = values[name]
+                self.alerts = [self._alert(*pair) for pair in self.node.items() if pair[0].startswith(_ALERT)]
             elif "health" in values[name]:
-                self.stages.setdefault(name, StageState(name)).values = values[name]
+                stage = self.stages.setdefault(name, StageState(name))
+                stage.values, stage.message = values[name], status.message
             else:
                 self._warn(status)
 
@@ -276,13 +294,34 @@ class NodeState:
             text = lines[-1 if lines[0].startswith("Traceback") else 0]  # the error itself; there is one line for it
             self.event(_kind(status), stage, f"{what}: {text}" if what else text)
 
-    def _notice_restart(self, values: dict[str, str]) -> None:
-        before, now = self.node.get("pid"), values.get("pid")
-        if before and now and before != now:
-            self.restarts += 1
-            self.event("error", NODE_STATUS, f"restarted: pid {before} is now {now}")
-            for old in (self.stages, self.memory, self.end_to_end_ms):
-                old.clear()
+    @property
+    def pids(self) -> list[str]:
+        """The processes that report under this name now; more than one is a mistake, and the first is shown."""
+        return sorted(pid for pid, heard_s in self._heard_pids.items() if self.elapsed_s - heard_s <= SILENT_S)
+
+    def _is_another(self, pid: str) -> bool:
+        """Whether a report comes from a second process under the name; a first one that took its place is a restart."""
+        shown, before = self.node.get("pid"), self.pids
+        self._heard_pids = {known: self._heard_pids[known] for known in before} | ({pid: self.elapsed_s} if pid else {})
+        if not shown or pid in {shown, ""}:
+            return False
+        if {shown, pid} <= set(before):
+            if (together := " and ".join(self.pids)) not in self._warnings:
+                self._warnings.add(together)
+                self.restarts -= 1  # what looked like one was the second process
+                text = f"two processes report under this name, pid {together}: give each node a name"
+                self.event("error", NODE_STATUS, f"{text} or a namespace of its own")
+            return True
+        self.restarts += 1
+        self.event("error", NODE_STATUS, f"restarted: pid {shown} is now {pid}")
+        for old in (self.stages, self.memory, self.end_to_end_ms):
+            old.clear()
+        return False
+
+    def _alert(self, key: str, value: str) -> Event:
+        level, _, text = value.partition(" ")
+        source, _, what = key.removeprefix(_ALERT).partition(": ")
+        return Event(self.elapsed_s, level.lower(), source, f"{what}: {text}")
 
     def _warn(self, status: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
         """Report once what stands on `/diagnostics` beside the stages, an input of the wrong type for example."""

@@ -19,14 +19,13 @@ from rich.text import Text
 
 from torchperf_ros.telemetry.node_state import NodeState
 from torchperf_ros.top.listener import NodeListener
-from torchperf_ros.top.view import event_line, node_line, node_picture, node_title
+from torchperf_ros.top.view import event_line, node_line, node_picture, node_title, whole_height
 
 SVG_WIDTH: Final = 100
 SVG_HEIGHT: Final = 30
 _REFRESH_S: Final = 0.25
 _LINE_EVERY_S: Final = 1.0  # where there is no terminal
 _ENOUGH_REPORTS: Final = 3  # until `--once` has a picture worth looking at
-_LEAST_HEIGHT: Final = 24
 _NOTHING_HEARD: Final = 1
 _WEB_FONT: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
 
@@ -64,6 +63,7 @@ class Screen:
         self._draw = picture or (lambda _width, _height: "")
         self._live = None if picture is None else Live(console=console, screen=True, auto_refresh=False)
         self._shown_events = 0
+        self._joined = False
         self._next_line_s = 0.0
 
     def __enter__(self) -> "Screen":
@@ -80,6 +80,10 @@ class Screen:
         if self._live is not None:
             self._live.update(self._draw(*self._console.size), refresh=True)
             return
+        if self._node.heard and not self._joined:  # what was published before
+            self._joined = True
+            for alert in self._node.alerts:
+                self._console.print(event_line(alert, self._began_s, now=True), soft_wrap=True)
         new = min(self._node.event_count - self._shown_events, len(self._node.events))
         for event in list(self._node.events)[len(self._node.events) - new :]:
             self._console.print(event_line(event, self._began_s), soft_wrap=True)
@@ -131,7 +135,7 @@ def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: P
             if not once and (not paused or "p" in pressed):
                 screen.show()
     if once:
-        console.print(picture(console.width, max(console.height, _LEAST_HEIGHT)))
+        console.print(picture(console.width, max(console.height, whole_height(node))))
     if svg_file:
         save_svg(picture(SVG_WIDTH, SVG_HEIGHT), svg_file, "torchperf top")
     return 0 if node.heard else _NOTHING_HEARD

@@ -1,6 +1,7 @@
 """A running node as a picture in a terminal, for `torchperf top` and the demo: functions from its state to text."""
 
 import math
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -16,11 +17,14 @@ from torchperf_ros.frame.percent import percent
 from torchperf_ros.telemetry.node_state import Event, NodeState, SeenFrame, StageState
 
 HEAD_ROWS: Final = 2
-_STAGE_ROWS: Final = 9
 _LEAST_STAGE_ROWS: Final = 3
-_STRIP_ROWS: Final = 2
+_MOST_STAGE_ROWS: Final = 15
+_STRIP_FROM_ROWS: Final = 5  # in fewer, numbers say more
+_MOST_BARS: Final = 6
 _FRAME_ROWS: Final = 2
 _LEAST_EVENTS: Final = 2
+_SMALL: Final = 20  # rows for stages and events, above which both grow
+_MOST_EVENT_ROWS: Final = 4
 _SPARK_CELLS: Final = 12
 _STEADY_MIB_PER_MIN: Final = 1.0
 _WIDE: Final = 100
@@ -38,6 +42,7 @@ _LETTERS: Final = {
 _HEALTH_COLOURS: Final = {
     "STARTING": "steel_blue1", "WAITING": "steel_blue1", "NOMINAL": "green3", "DEGRADED": "gold1", "SAFE_STOP": "red1",
 }  # fmt: skip
+_STEP_COLOURS: Final = ("grey62", "steel_blue1", "dark_cyan", "green3", "orchid1", "grey42")
 _EVENT_MARKS: Final = {
     "ok": ("·", "green3"), "note": ("·", "grey62"), "warn": ("▲", "gold1"), "error": ("■", "red1"),
     "sabotage": ("✗", "orchid1"),
@@ -66,15 +71,24 @@ def node_picture(
         lines[:1] = [Text(line.plain, "bold", no_wrap=True, overflow="ellipsis") for line in lines[:1]]
         return Group(*head, _panel(lines, rows, "steel_blue1", note))
     stages = list(node.stages.values())
-    room = height - HEAD_ROWS - _FRAME_ROWS - _LEAST_EVENTS
-    rows = max(_LEAST_STAGE_ROWS, min(_STAGE_ROWS, room // len(stages)))
-    fitting = stages[: max(1, room // rows)]
+    room = height - HEAD_ROWS - _FRAME_ROWS
+    for_events = _LEAST_EVENTS + max(0, room - _SMALL) // 2
+    rows = max(_LEAST_STAGE_ROWS, min(_MOST_STAGE_ROWS, (room - for_events) // len(stages)))
+    fitting = stages[: max(1, (room - _LEAST_EVENTS) // rows)]
     hidden = ", ".join(stage.name for stage in stages[len(fitting) :])
     panels = [_stage_panel(stage, width, rows, explained=not number) for number, stage in enumerate(fitting)]
-    count = max(_LEAST_EVENTS, height - HEAD_ROWS - _FRAME_ROWS - rows * len(fitting))
-    events = [event_line(event, began_s) for event in list(node.events)[-count:]]
-    title = f"events (no room for {hidden})" if hidden else "events"
-    return Group(*head, *panels, _panel(events, count, "grey42", note, title))
+    count = max(_LEAST_EVENTS, room - rows * len(fitting))
+    title = "events" + (f" (no room for {hidden})" if hidden else "")
+    colour = "grey42"
+    if node.alerts:
+        title = f"{len(node.alerts)} alert{'' if len(node.alerts) == 1 else 's'}, then {title}"
+        colour = "red1" if any(alert.kind == "error" for alert in node.alerts) else "gold1"
+    return Group(*head, *panels, _panel(_news(node, width - 4, count, began_s), count, colour, note, title))
+
+
+def whole_height(node: NodeState) -> int:
+    """Rows in which nothing of what there is now has to be left out."""
+    return HEAD_ROWS + (_FRAME_ROWS + 9) * len(node.stages) + _FRAME_ROWS + _MOST_EVENT_ROWS * (2 + len(node.alerts))
 
 
 def ends(left: Text, right: Text, width: int) -> Table:
@@ -99,6 +113,9 @@ def node_title(node: NodeState, width: int) -> Table:
         left.append(f"● {health.replace('_', ' ')}", f"bold {_HEALTH_COLOURS.get(health, 'grey62')}")
         left.append(f" {node.node.get('lifecycle', '')}", "grey62")
     right = Text()
+    if len(node.pids) > 1:
+        right.append(f"{len(node.pids)} nodes of this name: pid {', '.join(node.pids)} ", "bold red1")
+        return ends(left, right, width)
     if node.restarts:
         right.append(f"node restarts {node.restarts}  ", "bold gold1")
     if pid := node.node.get("pid"):
@@ -120,13 +137,33 @@ def node_line(node: NodeState) -> str:
     return " | ".join(parts)
 
 
-def event_line(event: Event, began_s: float | None = None) -> Text:
-    """An event in one line; its time as in `node_picture`."""
+def event_line(event: Event, began_s: float | None = None, *, now: bool = False) -> Text:
+    """An event in one line; its time as in `node_picture`, or the word `now`."""
     mark, colour = _EVENT_MARKS.get(event.kind, _EVENT_MARKS["note"])
-    line = Text(no_wrap=True, overflow="ellipsis")
     at = f"{event.at_s:6.1f} s" if began_s is None else time.strftime("%H:%M:%S", time.localtime(began_s + event.at_s))
-    line.append(f"{at} ", "grey62").append(f"{mark} ", colour)
+    line = Text.assemble((f"{'now' if now else at:>8} ", "grey62"), (f"{mark} ", colour))
     return line.append(f"{event.source:<11}", "bold").append(event.text, colour if event.kind == "error" else "")
+
+
+def _news(node: NodeState, width: int, count: int, began_s: float | None) -> list[Text]:
+    """What is wrong now, in half of the rows at most, then the last events, in rows of this width."""
+    alerts: list[Text] = []
+    for alert in node.alerts:
+        alerts += _wrapped(event_line(alert, began_s, now=True), alert, width, count // 2 - len(alerts))
+    rows: list[Text] = []
+    for event in reversed(node.events):
+        rows[:0] = _wrapped(event_line(event, began_s), event, width, count - len(alerts) - len(rows))
+    return alerts + rows
+
+
+def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
+    """An event's line in rows of this width, so many at most: its text goes on below itself."""
+    if most <= 0:
+        return []
+    indent, most = len(line) - len(event.text), min(most, _MOST_EVENT_ROWS)
+    texts = textwrap.wrap(event.text, max(width - indent, 1), max_lines=most, placeholder=" …") or [""]
+    style = line.spans[-1].style if event.text else ""
+    return [line[:indent].append(texts[0], style), *(Text(" " * indent).append(text, style) for text in texts[1:])]
 
 
 def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: str = "") -> Panel:
@@ -169,42 +206,54 @@ def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -
     """All that is known about a stage, in a frame of so many rows; the least important are left out first."""
     health = stage.health or "NO WORD YET"
     colour = _HEALTH_COLOURS.get(health, "grey62")
+    why = _why(stage)
     title = Text.assemble(
-        (f" {stage.name} ", "bold"), ("● ", colour), (health.replace("_", " "), f"bold {colour}"), " "
-    )
-    if stage.tier:
-        title.append("tier ", "grey62").append(f"{stage.tier} ", "bold")
-    if kept_down := stage.values.get("ladder"):
-        title.append(f"{kept_down} ", "gold1")
+        (f" {stage.name} ", "bold"), ("● ", colour), (f"{health.replace('_', ' ')} ", f"bold {colour}"),
+        (f"{why} " if why else "", "" if health == "NOMINAL" else colour),
+    )  # fmt: skip
+    below = Text(" a column is a frame, full height its budget ─" if explained else "", "grey42")
     if engine := stage.values.get("engine"):
-        title.append("engine ", "grey62").append(f"{engine} ", "bold")
+        below.append(" engine ", "grey62").append(engine, "bold")
+    if compiling := stage.values.get("compiling"):
+        below.append(f", {compiling}", "steel_blue1")
     if math.isfinite(stage.rate_hz):
-        title.append(f"{stage.rate_hz:.1f} ", "bold").append("Hz ", "grey62")
-    if stage.health == "STARTING" and (progress := stage.values.get("progress")):
-        title.append(f"{progress} ", "grey62")
+        below.append(f"  {stage.rate_hz:.1f} ", "bold").append("Hz", "grey62")
     inside = width - 4
     shown = _rows(stage, inside, rows - 2)
     for row in shown:
         row.truncate(inside, overflow="ellipsis")
     return Panel(
         Group(*shown), title=title, title_align="left", border_style=colour, width=width, padding=(0, 1),
-        subtitle=Text(" a column is a frame, full height its budget ", "grey42") if explained else None,
-        subtitle_align="right",
+        subtitle=below.append(" ") if below else None, subtitle_align="right",
     )  # fmt: skip
 
 
+def _why(stage: StageState) -> str:
+    """The tier, and what keeps the stage in its state; the node's own words."""
+    return stage.message.partition(": ")[2] or (f"tier {stage.tier}" if stage.tier else "")
+
+
 def _stage_line(stage: StageState) -> str:
-    why = stage.values.get("progress" if stage.health == "STARTING" else "ladder")
-    health = f"{stage.health or DASH} ({why})" if why else stage.health or DASH
     p50, p99, budget = (short(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
-    return f"{stage.name} {health} {stage.tier} p50 {p50} p99 {p99} of {budget} ms, {_on_time(stage)} on time"
+    state = ": ".join(filter(None, [stage.health or DASH, _why(stage)]))
+    return f"{stage.name} {state} p50 {p50} p99 {p99} of {budget} ms, {_on_time(stage)} on time"
 
 
 def _rows(stage: StageState, width: int, count: int) -> list[Text]:
-    """Those that matter most, in the order in which they are read."""
-    latency, numbers = _latency(stage, width), [_counters(stage), _fallbacks(stage), _workers(stage)]
-    strip = _strip(stage, width) if count >= _STAGE_ROWS - 3 else []
-    return [latency, *strip, *numbers][:count]
+    """Those that matter most, in the order in which they are read; the strip takes what is left."""
+    first = [_latency(stage, width), *_last_error(stage)]
+    numbers = [_counters(stage), _fallbacks(stage), _workers(stage), *_steps(stage, width)]
+    bars = min(max(count - len(first) - len(numbers) - 1, 1), _MOST_BARS)
+    strip = _strip(stage, width, bars) if count >= _STRIP_FROM_ROWS else []
+    return [*first, *strip, *numbers][:count]
+
+
+def _last_error(stage: StageState) -> list[Text]:
+    lines = stage.values.get("last_error", "").strip().splitlines()
+    if not lines:
+        return []
+    line = lines[-1 if lines[0].startswith("Traceback") else 0]
+    return [Text.assemble(("last error ", "grey62"), line)]
 
 
 def _latency(stage: StageState, width: int) -> Text:
@@ -222,25 +271,44 @@ def _latency(stage: StageState, width: int) -> Text:
     return row
 
 
-def _strip(stage: StageState, width: int) -> list[Text]:
+def _steps(stage: StageState, width: int) -> list[Text]:
+    """Where the time goes: each step in the median, and as its share of a bar where there is room."""
+    steps = stage.steps_ms
+    if not steps:
+        return []
+    row = Text(" ").join(
+        Text.assemble((f"{name} ", "grey62"), (f"{ms:.1f}", f"bold {colour}"))
+        for (name, ms), colour in zip(steps.items(), _STEP_COLOURS, strict=True)
+    )
+    cells, whole_ms, at = width - row.cell_len - len(" ms "), sum(steps.values()), 0.0
+    if cells < _SPARK_CELLS or whole_ms <= 0:
+        return [row]
+    row.append(" ms ", "grey62")
+    for ms, colour in zip(steps.values(), _STEP_COLOURS, strict=True):
+        row.append("━" * (round((at + ms) / whole_ms * cells) - round(at / whole_ms * cells)), colour)
+        at += ms
+    return [row]
+
+
+def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
     """The last frames, one column each, newest right: bars as high as the share of the budget, then what went wrong."""
     records = list(stage.recent)[-width:]
-    rows = [Text(" " * (width - len(records))) for _ in range(_STRIP_ROWS + 1)]
+    rows = [Text(" " * (width - len(records))) for _ in range(bars + 1)]
     for record in records:
         colour = _OWN if record.fallback is None else _FALLBACK_COLOURS[record.fallback]
-        eighths = _eighths(record)
-        for level, row in enumerate(rows[:_STRIP_ROWS]):
-            above = (_STRIP_ROWS - 1 - level) * 8
+        eighths = _eighths(record, bars * 8)
+        for level, row in enumerate(rows[:bars]):
+            above = (bars - 1 - level) * 8
             row.append(_BARS[min(max(eighths - above, 0), 8)], colour)
-        rows[_STRIP_ROWS].append(_LETTERS.get(record.outcome, " "), f"bold {colour}")
+        rows[bars].append(_LETTERS.get(record.outcome, " "), f"bold {colour}")
     return rows
 
 
-def _eighths(record: SeenFrame) -> int:
+def _eighths(record: SeenFrame, most: int) -> int:
     """Height of a frame's bar in eighths of a row, never none: the top is its budget."""
     if not record.budget_ms > 0 or not math.isfinite(record.total_ms):
         return 1
-    return max(1, min(round(record.total_ms / record.budget_ms * _STRIP_ROWS * 8), _STRIP_ROWS * 8))
+    return max(1, min(round(record.total_ms / record.budget_ms * most), most))
 
 
 def _counters(stage: StageState) -> Text:

@@ -54,9 +54,9 @@ class AlertGrouping:
         self._waiting.append((now_ns, anomaly))
 
     @property
-    def open(self) -> dict[str, Level]:
-        """What goes on now, by name, with its worst level."""
-        return {name: entry.anomaly.level for name, entry in self._open.items()}
+    def open(self) -> list[Alert]:
+        """What goes on now, what explains others first, each with its worst level."""
+        return [entry.anomaly for entry in sorted(self._open.values(), key=_rank)]
 
     def tick(self, now_ns: int) -> list[list[Alert]]:
         """What there is to publish now: a list of messages, each with the statuses that belong together.
