@@ -20,10 +20,9 @@ def test_given_any_shapes_when_written_and_read_then_they_are_the_same(shapes):
     policy=st.sampled_from(["exact", "bucket", "dynamic"]),
     width=st.integers(1, 512),
     common=st.lists(shapes, max_size=3).map(tuple),
-    max_batch=st.integers(0, 64),
 )
-def test_given_any_options_when_sent_as_json_then_they_arrive_the_same(policy, width, common, max_batch):
-    options = ShapeOptions(policy, width, common, max_batch)
+def test_given_any_options_when_sent_as_json_then_they_arrive_the_same(policy, width, common):
+    options = ShapeOptions(policy, width, common)
     assert ShapeOptions.from_dict(json.loads(json.dumps(options.as_dict()))) == options
 
 
@@ -32,9 +31,9 @@ def shapes_of(**values):
 
 
 def test_given_the_parameters_when_checked_then_empty_strings_are_no_shape():
-    values = {"shapes": "bucket", "bucket_width": 16, "max_batch": 8}
+    values = {"shapes": "bucket", "bucket_width": 16}
     options = shapes_of(**values, common_shapes=["", "1x3x256x448", "1x10x50 1x10 "])
-    assert options == ShapeOptions("bucket", 16, (((1, 3, 256, 448),), ((1, 10, 50), (1, 10))), 8)
+    assert options == ShapeOptions("bucket", 16, (((1, 3, 256, 448),), ((1, 10, 50), (1, 10))))
     assert shapes_of(shapes="exact", common_shapes=[""]) == ShapeOptions()
 
 

@@ -63,31 +63,32 @@ def adapters():
 
 @dataclass(frozen=True)
 class Built:
-    """Packages that real compile processes have built: static by two at once, dynamic by one."""
+    """Packages that real compile processes have built into one cache: what these said, and how they ended."""
 
     cache: PackageCache
-    at_once: list
-    ends: list
-    dynamic: list
+    said: dict
+    ends: dict
 
-    def package(self, said):
-        return Path(next(message["package"] for message in said if message["kind"] == "built"))
+    def package(self, which="static"):
+        return Path(next(message["package"] for message in self.said[which] if message["kind"] == "built"))
 
 
 @pytest.fixture(scope="session")
 def built(adapters, tmp_path_factory):
     folder = tmp_path_factory.mktemp("packages") / "cache"
-    jobs = [job(folder, ["untraceable", "full"])] * 2 + [job(folder, options={"dynamic": True})]
+    jobs = {"static": job(folder, ["untraceable", "full"]), "dynamic": job(folder, options={"dynamic": True})}
     umask = os.umask(0o002)  # as many distributions have it for users with a group of their own
-    processes = [CompileProcess(each, background=False) for each in jobs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # the C++ compiler is what packages wait for
+        processes = {which: CompileProcess(each, background=False) for which, each in jobs.items()}
     os.umask(umask)
     try:
-        first, second, dynamic = hear(*processes)
-        ends = [process.death_reason() for process in processes]
+        said = dict(zip(processes, hear(*processes.values()), strict=True))
+        ends = {which: process.death_reason() for which, process in processes.items()}
     finally:
-        for process in processes:
+        for process in processes.values():
             process.close()
-    return Built(open_cache(str(folder), 4096), [first, second], ends, dynamic)
+    return Built(open_cache(str(folder), 4096), said, ends)
 
 
 @pytest.fixture

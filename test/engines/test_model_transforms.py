@@ -8,7 +8,7 @@ from torch import nn
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines import model_transforms
-from torchperf_ros.engines.model_transforms import applies, foldable_pairs, matrix_precision, transform, why_no_int8
+from torchperf_ros.engines.model_transforms import applies, matrix_precision, transform, why_no_int8
 from torchperf_ros.engines.parity import check, random_inputs
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.camera import CameraAdapter
@@ -47,39 +47,6 @@ class Blocks(nn.Module):
         return {"pixels": x, "classes": self.head(x.mean(dim=(2, 3)))}
 
 
-class Branching(nn.Module):
-    """Cannot be traced as a whole; its part can."""
-
-    def __init__(self):
-        super().__init__()
-        self.part = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-
-    def forward(self, image):
-        return self.part(image) if image.sum() > 0 else self.part(-image)
-
-
-class Shared(nn.Module):
-    """One convolution, two normalisations."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.first, self.second = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-
-    def forward(self, image):
-        return self.first(self.conv(image)) + self.second(self.conv(image + 1.0))
-
-
-class Reversed(nn.Module):
-    """Made in the order that would fold, called in the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
-
-    def forward(self, image):
-        return self.conv(self.norm(image))
-
-
 def image(seed=0):
     return torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(seed))
 
@@ -95,12 +62,11 @@ def adapters():
 
 EVERYTHING = [
     BuildOptions(channels_last=True),
-    BuildOptions(fold_batch_norm=True),
     BuildOptions(precision="bf16"),
     BuildOptions(precision="fp16"),
     BuildOptions(precision="int8_weight"),
     BuildOptions(precision="int8_dynamic"),
-    BuildOptions(precision="bf16", channels_last=True, fold_batch_norm=True),
+    BuildOptions(precision="bf16", channels_last=True),
 ]
 needs_torchao = pytest.mark.skipif(bool(why_no_int8()), reason=why_no_int8() or "installed")
 each_transform = pytest.mark.parametrize("options", EVERYTHING, ids=lambda options: options.label)
@@ -140,45 +106,6 @@ def test_given_an_unknown_precision_when_transformed_then_the_error_names_it_and
         transform(linear(), BuildOptions(precision="fp8"), CPU)
 
 
-def test_given_neighbours_when_searched_then_they_are_found_in_any_order_and_in_parts_of_what_cannot_be_traced():
-    assert foldable_pairs(lived(Blocks())) == [("conv", "norm"), ("tail.0", "tail.1"), ("up", "up_norm")]
-    model = lived(Branching())
-    assert foldable_pairs(model) == [("part.0", "part.1")]
-    check(model(image()), transform(model, BuildOptions(fold_batch_norm=True), CPU)(image()), "fp32")
-
-
-def trained(model):
-    model.get_submodule("1").train()
-    return model
-
-
-def hooked(model):
-    model.get_submodule("0").register_forward_hook(lambda module, inputs, outputs: outputs * 2)
-    return model
-
-
-def pair(norm=None, conv=None):
-    return nn.Sequential(conv or nn.Conv2d(3, 4, 1), norm or nn.BatchNorm2d(4)).eval()
-
-
-NOT_PROVEN = {
-    "called twice": Shared().eval(),
-    "reversed": Reversed().eval(),
-    "between": nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.BatchNorm2d(4)).eval(),
-    "training": trained(pair()),
-    "batch statistics": pair(nn.BatchNorm2d(4, track_running_stats=False)),
-    "hooked": hooked(pair()),
-    "grouped transposed": pair(conv=nn.ConvTranspose2d(4, 4, 1, groups=2)),
-}
-
-
-@pytest.mark.parametrize("model", NOT_PROVEN.values(), ids=NOT_PROVEN)
-def test_given_no_proof_when_searched_then_nothing_is_folded(model):
-    assert foldable_pairs(model) == []
-    assert transform(model, BuildOptions(fold_batch_norm=True), CPU) is model
-    assert applies(model, BuildOptions(fold_batch_norm=True), CPU) == "no convolution followed by batch normalisation"
-
-
 @needs_torchao
 @pytest.mark.parametrize("options", EVERYTHING[-2:], ids=lambda options: options.label)
 @pytest.mark.parametrize(("adapter", "tier"), adapters(), ids=["camera", "planner"])
@@ -202,7 +129,7 @@ def test_given_a_transformed_model_when_exported_with_a_dynamic_size_then_inputs
 
 def test_given_everything_at_once_when_compiled_then_it_agrees():
     model = lived(Blocks())
-    options = BuildOptions(engine="compile", precision="bf16", channels_last=True, fold_batch_norm=True)
+    options = BuildOptions(engine="compile", precision="bf16", channels_last=True)
     compiled = torch.compile(transform(model, options, CPU), fullgraph=True, backend="eager")
     with torch.inference_mode():
         check(model(image()), compiled(image()), "bf16")
@@ -211,14 +138,14 @@ def test_given_everything_at_once_when_compiled_then_it_agrees():
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
-        (lived(Blocks()), BuildOptions(fold_batch_norm=True), ""),
+        (lived(Blocks()), BuildOptions(channels_last=True), ""),
         (linear(), BuildOptions(channels_last=True), "no two-dimensional convolution"),
         (
-            Reversed().to(memory_format=torch.channels_last),
+            lived(Blocks()).to(memory_format=torch.channels_last),
             BuildOptions(channels_last=True),
             "the model does so itself",
         ),
-        (Reversed(), BuildOptions(precision="int8_weight"), "no nn.Linear layer"),
+        (nn.Conv2d(3, 3, 1), BuildOptions(precision="int8_weight"), "no nn.Linear layer"),
         (linear(), BuildOptions(precision="tf32"), "CUDA only"),
         (nn.ReLU(), BuildOptions(precision="bf16"), "no floating-point weights"),
         (linear().to(torch.bfloat16), BuildOptions(precision="bf16"), "the model is bf16 already"),

@@ -13,13 +13,12 @@ from torchperf_ros.config.user_folder import exposed
 from torchperf_ros.engines.fingerprint import machine_facts
 from torchperf_ros.engines.package import build_package, check_toolkit, load_package
 from torchperf_ros.engines.package_build import build_all
-from torchperf_ros.engines.package_engine import Built, export
+from torchperf_ros.engines.package_engine import Built
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.model.adapter import load_adapter
 from torchperf_ros.packages.package_manifest import PackageError, check_package, manifest_path, read_manifest
 
 from .conftest import PATIENCE_S, job
-from .test_ready_package import sign
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
 CPU = torch.device("cpu")
@@ -48,28 +47,19 @@ def one_thread(adapters):
     torch.set_num_threads(before)
 
 
-def test_given_two_processes_that_build_the_same_when_done_then_one_has_built_it_and_both_have_it(built):
-    results = [next(message for message in said if message["kind"] == "built") for said in built.at_once]
-    assert sorted(result["new"] for result in results) == [False, True]
-    assert results[0]["package"] == results[1]["package"]
-    assert results[0]["manifest"] == results[1]["manifest"]
-
-
 def test_given_a_tier_that_cannot_be_built_when_built_then_it_says_why_and_the_others_are_built(built):
-    for said, end in zip(built.at_once, built.ends, strict=False):
-        assert kinds(said) == ["failed", "built", "done"]
-        failed = next(message for message in said if message["kind"] == "failed")
-        assert failed["tier"] == "untraceable"
-        assert "\n" not in failed["text"]
-        assert "Traceback" in failed["detail"]
-        assert end.startswith("the compile process ended by exit status 1")
-    assert kinds(built.dynamic) == ["built", "done"]
-    assert built.ends[2] == ""
+    assert kinds(built.said["static"]) == ["failed", "built", "done"]
+    failed = next(message for message in built.said["static"] if message["kind"] == "failed")
+    assert failed["tier"] == "untraceable"
+    assert "\n" not in failed["text"]
+    assert "Traceback" in failed["detail"]
+    assert built.ends["static"].startswith("the compile process ended by exit status 1")
+    assert (kinds(built.said["dynamic"]), built.ends["dynamic"]) == (["built", "done"], "")
 
 
 @pytest.mark.parametrize("which", ["static", "dynamic"])
 def test_given_a_package_when_built_then_its_manifest_holds_everything(built, which):
-    package = built.package(built.at_once[0] if which == "static" else built.dynamic)
+    package = built.package(which)
     manifest = check_package(package, None)
     assert (manifest.adapter, manifest.tier) == ("compiled_adapters:Compiled", "full")
     identity = manifest.identity
@@ -92,7 +82,7 @@ def test_given_a_package_when_built_then_its_manifest_holds_everything(built, wh
 
 
 def test_given_a_package_when_loaded_then_the_constants_that_were_copied_are_not_held_twice(built):
-    package = built.package(built.at_once[0])
+    package = built.package()
     call = load_package(package, CPU)
     mappings = re.split(r"^(?=\w+-\w+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     own = [text for text in mappings if "/aotinductor/" in text.partition("\n")[0]]
@@ -114,7 +104,7 @@ def test_given_a_package_that_is_there_when_asked_again_then_it_is_not_built(bui
     assert good
     (result,) = (message for message in said if message["kind"] == "built")
     assert result["new"] is False
-    assert result["package"] == str(built.package(built.at_once[0]))
+    assert result["package"] == str(built.package())
 
 
 def test_given_other_weights_when_planned_then_another_package_would_be_built(built):
@@ -226,7 +216,7 @@ def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_ke
 def test_given_a_dry_run_when_planned_then_it_says_what_is_there_and_writes_nothing(built, no_build, tmp_path):
     before = sorted(built.cache.folder.iterdir())
     (_, planned, _), _ = build(job(built.cache.folder, dry_run=True))
-    assert planned["text"] == f"is there: {built.package(built.at_once[0])}"
+    assert planned["text"] == f"is there: {built.package()}"
     (_, planned, _), _ = build(job(built.cache.folder, dry_run=True, force=True))
     assert planned["text"].endswith("; it would be built again")
     assert sorted(built.cache.folder.iterdir()) == before
@@ -243,7 +233,7 @@ def test_given_a_dry_run_when_planned_then_it_says_what_is_there_and_writes_noth
 )
 def test_given_a_damaged_package_when_built_then_it_is_replaced(built, monkeypatch, tmp_path, damage, said):
     shutil.copytree(built.cache.folder, tmp_path / "copy")
-    package = tmp_path / "copy" / built.package(built.at_once[0]).name
+    package = tmp_path / "copy" / built.package().name
     good = package.read_bytes()
     damage(package)
     (_, planned, _), _ = build(job(tmp_path / "copy", dry_run=True))
@@ -251,7 +241,7 @@ def test_given_a_damaged_package_when_built_then_it_is_replaced(built, monkeypat
     copy_instead_of_building(monkeypatch, good)
     (*_, result, _), _ = build(job(tmp_path / "copy"))
     assert result["new"] is True
-    check_package(package, read_manifest(built.package(built.at_once[0])).identity)
+    check_package(package, read_manifest(built.package()).identity)
 
 
 def copy_instead_of_building(monkeypatch, content):
@@ -266,7 +256,7 @@ def copy_instead_of_building(monkeypatch, content):
 
 
 def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_built_once(built, monkeypatch, tmp_path):
-    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
+    copy_instead_of_building(monkeypatch, built.package().read_bytes())
     values = job(tmp_path / "cache", out=str(tmp_path / "out"))
     (*_, result, _), _ = build(values)
     assert (result["package"], result["new"]) == (str(tmp_path / "out" / "full.pt2"), True)
@@ -281,7 +271,7 @@ def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_bu
 def test_given_a_package_that_gives_other_outputs_when_built_then_it_is_refused_and_never_stored(
     built, monkeypatch, tmp_path
 ):
-    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
+    copy_instead_of_building(monkeypatch, built.package().read_bytes())
     said, good = build(job(tmp_path, options={"seed": 1}))
     assert not good
     assert "outputs differ from eager's: relative L2" in said[-2]["text"]
@@ -294,35 +284,19 @@ def test_given_a_build_that_fails_half_way_when_it_was_there_before_then_the_old
     shutil.copytree(built.cache.folder, tmp_path / "copy")
     before = sorted(path.name for path in (tmp_path / "copy").iterdir())
     monkeypatch.setattr("torchperf_ros.engines.package_build.file_sha256", lambda path: 1 / 0)
-    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
+    copy_instead_of_building(monkeypatch, built.package().read_bytes())
     said, good = build(job(tmp_path / "copy", force=True))
     assert not good
     assert said[-2]["text"] == "ZeroDivisionError: division by zero"
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == before
-    check_package(tmp_path / "copy" / built.package(built.at_once[0]).name, None)
+    check_package(tmp_path / "copy" / built.package().name, None)
 
 
 def test_given_a_users_compiled_package_for_a_tier_when_built_then_there_is_nothing_to_do(built, no_build, tmp_path):
-    package = built.package(built.at_once[0])
+    package = built.package()
     said, good = build(job(tmp_path, packages=[str(package)]))
     assert good
     assert said[1] == {"kind": "planned", "tier": "full", "text": f"is compiled: {package}"}
-
-
-def test_given_a_users_exported_program_for_a_tier_when_built_then_it_is_compiled_but_never_by_the_node(
-    built, adapters, monkeypatch, tmp_path
-):
-    program = tmp_path / "program.pt2"
-    example = (torch.zeros(1, 4), torch.tensor([[0, 1, 2]]))
-    torch.export.save(export(adapters.Compiled({}, CPU).build("full").eval(), example, {}), str(program))
-    sign(program)
-    copy_instead_of_building(monkeypatch, built.package(built.at_once[0]).read_bytes())
-    values = job(tmp_path / "cache", packages=[str(program)], out=str(tmp_path / "out"))
-    (*_, result, _), _ = build(values)
-    assert (result["package"], result["new"]) == (str(tmp_path / "out" / "full.pt2"), True)
-    said, good = build({**values, "background": True, "force": True})
-    assert not good
-    assert f"{program} is an exported program" in said[-2]["text"]
 
 
 def test_given_no_headers_of_cuda_when_a_package_for_it_is_to_be_built_then_the_error_says_what_to_install(

@@ -7,9 +7,8 @@ import shutil
 import pytest
 import torch
 
-from torchperf_ros.engines.package_engine import export
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.engines.ready_package import load_program, load_ready_package
+from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.packages.package_manifest import PackageError, manifest_path
 
 from .conftest import PATIENCE_S
@@ -34,7 +33,7 @@ def mine(built, tmp_path):
     """Copies of the packages, as `torchperf compile -o` would have written them."""
 
     def copy(which="static", *, manifest=True):
-        package = built.package(built.dynamic if which == "dynamic" else built.at_once[0])
+        package = built.package(which)
         path = tmp_path / f"{which}.pt2"
         shutil.copy(package, path)
         if manifest:
@@ -99,38 +98,6 @@ def test_given_another_kind_of_file_when_loaded_then_it_says_so(tmp_path):
     sign(path)
     with pytest.raises(PackageError, match=r"other.pt2 cannot be loaded by torch"):
         load_ready_package(path, None, CPU, example_of(), {})
-
-
-@pytest.fixture
-def program(adapters, tmp_path):
-    """An exported program, signed, and the model that it was made of."""
-    eager = adapters.Compiled({}, CPU).build("full").eval()
-    path = tmp_path / "program.pt2"
-    torch.export.save(export(eager, example_of(), {}), str(path))
-    sign(path)
-    return path, eager
-
-
-def test_given_an_exported_program_when_it_is_to_be_compiled_then_it_is_the_model_once_its_hash_matches(program):
-    path, eager = program
-    check_engine(eager, load_program(path, CPU, example_of()), example_of(), {}, "fp32")
-    sign(path, "0" * 64)
-    with pytest.raises(PackageError, match="has the SHA-256"):
-        load_program(path, CPU, example_of())
-
-
-class Ramp(torch.nn.Module):
-    def forward(self, x):
-        return x + torch.arange(4, device=x.device)
-
-
-def test_given_a_program_of_the_cpu_when_loaded_for_another_device_then_nothing_of_it_is_made_on_the_cpu(tmp_path):
-    path = tmp_path / "ramp.pt2"
-    torch.export.save(export(Ramp(), (torch.zeros(4),), {}), str(path))
-    sign(path)
-    loaded = load_program(path, torch.device("meta"), (torch.zeros(4),))
-    assert loaded(torch.zeros(4, device="meta")).device.type == "meta"
-    assert "'cpu'" not in loaded.code
 
 
 X = torch.tensor([1.0, 2.0])

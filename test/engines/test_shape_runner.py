@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 
 from torchperf_ros.config.shape_options import ShapeOptions, parse_shapes
 from torchperf_ros.engines.shape_runner import PaddedBuffers, ShapeRunner
-from torchperf_ros.frame.errors import BadInput, ConfigError
+from torchperf_ros.frame.errors import BadInput
 
 IMAGE = (torch.zeros(1, 3, 128, 128),)
 HEIGHT_AND_WIDTH = {0: {2: (100, 200), 3: (100, 200)}}
@@ -309,87 +309,3 @@ def test_given_a_compiled_engine_when_100_sizes_are_drawn_then_95_percent_hit_an
     assert runner.counters.hits > 95
     assert dict(dynamo_counters["stats"]) == before
     assert runner.counters.waste == 0.0 if policy == "dynamic" else 0.05 < runner.counters.waste < 0.35
-
-
-# --- chunks
-
-ROWS = (torch.zeros(2, 4), torch.randn(1, 4))
-BATCH = {0: {0: (1, 8)}}
-
-
-class Rows(torch.nn.Module):
-    """A batch of rows and a table that belongs to all of them; one output flattens, another transposes."""
-
-    def forward(self, rows, table):
-        y = rows * table
-        return y, {"flat": torch.stack((y, -y), 1).flatten(0, 1), "turned": (y.t(), rows)}
-
-
-@pytest.mark.parametrize("count", [3, 6, 20])
-def test_given_a_batch_above_the_limit_when_run_then_the_parts_are_joined_as_if_it_were_one(count):
-    runner, engine, eager = make(Rows(), ShapeOptions("dynamic", max_batch=3), BATCH, ROWS, dynamic_engine=True)
-    assert runner.notes == []
-    frame = (torch.randn(count, 4), ROWS[1])
-    assert_same(runner(*frame), eager.model(*frame))
-    sizes = [shapes[0][0] for shapes in engine.asked()]
-    assert sizes == [3] * (count // 3) + [count % 3] * (count % 3 > 0)
-    assert (runner.counters.hits, runner.counters.misses, runner.counters.chunked) == (1, 0, int(count > 3))
-
-
-def test_given_buckets_when_the_rest_of_a_batch_is_small_then_it_is_padded_to_a_bucket():
-    runner, engine, eager = make(Rows(), ShapeOptions("bucket", 4, max_batch=4), BATCH, ROWS)
-    assert runner.policy == "bucket"
-    frame = (torch.randn(9, 4), ROWS[1])
-    assert_same(runner(*frame), eager.model(*frame))
-    assert [shapes[0][0] for shapes in engine.asked()] == [4, 4, 4]
-    assert (runner.counters.valid_elements, runner.counters.run_elements) == (9 * 4 + 3 * 4, 12 * 4 + 3 * 4)
-
-
-def test_given_exact_when_a_part_was_not_prepared_then_the_frame_is_a_miss():
-    runner, engine, eager = make(Rows(), ShapeOptions(max_batch=2), {}, ROWS)
-    frame = (torch.randn(5, 4), ROWS[1])
-    assert_same(runner(*frame), eager.model(*frame))
-    assert ([s[0] for s, _ in engine.asked()], [s[0] for s, _ in eager.asked()]) == ([2, 2], [1])
-    assert (runner.counters.hits, runner.counters.misses, runner.counters.chunked) == (0, 1, 1)
-
-
-def test_given_an_example_above_the_limit_when_warmed_up_then_its_parts_are_prepared():
-    runner, engine, _ = make(torch.nn.ReLU(), ShapeOptions(max_batch=4), {}, (torch.zeros(8, 4),))
-    assert runner.shapes == (((4, 4),),)
-    runner(torch.randn(8, 4))
-    assert (engine.asked(), runner.counters.hits) == ([((4, 4),), ((4, 4),)], 1)
-
-
-def test_given_parts_that_start_anywhere_in_memory_when_run_then_the_engine_gets_them_aligned():
-    runner, engine, eager = make(
-        torch.nn.ReLU(), ShapeOptions("dynamic", max_batch=3), BATCH, (torch.zeros(2, 3),), dynamic_engine=True
-    )
-    got = []
-    engine.model = lambda x: (got.append(x.data_ptr() % 16), x.clone())[1]
-    frame = torch.randn(8, 3)
-    assert_same(runner(frame), frame)
-    assert got == [0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (lambda rows, table: rows.sum(0), "output 0 does not follow the batch"),
-        (lambda rows, table: rows - rows.mean(0), "outputs differ from eager's"),
-        (lambda rows, table: rows[1:], "output 0 does not follow the batch"),
-        (lambda rows, table: rows @ rows.t(), "output 0 does not follow the batch along one dimension"),
-    ],
-    ids=["summed", "normalised over the batch", "one less", "both dimensions"],
-)
-def test_given_outputs_that_are_not_of_one_row_each_when_warmed_up_then_chunks_are_refused(model, why):
-    runner, engine, eager = make(model, ShapeOptions("dynamic", max_batch=4), BATCH, ROWS, dynamic_engine=True)
-    assert runner.notes[0].startswith("max_batch 4: batches are not run in chunks: ")
-    assert why in runner.notes[0]
-    frame = (torch.randn(7, 4), ROWS[1])
-    assert_same(runner(*frame), eager.model(*frame))
-    assert [shapes[0][0] for shapes in engine.asked()] == [7]
-
-
-def test_given_a_limit_below_the_declared_batch_when_made_then_it_is_a_config_error():
-    with pytest.raises(ConfigError, match="max_batch: 2 is below the smallest batch .* 4"):
-        ShapeRunner(Rows(), Rows(), ShapeOptions(max_batch=2), {0: {0: (4, 8)}}, (torch.zeros(4, 4), ROWS[1]), "fp32")

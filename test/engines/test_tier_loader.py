@@ -64,7 +64,7 @@ def load(adapters, built, tmp_path):
 
     def make(*, dynamic=False, seed=0, prepare=lambda package: None, **values):
         shutil.copytree(built.cache.folder, cache, dirs_exist_ok=True)
-        package = cache / built.package(built.dynamic if dynamic else built.at_once[0]).name
+        package = cache / built.package("dynamic" if dynamic else "static").name
         prepare(package)
         adapter = adapters.Compiled({"dynamic": dynamic, "seed": seed} if seed else {"dynamic": dynamic}, CPU)
         loaded = Loaded(adapter, cache, **values)
@@ -207,7 +207,6 @@ COMMON = (((3, 4), (3, 3)),)
     [
         (ShapeOptions("bucket", 4, COMMON), "shapes bucket, common_shapes"),
         (ShapeOptions("dynamic"), ""),
-        (ShapeOptions("exact", max_batch=1), ""),
     ],
 )
 def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_and_it_never_runs_them(
@@ -237,8 +236,7 @@ def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_
     assert ran == {(1, 4)}
     report = loaded.tier.report()
     assert report["shapes"] == "exact"
-    if not shapes.max_batch:  # the parts of a batch are of the example's shape
-        assert (report["hits"], report["misses"]) == (1, 3)
+    assert (report["hits"], report["misses"]) == (1, 3)
 
 
 def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
@@ -254,11 +252,11 @@ def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
 def test_given_a_users_package_when_loaded_then_it_runs_and_eager_answers_other_sizes_if_it_is_the_adapters_model(
     load, built
 ):
-    loaded = load(package=built.package(built.at_once[0]))
+    loaded = load(package=built.package())
     assert (loaded.facts.engine, loaded.said) == ("aoti", [])
     assert eager_differs(loaded, 1) < 1e-3
     assert eager_differs(loaded, 2) == 0.0
-    loaded = load(package=built.package(built.at_once[0]), seed=1)  # other weights
+    loaded = load(package=built.package(), seed=1)  # other weights
     assert (loaded.facts.engine, loaded.said) == ("aoti", [])
     assert eager_differs(loaded, 1) > 1e-2
     with pytest.raises(BadInput, match="not prepared, and there is no eager model"):
@@ -272,7 +270,7 @@ def test_given_a_users_package_when_the_adapter_cannot_build_then_it_runs_and_th
         raise FileNotFoundError("no weights on this vehicle")
 
     monkeypatch.setattr(adapters.Compiled, "build", refuse)
-    loaded = load(package=built.package(built.at_once[0]))
+    loaded = load(package=built.package())
     assert loaded.facts.engine == "aoti"
     assert loaded.facts.why == "nothing to compare with, and no eager: FileNotFoundError: no weights on this vehicle"
 
@@ -287,7 +285,7 @@ def test_given_a_users_package_when_the_adapter_cannot_build_then_it_runs_and_th
 def test_given_a_users_package_with_wrong_results_when_loaded_then_eager_runs_and_when_swapped_in_it_is_refused(
     load, built, monkeypatch, change, seed, why
 ):
-    package = built.package(built.at_once[0])
+    package = built.package()
     real = load_package(package, CPU)
     other_package(monkeypatch, lambda *x: tree_map_only(torch.Tensor, change, real(*x)))
     loaded = load(package=package, seed=seed)

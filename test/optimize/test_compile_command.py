@@ -102,14 +102,13 @@ def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_ar
 def test_given_options_when_compiled_then_the_process_gets_them(process):
     process.says = [built("full")]
     compiled("--tier", "full", "--options", '{"a": 1}', "--device", "cpu", "--precision", "bf16", "--dynamic", "never",
-             "--channels-last", "--fold-batch-norm", "-o", "out", "--force", "--dry-run")  # fmt: skip
+             "--channels-last", "-o", "out", "--force", "--dry-run")  # fmt: skip
     (job,) = process.jobs
     assert (job["adapter"], job["options"], job["device"], job["tiers"]) == ("robot:Seen", {"a": 1}, "cpu", ["full"])
     assert (job["out"], job["force"], job["dry_run"], job["packages"]) == ("out", True, True, [""])
     (build,) = job["build"]
     assert (build["precision"], build["dynamic"]) == ("bf16", "never")
     assert build["channels_last"]
-    assert build["fold_batch_norm"]
 
 
 @pytest.fixture

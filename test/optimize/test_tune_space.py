@@ -80,9 +80,9 @@ def test_given_cuda_when_walked_then_graphs_and_their_modes_are_tried_and_cpu_th
 
 
 def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walked_then_they_are_not_tried():
-    facts = replace(CPU, left_out={"channels_last": "none", "fold_batch_norm": "none", "bf16": "slow", "tf32": "no"})
+    facts = replace(CPU, left_out={"channels_last": "none", "bf16": "slow", "tf32": "no"})
     candidates = tried(walk(facts, by_engine)[1])
-    assert not any(one.options.channels_last or one.options.fold_batch_norm for one in candidates)
+    assert not any(one.options.channels_last for one in candidates)
     assert {one.options.precision for one in candidates} == {"fp32", "fp16", "int8_weight", "int8_dynamic"}
     for engines in (("eager", "aoti"), ("eager",)):
         assert {one.options.engine for one in tried(walk(CPU, by_engine, engines=engines[-1:])[1])} == set(engines)
@@ -90,14 +90,14 @@ def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walk
 
 def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
     def ms(one):
-        gains = 2.0 * one.options.channels_last + 1.0 * one.options.fold_batch_norm + 3.0 * (one.threads == 2)
+        gains = 2.0 * one.options.channels_last + 3.0 * (one.threads == 2)
         return GOOD[one.options.engine] * 2 - gains
 
     space, steps = walk(CPU, ms)
     engines = [step.candidate for step in steps if step.part == "engine"]
-    assert all(one.options.channels_last and one.options.fold_batch_norm and one.threads == 2 for one in engines)
+    assert all(one.options.channels_last and one.threads == 2 for one in engines)
     best = space.ranking.best.trial.candidate
-    assert best == Candidate(BuildOptions("aoti", channels_last=True, fold_batch_norm=True), threads=2)
+    assert best == Candidate(BuildOptions("aoti", channels_last=True), threads=2)
 
 
 @pytest.mark.parametrize("outcome", [REFUSED, HUNG])

@@ -207,11 +207,10 @@ def test_given_a_package_that_others_can_change_when_looked_for_then_it_is_refus
             find_package(package, folders)
 
 
-def test_given_an_exported_program_when_looked_for_then_it_is_for_compiling_only(package):
+def test_given_an_exported_program_when_looked_for_then_it_is_refused(package):
     with zipfile.ZipFile(package, "w") as archive:
         archive.writestr("program/models/model.json", "{}")
-    assert find_package(package, None, program=True) == package
-    with pytest.raises(PackageError, match="is an exported program.*compile it first"):
+    with pytest.raises(PackageError, match="is an exported program.*have the adapter build the model"):
         find_package(package, None)
 
 

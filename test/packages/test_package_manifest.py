@@ -24,7 +24,7 @@ IDENTITY = Identity(
 OTHER = {
     "torch": "2.9.1", "device": "NVIDIA Orin", "capability": "AVX2 flags 13", "options": BuildOptions().as_dict(),
     "signature": ["float32 1x3x8x9", "int64 1"], "dynamic": [[0, 0, 1, 16]], "weights": "c" * 64, "code": "d" * 64,
-    "threads": 4, "format": 3,
+    "threads": 4, "format": 9,
 }  # fmt: skip
 
 

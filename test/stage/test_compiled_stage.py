@@ -12,6 +12,10 @@ import pytest
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
 
+ENGINE, SUFFIX = (
+    "openvino",
+    ".blob",
+)  # built in seconds, where Inductor takes a minute: `auto` tries that one
 pytestmark = pytest.mark.timeout(600)  # a compiler's, on a machine that does other things as well
 
 
@@ -52,10 +56,10 @@ def cache(tmp_path_factory):
 def compiled(start_stage, cache, tmp_path_factory):
     """A stage that started without packages, and has been completed while frames came."""
     node = {"cache_dir": str(cache), "package_dirs": [str(tmp_path_factory.getbasetemp())]}
-    stage = start_stage(adapter="Compilable", engine="aoti", shapes="dynamic", node=node)
+    stage = start_stage(adapter="Compilable", engine=ENGINE, shapes="dynamic", node=node)
     stage.started_with = engines(stage)
     stage.first_pids = stage.pids
-    ask_until(stage, everywhere(stage, "aoti", "aoti"), "every tier compiled")
+    ask_until(stage, everywhere(stage, ENGINE, ENGINE), "every tier compiled")
     return stage
 
 
@@ -89,21 +93,21 @@ def test_given_a_dynamic_package_when_sizes_vary_then_those_declared_are_hits_an
 
 
 def test_given_packages_that_fit_when_another_node_starts_then_it_has_them_at_once(compiled, start_own_stage, cache):
-    stage = start_own_stage(adapter="Compilable", engine="aoti", node={"cache_dir": str(cache)})
-    assert engines(stage) == [["aoti", "aoti"]] * 2
+    stage = start_own_stage(adapter="Compilable", engine=ENGINE, node={"cache_dir": str(cache)})
+    assert engines(stage) == [[ENGINE, ENGINE]] * 2
     assert stage.actor.pool.rolling_update.compiling == ""
     keys = {tier["package"] for worker in stage.actor.pool.workers for tier in worker.tiers}
-    assert keys == {path.stem for path in cache.glob("*.pt2")}
+    assert keys == {path.stem for path in cache.glob(f"*{SUFFIX}")}
 
 
 def test_given_a_truncated_package_when_a_node_starts_then_it_is_named_and_not_loaded(
     compiled, start_own_stage, cache, tmp_path
 ):
     copy = Path(shutil.copytree(cache, tmp_path / "cache"))
-    for package in copy.glob("*.pt2"):
+    for package in copy.glob(f"*{SUFFIX}"):
         package.write_bytes(package.read_bytes()[:1000])
     stage = start_own_stage(
-        adapter="Compilable", engine="aoti", node={"cache_dir": str(copy), "compile_missing": False}
+        adapter="Compilable", engine=ENGINE, node={"cache_dir": str(copy), "compile_missing": False}
     )
     assert engines(stage) == [["eager", "eager"]] * 2
     stage.wait_for(lambda: any("truncated" in anomaly.message for anomaly in stage.anomalies), "it is told")
@@ -111,11 +115,11 @@ def test_given_a_truncated_package_when_a_node_starts_then_it_is_named_and_not_l
 
 
 def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eager_and_says_why(start_own_stage, cache):
-    stage = start_own_stage(adapter="HalfCompilable", engine="aoti", backup="none", node={"cache_dir": str(cache)})
+    stage = start_own_stage(adapter="HalfCompilable", engine=ENGINE, backup="none", node={"cache_dir": str(cache)})
     ask_until(stage, lambda: any("stays in eager" in anomaly.message for anomaly in stage.anomalies), "it is told")
     (told,) = [anomaly for anomaly in stage.anomalies if "stays in eager" in anomaly.message]
     assert "tier full stays in eager" in told.message
-    ask_until(stage, everywhere(stage, "eager", "aoti"), "the other tier is compiled")
+    ask_until(stage, everywhere(stage, "eager", ENGINE), "the other tier is compiled")
 
 
 def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_is_made_and_the_next_start_has_it(
@@ -153,7 +157,7 @@ def test_given_engine_compile_when_started_then_it_is_compiled_in_a_new_worker_a
 def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_stands_still_until_it_is_back(
     start_own_stage, tmp_path
 ):
-    stage = start_own_stage(adapter="Compilable", engine="aoti", node={"cache_dir": str(tmp_path)})
+    stage = start_own_stage(adapter="Compilable", engine=ENGINE, node={"cache_dir": str(tmp_path)})
     builder = stage.actor.pool.rolling_update.builder
     ask_until(stage, lambda: builder._process, "packages are compiled")
     compiler, seen = psutil.Process(builder._process.pid), []
@@ -176,11 +180,11 @@ def package(compiled, cache, tmp_path_factory):
     """The fast tier's package under another name, with a manifest that has it for the full tier's."""
     key = compiled.actor.pool.workers[0].tiers[1]["package"]
     folder = tmp_path_factory.mktemp("packages")
-    for ending in ("pt2", "json"):
-        shutil.copy(cache / f"{key}.{ending}", folder / f"new.{ending}")
+    for ending in (SUFFIX, ".json"):
+        shutil.copy(cache / f"{key}{ending}", folder / f"new{ending}")
     manifest = folder / "new.json"
     manifest.write_text(manifest.read_text().replace('"tier": "fast"', '"tier": "full"'))
-    return folder / "new.pt2"
+    return folder / f"new{SUFFIX}"
 
 
 def test_given_a_good_package_when_swapped_in_then_frames_go_on_and_it_runs(compiled, package):
@@ -197,13 +201,13 @@ def test_given_a_good_package_when_swapped_in_then_frames_go_on_and_it_runs(comp
 
 @pytest.mark.parametrize(
     ("mode", "folders", "why"),
-    [(0o664, None, "others can write .*bad.pt2"), (0o644, ["/opt"], "in none of the folders .*/opt.*package_dirs")],
+    [(0o664, None, "others can write .*bad.blob"), (0o644, ["/opt"], "in none of the folders .*/opt.*package_dirs")],
 )
 def test_given_a_package_that_may_not_be_the_users_when_swapped_in_then_it_is_refused_at_once(
     compiled, package, tmp_path, monkeypatch, mode, folders, why
 ):
     rolling_update = compiled.actor.pool.rolling_update
-    copy = Path(shutil.copy(package, tmp_path / "bad.pt2"))
+    copy = Path(shutil.copy(package, tmp_path / f"bad{SUFFIX}"))
     copy.chmod(mode)
     if folders is not None:
         monkeypatch.setitem(rolling_update.renewal.proven.setup, "package_dirs", folders)
@@ -216,9 +220,9 @@ def test_given_a_package_that_may_not_be_the_users_when_swapped_in_then_it_is_re
 def test_given_a_bad_package_when_swapped_in_then_nothing_changes_and_the_reason_is_told(
     compiled, package, tmp_path, damage
 ):
-    copy = tmp_path / "bad.pt2"
-    for ending in ("pt2", "json"):
-        shutil.copy(package.with_suffix(f".{ending}"), copy.with_suffix(f".{ending}"))
+    copy = tmp_path / f"bad{SUFFIX}"
+    for ending in (SUFFIX, ".json"):
+        shutil.copy(package.with_suffix(ending), copy.with_suffix(ending))
     if damage == "gone":
         copy.unlink()
     elif damage == "truncated":
@@ -228,7 +232,7 @@ def test_given_a_bad_package_when_swapped_in_then_nothing_changes_and_the_reason
         manifest.write_text(manifest.read_text().replace('"torch": "', '"torch": "0.'))
     before = compiled.pids
     if damage == "gone":
-        with pytest.raises(ConfigError, match="bad.pt2 is not there"):
+        with pytest.raises(ConfigError, match="bad.blob is not there"):
             compiled.actor.pool.rolling_update.swap("full", str(copy))
         return
     compiled.actor.pool.rolling_update.swap("full", str(copy))

@@ -40,7 +40,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
     dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
     channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
-    fold_batch_norm: Annotated[bool, Option("--fold-batch-norm", help="Fold batch norm into convolutions.")] = False,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
     ] = None,
@@ -62,8 +61,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
     """
     check_outputs({"--json": json_file})
-    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last,
-           "fold_batch_norm": fold_batch_norm}  # fmt: skip
+    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last}
     if (adapter is None) == (params is None):
         raise ConfigError("either an adapter, module:Class, or --params FILE, one of the two, says what to compile")
     if params is None:

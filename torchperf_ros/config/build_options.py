@@ -53,7 +53,6 @@ class BuildOptions:
         precision: fp32; tf32 (CUDA matrix products); bf16, fp16 (weights and inputs); int8_weight, int8_dynamic
             (torchao: linear layers' weights, or weights and activations).
         channels_last: memory layout of four-dimensional weights and inputs.
-        fold_batch_norm: batch normalisation folded into the convolution before it.
         cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
     """
 
@@ -62,7 +61,6 @@ class BuildOptions:
     dynamic: str = "auto"
     precision: str = "fp32"
     channels_last: bool = False
-    fold_batch_norm: bool = False
     cuda_graphs: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -81,5 +79,5 @@ class BuildOptions:
         words += [self.mode] if self.engine == "compile" and self.mode != "default" else []
         words += [{"always": "dynamic", "never": "static"}[self.dynamic]] if self.dynamic != "auto" else []
         words += [self.precision] if self.precision != "fp32" else []
-        words += [name for name in ("channels_last", "fold_batch_norm", "cuda_graphs") if getattr(self, name)]
+        words += [name for name in ("channels_last", "cuda_graphs") if getattr(self, name)]
         return " ".join(words)

@@ -116,7 +116,6 @@ class StageConfig:
     dynamic: str = _ros("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
     precision: tuple[str, ...] = _ros(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
     channels_last: bool = _ros(False, "Images in memory with channels last.")
-    fold_batch_norm: bool = _ros(False, "Batch normalisation folded into the convolution before it.")
     cuda_graphs: bool = _ros(False, "Replay CUDA graphs; for sizes that do not vary.")
     packages: tuple[str, ...] = _ros(
         [""], "A .pt2 file of each tier to run instead of what the adapter builds; '': none."
@@ -128,7 +127,6 @@ class StageConfig:
             Parameter(
                 "common_shapes", [""], "Shapes to prepare for, as 1x3x256x448, of several inputs with spaces; '': none."
             ),
-            Parameter("max_batch", 0, "Larger batches are run in chunks of this size; 0: never.", 0, 65_536),
         ),
     )  # fmt: skip
     backup: str = _ros(
@@ -167,7 +165,7 @@ class StageConfig:
         """How the tier of this index is built."""
         return BuildOptions(
             self.engine, self.compile_mode, self.dynamic, self.precision[tier],
-            self.channels_last, self.fold_batch_norm, self.cuda_graphs,
+            self.channels_last, self.cuda_graphs,
         )  # fmt: skip
 
 
@@ -262,7 +260,7 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     _require(
         len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
     )
-    checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common, checked.pop("max_batch"))
+    checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])

@@ -27,13 +27,11 @@ class ShapeOptions:
             width, padded, run, and cropped back) or dynamic (one engine for the declared ranges).
         bucket_width: sizes are rounded up to multiples of it, but never beyond the declared range.
         common: shapes that are prepared as they are, whatever the policy; one shape per input each.
-        max_batch: a larger batch is run in chunks of at most this many; 0: never.
     """
 
     policy: str = "exact"
     bucket_width: int = 32
     common: tuple[Shapes, ...] = ()
-    max_batch: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the worker's setup, a package's manifest."""

@@ -1,4 +1,4 @@
-"""What is done to a tier's model before an engine runs it: precision, memory layout, folded batch normalisation.
+"""What is done to a tier's model before an engine runs it: precision and memory layout.
 
 Whether the result is still good is measured, see `parity`.
 """
@@ -6,7 +6,6 @@ Whether the result is still good is measured, see `parity`.
 import copy
 import importlib.util
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.frame.errors import ConfigError
 
 INT8_PRECISIONS = ("int8_weight", "int8_dynamic")
-_TRANSPOSED: Final = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
-_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CPU_INSTRUCTIONS: Final = {
@@ -43,7 +37,7 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device) -> 
     The model itself stays as it is, as the reference; only what is changed is a copy, and if nothing is, the very same
     object comes back. The result has the model's own signature (inputs are cast and laid out by a hook before
     `forward`, outputs cast back by one after it), so it is exported and compiled like the model. Of the options
-    precision, channels_last and fold_batch_norm are read; tf32 is a matter of the process, see `matrix_precision`.
+    precision and channels_last are read; tf32 is a matter of the process, see `matrix_precision`.
 
     Raises:
         ConfigError: an unknown precision, or one that needs torchao where that is not installed.
@@ -51,16 +45,13 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device) -> 
     if options.precision not in PRECISIONS:
         msg = f"parameter precision: {options.precision!r} is not allowed; it has to be {', '.join(PRECISIONS)}"
         raise ConfigError(msg)
-    fold = options.fold_batch_norm and bool(foldable_pairs(model))
     int8 = options.precision in INT8_PRECISIONS and _has_linear(model)
     half = _HALF.get(options.precision)
     half = half if half not in _float_types(model) and _float_types(model) else None
     images = options.channels_last and not _why_not_channels_last(model)
-    if not (fold or int8 or half or images):
+    if not (int8 or half or images):
         return model.to(device)
     changed = copy.deepcopy(model)
-    if fold:
-        _fold(changed)
     if int8:
         _quantize(changed, options.precision)
     if half or images:
@@ -73,8 +64,6 @@ def applies(model: nn.Module, options: BuildOptions, device: torch.device) -> st
     reasons = [_why_not_precision(model, options.precision, device)]
     if options.channels_last:
         reasons.append(_why_not_channels_last(model))
-    if options.fold_batch_norm and not foldable_pairs(model):
-        reasons.append("no convolution followed by batch normalisation")
     if options.cuda_graphs and device.type != "cuda":
         reasons.append("CUDA only")
     return next(filter(None, reasons), "")
@@ -186,68 +175,6 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     found = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
     return frozenset(next(found, "").split())
-
-
-def foldable_pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Names of (convolution, batch normalisation) that may become one convolution.
-
-    The proof is a symbolic trace (`torch.fx`): the normalisation reads the convolution's output, nothing else does,
-    each of the two is called once, and neither is shared, hooked, parametrised, subclassed or in training mode. Where
-    a model cannot be traced, as with control flow that depends on data, its children are tried, each for itself.
-    """
-    names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    pairs = [(conv, norm) for conv, norm in _neighbours(model, "") if _may_fold(model, conv, norm, names)]
-    called = Counter(name for pair in pairs for name in pair)
-    return [pair for pair in pairs if all(called[name] == 1 for name in pair)]
-
-
-def _fold(model: nn.Module) -> None:
-    """Fold every pair of `foldable_pairs`, in place.
-
-    With s = gamma / sqrt(variance + eps), weights become w s and biases (b - mean) s + beta (Jacob et al.,
-    "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2).
-    """
-    for conv_name, norm_name in foldable_pairs(model):
-        conv, norm = model.get_submodule(conv_name), model.get_submodule(norm_name)
-        assert isinstance(conv, _CONVOLUTIONS)
-        assert isinstance(norm, _NORMS)
-        with torch.no_grad():
-            fused = fuse_conv_bn_eval(conv, norm, transpose=isinstance(conv, _TRANSPOSED))
-        model.set_submodule(conv_name, fused)
-        model.set_submodule(norm_name, nn.Identity())
-
-
-def _neighbours(module: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
-    """Pairs by qualified name, in the largest parts of the model that can be traced."""
-    try:
-        graph = fx.Tracer().trace(module)
-    except Exception:
-        # The model's own code runs here, with stand-ins for tensors: whatever it raises, it cannot be traced.
-        for name, child in module.named_children():
-            yield from _neighbours(child, f"{prefix}{name}.")
-        return
-    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-    for node in graph.nodes:
-        before = node.args[0] if node.op == "call_module" and len(node.args) == 1 else None
-        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
-            continue
-        if calls[before.target] == calls[node.target] == 1:
-            yield f"{prefix}{before.target}", f"{prefix}{node.target}"
-
-
-def _may_fold(model: nn.Module, conv_name: str, norm_name: str, names: Counter[int]) -> bool:
-    conv, norm = pair = model.get_submodule(conv_name), model.get_submodule(norm_name)
-    if type(conv) not in _CONVOLUTIONS or type(norm) not in _NORMS:
-        return False
-    own_statistics = not isinstance(norm.running_mean, torch.Tensor) or not isinstance(norm.running_var, torch.Tensor)
-    # fuse_conv_bn_eval scales the wrong axis of a grouped transposed weight
-    grouped = isinstance(conv, _TRANSPOSED) and conv.groups != 1
-    plain = not any(
-        module.training or module._forward_hooks or module._forward_pre_hooks or names[id(module)] != 1
-        or torch.nn.utils.parametrize.is_parametrized(module)
-        for module in pair
-    )  # fmt: skip
-    return plain and not own_statistics and not grouped
 
 
 def why_no_int8() -> str:

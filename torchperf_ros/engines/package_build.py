@@ -28,20 +28,19 @@ from torchperf_ros.engines.engine import (
 from torchperf_ros.engines.fingerprint import differing_weights, identify
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
-from torchperf_ros.engines.ready_package import load_program, load_ready_package
+from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.packages.engine_choice import EAGER, EngineChoice
-from torchperf_ros.packages.package_cache import PackageCache, find_package, open_cache
+from torchperf_ros.packages.package_cache import PackageCache, open_cache
 from torchperf_ros.packages.package_manifest import (
     Identity,
     Manifest,
     PackageError,
     check_package,
     file_sha256,
-    is_exported_program,
     manifest_path,
 )
 
@@ -70,7 +69,7 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
             build, package = job["build"][number], job["packages"][number] if job.get("packages") else ""
             engine = build["engine"] if build["engine"] in {AUTO, *PACKAGE_SUFFIXES} else "aoti"
             options = BuildOptions(**{**build, "engine": engine})
-            tier = _tier_of(adapter, name, package, options, device, programs=not job.get("background"))
+            tier = _tier_of(adapter, name, package, options, device)
             if tier is None:
                 say("planned", tier=name, text=f"is compiled: {package}")
                 continue
@@ -90,27 +89,24 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
 
 
 def _tier_of(
-    adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device, *, programs: bool
+    adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device
 ) -> BuiltTier | None:
-    """What the adapter builds, or the user's program, where these are taken; None where the user's file is a package.
+    """What the adapter builds; None where the user has a package, which is only checked.
 
     Raises:
         TorchperfError: the adapter's model or the user's file cannot be used.
     """
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
     dims = varying_dims(options, adapter.dynamic_dims())
-    if package and programs and is_exported_program(find_package(Path(package), None, program=True)):
-        model = load_program(Path(package), device, example)
-    elif package:
+    if package:
         load_ready_package(Path(package), None, device, example, dims)
         return None
-    else:
-        model = build_model(adapter, name)
-        # a package of weights that nobody builds again would fit no worker
-        if differing := differing_weights(model, adapter.build(name)):
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-            msg = f"no package can be kept: build({name!r}) gives other weights at every call ({differing[0]}{more});"
-            raise AdapterError(f"{msg} load them from a file, or call torch.manual_seed before they are drawn")
+    model = build_model(adapter, name)
+    # a package of weights that nobody builds again would fit no worker
+    if differing := differing_weights(model, adapter.build(name)):
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        msg = f"no package can be kept: build({name!r}) gives other weights at every call ({differing[0]}{more});"
+        raise AdapterError(f"{msg} load them from a file, or call torch.manual_seed before they are drawn")
     return BuiltTier(model.to(device), example, dims, device)
 
 

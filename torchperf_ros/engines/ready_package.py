@@ -1,4 +1,4 @@
-"""A user's own file in place of what the adapter builds: a package, or a program to compile."""
+"""A user's own package in place of what the adapter builds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,22 +12,6 @@ from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, signa
 from torchperf_ros.frame.errors import one_line
 from torchperf_ros.packages.package_cache import find_package
 from torchperf_ros.packages.package_manifest import Manifest, PackageError, check_package, file_sha256, manifest_path
-
-
-def load_program(path: Path, device: torch.device, example: tuple[torch.Tensor, ...]) -> torch.nn.Module:
-    """The model in an exported program, for `torchperf compile` only: loading it runs what its file says.
-
-    Raises:
-        PackageError: others can change the file, or its hash does not match.
-    """
-    path = find_package(path, None, program=True)
-    _check_hash(path, device, example)
-    from torch.export.passes import move_to_device_pass  # takes long to import, and workers load no programs
-
-    program = torch.export.load(str(path))
-    if device.type != "cpu":  # what it makes itself, a ramp say, lies where it was exported
-        program = move_to_device_pass(program, str(device))
-    return program.module()
 
 
 def load_ready_package(

@@ -73,7 +73,7 @@ class TierFacts:
         engine_errors: calls in which the engine raised.
         eager_answers: frames that eager answered in place of the engine.
         shapes: policy for sizes that is in force.
-        hits, misses, chunked, waste: see `ShapeCounters`.
+        hits, misses, waste: see `ShapeCounters`.
         model: hash of weights and code, if it was asked for at the start; "" otherwise.
         load_s: how long it took to make it ready, compiling included.
     """
@@ -93,7 +93,6 @@ class TierFacts:
     shapes: str = ""
     hits: int = 0
     misses: int = 0
-    chunked: int = 0
     waste: float = 0.0
     model: str = ""
     load_s: float = 0.0
@@ -137,7 +136,6 @@ class Tier:
             counters = self._shapes.counters
             self.facts.shapes, self.facts.waste = self._shapes.policy, counters.waste
             self.facts.hits, self.facts.misses = counters.hits, counters.misses
-            self.facts.chunked = counters.chunked
         return asdict(self.facts)
 
     def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:

@@ -155,7 +155,7 @@ class TierLoader:
             ParityError: not even the example's results are eager's.
         """
         shapes = ShapeOptions.from_dict(self._setup.get("shapes", {}))
-        if runner.call is eager and shapes.policy != "bucket" and not shapes.max_batch:
+        if runner.call is eager and shapes.policy != "bucket":
             return None
         fitted = ShapeRunner(
             runner.call, eager, shapes, self._dims, example, options.precision,

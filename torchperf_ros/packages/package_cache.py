@@ -179,11 +179,11 @@ def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Itera
     return list(dict.fromkeys(str(folder.resolve()) for folder in folders))
 
 
-def find_package(package: Path, folders: Iterable[str] | None, *, program: bool = False) -> Path:
+def find_package(package: Path, folders: Iterable[str] | None) -> Path:
     """The file that a name stands for, with symbolic links followed, if it may be loaded: it runs as native code.
 
     It has to lie in or below one of the `folders` (None: anywhere), where nobody but the user and root can put another
-    file in its place; only a `program` may be an exported one.
+    file in its place.
 
     Raises:
         PackageError: it is not there, lies elsewhere, or others can change it; or it is an exported program.
@@ -198,9 +198,9 @@ def find_package(package: Path, folders: Iterable[str] | None, *, program: bool 
         raise PackageError(f"{msg} move it there, or name its folder in the parameter package_dirs")
     if why := exposed(path):
         raise PackageError(f"package {path} is not loaded, as it would run as native code: {why}")
-    if not program and is_exported_program(path):
+    if is_exported_program(path):
         msg = f"package {path} is an exported program, and loading one runs what its file says:"
-        raise PackageError(f"{msg} compile it first, `torchperf compile -o DIR` makes a package of it")
+        raise PackageError(f"{msg} have the adapter build the model; `torchperf compile -o DIR` makes a package of it")
     return path
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchperf_ros.frame.errors import TorchperfError
 
-FORMAT = 2  # 1: `code` was of whole source files
+FORMAT = 3  # 2: had an option that is gone
 
 
 class PackageError(TorchperfError):

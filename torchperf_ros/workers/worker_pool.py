@@ -63,7 +63,7 @@ class RestartPolicy:
         return self._early_deaths >= _LASTING_DEATHS
 
 
-COUNTERS = ("recompiles", "engine_errors", "eager_answers", "hits", "misses", "chunked")
+COUNTERS = ("recompiles", "engine_errors", "eager_answers", "hits", "misses")
 
 
 class TierTally:

@@ -13,7 +13,7 @@ from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, MEASURED, Candidate
 HOPELESS_RATIO = 2.0
 """A candidate whose median, at a first look, is more than this many times the best p99 so far is given up."""
 
-_LAYOUTS = ("channels_last", "fold_batch_norm")
+_LAYOUTS = ("channels_last",)
 _CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 _BUCKET_COUNTS = (4, 8)
 _MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame

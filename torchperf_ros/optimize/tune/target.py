@@ -129,7 +129,7 @@ def tuned_parameters(
         "adapter": stage.adapter, "output": stage.output, "budget_ms": stage.budget_ms, "tiers": list(stage.tiers),
         "engine": options.engine, "compile_mode": options.mode, "dynamic": options.dynamic,
         "precision": every[:1] if len(set(every)) == 1 else every,
-        "channels_last": options.channels_last, "fold_batch_norm": options.fold_batch_norm,
+        "channels_last": options.channels_last,
         "cuda_graphs": options.cuda_graphs, "shapes": found.shapes, "bucket_width": found.bucket_width,
     }  # fmt: skip
     threads = 0 if found.threads == default_threads else found.threads

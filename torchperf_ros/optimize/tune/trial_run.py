@@ -63,7 +63,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     keys = [identity.key, *(TierModel({**job, "tier": name}, 0).identity().key for name in job["others"])]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
     options |= {
-        "channels_last": BuildOptions(channels_last=True), "fold_batch_norm": BuildOptions(fold_batch_norm=True),
+        "channels_last": BuildOptions(channels_last=True),
         "cuda_graphs": BuildOptions(cuda_graphs=True),
     }  # fmt: skip
     left_out = {name: applies(tier.model, each, tier.on) for name, each in options.items()}
