@@ -1,5 +1,6 @@
 """The page: what it says, what it holds, how large it is; of one log, of several, of hundreds."""
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -14,16 +15,9 @@ from plotly.offline import get_plotlyjs
 
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.runs.report import report_page
-from torchperf_ros.runs.report.report_page import (
-    MOST_ROWS,
-    Overview,
-    OverviewRow,
-    in_words,
-    stage_figures,
-    worst_frames,
-    write_report,
-)  # fmt: skip
-from torchperf_ros.runs.report.report_pictures import envelope, latencies
+from torchperf_ros.runs.report.report_page import MOST_ROWS, Overview, OverviewRow, write_report
+from torchperf_ros.runs.report.report_pictures import VERMILION, envelope, latencies
+from torchperf_ros.runs.report.report_words import in_words, stage_figures, worst_frames
 from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.runs.run_log import RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
@@ -47,6 +41,11 @@ def written(folder, runs, overview=None):
     size = write_report(runs, folder / "page.html", lambda _: None, overview)
     assert size == (folder / "page.html").stat().st_size < report_page.MOST_BYTES
     return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def figures_of(page: str) -> list:
+    """The plotly figures of a page."""
+    return list(json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(page))[1]).values())
 
 
 def without_plotly(text: str) -> str:
@@ -131,6 +130,76 @@ def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_r
     with pytest.raises(RunLogError, match="report on fewer at a time"):
         write_report([run], tmp_path / "none.html", lambda text: None)
     assert not (tmp_path / "none.html").exists()
+
+
+def failing(lines):
+    """Every frame of perception fails as a model does that returns a dict, and the stage stops after a second."""
+    for line in lines:
+        if line["kind"] == "frame" and line["stage"] == "perception":
+            steps = dict.fromkeys(("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms"))
+            line |= {"outcome": "error", "fallback": "none", "reason": "KeyError: 0 (b_dict.py:36)", **steps}
+    second = {"v": 1, "kind": "health", "t_ns": logs.START_NS + 10**9, "stage": "perception", "to": "SAFE_STOP"}
+    return [*lines, second]
+
+
+def test_given_a_model_that_always_fails_when_reported_then_the_page_begins_with_why_and_its_charts_say_so(tmp_path):
+    whole = written(tmp_path, [read(logs.write_records(tmp_path / "r.jsonl", failing(logs.records())))])
+    page = without_plotly(whole)
+    parts = [
+        '<div class="verdict bad">perception: 0.00% on time: KeyError: 0 (b_dict.py:36); SAFE_STOP for 4.0 s</div>',
+        '<div class="verdict good">planning: 100.00% on time</div>', '<div class="figures">', "<h3>Anomalies</h3>",
+        'class="plot"', "The 10 worst frames", "<footer>", "torch 2.13",
+    ]  # fmt: skip
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "tier and health; no frame was on time" in page
+    assert "There is no frame with all of its steps known; no frame was on time." in page
+    assert "no picture of its input" not in page.partition("<body>")[2]
+    assert [title for title in re.findall(r"<summary>(The .*)</summary>", page)] == ["The 10 worst frames of planning"]
+    timeline = figures_of(whole)[0]
+    bands = [shape for shape in timeline["layout"]["shapes"] if shape["type"] == "rect"]
+    assert [(shape["x0"], round(shape["x1"])) for shape in bands] == [(1.7e12 + 1000, round(1.7e12 + 4971))]
+    assert timeline["layout"]["yaxis3"]["categoryarray"] == ["STARTING", "WAITING", "NOMINAL", "DEGRADED", "SAFE_STOP"]
+    (marks,) = (trace for trace in timeline["data"] if trace["name"] == "anomalies (1)")
+    assert marks["text"] == ["perception: deadline missed: why"]
+
+
+def test_given_a_pause_and_bad_inputs_when_drawn_then_lines_break_and_bad_inputs_are_failures(tmp_path):
+    lines = [line for line in logs.records() if not (line["kind"] == "frame" and 30 <= line["seq"] < 90)]
+    for line in lines:
+        if line["kind"] == "frame" and line["seq"] in {3, 4}:
+            line |= {"outcome": "bad_input", "reason": "the image is cut off"}
+    whole = written(tmp_path, [read(logs.write_records(tmp_path / "r.jsonl", lines))])
+    assert "perception: 95.00% on time: the image is cut off<" in whole
+    traces = {trace["name"]: trace for trace in figures_of(whole)[0]["data"]}
+    for name in ("on time", "budget", "tier"):
+        assert traces[name]["x"].count(None) == traces[name]["y"].count(None) == 1
+    assert traces["bad input (2)"]["marker"]["color"] == VERMILION
+
+
+@pytest.mark.parametrize("source", ["records", "log"])
+def test_given_a_log_of_two_runs_of_the_node_when_reported_then_each_has_its_own_figures(tmp_path, source):
+    later_ns = 37 * 60 * 10**9
+    if source == "records":
+        again = [{**line, "t_ns": line["t_ns"] + later_ns} for line in failing(logs.records())]
+        path = logs.write_records(tmp_path / "drive.jsonl", [*logs.records(), *again])
+    else:
+        told = [message for message in logs.messages(images=False) if message[0] != "/diagnostics"]
+        again = [(topic, kind, t_ns + later_ns, cdr) for topic, kind, t_ns, cdr in told]
+        path = logs.write_log(tmp_path / "drive", told + again)
+    run = read(path)
+    whole = written(tmp_path, [run])
+    page = without_plotly(whole)
+    assert [len(life.stages[0]) for life in run.lives()] == [logs.FRAMES, logs.FRAMES]
+    assert page.count("<section") == 2
+    assert f"<h2>{path.name}, run 2 of 2</h2>" in page
+    if source == "records":
+        assert "run 1 of 2: perception: 99.00% on time: 1 late" in page
+        assert "run 2 of 2: perception: 0.00% on time: KeyError" in page
+        assert [word for _, word in run.lives()[1].stages[0].health] == ["NOMINAL", "SAFE_STOP"]
+    for figure in figures_of(whole):
+        times = [at for trace in figure["data"] for at in trace["x"] if at and at > 1e12]
+        assert not times or max(times) - min(times) < 60_000
 
 
 def replayed(folder, name, pace="real"):

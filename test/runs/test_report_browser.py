@@ -16,7 +16,8 @@ pytest.importorskip("arch", reason="arch is not installed")
 from torchperf_ros.runs.compare.comparison import compare
 from torchperf_ros.runs.compare.verdict import Rules
 from torchperf_ros.runs.compare.verdict_page import verdict_page
-from torchperf_ros.runs.report.report_page import Overview, OverviewRow, stage_figures, write_report
+from torchperf_ros.runs.report.report_page import Overview, OverviewRow, write_report
+from torchperf_ros.runs.report.report_words import stage_figures
 from torchperf_ros.runs.run_log_source import of_run, read_runs
 
 sys.path.insert(0, str(Path(__file__).parent))

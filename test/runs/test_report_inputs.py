@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.runs.report.report_inputs import input_pictures
+from torchperf_ros.runs.report.report_page import write_report
+from torchperf_ros.runs.run_log_source import read_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
 import report_logs as logs
@@ -41,19 +44,40 @@ def shown(picture):
 def test_given_a_frame_when_shown_then_its_image_or_a_near_one_is_and_says_how_far_off_it_is(tmp_path, off_ms, found):
     wanted_ns = STAMP_NS - off_ms * 1_000_000
     log = image_log(tmp_path, "bgr8", 3, [50, 100, 200])
-    pictures, why = input_pictures([log], [(wanted_ns, STAMP_NS)], 100)
-    assert (wanted_ns in pictures) is found
+    pictures, why = input_pictures([log], [("", wanted_ns, STAMP_NS)], 100)
+    assert (("", wanted_ns) in pictures) is found
     assert ("within 100 ms" in why) is not found
     if found:
-        assert pictures[wanted_ns].off_ms == off_ms
-        assert shown(pictures[wanted_ns]) == pytest.approx((200, 100, 50), abs=4)
+        assert pictures["", wanted_ns].off_ms == off_ms
+        assert shown(pictures["", wanted_ns]) == pytest.approx((200, 100, 50), abs=4)
+
+
+@pytest.mark.parametrize(("cameras", "said"), [(2, "trigger"), (1, "trigger"), (1, "output"), (0, "output")])
+def test_given_a_stage_whose_output_is_an_image_when_reported_then_its_camera_is_shown(tmp_path, cameras, said):
+    """Records name the trigger and the output, a replay's run only the output."""
+    topics = ["/mask", *["/rear", "/camera"][2 - cameras :]]
+    told = [(topic, logs.IMAGE, logs.START_NS + seq * logs.PERIOD_NS + 1, logs.image(seq))
+            for seq in range(logs.FRAMES) for topic in topics]  # fmt: skip
+    folder = tmp_path / "evidence"
+    folder.mkdir()
+    logs.write_log(folder / "box", sorted(told, key=lambda message: message[2]))
+    lines = logs.records()
+    for stage in lines[0]["stages"]:
+        stage |= {"output": "/mask", **({"trigger": "/camera"} if said == "trigger" else {})}
+    logs.write_records(folder / "records.jsonl", lines)
+    (run,) = read_runs(folder, lambda done, total: None)
+    write_report([run], tmp_path / "page.html", lambda text: None)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    seen = set(re.findall(r'alt="(/\w+), stamp', page))
+    assert seen == ({"/camera"} if cameras else set())
+    assert ("no images or point clouds in this log" in page) is (not cameras)
 
 
 def test_given_an_encoding_that_is_not_drawn_or_no_log_when_shown_then_it_is_named(tmp_path):
-    pictures, why = input_pictures([image_log(tmp_path, "yuv422_yuy2", 2, [1, 2])], [(STAMP_NS, STAMP_NS)], 100)
+    pictures, why = input_pictures([image_log(tmp_path, "yuv422_yuy2", 2, [1, 2])], [("", STAMP_NS, STAMP_NS)], 100)
     assert pictures == {}
     assert why.startswith("1 frames without a picture: image encoding 'yuv422_yuy2' is not supported")
-    pictures, why = input_pictures([tmp_path / "none.mcap"], [(STAMP_NS, STAMP_NS)], 100)
+    pictures, why = input_pictures([tmp_path / "none.mcap"], [("", STAMP_NS, STAMP_NS)], 100)
     assert pictures == {}
     assert why.endswith("none.mcap: does not exist")
 
@@ -68,10 +92,10 @@ def test_given_a_log_of_a_real_sensor_when_shown_then_there_is_something_to_see(
         connection, t_ns, raw = next(reader.messages(wanted))
         stamp = reader.deserialize(raw, connection.msgtype).header.stamp
     stamp_ns = stamp.sec * 10**9 + stamp.nanosec
-    pictures, why = input_pictures([path], [(stamp_ns, t_ns)], 300)
+    pictures, why = input_pictures([path], [("", stamp_ns, t_ns)], 300)
     assert why == ""
-    assert pictures[stamp_ns].off_ms == 0
-    data = base64.b64decode(pictures[stamp_ns].uri.partition(",")[2])
+    assert pictures["", stamp_ns].off_ms == 0
+    data = base64.b64decode(pictures["", stamp_ns].uri.partition(",")[2])
     pixels = np.asarray(Image.open(io.BytesIO(data)))
     assert max(pixels.shape) <= 300
     assert pixels.std() > 20

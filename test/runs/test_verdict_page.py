@@ -46,7 +46,8 @@ def test_given_a_page_when_read_then_it_has_verdict_table_and_pictures_and_asks_
     text = without_plotly(page)
     figures = json.loads(re.search(r"const figures = (\{.*\});\n", text)[1])
 
-    assert "worse: perception p99 latency" in text
+    assert '<div class="verdict bad">2 metrics are worse: perception p99 latency' in text
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", text)[:3] == ["metric", "verdict", "base"]
     assert "<td>p99 latency [ms]</td>" in text
     assert "<script>x" not in text
     assert not re.findall(r"(?:src|href)=[\"']?http", text)

@@ -35,7 +35,11 @@ class Recorder:
         self._refusal = ""
         self._evidence = open_incidents(setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"])
         self._folder = Path(setup["record_dir"])
-        stages = [{key: stage[key] for key in ("name", "tiers", "budget_ms")} for stage in setup["stages"]]
+        stages = []
+        for stage in setup["stages"]:
+            trigger = next(iter(stage["inputs"]), None)
+            facts = {key: stage[key] for key in ("name", "tiers", "budget_ms")}
+            stages.append({**facts, "trigger": trigger and trigger[0], "output": stage["output"][0]})
         start = {"node": setup["node"], "versions": setup["versions"], "stages": stages}
         self._log = RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
         self._box = BlackBox(setup, self._evidence)

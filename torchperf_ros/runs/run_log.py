@@ -3,9 +3,10 @@
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +38,11 @@ _MOST_REASONS: Final = 50_000
 _SETTLE_S: Final = 60.0  # caches fill
 _LEAST_TREND_S: Final = 180.0
 _LEAST_SAMPLES, _TREND_POINTS = 8, 60
+_SAME_RESTART_NS: Final = 10_000_000_000
 _NS_PER_S: Final = 1e9
 _S_PER_H: Final = 3600.0
 
+T = TypeVar("T")
 Values = NDArray[np.float64]
 
 
@@ -56,21 +59,33 @@ class StageLog:
         tiers: names of its tiers, from the most accurate on; may be empty.
         frames: rows of `FRAME`; what the source does not know is NaN, an index -1, a stamp or a hash 0.
         health: ROS time in ns and the word, each time that it changed.
-        dropped: frames that were never started, because a newer one came or they were too old; None where not known.
-        reasons: why a frame was not on time, by `t_ns`, where the log says (records do).
+        drops: ROS time in ns and how many frames were never started, because a newer one came or they were too old;
+            None where not known.
+        reasons: why a frame was not on time, by `t_ns`, where the log says (records and replays do).
+        last_reason: of the last frame that was not on time, as `/diagnostics` has it.
         profiled: `t_ns` of frames that ran under a profiler, which takes time (records say).
+        trigger: the topic that the stage runs for; empty where the log does not say, or another stage publishes it.
+        output: the topic that it publishes, without the namespace that it may have; empty where the log does not say.
     """
 
     name: str
     tiers: tuple[str, ...]
     frames: NDArray[np.void]
     health: tuple[tuple[int, str], ...] = ()
-    dropped: int | None = None
+    drops: tuple[tuple[int, int], ...] | None = None
     reasons: Mapping[int, str] = field(default_factory=dict)
+    last_reason: str = ""
     profiled: frozenset[int] = frozenset()
+    trigger: str = ""
+    output: str = ""
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    @property
+    def dropped(self) -> int | None:
+        """Frames that were never started; None where not known."""
+        return None if self.drops is None else sum(count for _, count in self.drops)
 
     @property
     def total_ms(self) -> Values:
@@ -135,7 +150,7 @@ class RunLog:
         memory: MiB by label, one for each sample, NaN where unknown.
         anomalies: oldest first.
         versions: what the log says about the software.
-        restarts: how often another process took the node's name, as far as the log says.
+        restarted_ns: ROS times at which another process took the node's name, as far as the log says.
         missing: what the log does not hold, in words.
         troubles: what could not be read, in words.
         documents: other files that belong to it (JSON of an incident).
@@ -151,7 +166,7 @@ class RunLog:
     memory: Mapping[str, Values] = field(default_factory=dict)
     anomalies: tuple[LoggedAlert, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    restarts: int = 0
+    restarted_ns: tuple[int, ...] = ()
     missing: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     documents: tuple[Path, ...] = ()
@@ -168,6 +183,33 @@ class RunLog:
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
         return found
+
+    def lives(self) -> "list[RunLog]":
+        """A run for each process that had the node's name: figures and trends of several say nothing about any."""
+        edges = pairwise([-math.inf, *self.restarted_ns, math.inf])
+        lives = [one for begin_ns, end_ns in edges if any((one := self._between(begin_ns, end_ns)).span_ns)]
+        if len(lives) < 2:  # noqa: PLR2004
+            return [self]
+        return [replace(one, name=f"{self.name}, run {at} of {len(lives)}") for at, one in enumerate(lives, start=1)]
+
+    def _between(self, begin_ns: float, end_ns: float) -> "RunLog":
+        def within(pairs: tuple[tuple[int, T], ...]) -> tuple[tuple[int, T], ...]:
+            return tuple(pair for pair in pairs if begin_ns <= pair[0] < end_ns)
+
+        def chosen(t_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+            return np.asarray((begin_ns <= t_ns) & (t_ns < end_ns))
+
+        stages = (
+            replace(stage, frames=stage.frames[chosen(stage.frames["t_ns"])], health=within(stage.health),
+                    drops=None if stage.drops is None else within(stage.drops))
+            for stage in self.stages
+        )  # fmt: skip
+        sampled = chosen(self.memory_t_ns)
+        return replace(
+            self, stages=tuple(stages), memory_t_ns=self.memory_t_ns[sampled], restarted_ns=(),
+            memory={label: column[sampled] for label, column in self.memory.items()},
+            anomalies=tuple(one for one in self.anomalies if begin_ns <= one.t_ns < end_ns),
+        )  # fmt: skip
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -209,18 +251,22 @@ class _Stage:
         self.columns: dict[str, array[float]] = {name: array(FRAME[name].char) for name in _NAMES}
         self.health: list[tuple[int, str]] = []
         self.reasons: dict[int, str] = {}
-        self.dropped: int | None = None
+        self.drops: list[tuple[int, int]] | None = None
         self.dropped_before: int | None = None
         self.tiers: tuple[str, ...] = ()
         self.profiled: set[int] = set()
+        self.last_seq = UNKNOWN
+        self.last_reason = self.trigger = self.output = ""
 
     def add(self, **values: float) -> None:
         row = {**_NOTHING_KNOWN, **values}
         for name, column in self.columns.items():
             column.append(row[name])
 
-    def drop(self, count: int) -> None:
-        self.dropped = (self.dropped or 0) + count
+    def drop(self, t_ns: int, count: int) -> None:
+        self.drops = self.drops or []
+        if count:
+            self.drops.append((t_ns, count))
 
     def built(self, name: str) -> StageLog:
         frames = np.empty(len(self.columns["t_ns"]), dtype=FRAME)
@@ -228,8 +274,10 @@ class _Stage:
             frames[column] = values
         frames["lateness_ms"] = frames["total_ms"] - frames["budget_ms"]
         frames = frames[np.argsort(frames["t_ns"], kind="stable")]
-        health, profiled = tuple(self.health), frozenset(self.profiled)
-        return StageLog(name, self.tiers, frames, health, self.dropped, self.reasons, profiled)
+        return StageLog(
+            name, self.tiers, frames, tuple(self.health), None if self.drops is None else tuple(self.drops),
+            self.reasons, self.last_reason, frozenset(self.profiled), self.trigger, self.output,
+        )  # fmt: skip
 
 
 class RunLogBuilder:
@@ -249,6 +297,8 @@ class RunLogBuilder:
         self._versions: dict[str, str] = {}
         self._troubles: list[str] = []
         self._state = NodeState(node)
+        self._started_ns = self._last_ns = 0  # the last `start`, and the last frame
+        self._restarted_ns: list[int] = []
 
     def trouble(self, text: str) -> None:
         """Note what could not be read."""
@@ -263,15 +313,14 @@ class RunLogBuilder:
             return
         times = {name: values.get(name, math.nan) for name in _TIMES}
         before_ms = times["total_ms"] + times["age_ms"]
-        self._by_number(index).add(
-            t_ns=t_ns,
+        self._add(
+            self._by_number(index), t_ns, _whole(values.get("seq")),
             stamp_ns=t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0,
-            seq=_whole(values.get("seq")),
             tier=_whole(values.get("tier")),
             outcome=outcome,
             fallback=fallback if 0 <= fallback < len(Fallback) else UNKNOWN,
             **times,
-        )
+        )  # fmt: skip
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Take a line of records; kinds and fields that are not known are passed over.
@@ -289,12 +338,16 @@ class RunLogBuilder:
         elif kind == "anomaly":
             self._anomalies.append(LoggedAlert.of(record))
         elif kind == "dropped":
-            self._stage(str(record["stage"])).drop(int(record["superseded"]) + int(record["stale"]))
+            count = int(record["superseded"]) + int(record["stale"])
+            self._stage(str(record["stage"])).drop(int(record["t_ns"]), count)
         elif kind == "start":
+            self._started_ns = int(record.get("t_ns") or 0)
             self.node = str(record.get("node", self.node))
             self._versions.update({key: str(value) for key, value in (record.get("versions") or {}).items()})
-            for stage in record.get("stages") or ():
-                self._stage(str(stage["name"])).tiers = tuple(map(str, stage.get("tiers") or ()))
+            for entry in record.get("stages") or ():
+                stage = self._stage(str(entry["name"]))
+                stage.tiers = tuple(map(str, entry.get("tiers") or ()))
+                stage.trigger, stage.output = str(entry.get("trigger") or ""), str(entry.get("output") or "")
 
     def memory(self, t_ns: int, values: Mapping[str, float | None]) -> None:
         """Take a memory sample, MiB by label."""
@@ -310,15 +363,20 @@ class RunLogBuilder:
 
     def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         """Take a message of `/diagnostics`; other nodes' are passed over."""
+        restarts = self._state.restarts
         self._state.on_diagnostics(message)
+        if self._state.restarts > restarts:
+            self._restart(t_ns)
         for name, now in self._state.stages.items():
             self._health(t_ns, name, now.health)
             stage = self._stage(name)
             if tiers := now.values.get("tiers", ""):
                 stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
+            stage.output = now.values.get("output", "")
+            stage.last_reason = now.values.get("last_reason", "").partition("\n")[0] or stage.last_reason
             if now.dropped is not None:  # counters begin anew with another process
                 before = now.dropped if stage.dropped_before is None else stage.dropped_before
-                stage.drop(now.dropped - before if now.dropped >= before else now.dropped)
+                stage.drop(t_ns, now.dropped - before if now.dropped >= before else now.dropped)
                 stage.dropped_before = now.dropped
 
     def build(self, name: str, source: Path | None, missing: tuple[str, ...] = ()) -> RunLog:
@@ -330,8 +388,8 @@ class RunLogBuilder:
             name, tuple(self._by_number(index).built(names[index]) for index in sorted(names)), source, self.node,
             np.array([t_ns for t_ns, _ in self._memory], dtype=np.int64),
             {label: np.array([values.get(label) for _, values in self._memory], np.float64) for label in labels},
-            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), self._versions, self._state.restarts,
-            missing, (*self._troubles, *odd),
+            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), self._versions,
+            tuple(self._restarted_ns), missing, (*self._troubles, *odd),
         )  # fmt: skip
 
     def _frame(self, record: Mapping[str, Any]) -> None:
@@ -339,24 +397,38 @@ class RunLogBuilder:
         tier, fallback = record.get("tier"), record.get("fallback")
         if tier is not None and tier not in stage.tiers:
             stage.tiers = (*stage.tiers, str(tier))
-        stage.add(
-            t_ns=t_ns,
+        self._add(
+            stage, t_ns, int(record.get("seq") or 0),
             stamp_ns=int(record.get("stamp_ns") or 0),
-            seq=int(record.get("seq") or 0),
             tier=UNKNOWN if tier is None else stage.tiers.index(str(tier)),
             outcome=Outcome[str(record["outcome"]).upper()],
             fallback=UNKNOWN if fallback is None else Fallback[str(fallback).upper()],
             **{key: math.nan if record.get(key) is None else float(record[key]) for key in _TIMES},
-        )
+        )  # fmt: skip
         if record.get("profiled"):
             stage.profiled.add(t_ns)
         if (reason := str(record.get("reason") or "")) and len(stage.reasons) < _MOST_REASONS:
-            stage.reasons[t_ns] = reason.splitlines()[0]
+            stage.reasons[t_ns] = reason.partition("\n")[0]
+
+    def _add(self, stage: _Stage, t_ns: int, seq: int, **values: float) -> None:
+        """Append a frame; where numbers begin anew, another process has the node's name since its `start`."""
+        if seq < stage.last_seq:
+            self._restart(self._started_ns if self._started_ns > self._last_ns else t_ns)
+        stage.last_seq, self._last_ns = seq, t_ns
+        stage.add(t_ns=t_ns, seq=seq, **values)
+
+    def _restart(self, t_ns: int) -> None:
+        """Another process has the name; both its frames and its reports say so."""
+        for stage in self._by_index.values():
+            stage.last_seq = UNKNOWN
+        if not self._restarted_ns or t_ns - self._restarted_ns[-1] > _SAME_RESTART_NS:
+            self._restarted_ns.append(t_ns)
 
     def _health(self, t_ns: int, stage: str, word: str) -> None:
-        """Only changes are kept."""
+        """Only changes are kept, and the first word of a process."""
         changes = self._stage(stage).health
-        if not changes or changes[-1][1] != word:
+        began_ns = max(self._started_ns, *self._restarted_ns[-1:], 0)
+        if not changes or changes[-1][1] != word or changes[-1][0] < began_ns <= t_ns:
             changes.append((t_ns, word))
 
     def _stage(self, name: str) -> _Stage:

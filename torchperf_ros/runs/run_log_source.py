@@ -288,8 +288,9 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         stages.append(
             StageLog(
                 stage, tuple(map(str, entry.get("tiers") or ())), frames,
-                dropped=sum(drops) if drops else None,
+                drops=((0, sum(drops)),) if drops else None,
                 reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
+                output=str(entry.get("output") or ""),
             )
         )  # fmt: skip
     memory = summary.get("memory") or {}

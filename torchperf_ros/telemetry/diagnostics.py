@@ -86,6 +86,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "progress": pool.progress,
         "tier": config.tiers[stage.ladder.level],
         "tiers": ",".join(config.tiers),
+        "output": config.output,
         "ladder": _kept_down(stage),
         "hedging": stage.hedge_rule.words if config.backup == "standby" else "",
         "hedges": str(stage.hedge_rule.hedges),

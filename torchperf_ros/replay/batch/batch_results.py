@@ -286,7 +286,8 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
     """
     if importlib.util.find_spec("plotly") is None:
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
-    from torchperf_ros.runs.report.report_page import Overview, OverviewRow, stage_figures, write_report
+    from torchperf_ros.runs.report.report_page import Overview, OverviewRow, write_report
+    from torchperf_ros.runs.report.report_words import stage_figures
     from torchperf_ros.runs.run_log_source import read_runs
 
     names = list(dict.fromkeys(row["name"] for row in rows))

@@ -13,7 +13,7 @@ from torchperf_ros.runs.compare import verdict_text as text
 from torchperf_ros.runs.compare.comparison import Comparison, StageComparison
 from torchperf_ros.runs.compare.verdict import P99, Finding, Verdict
 from torchperf_ros.runs.report import report_pictures as draw
-from torchperf_ros.runs.report.report_page import Block, Page
+from torchperf_ros.runs.report.page import Block, Page
 from torchperf_ros.runs.run_log import RunLog
 
 _POINTS: Final = 1500
@@ -30,9 +30,11 @@ def verdict_page(comparison: Comparison) -> str:
     page = Page()
     bad = comparison.with_verdict(Verdict.WORSE) or comparison.broken_limits or text.conspicuous(comparison)
     notes = text.remarks(comparison)
+    known = comparison.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT)
+    page.top.append({"kind": "verdict", "lines": [("bad" if bad else "good" if known else "fair",
+                                                   text.headline(comparison))]})  # fmt: skip
     page.section("", [
-        {"kind": "words", "css": "bad" if bad else "good",
-         "lines": [text.headline(comparison), *text.samples(comparison)]},
+        {"kind": "words", "lines": text.samples(comparison)},
         {"kind": "note", "title": "What to know", "items": notes} if notes else None,
     ])  # fmt: skip
     for stage in comparison.stages:
@@ -49,7 +51,8 @@ def verdict_page(comparison: Comparison) -> str:
         picture = page.plots(("Memory of the workers", memory(sides))) if sampled else None
         page.section("The whole run", [_table(comparison, findings), picture])
     page.section("The runs", [{
-        "kind": "table", "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
+        "kind": "table", "css": "stack",
+        "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
         "rows": [_run(word, run) for word, runs in sides.items() for run in runs],
     }])  # fmt: skip
     count = len(comparison.base) + len(comparison.new)
@@ -96,7 +99,7 @@ def difference(stage: StageComparison, margin_ms: float) -> go.Figure:
     figure.add_hline(y=0, line={"color": draw.GREY, "width": 1})
     for side in (margin_ms, -margin_ms) if np.isfinite(margin_ms) else ():
         figure.add_hline(y=side, line={"color": draw.VERMILION, "dash": "dot", "width": 1})
-    figure.update_xaxes(title_text="quantile of the latency; dotted: the margin of the p99", type="category")
+    figure.update_xaxes(title_text="quantile; dotted: the margin of the p99", type="category")
     figure.update_yaxes(title_text="ms longer")
     figure.update_layout(height=340, legend=draw.LEGEND, showlegend=True)
     return figure
@@ -137,8 +140,12 @@ def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
         elif finding.verdict in _CLASS:
             verdict = {"text": row[-1], "tag": _CLASS[finding.verdict]}
         title = f"{finding.metric.title} [{finding.metric.unit}]"
-        lines.append([title, *({"text": cell, "css": "n"} for cell in row[1:-1]), verdict])
-    head = [(name, "n" if 0 < at < len(heads) - 1 else "") for at, name in enumerate(heads)]
+        lines.append([title, verdict, *({"text": cell, "css": "n"} for cell in row[1:-1])])
+    head = [
+        (heads[0], ""),
+        (heads[-1], ""),
+        *((name, "n") for name in heads[1:-1]),
+    ]  # the verdict shows on a phone, too
     return {"kind": "table", "head": head, "rows": lines}
 
 

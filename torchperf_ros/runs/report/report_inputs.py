@@ -46,32 +46,39 @@ class InputPicture:
 
 
 def input_pictures(
-    paths: Sequence[Path], frames: Collection[tuple[int, int]], side: int
-) -> tuple[dict[int, InputPicture], str]:
-    """Pictures by stamp, and why some are missing, empty if none is.
+    paths: Sequence[Path], frames: Collection[tuple[str, int, int]], side: int, outputs: Collection[str] = ()
+) -> tuple[dict[tuple[str, int], InputPicture], str]:
+    """Pictures by trigger and stamp, and why some are missing, empty if none is.
 
     Args:
         paths: the logs, as for `LogReader`.
-        frames: of each frame the stamp, and the ROS time at which it was recorded, in ns.
+        frames: of each frame the topic that its stage runs for, empty where unknown or another stage's; its stamp, and
+            the ROS time at which it was recorded, in ns.
         side: longest side of a picture in pixels.
+        outputs: topics that stages publish, which show no input; a namespace may be missing.
     """
-    found: dict[int, InputPicture] = {}
-    failures: dict[int, str] = {}
+    found: dict[tuple[str, int], InputPicture] = {}
+    failures: dict[tuple[str, int], str] = {}
+    triggers = {trigger for trigger, _, _ in frames if trigger}
+    ends = tuple(f"/{output.lstrip('/')}" for output in outputs)
     for path in paths:
         try:
             with LogReader(path) as log:
                 shown = {one.name: one.type_name for one in log.topics.values()
-                         if one.type_name in {_IMAGE, _COMPRESSED, _CLOUD} and one.count}  # fmt: skip
+                         if one.type_name in {_IMAGE, _COMPRESSED, _CLOUD} and one.count
+                         and not f"/{one.name}".endswith(ends)}  # fmt: skip
                 images = [name for name, kind in shown.items() if kind != _CLOUD and "depth" not in name.lower()]
-                for stamp_ns, t_ns in frames if shown else ():
-                    if stamp_ns not in found:
-                        try:
-                            found[stamp_ns] = _nearest(log, images or list(shown), stamp_ns, t_ns, side)
-                        except (ValueError, IndexError, OSError, BadInput, struct.error) as error:
-                            failures[stamp_ns] = str(error)
+                for trigger, stamp_ns, t_ns in frames if shown else ():
+                    if (key := (trigger, stamp_ns)) in found:
+                        continue
+                    topics = [trigger] if trigger in shown else [*triggers & set(shown)] or images or list(shown)
+                    try:
+                        found[key] = _nearest(log, topics, stamp_ns, t_ns, side)
+                    except (ValueError, IndexError, OSError, BadInput, struct.error) as error:
+                        failures[key] = str(error)
         except LogError as error:
-            failures |= {stamp_ns: str(error) for stamp_ns, _ in frames}
-    missing = Counter(why for stamp_ns, why in failures.items() if stamp_ns not in found)
+            failures |= {(trigger, stamp_ns): str(error) for trigger, stamp_ns, _ in frames}
+    missing = Counter(why for key, why in failures.items() if key not in found)
     if not found and not missing and frames:
         return {}, "no images or point clouds in this log, so the frames' inputs cannot be shown"
     return found, "; ".join(f"{count} frames without a picture: {why}" for why, count in missing.items())

@@ -3,8 +3,10 @@
 The palette is Okabe and Ito's (2008), told apart with every kind of colour vision; outcomes differ by their mark, too.
 """
 
+import html
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from torchperf_ros.frame.outcome import Health, Outcome
-from torchperf_ros.runs.run_log import STEPS, RunLog, StageLog
+from torchperf_ros.runs.report.report_words import safe_stops
+from torchperf_ros.runs.run_log import STEPS, LoggedAlert, RunLog, StageLog
 
 if TYPE_CHECKING:
     from torchperf_ros.runs.report.report_page import OverviewRow
@@ -32,7 +35,7 @@ _MARKS: Final = {
     Outcome.INVALID: (PURPLE, "diamond"),
     Outcome.CRASHED: (VERMILION, "x"),
     Outcome.HUNG: (PURPLE, "square"),
-    Outcome.BAD_INPUT: (GREEN, "triangle-down"),
+    Outcome.BAD_INPUT: (VERMILION, "triangle-down"),
     Outcome.STARTING: (GREY, "circle-open"),
 }
 _TIER_COLOURS: Final = (BLUE, SKY, GREEN, PURPLE, ORANGE, GREY)  # the last one: no tier
@@ -43,8 +46,13 @@ _BINS: Final = 80
 _SLOWEST: Final = 0.01
 _LEAST: Final = -0.3  # log10: a single frame is a bar, too
 _NS_PER_MS: Final = 1e6
+_NS_PER_S: Final = 1e9
+_LONGEST_HOVER: Final = 160
 _BUDGETS_SHOWN: Final = 1.5
-_HEIGHTS_PX: Final = (280, 74, 58)  # of latency, tier and health
+_HEIGHTS_PX: Final = (280, 74, 96)  # of latency, tier and health
+_STOP_BAND: Final = "rgba(213,0,0,0.16)"
+_GAP_INTERVALS, _GAP_S = 5, 1.0  # a line breaks where so many usual intervals, and a second, hold no frame
+_MOST_MARKS: Final = 300
 _GAP_PX, _AROUND_PX = 18, 110
 _MOST_NAMED: Final = 12  # logs that have their names below the picture
 _TICK, _TILT_DEGREES = 18, 30  # characters of a name there, and how it stands
@@ -74,10 +82,18 @@ def rounded(values: Any) -> list[float | None]:  # noqa: ANN401 - any sequence o
     return [round(float(value), 4) if np.isfinite(value) else None for value in values]
 
 
-def timeline(stage: StageLog, most: int) -> go.Figure:
+def stretches(t_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each time the number of the stretch without a gap that it lies in."""
+    steps = np.diff(t_ns)
+    gap_ns = max(_GAP_S * _NS_PER_S, _GAP_INTERVALS * float(np.median(steps))) if len(steps) else math.inf
+    return np.concatenate([[0], np.cumsum(steps > gap_ns)]).astype(np.int64)[: len(t_ns)]
+
+
+def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> go.Figure:
     """Latency of every frame with its budget, and below, on the same axis, the tier that ran and, if known, the health.
 
-    There are `most` points at most for the frames that were on time, and again for each outcome.
+    There are `most` points at most for the frames that were on time, and again for each outcome. Lines break where no
+    frames were answered. Alerts of this stage, and of what all stages share, are marked; SAFE_STOP is a red band.
     """
     heights = _HEIGHTS_PX if stage.health else _HEIGHTS_PX[:2]  # the axis without data would take its labels with it
     rows, height_px = len(heights), sum(heights) + _GAP_PX * (len(heights) - 1)
@@ -85,11 +101,15 @@ def timeline(stage: StageLog, most: int) -> go.Figure:
         rows=rows, cols=1, shared_xaxes=True, row_heights=list(heights), vertical_spacing=_GAP_PX / height_px
     )
     frames, total_ms = stage.frames, stage.total_ms
+    stretch = stretches(frames["t_ns"])
 
     def draw(chosen: Any, name: str, row: int = 1, y: Any = None, **look: Any) -> None:  # noqa: ANN401 - plotly's
-        x = _times(frames["t_ns"][chosen])
+        values = rounded(total_ms[chosen]) if y is None else y
         look = {"hovertemplate": "%{y:.2f} ms", **look}
-        figure.add_scatter(x=x, y=rounded(total_ms[chosen]) if y is None else y, name=name, row=row, col=1, **look)
+        x, y = _times(frames["t_ns"][chosen]), values
+        if "lines" in look["mode"]:
+            x, y = broken(x, y, stretch[chosen])
+        figure.add_scatter(x=x, y=y, name=name, row=row, col=1, **look)
 
     fine = np.flatnonzero(stage.on_time)
     draw(fine[envelope(total_ms[fine], most)], "on time", mode="lines+markers",
@@ -104,11 +124,11 @@ def timeline(stage: StageLog, most: int) -> go.Figure:
         draw(profiled, f"under a profiler ({len(profiled):,})", mode="markers", hovertemplate=None, hoverinfo="skip",
              marker={"color": GREY, "symbol": "circle-open", "size": 12})  # fmt: skip
     if np.isfinite(frames["budget_ms"]).any():
-        budget = _changes(np.asarray(frames["budget_ms"]))
+        budget = _changes(np.asarray(frames["budget_ms"]), stretch)
         draw(budget, "budget", y=rounded(frames["budget_ms"][budget]), mode="lines", hovertemplate="%{y:.1f} ms",
              line={"color": VERMILION, "width": 1.5, "dash": "dash", "shape": "hv"})  # fmt: skip
     ran = np.asarray(frames["tier"], dtype=np.float64)
-    shown = _changes(ran)
+    shown = _changes(ran, stretch)
     shown = shown[envelope(ran[shown], most)]
     draw(shown, "tier", 2, [stage.tier_name(int(tier)) for tier in ran[shown]], mode="lines", showlegend=False,
          hovertemplate="%{y}", line={"color": GREEN, "width": 1.5, "shape": "hv"})  # fmt: skip
@@ -119,8 +139,25 @@ def timeline(stage: StageLog, most: int) -> go.Figure:
             x=_times([*times, end_ns]), y=[*words, words[-1]], name="health", mode="lines", showlegend=False,
             line={"color": ORANGE, "width": 2, "shape": "hv"}, hovertemplate="%{y}", row=3, col=1,
         )  # fmt: skip
-        ordered = [health.name for health in reversed(Health) if health.name in set(words)]
-        figure.update_yaxes(title_text="health", categoryorder="array", categoryarray=ordered, row=3, col=1)
+        figure.update_yaxes(title_text="health", categoryorder="array", categoryarray=[one.name for one in Health],
+                            range=[len(Health) - _HALF, -_HALF], dtick=1, row=3, col=1)  # fmt: skip
+    for begin_ns, end_ns in safe_stops(stage):
+        begin, end = _times([begin_ns, end_ns])
+        figure.add_shape(type="rect", x0=begin, x1=end, y0=0, y1=1, yref="paper", fillcolor=_STOP_BAND, layer="below",
+                         line={"width": 0})  # fmt: skip
+    marked = [one for one in alerts if one.level != "OK" and _concerns(one, stage)][:_MOST_MARKS]
+    colours = [VERMILION if one.level == "ERROR" else ORANGE for one in marked]
+    if marked:
+        figure.add_scatter(
+            x=_times([one.t_ns for one in marked]), y=[0] * len(marked), name=f"anomalies ({len(marked):,})",
+            text=[html.escape(f"{one.name}: {one.message}"[:_LONGEST_HOVER]) for one in marked], mode="markers",
+            hovertemplate="%{text}", row=1, col=1, cliponaxis=False,
+            marker={"color": colours, "size": 10, "symbol": "star"},
+        )  # fmt: skip
+    for one, colour in zip(marked, colours, strict=True):
+        (at,) = _times([one.t_ns])
+        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", layer="below",
+                         line={"color": colour, "width": 1, "dash": "dot"})  # fmt: skip
     names = [stage.tier_name(number) for number in sorted({int(tier) for tier in ran}, reverse=True)]
     figure.update_yaxes(title_text="ms", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="tier", categoryorder="array", categoryarray=names, row=2, col=1)
@@ -154,18 +191,21 @@ def distribution(stage: StageLog) -> go.Figure:
                     showlegend=True)  # fmt: skip
 
 
-def waterfall(stage: StageLog) -> go.Figure:
-    """Where the time goes, as means over frames whose steps are all known: all, each tier, and the slowest 1 %."""
+def waterfall(stage: StageLog) -> go.Figure | None:
+    """Where the time goes, as means over frames whose steps are all known: all, each tier, and the slowest 1 %.
+
+    None where there is no such frame.
+    """
     figure = go.Figure()
     steps = np.array([stage.frames[name] for name in STEPS], dtype=np.float64)
     total_ms = stage.total_ms
     known = stage.counted & np.isfinite(steps).all(axis=0) & np.isfinite(total_ms)
+    if not known.any():
+        return None
     groups = [("all", known)]
     groups += [(stage.tier_name(tier), known & (stage.frames["tier"] == tier))
                for tier in sorted({int(tier) for tier in stage.frames["tier"][known]})]  # fmt: skip
-    if known.any():
-        groups.append(("slowest 1 %", known & (total_ms >= np.quantile(total_ms[known], 1 - _SLOWEST))))
-    groups = [(name, chosen) for name, chosen in groups if chosen.any()]
+    groups.append(("slowest 1 %", known & (total_ms >= np.quantile(total_ms[known], 1 - _SLOWEST))))
     means = [steps[:, chosen].mean(axis=1) for _, chosen in groups]
     means = [[*mean, max(total_ms[chosen].mean() - mean.sum(), 0.0)]
              for (_, chosen), mean in zip(groups, means, strict=True)]  # fmt: skip
@@ -178,7 +218,7 @@ def waterfall(stage: StageLog) -> go.Figure:
     mark_budget(figure, stage.budget_ms, text="")
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="ms, mean")
-    height_px = 190 + 34 * max(len(groups), 1)
+    height_px = 190 + 34 * len(groups)
     figure.update_layout(height=height_px, barmode="stack", bargap=0.3, legend={**LEGEND, "traceorder": "normal"})
     return figure
 
@@ -186,12 +226,14 @@ def waterfall(stage: StageLog) -> go.Figure:
 def memory(run: RunLog, most: int) -> go.Figure:
     """Memory by whom, in MiB."""
     figure = go.Figure()
+    stretch = stretches(run.memory_t_ns)
     sizes = {label: column for label, column in run.memory.items() if label.endswith("_mib")}  # the rest are counts
     for number, (label, column) in enumerate(sizes.items()):
         if np.isfinite(column).any() and np.nanmax(column) > 0:
             shown, turn = envelope(column, most), divmod(number, len(_MEMORY_COLOURS))
+            x, y = broken(_times(run.memory_t_ns[shown]), rounded(column[shown]), stretch[shown])
             figure.add_scatter(
-                x=_times(run.memory_t_ns[shown]), y=rounded(column[shown]), mode="lines",
+                x=x, y=y, mode="lines",
                 name=label.removesuffix("_mib").replace("_", " "), hovertemplate="%{y:,.1f} MiB",
                 line={"color": _MEMORY_COLOURS[turn[1]], "width": 2, "dash": ("solid", "dot")[turn[0] % 2]},
             )  # fmt: skip
@@ -246,9 +288,23 @@ def _times(t_ns: Any) -> list[float]:  # noqa: ANN401 - any sequence of whole nu
     return np.round(np.asarray(t_ns, dtype=np.int64) / _NS_PER_MS, 1).tolist()  # type: ignore[no-any-return]
 
 
-def _changes(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Where a series changes; its first and its last point, too."""
+def broken(x: Sequence[Any], y: Sequence[Any], stretch: NDArray[np.int64]) -> tuple[list[Any], list[Any]]:
+    """The points of a line, with a point that is none between those of different stretches."""
+    cuts = (np.flatnonzero(np.diff(stretch)) + 1).tolist()
+    parts = [slice(begin, end) for begin, end in pairwise([0, *cuts, len(stretch)])]
+    found = [[value for part in parts for value in (*values[part], None)][:-1] for values in (x, y)]
+    return found[0], found[1]
+
+
+def _concerns(alert: LoggedAlert, stage: StageLog) -> bool:
+    """Whether an alert is of this stage, or of what all stages share."""
+    return alert.name.partition(": ")[0] in {stage.name, "machine", "node"}
+
+
+def _changes(values: NDArray[np.float64], stretch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where a series changes, and where each stretch begins; the points before those, and the last one, too."""
     if not len(values):
         return np.arange(0)
     changed = np.flatnonzero(np.diff(np.nan_to_num(values, nan=-1.0))) + 1
-    return np.unique(np.concatenate([[0], changed, [len(values) - 1]])).astype(np.int64)
+    begins = np.flatnonzero(np.diff(stretch)) + 1
+    return np.unique(np.concatenate([[0], changed, begins - 1, begins, [len(values) - 1]])).astype(np.int64)

@@ -1,0 +1,51 @@
+"""The page that reports and comparisons are: sections of blocks and figures, in one file that needs no network."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+_TEMPLATE: Final = Path(__file__).with_name("page.html")
+
+Block = dict[str, Any]
+"""A part of a section, with its `kind`, as `page.html` draws it."""
+
+
+class Page:
+    """Sections and figures on their way into `page.html`, which reports and comparisons share."""
+
+    def __init__(self) -> None:
+        """Begin an empty page."""
+        self.top: list[Block] = []
+        self._sections: list[dict[str, Any]] = []
+        self._figures: list[str] = []
+
+    def section(self, title: str, blocks: Sequence[Block | None], anchor: str = "", subtitle: str = "") -> None:
+        """Append a section; blocks that are None are left out."""
+        shown = [block for block in blocks if block]
+        self._sections.append({"title": title, "blocks": shown, "id": anchor, "subtitle": subtitle})
+
+    def plots(self, *pictures: tuple[str, Any]) -> Block:
+        """A block of plotly figures, or words in place of one, with their titles, side by side if there are several."""
+        shown = []
+        for title, figure in pictures:
+            if isinstance(figure, str):
+                shown.append((title, "", figure))
+                continue
+            shown.append((title, f"figure{len(self._figures)}", ""))
+            figure.update_layout(template=None)
+            text = json.dumps(figure.to_plotly_json(), separators=(",", ":"), allow_nan=False)
+            self._figures.append(f'"{shown[-1][1]}":{text}'.replace("</", "<\\/"))
+        return {"kind": "plots", "plots": shown}
+
+    def render(self, title: str, subtitle: str, footer: str, links: Sequence[tuple[str, str]] = ()) -> str:
+        """The page; `links` are names and places."""
+        import jinja2
+        from plotly.offline import get_plotlyjs
+
+        template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE.read_text(encoding="utf-8"))
+        return template.render(
+            title=title, subtitle=f"{subtitle} In a picture: drag to zoom, double-click to go back.", links=links,
+            top=self.top, sections=self._sections, footer=footer, plotly=get_plotlyjs(),
+            figures="{" + ",".join(self._figures) + "}",
+        )  # fmt: skip
