@@ -63,7 +63,7 @@ def test_given_a_slower_run_over_its_limit_when_compared_then_the_status_is_1_an
     assert markdown.startswith(f"**{headline}**\n")
     assert "BREAKS the limit of 10 ms" in markdown.split("<details>")[0]
     assert f'<div class="verdict bad">{headline}' in page
-    assert re.search(r'<div class="verdict bad">[^<]* BREAKS the limit of 10 ms</b>', page)
+    assert re.search(r'<b class="bad">[^<]* BREAKS the limit of 10 ms</b>', page)
     content = json.loads(told)
     assert (content["status"], content["verdict"]) == (1, headline)
     assert content["base"]["commit"] == "0123456789abcdef"
