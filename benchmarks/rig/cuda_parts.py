@@ -31,7 +31,7 @@ from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, time_interleaved
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.optimize.tune.trial import Candidate
-from torchperf_ros.optimize.tune.trial_run import Attempt, TierModel
+from torchperf_ros.optimize.tune.trial_run import Attempt, load_tier
 from torchperf_ros.packages.compile_process import CompileProcess
 from torchperf_ros.stage.stage_actor import StageActor, StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -109,7 +109,7 @@ def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Fou
 
     def run(place: Place) -> Found:
         with torch.inference_mode():
-            model = TierModel({"adapter": _CAMERA, "options": {}, "device": place.name, "tier": tier}, _THREADS)
+            model = load_tier({"adapter": _CAMERA, "options": {}, "device": place.name, "tier": tier}, _THREADS)
             attempts, refused = {}, {}
             for each in options:
                 say(f"building {each.label}")
@@ -128,7 +128,7 @@ def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Fou
         columns = ("", "p50 ms", "p99 ms", "times eager", "compile s", "relative L2")
         tables = [(f"Camera, tier {tier}, one frame on the device", columns, rows)]
         wrong = [f"{label}: {why}" for label, why in refused.items()]
-        return Found(tables, {**figures, "refused": refused}, wrong if model.on.type == "cuda" else [])
+        return Found(tables, {**figures, "refused": refused}, wrong if model.device.type == "cuda" else [])
 
     return run
 

@@ -125,6 +125,7 @@ def test_given_weights_that_differ_at_every_build_when_built_or_planned_then_the
         assert failed["tier"] == "full"
         assert "build('full') gives other weights at every call (layers.0.bias and 3 more)" in failed["text"]
         assert "torch.manual_seed" in failed["text"]
+        assert not failed["detail"]  # which would say it again
         assert "\n" not in failed["text"]
 
 

@@ -39,6 +39,30 @@ class Good(Adapter):
         return message_class(IMAGE)(messages["image"].message.header, self.rows, 2, "mono8", 0, 2, pixels)
 
 
+class Two(Good):
+    """Its tiers are not the node's usual three, and it takes images of one size."""
+
+    size = (120, 160)
+
+    def build(self, tier):
+        torch.manual_seed(0)
+        return torch.nn.Conv2d(3, {"full": 4, "fast": 2}[tier], 1)
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1, 3, *self.size),)
+
+    def preprocess(self, messages):
+        image = messages["image"].message
+        if (image.height, image.width) != self.size:
+            raise BadInput(f"{image.width}x{image.height}")
+        return self.example_inputs("full")
+
+
+class Others(Good):
+    def build(self, tier):
+        return {"large": torch.nn.ReLU(), "small": torch.nn.Tanh()}[tier]
+
+
 class OtherWeights(Good):
     def build(self, tier):
         return torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1), torch.nn.AdaptiveAvgPool2d(2))
@@ -85,12 +109,19 @@ class OtherStamp(Good):
         return empty_message(IMAGE)
 
 
+class Within(Good):
+    output = "stereo_msgs/msg/DisparityImage"
+
+    def postprocess(self, outputs, messages):
+        return empty_message(self.output, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9))
+
+
 class Refusing(Good):
     def preprocess(self, messages):
         raise BadInput("too dark")
 
 
-def check(kind, monkeypatch, tiers=("full",), log=None, **options):
+def check(kind, monkeypatch, tiers=(), log=None, **options):
     monkeypatch.setattr("torchperf_ros.optimize.check.load_adapter", lambda path: kind)
     checked = AdapterCheck(f"{__name__}:{kind.__name__}", options, tiers, "cpu", log)
     found = list(checked.run())
@@ -104,10 +135,22 @@ def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch):
     assert {"load", "tier full: build again", "tier fast: frame"} <= {finding.step for finding in found}
 
 
+@pytest.mark.parametrize(("kind", "tiers"), [(Good, {"full"}), (Two, {"full", "fast"})])
+def test_given_no_names_of_tiers_when_checked_then_those_that_it_builds_are_run_on_an_image_of_their_size(
+    monkeypatch, kind, tiers
+):
+    good, found, checked = check(kind, monkeypatch)
+    assert good, found
+    assert not checked.refused
+    assert {finding.step.split()[1].rstrip(":") for finding in found if finding.step.startswith("tier ")} == tiers
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "step", "text"),
     [
-        (OtherWeights, {}, "tier full: weights", "0.bias, 0.weight differ from build to build"),
+        (OtherWeights, {}, "tier full: weights", "build('full') gives other weights at every call (0.bias and 1 more)"),
+        (Others, {}, "tiers", "builds none of the tiers full, medium, fast (KeyError: 'full'); name its own, most acc"),
+        (Within, {}, "tier full: frame", "contradicts itself: image: step is 9; 4 pixels of rgb8 take 12"),
         (NotAModule, {}, "tier full: build", "build gave an int, not a Module"),
         (Nan, {}, "tier full: second run", "NaN or Inf"),
         (OtherInputs, {}, "tiers", "tiers take different inputs"),
@@ -119,7 +162,7 @@ def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch):
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_given_a_mistake_when_checked_then_the_step_says_so(monkeypatch, kind, options, step, text):
-    good, found, _ = check(kind, monkeypatch, tiers=("full", "fast"), **options)
+    good, found, _ = check(kind, monkeypatch, () if kind is Others else ("full", "fast"), **options)
     assert not good
     assert any(finding.step == step and finding.ok is False and text in finding.text for finding in found), found
 

@@ -99,6 +99,12 @@ def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_ar
     assert process.closed == 1
 
 
+def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no_other_is_missed(process):
+    process.says = [{"kind": "tiers", "tiers": ["full", "fast"]}, built("full"), built("fast"), {"kind": "done"}]
+    assert compiled().exit_code == 0
+    assert process.jobs[0]["guessed"]
+
+
 def test_given_options_when_compiled_then_the_process_gets_them(process):
     process.says = [built("full")]
     compiled("--tier", "full", "--options", '{"a": 1}', "--device", "cpu", "--precision", "bf16", "--dynamic", "never",

@@ -68,7 +68,7 @@ def target(*tiers, **options):
     return target_of_adapter(ADAPTER, None, tiers, {"options": json.dumps(options)}, "cpu")
 
 
-def tried(tmp_path, *candidates, tiers=("big",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, **options):
+def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, **options):
     """What becomes of these candidates in this order."""
     state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
     how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0)
@@ -105,7 +105,7 @@ def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_t
     (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
     assert trial.outcome == HUNG
     assert trial.reason == "no end after 240 s, while building; killed"
-    assert not _processes_of("trial_main")
+    assert not _processes_of("tune.trial")
 
 
 @pytest.fixture
@@ -115,9 +115,10 @@ def run_here(monkeypatch):
     threads = torch.get_num_threads()
 
     def run(candidate, hopeless_ratio=None, **options):
-        job = target("big", **options).job("big") | {
-            "candidate": {**vars(candidate), "options": candidate.options.as_dict()}, "reference_threads": 1,
-            "seconds": 0.02, "hopeless_ratio": hopeless_ratio, "started_ns": time.monotonic_ns(),
+        job = target("full", **options).job() | {
+            "tier": "full", "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
+            "reference_threads": 1, "seconds": 0.02, "hopeless_ratio": hopeless_ratio,
+            "started_ns": time.monotonic_ns(),
         }  # fmt: skip
         return run_trial(json.loads(json.dumps(job)), lambda text: None)
 
@@ -144,7 +145,7 @@ def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_n
     assert found["outcome"] == HOPELESS
     assert "the limit is 1e-06" in found["reason"]
     state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
-    state.add(Trial("big", precision("bf16"), HOPELESS, found["reason"], Figures(**found["figures"])))
+    state.add(Trial("full", precision("bf16"), HOPELESS, found["reason"], Figures(**found["figures"])))
     assert [trial.outcome for trial in tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)] == [HOPELESS]
     (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=math.inf)  # as tables do
     assert trial.outcome == MEASURED
@@ -172,35 +173,35 @@ def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_no
 
 def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_checked_and_nothing_run_twice(tmp_path):
     touched = tmp_path / "built"
-    first = tried(tmp_path, precision("bf16"), tiers=("big", "small"), touch=str(touched))
+    first = tried(tmp_path, precision("bf16"), tiers=("full", "fast"), touch=str(touched))
     assert [(one.tier, one.candidate.options.precision) for one in first] == [
-        ("big", "bf16"), ("small", "bf16"), ("small", "fp32"),
+        ("full", "bf16"), ("fast", "bf16"), ("fast", "fp32"),
     ]  # fmt: skip
     built = len(touched.read_bytes())
-    assert tried(tmp_path, precision("bf16"), tiers=("big", "small"), touch=str(touched)) == first
+    assert tried(tmp_path, precision("bf16"), tiers=("full", "fast"), touch=str(touched)) == first
     assert len(touched.read_bytes()) == built
 
 
 def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_path):
     state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
-    state.add(Trial("big", Candidate(), HUNG, "no end", None, 5.0, 5.0))
+    state.add(Trial("full", Candidate(), HUNG, "no end", None, 5.0, 5.0))
     again = TuneState(tmp_path / "state.jsonl", "key", resume=True)
-    assert again.find("big", Candidate(), 5.0).outcome == HUNG
-    assert again.find("big", Candidate(), 6.0) is None
-    assert again.find("small", Candidate(), 5.0) is None
+    assert again.find("full", Candidate(), 5.0).outcome == HUNG
+    assert again.find("full", Candidate(), 6.0) is None
+    assert again.find("fast", Candidate(), 5.0) is None
 
 
 def test_given_a_state_of_something_else_or_cut_off_when_read_then_the_rest_is_found(tmp_path):
     path = tmp_path / "state.jsonl"
-    TuneState(path, "other", resume=True).add(Trial("big", Candidate(), CRASHED, "x"))
-    TuneState(path, "key", resume=True).add(Trial("big", precision("bf16"), CRASHED, "x"))
+    TuneState(path, "other", resume=True).add(Trial("full", Candidate(), CRASHED, "x"))
+    TuneState(path, "key", resume=True).add(Trial("full", precision("bf16"), CRASHED, "x"))
     with path.open("a") as file:
         file.write('{"key": "key", "trial": {"ti')
     state = TuneState(path, "key", resume=True)
-    assert list(state.of_tier("big")) == [precision("bf16")]
-    state.add(Trial("big", precision("fp16"), CRASHED, "x"))
-    assert set(TuneState(path, "key", resume=True).of_tier("big")) == {precision("bf16"), precision("fp16")}
-    assert not TuneState(path, "key", resume=False).of_tier("big")
+    assert list(state.of_tier("full")) == [precision("bf16")]
+    state.add(Trial("full", precision("fp16"), CRASHED, "x"))
+    assert set(TuneState(path, "key", resume=True).of_tier("full")) == {precision("bf16"), precision("fp16")}
+    assert not TuneState(path, "key", resume=False).of_tier("full")
 
 
 def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tmp_path):
@@ -215,19 +216,23 @@ def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tm
 
 def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    facts = ask_facts(target("big", "small", sizes=True))
+    facts = ask_facts(target("full", "fast", sizes=True))
     assert (facts.ranges, facts.batch) == (((2, 32),), 4)
     assert facts.left_out["channels_last"] == "no two-dimensional convolution"
     assert facts.cuda is False
-    assert len(facts.identity) == 2 * len(facts_of(target("big").job("big") | {"others": []})["identity"])
+    assert (facts.tiers, ask_facts(target()).tiers) == (("full", "fast"), ("full", "fast"))
+    assert len(facts.identity) == 2 * len(facts_of(target("full").job() | {"tiers": ["full"]})["identity"])
+    assert facts.changing == ""
+    seedless = facts_of(target("full", seed=None).job() | {"tiers": ["full"]})
+    assert "build('full') gives other weights at every call (first.bias and 3 more)" in seedless["changing"]
 
 
 def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(AdapterError, match="colour"):
-        ask_facts(target("big", colour=1))
+        ask_facts(target("full", colour=1))
     with pytest.raises(AdapterError, match="'huge'"):
-        facts_of(target("big").job("big") | {"others": ["huge"]})
+        facts_of(target("full").job() | {"tiers": ["full", "huge"]})
 
 
 def run(*arguments):
@@ -246,22 +251,23 @@ def _processes_of(word, parent=None):
     return found
 
 
-def test_given_tables_and_one_that_crashes_when_tuned_then_both_are_shown_and_the_node_takes_the_file(tmp_path):
+def test_given_tables_and_one_that_crashes_when_tuned_then_the_tiers_are_found_and_the_node_takes_the_file(tmp_path):
     out, figures = tmp_path / "tuned.yaml", tmp_path / "figures.json"
     done = run(
-        ADAPTER, "--tiers", "big,small", "--engine", "eager", "--budget-ms", 2000,
+        ADAPTER, "--engine", "eager", "--budget-ms", 2000,
         "--options", '{"crash_in": "bf16"}', "-o", out, "--json", figures, "--tables", "--batch", "8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (stage,) = read_params_file(out).stages
     assert (stage.name, stage.adapter, stage.output) == ("tiny", ADAPTER, "tiny_output")
-    assert (stage.tiers, stage.engine, stage.budget_ms) == (("big", "small"), "eager", 2000.0)
+    assert (stage.tiers, stage.engine, stage.budget_ms) == (("full", "fast"), "eager", 2000.0)
     assert stage.options == {"crash_in": "bf16"}
+    assert "stage 'tiny' and output 'tiny_output': made from the class's name; --params FILE keeps" in done.stdout
     report = json.loads(figures.read_text())
     assert report["complete"] is True
     outcomes = {
         one["candidate"]["options"]["precision"]: one["outcome"]
-        for one in report["tiers"]["big"]["ranking"]
+        for one in report["tiers"]["full"]["ranking"]
         if one["candidate"]["threads"] == report["reference_threads"]
     }
     assert outcomes["fp32"] == MEASURED
@@ -273,7 +279,7 @@ def test_given_tables_and_one_that_crashes_when_tuned_then_both_are_shown_and_th
 
 def test_given_a_run_that_was_killed_when_run_again_for_a_while_then_it_goes_on_and_the_node_takes_the_file(tmp_path):
     state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
-    arguments = [ADAPTER, "--tiers", "big", "--engine", "eager", "--state", str(state), "-o", str(out)]
+    arguments = [ADAPTER, "--tiers", "full", "--engine", "eager", "--state", str(state), "-o", str(out)]
     command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--seconds", "0.05", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         give_up_at = time.monotonic() + PATIENCE_S
@@ -293,12 +299,12 @@ def test_given_a_run_that_was_killed_when_run_again_for_a_while_then_it_goes_on_
 
 def test_given_ctrl_c_when_tuning_then_what_was_measured_is_shown_and_kept(tmp_path):
     state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
-    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "big",
+    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "full",
                "--engine", "eager", "--options", '{"hang_in": "bf16"}', "--state", str(state), "-o", str(out),
                "--seconds", "0.05"]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         give_up_at = time.monotonic() + PATIENCE_S
-        while not (state.exists() and _processes_of("trial_main", process.pid)) and time.monotonic() < give_up_at:
+        while not (state.exists() and _processes_of("tune.trial", process.pid)) and time.monotonic() < give_up_at:
             time.sleep(0.05)  # until the first one is kept and the next one has begun
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=PATIENCE_S)
@@ -321,11 +327,12 @@ def test_given_ctrl_c_when_tuning_then_what_was_measured_is_shown_and_kept(tmp_p
         ([ADAPTER, "--options", "[]"], ["options", "[]"]),
         ([ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
         ([ADAPTER, "--tiers", "a,,b"], ["tiers"]),
-        ([ADAPTER, "--tiers", "big", "--tier", "huge"], ["'huge'", "big"]),
+        ([ADAPTER, "--tiers", "full", "--tier", "huge"], ["'huge'", "full"]),
         ([ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
         (["--params", "/nowhere/params.yaml"], ["/nowhere/params.yaml", "cannot be read"]),
-        (["--params", "config/perception.yaml"], ["--stage", "perception, planning"]),
-        (["--params", "config/perception.yaml", "--stage", "map"], ["'map'", "perception, planning"]),
+        (["--params", "config/perception.yaml"], ["--stage", "perception (", "planning ("]),
+        (["--params", "config/perception.yaml", "--stage", "map"], ["'map'", "perception (", "planning ("]),
+        ([ADAPTER, "--params", "config/perception.yaml"], [f"no {ADAPTER} there", "perception ("]),
     ],
 )
 def test_given_bad_input_when_tuned_then_one_line_says_what_would_be_right(arguments, words, monkeypatch):
@@ -362,7 +369,7 @@ def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_t
 """,
         encoding="utf-8",
     )
-    found = target_of_file(base, "perception", {"budget_ms": 1500.0}, None)
+    found = target_of_file(base, None, "torchperf_ros.models.camera:CameraAdapter", {"budget_ms": 1500.0}, None)
     text = tuned_parameters(found, FOUND, {"full": "bf16"}, 3, ["a remark"])
     out = tmp_path / "tuned.yaml"
     out.write_text(text, encoding="utf-8")
@@ -380,7 +387,7 @@ def test_given_ready_packages_when_tuned_then_they_are_refused(tmp_path):
     base = tmp_path / "base.yaml"
     base.write_text("perf: {ros__parameters: {perception: {packages: [/p/a.pt2]}}}", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"/p/a\.pt2"):
-        target_of_file(base, "perception", {}, None)
+        target_of_file(base, "perception", None, {}, None)
 
 
 @pytest.mark.parametrize(

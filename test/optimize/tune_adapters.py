@@ -1,7 +1,7 @@
 """A small adapter for tuning; its `options` say what goes wrong in which precision. Imported by trial processes.
 
 Options: `crash_in`, `hang_in`, `wrong_in`: a precision; `sizes`: true: the batch varies; `touch`: a file that each
-built model appends a byte to.
+built model appends a byte to; `seed`: null: the weights are others at every build.
 """
 
 import os
@@ -36,10 +36,10 @@ class Net(torch.nn.Module):
 
 
 class TinyAdapter(Adapter):
-    """A perceptron; tiers `big` and `small`."""
+    """A perceptron; tiers `full` and `fast`."""
 
     def __init__(self, options, device):
-        known = {"crash_in", "hang_in", "wrong_in", "sizes", "touch"}
+        known = {"crash_in", "hang_in", "wrong_in", "sizes", "touch", "seed"}
         if set(options) - known:
             msg = f"option {sorted(set(options) - known)[0]!r} is not allowed; it has to be one of {sorted(known)}"
             raise ConfigError(msg)
@@ -50,8 +50,9 @@ class TinyAdapter(Adapter):
         if "touch" in self._options:
             with Path(self._options["touch"]).open("ab") as file:
                 file.write(b".")
-        torch.manual_seed(0)
-        return Net({"big": 64, "small": 32}[tier], self._options)
+        if self._options.get("seed", 0) is not None:
+            torch.manual_seed(0)
+        return Net({"full": 64, "fast": 32}[tier], self._options)
 
     def example_inputs(self, tier):
         return (torch.linspace(-1.0, 1.0, 64, device=self._device).reshape(4, 16, 1),)

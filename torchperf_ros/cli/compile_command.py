@@ -33,7 +33,10 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     adapter: Annotated[str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
     params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
     stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
-    tier: Annotated[list[str] | None, Option(help="Only this tier; repeatable. Default: full, medium, fast.")] = None,
+    tier: Annotated[
+        list[str] | None,
+        Option(help="Only this; repeatable. Default: those of full, medium, fast that it has."),
+    ] = None,
     options: AdapterOptions = "{}",
     device: Device = "auto",
     engine: Annotated[str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")] = AUTO,
@@ -78,7 +81,8 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
             raise ConfigError(f"{flags}: with --params, the file says that")
         config = read_params_file(params)
     shown = console(_TABLE_WIDTH)
-    jobs = _jobs(config, stage, tier or [], {"out": output and str(output), "force": force, "dry_run": dry_run})
+    jobs = _jobs(config, stage, tier or [], {"out": output and str(output), "force": force, "dry_run": dry_run,
+                                               "guessed": params is None and not tier})  # fmt: skip
     built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
     if json_file is not None:
         json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
@@ -134,6 +138,9 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
                         progress.update(bar, description=text)
                         if not console.is_terminal:
                             console.print(text)
+                    elif message["kind"] == "tiers":
+                        tiers, waiting = message["tiers"], list(message["tiers"])
+                        progress.update(bar, total=len(tiers))
                     elif message.get("unusable"):
                         raise ConfigError(message["text"])
                     elif message["kind"] in {"built", "planned", "failed"}:

@@ -15,12 +15,13 @@ from torchperf_ros.frame.errors import ConfigError
 
 _TABLE_WIDTH = 140
 _MOST_BATCH = 1000
+_USUAL_TIERS = "those of full, medium, fast that it has"
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
 
 
 def check(
     adapter: Annotated[str, Argument(help="module:Class, for example my_robot.segmenter:Segmenter.")],
-    tiers: Annotated[str, Option(help="Names of its tiers, most accurate first.")] = "full",
+    tiers: Annotated[str, Option(help=f"Names of its tiers, most accurate first; default: {_USUAL_TIERS}.")] = "",
     options: shell.AdapterOptions = "{}",
     log: Annotated[Path | None, Option(exists=True, help="Take the frame from this log; default: a made one.")] = None,
     device: shell.Device = "auto",
@@ -31,7 +32,7 @@ def check(
     no ROS. It finds weights that differ at every build, tiers that take
     different inputs, NaN, and output messages whose sizes contradict each other.
 
-    Example: torchperf check my_robot.segmenter:Segmenter --tiers full,fast --log drive.mcap
+    Example: torchperf check my_robot.segmenter:Segmenter --log drive.mcap
 
     Exit status: 0 if all is well, 1 if something is not, 2 if the input cannot be used.
     """
@@ -46,6 +47,8 @@ def check(
         shown.print(f"  {found.text}" if found.text else "", markup=False, highlight=False)
     good = "all is well, as far as it goes: the frame was refused" if checked.refused else "all is well"
     shown.print("something is wrong: see the lines with `no`" if checked.failed else good, style="bold")
+    if not checked.failed:
+        shell.say(shown, f"next: torchperf tune {adapter} -o tuned.yaml finds how it runs best on this machine")
     raise typer.Exit(checked.failed)
 
 
@@ -123,13 +126,13 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def tune(  # noqa: PLR0913, PLR0917 - one for each option
-    adapter: Annotated[str | None, Argument(help="module:Class of the adapter to tune.")] = None,
-    params: Annotated[Path | None, Option(help="A node's parameter file instead; what is found goes into it.")] = None,
+    adapter: Annotated[str | None, Argument(help="module:Class of the adapter; with --params, of the stage.")] = None,
+    params: Annotated[Path | None, Option(help="A node's parameter file: its names are kept, and its values.")] = None,
     stage: Annotated[str | None, Option(help="Of --params, or its name in the YAML; default: by adapter.")] = None,
     budget_ms: Annotated[float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")] = None,
     max_memory_mb: Annotated[float, Option(help="Most memory of the process that runs it.")] = math.inf,
     max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
-    tiers: Annotated[str | None, Option(help="The adapter's, most accurate first; default: full,medium,fast.")] = None,
+    tiers: Annotated[str | None, Option(help=f"The adapter's, most accurate first; default: {_USUAL_TIERS}.")] = None,
     tier: Annotated[list[str] | None, Option(help="Only this; repeatable. The first is tuned, others checked.")] = None,
     options: Annotated[str | None, Option(help="JSON object, handed to the adapter.")] = None,
     output_topic: Annotated[str | None, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
@@ -164,7 +167,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     With --tables it tries each option by itself: whether the model bears it,
     what it gains and costs (start, compiling, memory), and why it is left out.
 
-    Example: torchperf tune my_robot.segmenter:Segmenter --tiers full,fast --budget-ms 40 -o tuned.yaml
+    Examples: torchperf tune my_robot.segmenter:Segmenter --budget-ms 40 -o tuned.yaml
+              torchperf tune --params robot.yaml --stage segmentation -o tuned.yaml
 
     Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
     """
@@ -185,15 +189,15 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file
 
     values = {"options": options, "output": output_topic, "budget_ms": budget_ms}
-    if params is not None and (adapter, options, tiers) == (None, None, None):
-        target = target_of_file(params, stage, values, device)
+    if params is not None and (options, tiers) == (None, None):
+        target = target_of_file(params, stage, adapter, values, device)
     elif adapter is not None and params is None:
-        names = [name.strip() for name in (tiers or "full,medium,fast").split(",")]
+        names = [name.strip() for name in tiers.split(",")] if tiers else tier or []
         target = target_of_adapter(adapter, stage, names, values, device or "auto")
     else:
         raise ConfigError(
             "either an adapter, module:Class, with --options and --tiers, or --params FILE, with --stage, says what"
-            " to tune: one of the two"
+            " to tune; with --params, the file says --options and --tiers"
         )
     chosen = TuneOptions(
         Limits(target.stage.budget_ms, max_memory_mb, max_error), engine or (),

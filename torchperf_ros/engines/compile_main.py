@@ -3,8 +3,9 @@
     python -m torchperf_ros.engines.compile_main NEWS        (descriptor for one JSON object per line)
 
 Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build` (a `BuildOptions`) and `packages` (the
-user's file in place of the adapter's model, or ""); `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to
-instead, or absent); `dry_run` (only plan what would be built); `force` (build even what is there); `background`.
+user's file in place of the adapter's model, or ""); `guessed` (nobody named the tiers: those that the adapter builds);
+`cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead, or absent); `dry_run` (only plan what would
+be built); `force` (build even what is there); `background`.
 """
 
 import contextlib

@@ -82,6 +82,22 @@ def differing_weights(first: torch.nn.Module, second: torch.nn.Module) -> list[s
     return [n for n, t in _tensors(first) if n not in others or not np.array_equal(_bytes_of(t), others[n])]
 
 
+def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) -> str:
+    """Why no package of a tier could be kept: two builds of it have other weights; "" where they have the same."""
+    names = differing_weights(model, again)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return "" if not names else (
+        f"no package can be kept: build({tier!r}) gives other weights at every call ({names[0]}{more});"
+        " load them from a file, or call torch.manual_seed before they are drawn"
+    )  # fmt: skip
+
+
+def structure_hash(model: torch.nn.Module) -> str:
+    """Hash of what a model computes, whatever the values of its weights."""
+    shapes = [f"{name} {signature_of(tensor)}" for name, tensor in _tensors(model)]
+    return hashlib.sha256("\n".join([*shapes, code_hash(model)]).encode()).hexdigest()
+
+
 def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return sorted({**dict(model.named_parameters()), **dict(model.named_buffers())}.items())
 

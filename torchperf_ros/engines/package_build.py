@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.compile_main import Say
 from torchperf_ros.engines.engine import (
@@ -25,7 +26,7 @@ from torchperf_ros.engines.engine import (
     make_runner,
     open_package,
 )
-from torchperf_ros.engines.fingerprint import differing_weights, identify
+from torchperf_ros.engines.fingerprint import changing_weights, identify
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
 from torchperf_ros.engines.ready_package import load_ready_package
@@ -58,8 +59,10 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = load_adapter(job["adapter"])(job["options"], device)
     cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096))
-    good = True
-    for number, name in enumerate(job["tiers"]):
+    good, tiers = True, tiers_of(adapter) if job.get("guessed") else job["tiers"]
+    if job.get("guessed"):
+        say("tiers", tiers=tiers)
+    for number, name in enumerate(tiers):
 
         def step(text: str, tier: str = name, number: int = number + 1) -> None:
             say("tier", tier=tier, number=number, step=text)
@@ -79,9 +82,9 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
                 continue
             stored = builder.store()
         except Exception as error:  # one tier's boundary: the compiler's errors are of every kind
-            good = False
-            detail = "" if isinstance(error, TorchperfError) else traceback.format_exc(limit=-6)
-            say("failed", tier=name, text=one_line(error), detail=detail or str(error))
+            good, text = False, one_line(error)
+            detail = str(error) if isinstance(error, TorchperfError) else traceback.format_exc(limit=-6)
+            say("failed", tier=name, text=text, detail="" if detail == text else detail)
         else:
             say("built", tier=name, **asdict(stored))
     say("done")
@@ -103,10 +106,8 @@ def _tier_of(
         return None
     model = build_model(adapter, name)
     # a package of weights that nobody builds again would fit no worker
-    if differing := differing_weights(model, adapter.build(name)):
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        msg = f"no package can be kept: build({name!r}) gives other weights at every call ({differing[0]}{more});"
-        raise AdapterError(f"{msg} load them from a file, or call torch.manual_seed before they are drawn")
+    if why := changing_weights(name, model, adapter.build(name)):
+        raise AdapterError(why)
     return BuiltTier(model.to(device), example, dims, device)
 
 

@@ -17,21 +17,23 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.message_types import decode, empty_message, encode, full_name, has_header, message_class
+from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import build_model
-from torchperf_ros.engines.fingerprint import differing_weights
+from torchperf_ros.engines.fingerprint import changing_weights
 from torchperf_ros.engines.parity import described, signature_of, tensors_in
 from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.model.adapter import Adapter, Received, load_adapter
 from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.output_message import output_message
-from torchperf_ros.model.tier import OutputCheck
+from torchperf_ros.model.output_message import contradiction, output_message
+from torchperf_ros.model.tier import InvalidOutput, OutputCheck
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
-_MADE_SIZE: Final = 480, 640
+_USUAL_SIZE: Final = 480, 640
 _MADE_STAMP_NS: Final = 1_000_000_000
-_SHOWN: Final = 3
+_COLOURS: Final = 3
+_IMAGE_DIMS: Final = 3  # from so many on, a tensor may be an image
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,13 @@ class AdapterCheck:
         Args:
             path: `module:Class`.
             options: handed to the adapter.
-            tiers: in their order.
+            tiers: in their order; none: those of the node's default that it builds.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             log: a recorded log to take the frame from; None: it is made.
         """
         self._path, self._options, self._tiers, self._log = path, options, tiers, log
         self._device = Device(choose_device(device), threads=0)  # with as many CPU threads as a worker has
+        self._example: tuple[torch.Tensor, ...] = ()
         self.failed = self.refused = False
 
     def run(self) -> Iterator[Finding]:
@@ -98,11 +101,14 @@ class AdapterCheck:
                 text = f"trigger {trigger} ({kind}) has no header: ages and `budget_from: stamp` are not known"
                 yield Finding("trigger", None, text)
             with torch.inference_mode():
+                tiers = self._tiers
+                if not tiers:
+                    tiers = yield from self._step("tiers", lambda: tiers_of(adapter), ", ".join)
                 models = {}
-                for tier in self._tiers:
+                for tier in tiers:
                     models[tier] = yield from self._tier(adapter, tier)
                 if None not in models.values():
-                    inputs = {tier: _shapes(adapter.example_inputs(tier)) for tier in self._tiers}
+                    inputs = {tier: _shapes(adapter.example_inputs(tier)) for tier in tiers}
                     if len(set(inputs.values())) > 1:
                         text = f"tiers take different inputs: {inputs}; every tier has to take what `preprocess` gives"
                         yield Finding("tiers", False, text)
@@ -143,11 +149,10 @@ class AdapterCheck:
         try:
             model = yield from self._step(f"tier {tier}: build", lambda: build_model(adapter, tier), _size)
             again = yield from self._step(f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: "")
-            if names := differing_weights(model, again):
-                shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-                text = f"{shown} differ from build to build: no package fits; load them, or set torch.manual_seed"
-                yield Finding(f"tier {tier}: weights", False, text)
-            example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
+            if why := changing_weights(tier, model, again):
+                yield Finding(f"tier {tier}: weights", False, why)
+            self._example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
+            example = self._example
             outputs = yield from self._step(f"tier {tier}: first run", lambda: model(*example), _shapes)
             yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
         except _Failed:
@@ -157,7 +162,7 @@ class AdapterCheck:
     def _messages(self, adapter: Adapter) -> dict[str, Received]:
         """The frame's messages: of the log, else the adapter's own examples, else made ones."""
         if self._log is None:
-            return dict(adapter.example_messages()) or dict(_made(adapter.inputs))
+            return dict(adapter.example_messages()) or dict(_made(adapter.inputs, self._example))
         found: dict[str, Received] = {}
         trigger = next(iter(adapter.inputs))
         with LogReader(self._log) as log:
@@ -215,6 +220,9 @@ def _contract(adapter: Adapter) -> str:
 def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) -> int:  # noqa: ANN401
     """Bytes of the message that a frame's outputs become."""
     data = bytes(output_message(adapter, outputs, messages, full_name(adapter.output)))
+    for name, held in _held(decode(data, adapter.output)):
+        if why := contradiction(held, held.__msgtype__):
+            raise InvalidOutput(f"the {adapter.output} contradicts itself: {name}: {why}")
     if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
         stamp_ns = header_stamp_ns(data)
         if stamp_ns != trigger.stamp_ns:
@@ -223,23 +231,37 @@ def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) ->
     return len(data)
 
 
-def _made(inputs: Mapping[str, str]) -> Iterator[tuple[str, Received]]:
-    """A message for each input: a grey image, else one with every field at its zero."""
+def _held(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a message of rosbags
+    """Every message inside of a message, with the name of its field; the node looks at the outer one only."""
+    for name, value in vars(message).items():
+        for held in value if isinstance(value, list) else [value]:
+            if hasattr(held, "__msgtype__"):
+                yield name, held
+                yield from _held(held)
+
+
+def _made(inputs: Mapping[str, str], example: Sequence[torch.Tensor]) -> Iterator[tuple[str, Received]]:
+    """A message for each input: a grey image of the example's size, else one with every field at its zero."""
     for topic, kind in inputs.items():
-        message: Any
+        message: Any = empty_message(kind)
         if kind == _IMAGE:
-            height, width = _MADE_SIZE
-            pixels = np.full(height * width * 3, 128, np.uint8)
-            message = message_class(kind)(
-                empty_message("std_msgs/msg/Header"), height, width, "rgb8", 0, width * 3, pixels
-            )
-        else:
-            message = empty_message(kind)
+            height, width = _image_size(example)
+            message.height, message.width, message.encoding, message.step = height, width, "rgb8", width * 3
+            message.data = np.full(height * width * 3, 128, np.uint8)
         stamp_ns = 0
         if has_header(kind):
             message.header.stamp.sec = 1
             stamp_ns = _MADE_STAMP_NS
         yield topic, Received(decode(bytes(encode(message, kind)), kind), stamp_ns, 0.0)
+
+
+def _image_size(example: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Height and width of the first input that looks like an image of three colours, channels first or last."""
+    for tensor in example:
+        shape = tuple(tensor.shape)
+        if len(shape) >= _IMAGE_DIMS and _COLOURS in {shape[-3], shape[-1]}:
+            return (shape[-2], shape[-1]) if shape[-3] == _COLOURS else (shape[-3], shape[-2])
+    return _USUAL_SIZE
 
 
 def _size(model: torch.nn.Module) -> str:

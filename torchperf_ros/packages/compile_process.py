@@ -20,8 +20,9 @@ _SILENT_S = 10.0
 class CompileProcess:
     """Runs one job by `python -m`, by default `torchperf_ros.engines.compile_main`'s.
 
-    That one writes JSON objects, one per line: `kind` is `tier` (tier, number, step), `planned` (tier, text), `built`
-    (tier, package, manifest), `failed` (tier, text) or `done`. What compilers print is kept for `death_reason`.
+    That one writes JSON objects, one per line: `kind` is `tiers` (those that were guessed), `tier` (tier, number,
+    step), `planned` (tier, text), `built` (tier, package, manifest), `failed` (tier, text) or `done`. What compilers
+    print is kept for `death_reason`.
 
     Attributes:
         news: descriptor that is readable when there is a message, or it has ended.

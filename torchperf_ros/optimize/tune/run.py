@@ -38,9 +38,12 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     stage, node, alone = target.stage, target.node, options.batches is not None
     with console.status(f"loading {stage.adapter}"):
         facts = ask_facts(target)  # of all tiers, so that tables and a search share their results
+    target = target.having(facts.tiers)
     if alone:
         target = replace(target, tiers=target.tiers[:1])
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
+    if facts.changing:
+        _say(console, facts.changing, "yellow")
     key = state_key(facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
     path = options.state or default_path(open_cache(node.cache_dir, node.cache_mib).folder, key)
     state, now = TuneState(path, key, resume=options.resume), target.now(facts.threads)
@@ -89,7 +92,10 @@ def _report(
             _say(console, "The best option by itself; without --tables what gains is combined.", "dim")
         if options.output is not None and cut != "Ctrl-C":
             options.output.write_text(text, encoding="utf-8")
-            _say(console, f"written to {options.output}: torchperf node --ros-args --params-file {options.output}")
+            _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
+        if target.made_up:
+            made_up = f"{target.made_up}: made from the class's name; --params FILE keeps the names of your own file"
+            _say(console, made_up)
     if options.json_file is not None:
         figures = {
             "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,

@@ -23,7 +23,7 @@ from torchperf_ros.optimize.tune.target import Target
 from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED, Candidate, Facts, Figures, Trial
 from torchperf_ros.packages.compile_process import CompileProcess
 
-_MODULE = "torchperf_ros.optimize.tune.trial_main"
+_MODULE = "torchperf_ros.optimize.tune.trial"
 _POLL_S = 0.2
 _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
@@ -49,20 +49,20 @@ class TuneOptions:
 
 
 def ask_facts(target: Target) -> Facts:
-    """Load the adapter in a process of its own and ask what its first tier is; the others have to be there, too.
+    """Load the adapter in a process of its own and ask which tiers it has, and what can be tried on the first.
 
     Raises:
         AdapterError: it cannot be loaded, built or run.
     """
     started_s = time.monotonic()
-    first, *others = target.tiers
-    message = _talk(target.job(first) | {"others": others}, _FACTS_TIMEOUT_S, lambda text: None)
+    tiers = [] if target.guessed else list(target.tiers)
+    message = _talk(target.job() | {"tiers": tiers}, _FACTS_TIMEOUT_S, lambda text: None)
     if message["kind"] != "facts":
         text = message["text"]
         raise AdapterError(text if message["kind"] == "failed" else f"adapter {target.stage.adapter!r}: {text}")
     values = message["facts"]
     ranges = tuple((low, high) for low, high in values["ranges"])
-    return Facts(**{**values, "ranges": ranges, "load_s": time.monotonic() - started_s})
+    return Facts(**values | {"tiers": tuple(values["tiers"]), "ranges": ranges, "load_s": time.monotonic() - started_s})
 
 
 class TuneState:
@@ -211,8 +211,8 @@ class TuneSearch:
         if left_s <= 0:
             return None
         timeout_s = min(self._options.timeout_s, left_s)
-        job = self._target.job(tier) | {
-            "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
+        job = self._target.job() | {
+            "tier": tier, "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
         }  # fmt: skip

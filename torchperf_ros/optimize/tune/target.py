@@ -25,6 +25,7 @@ class Target:
         stage: its own of these.
         tiers: those of its tiers that are tuned, the first one fully.
         has_base: whether the values were read from a file.
+        guessed: nobody named the tiers: they are those of the node's default, of which the adapter may build some.
     """
 
     values: Mapping[str, Any]
@@ -32,11 +33,25 @@ class Target:
     stage: StageConfig
     tiers: tuple[str, ...]
     has_base: bool
+    guessed: bool = False
 
-    def job(self, tier: str) -> dict[str, Any]:
-        """What each process gets that loads a tier."""
-        stage = self.stage
-        return {"adapter": stage.adapter, "options": stage.options, "device": self.node.device, "tier": tier}
+    def job(self) -> dict[str, Any]:
+        """What each process gets that loads the adapter."""
+        return {"adapter": self.stage.adapter, "options": self.stage.options, "device": self.node.device}
+
+    @property
+    def made_up(self) -> str:
+        """The names that are none of the user's own, for a sentence; "" where a file or an option gave them."""
+        if self.has_base or self.stage.name in STAGE_DEFAULTS:
+            return ""
+        made = _name_of(self.stage.adapter)
+        names = {"stage": (self.stage.name, made), "output": (self.stage.output, f"{self.stage.name}_output")}
+        return " and ".join(f"{what} {name!r}" for what, (name, own) in names.items() if name == own)
+
+    def having(self, tiers: Sequence[str]) -> "Target":
+        """The same, once it is known which tiers the adapter builds."""
+        values = {**self.values, f"{self.stage.name}.tiers": list(tiers)}
+        return _target(values, self.stage.name, {}, has_base=False) if self.guessed else self
 
     def now(self, threads: int) -> Candidate | None:
         """How the first tier is run at present, if a file says so; `threads` is the node's default number."""
@@ -66,7 +81,7 @@ def target_of_adapter(
     Args:
         adapter: `module:Class`.
         stage: its name; None: the one that the node knows this adapter by, else the class's name.
-        tiers: all tiers of the stage.
+        tiers: all tiers of the stage; none: those of the node's default that the adapter builds.
         own: further parameters of the stage: options, output, budget_ms; None: the default.
         device: auto, cpu, cuda or cuda:N.
 
@@ -76,24 +91,27 @@ def target_of_adapter(
     known = [name for name, values in STAGE_DEFAULTS.items() if values["adapter"] == adapter]
     name = stage or (known[0] if known else _name_of(adapter))
     output = STAGE_DEFAULTS.get(name, {}).get("output", f"{name}_output")
-    values = {"device": device, f"{name}.adapter": adapter, f"{name}.output": output, f"{name}.tiers": list(tiers)}
+    values: dict[str, Any] = {"device": device, f"{name}.adapter": adapter, f"{name}.output": output}
+    values |= {f"{name}.tiers": list(tiers)} if tiers else {}
     if name not in STAGE_DEFAULTS:
         values["stages"] = [name]
-    return _target(values, name, own, has_base=False)
+    return replace(_target(values, name, own, has_base=False), guessed=not tiers)
 
 
-def target_of_file(path: Path, stage: str | None, own: Mapping[str, Any], device: str | None) -> Target:
-    """A stage of a node's parameter file, with some of its parameters changed.
+def target_of_file(
+    path: Path, stage: str | None, adapter: str | None, own: Mapping[str, Any], device: str | None
+) -> Target:
+    """A stage of a node's parameter file, by its name or its adapter, with some of its parameters changed.
 
     Raises:
         ConfigError: the file, the stage or a value cannot be used.
     """
     values = params_of_file(path) | ({"device": device} if device else {})
     stages = config_of(values).stages
-    found = [one for one in stages if stage in {None, one.name}]
+    found = [one for one in stages if stage in {None, one.name} and adapter in {None, one.adapter}]
     if len(found) != 1:
-        asked = "--stage is needed" if stage is None else f"--stage {stage!r} is not there"
-        raise ConfigError(f"{asked}: {path} has {', '.join(one.name for one in stages)}")
+        asked = "--stage is needed" if found else f"--stage {stage!r} is not there" if stage else f"no {adapter} there"
+        raise ConfigError(f"{asked}: {path} has {', '.join(f'{one.name} ({one.adapter})' for one in stages)}")
     if any(found[0].packages):
         raise ConfigError(
             f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a package does is"

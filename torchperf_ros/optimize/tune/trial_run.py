@@ -1,10 +1,11 @@
 """Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns."""
 
+import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call, build_model, varying_dims
+from torchperf_ros.engines.adapter_tiers import tiers_of
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.engine import make_runner
-from torchperf_ros.engines.fingerprint import identify
+from torchperf_ros.engines.fingerprint import changing_weights, identify
 from torchperf_ros.engines.model_transforms import applies, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
@@ -37,7 +39,6 @@ from torchperf_ros.optimize.tune.trial import (
     Figures,
     candidate_of,
 )
-from torchperf_ros.packages.package_manifest import Identity
 
 _LOOK_SECONDS = 0.3
 _LOOK_ROUNDS = (5, 30)
@@ -48,34 +49,36 @@ _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
 _BYTES_PER_KIB = 1024
 
-Inputs = tuple[torch.Tensor, ...]
 Say = Callable[[str], None]
 
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """`Facts` of the job's first tier, as a dict.
+    """`Facts` of the job's tiers, as a dict: what can be tried is that of the first.
 
     Raises:
         TorchperfError: the adapter or the device cannot be used.
     """
-    tier = TierModel(job, 0)
-    identity = tier.identity()
-    keys = [identity.key, *(TierModel({**job, "tier": name}, 0).identity().key for name in job["others"])]
+    device, kind = Device(choose_device(job["device"]), 0).device, load_adapter(job["adapter"])
+    with _named(f"adapter {job['adapter']!r}"):
+        names = job["tiers"] or tiers_of(kind(job["options"], device))
+    tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
+    identities = [identify(one, BuildOptions()) for one in (tier, *others)]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
     options |= {
         "channels_last": BuildOptions(channels_last=True),
         "cuda_graphs": BuildOptions(cuda_graphs=True),
     }  # fmt: skip
-    left_out = {name: applies(tier.model, each, tier.on) for name, each in options.items()}
-    axes = axes_of(tier.dims, shapes_of(tier.example))
-    cores = len(os.sched_getaffinity(0))
+    left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
+    axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
-        identity="".join(keys),  # results of the other tiers are kept under the same name
-        cuda=tier.on.type == "cuda",
-        machine=f"{identity.device} {identity.capability}, {cores} cores, {platform.machine()}, {platform.node()},"
-        f" torch {identity.torch}",
+        identity="".join(one.key for one in identities),  # results of the other tiers are kept under the same name
+        cuda=device.type == "cuda",
+        machine=f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
+        f" {platform.node()}, torch {torch.__version__}",
         threads=torch.get_num_threads(),
         cores=cores,
+        tiers=tuple(names),
+        changing=next((one.changing for one in (tier, *others) if one.changing), ""),
         left_out={name: why for name, why in left_out.items() if why},
         ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
         batch=tier.batch,
@@ -84,14 +87,14 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Try the job's candidate, see `trial_main`; returns `outcome`, `reason` and `figures` of its `Trial`.
+    """Try the job's candidate, see `trial.main`; returns `outcome`, `reason` and `figures` of its `Trial`.
 
     Raises:
         TorchperfError: the adapter or the device cannot be used.
     """
     candidate = candidate_of(job["candidate"])
     with torch.inference_mode():
-        tier = TierModel(job, job["reference_threads"])
+        tier = load_tier(job, job["reference_threads"])
         try:
             say("building" if candidate.is_eager else "compiling")
             attempt = Attempt(tier, candidate, job["started_ns"])
@@ -108,53 +111,24 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
     return {"outcome": REFUSED, "reason": reason, "figures": None}
 
 
-class TierModel:
-    """The adapter's model of one tier on its device, with eager fp32 as the reference.
+@dataclass(frozen=True)
+class TierModel(BuiltTier):
+    """A tier's model with eager fp32 as the reference.
 
     Attributes:
-        model: on the device, in eval mode; stays as it is.
-        example: the adapter's example inputs, on the device.
-        dims: its dynamic dimensions.
         reference: the model in fp32 proper.
-        on: the device.
         threads: CPU threads of the reference.
+        changing: why no package of it could be kept, see `changing_weights`.
     """
 
-    def __init__(self, job: Mapping[str, Any], threads: int) -> None:
-        """Load the job's `adapter`, build its `tier` on the `device`, and call it once.
-
-        Raises:
-            TorchperfError: the adapter or the device cannot be used.
-        """
-        self.on = Device(choose_device(job["device"]), threads).device
-        self.threads = torch.get_num_threads()
-        made = load_adapter(job["adapter"])
-        name, doing = f"adapter {job['adapter']!r}, tier {job['tier']!r}: ", ""
-        try:
-            adapter: Adapter = made(job["options"], self.on)
-            model = build_model(adapter, job["tier"])
-            example = adapter.example_inputs(job["tier"])
-            self.dims = adapter.dynamic_dims()
-            self.model = model.to(self.on)
-            self.reference = in_precision(self.model, "fp32", self.on)
-            self.example: Inputs = tuple(tensor.to(self.on) for tensor in example)
-            axes_of(self.dims, shapes_of(self.example))
-            doing = "the model raises on its own example inputs: "
-            with torch.inference_mode():
-                self.reference(*self.example)
-        except TorchperfError:
-            raise
-        except Exception as error:  # the user's adapter runs here: whatever it raises is why there is no model
-            raise AdapterError(f"{name}{doing}{type(error).__name__}: {error}") from error
+    reference: Call
+    threads: int
+    changing: str = ""
 
     @property
     def batch(self) -> int:
         """Size of the example's first dimension, 0 where there is none."""
         return self.example[0].shape[0] if self.example and self.example[0].dim() else 0
-
-    def identity(self) -> Identity:
-        """Of the model as it is."""
-        return identify(BuiltTier(self.model, self.example, self.dims, self.on), BuildOptions())
 
     def at_batch(self, batch: int) -> Inputs:
         """The example at this batch size: inputs whose first dimension is the first input's get it.
@@ -170,6 +144,39 @@ class TierModel:
             if not low <= batch <= high:
                 raise ConfigError(f"batch {batch} is outside {low}..{high}, which dynamic_dims allow for input {index}")
         return random_inputs(self.example, 0, {index: {0: (batch, batch)} for index in batched})
+
+
+def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> TierModel:
+    """Load the job's `adapter`, build its `tier` on the `device`, and call it once; `twice`: see if its weights change.
+
+    Raises:
+        TorchperfError: the adapter or the device cannot be used.
+    """
+    device, name = Device(choose_device(job["device"]), threads).device, job["tier"]
+    kind = load_adapter(job["adapter"])
+    with _named(f"adapter {job['adapter']!r}, tier {name!r}"):
+        adapter: Adapter = kind(job["options"], device)
+        model, dims = build_model(adapter, name), adapter.dynamic_dims()
+        changing = changing_weights(name, model, build_model(adapter, name)) if twice else ""
+        model = model.to(device)
+        example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
+        axes_of(dims, shapes_of(example))
+    reference = in_precision(model, "fp32", device)
+    doing = f"adapter {job['adapter']!r}, tier {name!r}: the model raises on its own example inputs"
+    with _named(doing), torch.inference_mode():
+        reference(*example)
+    return TierModel(model, example, dims, device, reference, torch.get_num_threads(), changing)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Context in which the user's adapter runs: whatever it raises is why there is no model."""
+    try:
+        yield
+    except TorchperfError:
+        raise
+    except Exception as error:
+        raise AdapterError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class Attempt:
@@ -191,9 +198,9 @@ class Attempt:
         self._example = tier.at_batch(candidate.batch) if candidate.batch else tier.example
         self._dims = {} if candidate.batch else tier.dims
         torch.set_num_threads(candidate.threads)
-        with matrix_precision(candidate.options.precision, tier.on):
-            runner = make_runner(BuiltTier(tier.model, self._example, self._dims, tier.on), candidate.options)
-            time_once(partial(runner.call, *self._example), tier.on)
+        with matrix_precision(candidate.options.precision, tier.device):
+            runner = make_runner(replace(tier, example=self._example, dims=self._dims), candidate.options)
+            time_once(partial(runner.call, *self._example), tier.device)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
         self._call, self.compile_s = runner.call, runner.compile_s
 
@@ -205,7 +212,7 @@ class Attempt:
             AdapterError: another policy would be in force.
         """
         options, tier = self._candidate.options, self._tier
-        call = in_precision(self._call, options.precision, tier.on)
+        call = in_precision(self._call, options.precision, tier.device)
         dims = varying_dims(options, self._dims)
         self.parity = check_engine(tier.reference, call, self._example, dims, options.precision)
         self._call = call
@@ -242,7 +249,7 @@ class Attempt:
             eager_p50_ms=eager.median_ms, eager_p99_ms=eager.calibration.p99_ms,
             least_share=min(shares), most_share=max(shares), samples=len(own.times_ms),
             cold_start_s=self.cold_start_s, compile_s=self.compile_s,
-            memory_mb=_peak_memory_bytes(self._tier.on) / _BYTES_PER_MB, **asdict(self.parity),
+            memory_mb=_peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, **asdict(self.parity),
         )  # fmt: skip
         return asdict(figures)
 
@@ -260,14 +267,14 @@ class Attempt:
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:
-            found = time_interleaved({**calls[0], **calls[1]}, self._tier.on, seconds=share, rounds=rounds)
+            found = time_interleaved({**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=rounds)
             return _pooled(found, "own"), _pooled(found, "eager")
         times: dict[str, list[float]] = {"own": [], "eager": []}
         fewest, most = (max(1, count // blocks) for count in rounds)
         for _ in range(blocks):
             for count, candidates, who in zip(threads, calls, times, strict=True):
                 torch.set_num_threads(count)
-                part = time_interleaved(candidates, self._tier.on, seconds=share / blocks, rounds=(fewest, most))
+                part = time_interleaved(candidates, self._tier.device, seconds=share / blocks, rounds=(fewest, most))
                 times[who].extend(_pooled(part, who).times_ms)
         torch.set_num_threads(threads[0])
         return Timing(tuple(times["own"])), Timing(tuple(times["eager"]))
