@@ -4,8 +4,10 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,8 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from torchperf_ros.demo.drive import STAGES, faults_of
+from torchperf_ros.demo.drive import STAGES, DriveOptions, drive_parameters, faults_of, what_next
+from torchperf_ros.demo.road_scene import IMAGE_TYPE
 from torchperf_ros.models.sabotage import KINDS, Fault
 
 DEADLY = {kind for kind in KINDS if kind.endswith(("sigkill", "sigsegv", "hang"))}
@@ -31,6 +34,22 @@ def check_plans(plans: dict[str, dict[str, dict[str, float]]], seconds: float) -
         assert all(0 < fault.after_s < seconds for fault in faults.values())
         times = sorted(f.after_s + n * f.every_s for kind, f in faults.items() for n in range(3) if kind in DEADLY)
         assert all(later - earlier > seconds / 10 for earlier, later in itertools.pairwise(times) if later < seconds)
+
+
+@pytest.mark.parametrize(("asked", "engine", "compiles"), [(None, "auto", False), ("aoti", "aoti", True)])
+def test_given_an_engine_or_none_when_driven_then_packages_are_used_and_only_what_was_asked_for_is_compiled(
+    asked: str | None, engine: str, compiles: bool, tmp_path: Path
+) -> None:
+    values = drive_parameters(DriveOptions(engine=asked, metrics_port=9464), IMAGE_TYPE, tmp_path)
+    assert (values["planning"]["engine"], values["compile_missing"], values["metrics_port"]) == (engine, compiles, 9464)
+
+
+def test_given_a_drive_when_it_is_over_then_the_report_named_is_of_its_last_incident_or_of_the_records() -> None:
+    evidence = Path("/evidence")
+    assert any("report /evidence/records/records.jsonl -o" in line for line in what_next(evidence, []))
+    lines = what_next(evidence, [evidence / "a", evidence / "b"])
+    assert any("report /evidence/b -o" in line for line in lines)
+    assert lines[1:3] == ["  a", "  b"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -64,16 +83,23 @@ def test_given_a_sabotaged_drive_when_it_is_over_then_every_started_frame_was_an
         assert stage["unanswered"] <= 0.05 * stage["records"] or (report["others_share"] or 0) > 0.1, output
     assert {entry["kind"] for entry in report["sabotage"]} >= {"sigkill", "hang", "raise"}
     assert "sabotage: what was injected" in output
+    assert "What next:" in output
     assert (tmp_path / "v.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.ros
 def test_given_a_drive_when_ctrl_c_is_pressed_then_it_ends_with_the_summary_and_leaves_no_process(tmp_path):
-    process = start("--seconds", "300", "--json", str(tmp_path / "report.json"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start("--seconds", "300", "--json", str(tmp_path / "report.json"), "--metrics-port", str(port))
     assert process.stdout is not None
+    assert process.stdout.readline().startswith("starting, ")
     line = next(line for line in process.stdout if " p50 " in line and "% on time" in line)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) > 4, line
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert b'torchperf_frames_total{stage="perception"}' in answer.read()
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate()
     assert process.returncode in {0, 1}, output

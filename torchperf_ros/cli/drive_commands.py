@@ -125,15 +125,16 @@ def top(
     """
     need("rclpy")
     check_outputs({"--svg": svg_file})
-    from torchperf_ros.top.top import look
-
     shown = console()
     if not shown.is_terminal:
         shown.height = _PLAIN_HEIGHT
+    with console(stderr=True).status("loading ROS"):
+        from torchperf_ros.top.top import look
+
     raise typer.Exit(look(name, shown, once=once, seconds=seconds, svg_file=svg_file))
 
 
-def demo(
+def demo(  # noqa: PLR0913, PLR0917 - options of a command line
     log: Annotated[Path | None, Option(help="Play this rosbag2 or ROS 1 .bag, not the drawn road.")] = None,
     seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
     rate: Annotated[
@@ -141,8 +142,13 @@ def demo(
     ] = None,
     sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
     engine: Annotated[
-        str, Option(help=f"{', '.join(ENGINE_CHOICES)}; what is missing is compiled meanwhile.")
-    ] = "eager",
+        str | None,
+        Option(
+            help=f"{', '.join(ENGINE_CHOICES)}; what is missing is compiled meanwhile."
+            " Default: packages that are on this machine, else eager."
+        ),
+    ] = None,
+    metrics_port: Annotated[int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")] = 0,
     no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: JsonFile = None,
     svg_file: SvgFile = None,
@@ -151,19 +157,21 @@ def demo(
 
     A live view shows each stage's health, tier and latency, one column per
     frame, and what goes wrong. The end is a summary: what was answered, what
-    was sabotaged, and how the frames that it hit were answered.
+    was sabotaged, how the frames that it hit were answered, and what to do next.
 
     Exit status: 0 if every started frame was answered by its deadline + 5 ms,
     1 if one was not, 2 if the log cannot be played.
     """
     need("rclpy")
-    if engine not in ENGINE_CHOICES:
+    if engine not in {None, *ENGINE_CHOICES}:
         fail(f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", BAD_INPUT)
     check_outputs({"--json": json_file, "--svg": svg_file})
-    from torchperf_ros.demo.drive import Drive, DriveError, DriveOptions
+    with console(stderr=True).status("loading ROS"):
+        from torchperf_ros.demo.drive import Drive, DriveError, DriveOptions
 
     shown = console()
-    options = DriveOptions(log, seconds, rate, sabotage, engine, shown.is_terminal and not no_tui, json_file, svg_file)
+    tui = shown.is_terminal and not no_tui
+    options = DriveOptions(log, seconds, rate, sabotage, engine, tui, metrics_port, json_file, svg_file)
     try:
         status = Drive(options, shown).run()
     except DriveError as error:

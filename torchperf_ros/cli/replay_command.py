@@ -96,10 +96,11 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         from torchperf_ros.workers.fork_server import start_base
 
         start_base()  # it imports torch while this process imports the rest
-    from torchperf_ros.config.params_file import parse_value
-    from torchperf_ros.replay.batch.batch_logs import is_batch
-    from torchperf_ros.replay.log_feed import parse_maps
-    from torchperf_ros.replay.replay_options import ReplayOptions
+    with console(stderr=True).status("loading"):
+        from torchperf_ros.config.params_file import parse_value
+        from torchperf_ros.replay.batch.batch_logs import is_batch
+        from torchperf_ros.replay.log_feed import parse_maps
+        from torchperf_ros.replay.replay_options import ReplayOptions
 
     own = pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
     options = ReplayOptions(
@@ -138,12 +139,12 @@ def _many(
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
     """Replay one log, show and write what it came to; whether that was all of it."""
-    from torchperf_ros.replay.replay import plan
-    from torchperf_ros.replay.replay import replay as play_back
-    from torchperf_ros.replay.replay_options import prefer_this_process, read_config
-    from torchperf_ros.runs.run_file import check_run_path, write_run
-
     told, shown = console(stderr=True), console(_PLAIN_WIDTH)
+    with told.status("loading"):
+        from torchperf_ros.replay.replay import plan
+        from torchperf_ros.replay.replay import replay as play_back
+        from torchperf_ros.replay.replay_options import prefer_this_process, read_config
+        from torchperf_ros.runs.run_file import check_run_path, write_run
     if options.inputs != "none" and options.output is None:
         raise ConfigError(f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap")
     for file in files:

@@ -14,6 +14,8 @@ from typing import Any, Final
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+import torchperf_ros
+from torchperf_ros.config.build_options import AUTO
 from torchperf_ros.config.config import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
@@ -25,9 +27,10 @@ from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.node.middleware import carry_images
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.runs.machine_fingerprint import ProcessorShare
+from torchperf_ros.telemetry.node_state import NodeState
 from torchperf_ros.top.listener import NodeListener
 from torchperf_ros.top.top import SVG_HEIGHT, SVG_WIDTH, Screen, save_svg
-from torchperf_ros.top.view import ends, node_picture
+from torchperf_ros.top.view import ends, node_line, node_picture
 
 STAGES: Final = ("perception", "planning")
 _FAULTS: Final = {  # in order of their time; a replacement is ready before the next worker dies
@@ -51,14 +54,20 @@ class DriveError(TorchperfError):
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """What the user asked for; see `torchperf demo --help`. `tui`: whether the terminal shows the live view."""
+    """What the user asked for, see `torchperf demo --help`.
+
+    Attributes:
+        engine: None: packages that are on this machine, else eager.
+        tui: whether the terminal shows the live view.
+    """
 
     log: Path | None = None
     seconds: float = 20.0
     rate_hz: float | None = None
     sabotage: bool = False
-    engine: str = "eager"
+    engine: str | None = None
     tui: bool = True
+    metrics_port: int = 0
     json_file: Path | None = None
     svg_file: Path | None = None
 
@@ -103,7 +112,7 @@ class Drive:
             os.nice(5)  # the processes that are looked at come first
             self._listener = stack.enter_context(NodeListener(self._state, "torchperf_demo"))
             drawn = (lambda width, height: drive_picture(self._state, width, height)) if self._options.tui else None
-            self._screen = stack.enter_context(Screen(self._state, self._console, drawn))
+            self._screen = stack.enter_context(Screen(self._state, self._console, drawn, line=drive_line))
             self._drive()
         self._state.others_share = processor.of_others()
         result = judge(self._state)
@@ -111,11 +120,12 @@ class Drive:
         if self._options.json_file:
             text = json.dumps(report(self._state, result), indent=2)
             self._options.json_file.write_text(text + "\n", encoding="utf-8")
-        self._name_incidents(began)
+        new = [path for path in self._evidence.incidents() if path.name > began]
+        self._console.print(Text("\n".join(what_next(self._evidence.root, new))), soft_wrap=True)
         return int(bool(result.failures))
 
     def _drive(self) -> None:
-        state = self._state
+        state, self._began_s = self._state, time.monotonic()
         try:
             stages = state.stages.values()  # after a while without the backup workers
             complete = self._watch(lambda: self._ready() and all(stage.complete for stage in stages), _COMPLETE_S)
@@ -151,6 +161,8 @@ class Drive:
                 for line in journal.lines():
                     state.on_journal(stage, line)
             state.match()
+            if state.phase.startswith("starting"):
+                state.phase = f"starting, {time.monotonic() - self._began_s:.0f} s"
             if state.phase == "driving":
                 state.elapsed_s = min(time.monotonic() - self._start_s, state.seconds)
             self._screen.show()
@@ -167,34 +179,11 @@ class Drive:
         started = len(stages) == len(STAGES) and all(stage.health not in {"", "STARTING"} for stage in stages)
         return self._state.player_ready and started
 
-    def _name_incidents(self, began: str) -> None:
-        """Say where the node wrote down what it found; `began` sorts before what is new."""
-        if new := [path for path in self._evidence.incidents() if path.name > began]:
-            lines = [f"Incidents of this drive, in {self._evidence.root}:", *(f"  {path.name}" for path in new)]
-            lines.append(f"Look at the last: torchperf report {new[-1]} -o report.html")
-            self._console.print(Text("\n".join(lines)), soft_wrap=True)
-
-    def _parameters(self, folder: Path) -> dict[str, Any]:
-        """Parameters of the node, as a file for `--params-file`: JSON is YAML, too."""
-        stages: dict[str, Any] = {}
-        for stage in STAGES:
-            own: dict[str, Any] = {}
-            adapter = STAGE_DEFAULTS[stage]["adapter"]
-            if stage == "perception" and self._image_type != IMAGE_TYPE:
-                own = {"compressed": True}
-            if self._options.sabotage:
-                own = {
-                    "adapter": adapter, "options": own, "journal": str(_journal(folder, stage)),
-                    "faults": faults_of(stage, self._options.seconds),
-                }  # fmt: skip
-                adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
-            stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": self._options.engine}
-        return {"/**": {"ros__parameters": {"autostart": True, "metrics_port": 0, "stages": list(STAGES), **stages}}}
-
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
         """Start the node and the player."""
         parameters = folder / "parameters.yaml"
-        parameters.write_text(json.dumps(self._parameters(folder)), encoding="utf-8")
+        values = drive_parameters(self._options, self._image_type, folder)
+        parameters.write_text(json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8")  # JSON is YAML, too
         remaps = ["-r", f"image:={IMAGE_TOPICS[self._image_type]}", "-r", f"odom:={ODOMETRY_TOPIC}"]
         node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
         what = [self._options.log and str(self._options.log), self._options.rate_hz, self._options.seconds]
@@ -214,6 +203,48 @@ def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
     injected = Text(f" {len(state.injections)} faults injected ", "orchid1") if state.injections else None
     waits = ["starting the node and its workers"]
     return node_picture(state, width, height, ends(title, progress, width), waits, injected)
+
+
+def drive_line(node: NodeState) -> str:
+    """The same in one line, where there is no terminal to draw in: what the start is at, then how it goes."""
+    if not isinstance(node, DriveState) or not node.phase.startswith("starting"):
+        return node_line(node)
+    doing = [f"{stage.name}: {stage.values.get('progress') or stage.health}" for stage in node.stages.values()]
+    return f"{node.phase}: {' | '.join(doing) or 'the node and its workers'}"
+
+
+def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> dict[str, Any]:
+    """The node's parameters for a drive with images of this type; journals of faults go to the folder."""
+    stages: dict[str, Any] = {}
+    for stage in STAGES:
+        own: dict[str, Any] = {}
+        adapter = STAGE_DEFAULTS[stage]["adapter"]
+        if stage == "perception" and image_type != IMAGE_TYPE:
+            own = {"compressed": True}
+        if options.sabotage:
+            own = {
+                "adapter": adapter, "options": own, "journal": str(_journal(folder, stage)),
+                "faults": faults_of(stage, options.seconds),
+            }  # fmt: skip
+            adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
+        stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": options.engine or AUTO}
+    values = {"autostart": True, "metrics_port": options.metrics_port, "compile_missing": options.engine is not None}
+    return {**values, "stages": list(STAGES), **stages}
+
+
+def what_next(evidence: Path, incidents: list[Path]) -> list[str]:
+    """The end of a drive: its incidents, and what a person can do now, as commands that work here."""
+    command = "./run torchperf" if (Path(torchperf_ros.__file__).parents[1] / "run").exists() else "torchperf"
+    found = [f"Incidents of this drive, in {evidence}:", *(f"  {path.name}" for path in incidents)]
+    seen = incidents[-1] if incidents else evidence / "records" / "records.jsonl"
+    return [
+        *(found if incidents else []),
+        "What next:",
+        f"  see this drive as a page   {command} report {seen} -o report.html",
+        f"  make its models faster     {command} compile --params config/perception.yaml, and drive again",
+        f"  check a model of your own  {command} check my_robot.segmenter:Segmenter   (README: Your own model)",
+        "  why did it stutter         docs/looking.md",
+    ]
 
 
 def faults_of(stage: str, seconds: float) -> dict[str, dict[str, float]]:

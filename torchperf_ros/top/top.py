@@ -56,9 +56,10 @@ class Screen:
 
     def __init__(
         self, node: NodeState, console: Console, picture: Callable[[int, int], RenderableType] | None,
-        began_s: float | None = None,
+        began_s: float | None = None, line: Callable[[NodeState], str] = node_line,
     ) -> None:  # fmt: skip
-        """Show this node by a picture of so many columns and rows, None: in lines; `began_s`: see `node_picture`."""
+        """Show this node by a picture of so many columns and rows, None: by lines; `began_s`: see `node_picture`."""
+        self._line = line
         self._node, self._console, self._began_s = node, console, began_s
         self._draw = picture or (lambda _width, _height: "")
         self._live = None if picture is None else Live(console=console, screen=True, auto_refresh=False)
@@ -90,7 +91,7 @@ class Screen:
         self._shown_events = self._node.event_count
         if time.monotonic() >= self._next_line_s:
             self._next_line_s = time.monotonic() + _LINE_EVERY_S
-            self._console.print(node_line(self._node), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(self._line(self._node), highlight=False, markup=False, soft_wrap=True)
 
 
 def save_svg(shown: RenderableType, path: Path, title: str) -> None:
@@ -122,6 +123,7 @@ def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: P
     screen = Screen(node, console, picture if console.is_terminal and not once else None, began_s)
     with (
         contextlib.suppress(KeyboardInterrupt),
+        Console(stderr=True).status(f"listening to {name}") if once else contextlib.nullcontext(),
         NodeListener(node, "torchperf_top") as listener,
         Keys() as keys,
         screen,
