@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.errors import AdapterError, ConfigError
-from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer, StampVerdict
+from torchperf_ros.model.history_buffer import HistoryBuffer, StampVerdict
 
 MS = 1_000_000
 START = 1_700_000_000_000 * MS
 
 
-def rule() -> GapRule:
-    return GapRule(max_gap_ns=500 * MS, tolerance_ns=200 * MS)
+def buffer(capacity: int = 3, row_shape: tuple[int, ...] = (2,), **others) -> HistoryBuffer:
+    return HistoryBuffer(capacity, row_shape, **{"max_gap_ns": 500 * MS, "tolerance_ns": 200 * MS, **others})
 
 
 @pytest.mark.parametrize(
@@ -29,24 +29,19 @@ def rule() -> GapRule:
     ],
 )
 def test_given_a_last_stamp_when_the_next_comes_then_its_step_decides(step_ns, verdict):
-    judged = rule()
-    assert judged.judge(START) is StampVerdict.FIRST
-    assert judged.judge(START + step_ns) is verdict
+    history = buffer()
+    assert history.append(row(1), START) is StampVerdict.FIRST
+    assert history.append(row(2), START + step_ns) is verdict
     if verdict is StampVerdict.UNSTAMPED:  # it moves nothing
-        assert judged.judge(START) is StampVerdict.REPEATED
+        assert history.append(row(3), START) is StampVerdict.REPEATED
 
 
-def test_given_one_stamp_from_the_far_future_when_time_goes_on_then_the_rule_recovers_at_once():
-    judged = rule()
-    judged.judge(START)
-    assert judged.judge(START + 3_600_000 * MS) is StampVerdict.GAP
-    assert judged.judge(START + 33 * MS) is StampVerdict.JUMPED_BACK
-    assert judged.judge(START + 66 * MS) is StampVerdict.NEXT
-    assert judged.counts[StampVerdict.GAP] == judged.counts[StampVerdict.JUMPED_BACK] == 1
-
-
-def buffer(capacity: int = 3, row_shape: tuple[int, ...] = (2,), **others) -> HistoryBuffer:
-    return HistoryBuffer(capacity, row_shape, rule=GapRule(max_gap_ns=100 * MS, tolerance_ns=50 * MS), **others)
+def test_given_one_stamp_from_the_far_future_when_time_goes_on_then_the_history_recovers_at_once():
+    history = buffer()
+    stamps = (START, START + 3_600_000 * MS, START + 33 * MS, START + 66 * MS)
+    found = [history.append(row(n), stamp_ns) for n, stamp_ns in enumerate(stamps, 1)]
+    assert found == [StampVerdict.FIRST, StampVerdict.GAP, StampVerdict.JUMPED_BACK, StampVerdict.NEXT]
+    assert firsts(history) == ([0, 3, 4], [False, True, True])
 
 
 def row(value: float) -> torch.Tensor:
@@ -95,8 +90,8 @@ def test_given_inference_mode_when_made_there_then_it_works_outside_too():
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: GapRule(max_gap_ns=0, tolerance_ns=0), "max_gap_ns is 0"),
-        (lambda: GapRule(max_gap_ns=1, tolerance_ns=-1), "tolerance_ns is -1"),
+        (lambda: buffer(max_gap_ns=0), "max_gap_ns is 0"),
+        (lambda: buffer(tolerance_ns=-1), "tolerance_ns is -1"),
         (lambda: buffer(0), "capacity is 0"),
         (lambda: buffer(3, (2, -1)), r"row_shape is \(2, -1\)"),
     ],
@@ -145,15 +140,3 @@ def test_given_any_gaps_when_skipped_then_their_rows_are_zero_and_masked_out(cap
         assert rows.tolist() == [0.0] * (capacity - len(last)) + last
         assert mask.tolist() == [value > 0 for value in rows.tolist()]
         assert len(history) == sum(mask.tolist())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_given_samples_on_the_gpu_when_read_then_the_copies_have_arrived():
-    history = buffer(4, (1_000_000,), source=torch.device("cuda"))
-    for index in range(6):
-        history.append(torch.full((1_000_000,), float(index), device="cuda"), START + index * MS)
-    rows, mask = history.window()
-    assert rows.is_pinned()
-    assert mask.all()
-    assert rows.mean(dim=1).tolist() == [2, 3, 4, 5]

@@ -15,7 +15,7 @@ from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.model import session
 from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer
+from torchperf_ros.model.history_buffer import HistoryBuffer
 from torchperf_ros.model.session import Session
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
@@ -114,8 +114,7 @@ class Remembering(Doubling):
 
     def __init__(self, options, device):
         super().__init__(options, device)
-        rule = GapRule(max_gap_ns=1_000, tolerance_ns=0)
-        type(self).history = self._history = HistoryBuffer(4, (), rule=rule)
+        type(self).history = self._history = HistoryBuffer(4, (), max_gap_ns=1_000, tolerance_ns=0)
 
     def observe(self, messages):
         value = messages["number"].message.data

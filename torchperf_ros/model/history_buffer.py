@@ -57,60 +57,12 @@ class StampVerdict(enum.Enum):
         return self in {StampVerdict.GAP, StampVerdict.JUMPED_BACK}
 
 
-class GapRule:
-    """Judges each stamp by that of the last sample that was kept and had one; `counts` is how often each way."""
-
-    def __init__(self, *, max_gap_ns: int, tolerance_ns: int) -> None:
-        """Start without a last stamp.
-
-        Args:
-            max_gap_ns: largest step forward in ns that still continues the history, at least 1.
-            tolerance_ns: largest step backward in ns that counts as out of order rather than a jump, at least 0.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
-        if max_gap_ns < 1 or tolerance_ns < 0:
-            msg = f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns and more"
-            raise ConfigError(msg)
-        self._max_gap_ns = max_gap_ns
-        self._tolerance_ns = tolerance_ns
-        self._last_ns: int | None = None
-        self.counts = dict.fromkeys(StampVerdict, 0)
-
-    def judge(self, stamp_ns: int) -> StampVerdict:
-        """The verdict on the next sample's stamp in ns, 0 or less for none; it becomes the last one unless ignored."""
-        verdict = self._compare(stamp_ns)
-        self.counts[verdict] += 1
-        if not verdict.ignores and verdict is not StampVerdict.UNSTAMPED:
-            self._last_ns = stamp_ns
-        return verdict
-
-    def forget(self) -> None:
-        """Drop the last stamp, so that any stamp can follow."""
-        self._last_ns = None
-
-    def _compare(self, stamp_ns: int) -> StampVerdict:
-        if stamp_ns <= 0:
-            return StampVerdict.UNSTAMPED
-        if self._last_ns is None:
-            return StampVerdict.FIRST
-        step_ns = stamp_ns - self._last_ns
-        if step_ns > self._max_gap_ns:
-            return StampVerdict.GAP
-        if step_ns > 0:
-            return StampVerdict.NEXT
-        if step_ns == 0:
-            return StampVerdict.REPEATED
-        return StampVerdict.OLDER if step_ns >= -self._tolerance_ns else StampVerdict.JUMPED_BACK
-
-
 class HistoryBuffer:
     """A ring of N rows on the CPU that is allocated once and never grows.
 
     Rows are copies: they keep neither the sample's memory nor its autograd graph alive. NaN and Inf are stored
-    as they are; what they mean is the caller's to decide before it appends. Not thread-safe: one adapter owns it.
-    `rule` judges the stamps.
+    as they are; what they mean is the caller's to decide before it appends. Each stamp is judged by that of the last
+    sample that was kept and had one. Not thread-safe: one adapter owns it.
     """
 
     def __init__(
@@ -118,36 +70,37 @@ class HistoryBuffer:
         capacity: int,
         row_shape: tuple[int, ...],
         *,
-        rule: GapRule,
+        max_gap_ns: int,
+        tolerance_ns: int,
         dtype: torch.dtype = torch.float32,
-        source: torch.device | None = None,
     ) -> None:
         """Allocate everything that the buffer will ever need.
 
         Args:
             capacity: number of rows N, at least 1.
             row_shape: shape of one sample; `()` for scalars.
-            rule: judges the stamps; used by this buffer alone.
+            max_gap_ns: largest step forward in ns that still continues the history, at least 1.
+            tolerance_ns: largest step backward in ns that counts as out of order rather than a jump, at least 0.
             dtype: element type of the samples.
-            source: device that the samples come from. With CUDA the rows are pinned, so that a sample is copied
-                without blocking; `window` waits for the copies.
 
         Raises:
-            ConfigError: the capacity or the shape is not allowed.
+            ConfigError: a value is out of range.
         """
         if capacity < 1 or any(size < 1 for size in row_shape):
             msg = f"capacity is {capacity}, row_shape is {row_shape}; allowed: 1 row and more, sizes of 1 and more"
             raise ConfigError(msg)
+        if max_gap_ns < 1 or tolerance_ns < 0:
+            msg = f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns and more"
+            raise ConfigError(msg)
         self._row_shape = tuple(row_shape)
-        self.rule = rule
-        pinned = source is not None and source.type == "cuda"
+        self._max_gap_ns, self._tolerance_ns = max_gap_ns, tolerance_ns
+        self._last_ns: int | None = None
         # Plain tensors even under inference_mode, whose tensors could not be written outside of it.
         with torch.inference_mode(mode=False):
-            self._ring = torch.zeros((capacity, *row_shape), dtype=dtype, pin_memory=pinned)
-            self._window = torch.zeros((capacity, *row_shape), dtype=dtype, pin_memory=pinned)
-            self._mask = torch.zeros(capacity, dtype=torch.bool, pin_memory=pinned)
+            self._ring = torch.zeros((capacity, *row_shape), dtype=dtype)
+            self._window = torch.zeros((capacity, *row_shape), dtype=dtype)
+            self._mask = torch.zeros(capacity, dtype=torch.bool)
             self._holds = torch.zeros(capacity, dtype=torch.bool)
-        self._copied = torch.cuda.Event() if pinned else None
         self._next = 0  # the row that the next sample takes: the oldest; rows without a sample are zero
         _LIVE.add(self)
 
@@ -166,10 +119,10 @@ class HistoryBuffer:
         return sum(part.nbytes for part in (self._ring, self._window, self._mask, self._holds))
 
     def append(self, sample: torch.Tensor, stamp_ns: int) -> StampVerdict:
-        """Copy one sample in, on any device, unless the rule ignores its stamp; first forget the others after a jump.
+        """Copy one sample in, on any device, unless its stamp is ignored; first forget the others after a jump.
 
         Returns:
-            What the rule decided of the stamp in ns, 0 where there is none.
+            What its stamp in ns means, 0 where there is none; it becomes the last one unless it is ignored.
 
         Raises:
             AdapterError: the sample's shape or dtype is not the row's; the history is as before.
@@ -179,16 +132,30 @@ class HistoryBuffer:
                 f"history takes rows of shape {self._row_shape} and {self._ring.dtype}, "
                 f"got {tuple(sample.shape)} and {sample.dtype}"
             )
-        verdict = self.rule.judge(stamp_ns)
+        verdict = self._judge(stamp_ns)
         if verdict.ignores:
             return verdict
         if verdict.resets:
-            self._empty()
-        self._ring[self._next].copy_(sample.detach(), non_blocking=self._copied is not None)
-        if self._copied is not None and sample.is_cuda:
-            self._copied.record(torch.cuda.current_stream(sample.device))
+            self.clear()
+        if verdict is not StampVerdict.UNSTAMPED:
+            self._last_ns = stamp_ns
+        self._ring[self._next].copy_(sample.detach())
         self._advance(holds=True)
         return verdict
+
+    def _judge(self, stamp_ns: int) -> StampVerdict:
+        if stamp_ns <= 0:
+            return StampVerdict.UNSTAMPED
+        if self._last_ns is None:
+            return StampVerdict.FIRST
+        step_ns = stamp_ns - self._last_ns
+        if step_ns > self._max_gap_ns:
+            return StampVerdict.GAP
+        if step_ns > 0:
+            return StampVerdict.NEXT
+        if step_ns == 0:
+            return StampVerdict.REPEATED
+        return StampVerdict.OLDER if step_ns >= -self._tolerance_ns else StampVerdict.JUMPED_BACK
 
     def skip(self, samples: int) -> None:
         """Leave a gap: so many rows that are zero and masked out."""
@@ -206,8 +173,6 @@ class HistoryBuffer:
         Rows without a sample, the leading ones while it fills and gaps, are zero. Both tensors belong to the buffer and
         are written again by the next call: copy what has to outlast it.
         """
-        if self._copied is not None:
-            self._copied.synchronize()
         for whole, ring in ((self._window, self._ring), (self._mask, self._holds)):
             older = self.capacity - self._next
             whole[:older].copy_(ring[self._next :])
@@ -216,12 +181,7 @@ class HistoryBuffer:
 
     def clear(self) -> None:
         """Forget every row and the last stamp."""
-        self._empty()
-        self.rule.forget()
-
-    def _empty(self) -> None:
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._last_ns = None
         self._next = 0
         self._ring.zero_()
         self._holds.zero_()

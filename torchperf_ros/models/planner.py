@@ -11,7 +11,7 @@ from torch import Tensor
 from torchperf_ros.config.message_types import header, message_class, stamp_ns_of
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.model.history_buffer import GapRule, HistoryBuffer
+from torchperf_ros.model.history_buffer import HistoryBuffer
 from torchperf_ros.models import networks
 from torchperf_ros.models.networks import EGO_FIELDS, HISTORY_FRAMES, PLANNER_WIDTHS, WAYPOINT_STEP_S, PlannerNet
 from torchperf_ros.models.options import OptionReader
@@ -81,12 +81,12 @@ class PlannerAdapter(Adapter):
         self.inputs = {"detections": "visualization_msgs/msg/MarkerArray", "odom": "nav_msgs/msg/Odometry"}
         self.output = _PATH
         self._device = device
-        rule = GapRule(max_gap_ns=max_gap_ms * _MS, tolerance_ns=max_gap_ms * _MS)
-        self._history = HistoryBuffer(HISTORY_FRAMES, (FRAME_FEATURES,), rule=rule)
+        gap_ns = max_gap_ms * _MS
+        self._history = HistoryBuffer(HISTORY_FRAMES, (FRAME_FEATURES,), max_gap_ns=gap_ns, tolerance_ns=gap_ns)
 
     @property
     def history(self) -> HistoryBuffer:
-        """The last frames' features, for statistics: its bytes and its rule's counts."""
+        """The last frames' features, for statistics."""
         return self._history
 
     def build(self, tier: str) -> torch.nn.Module:
