@@ -104,7 +104,7 @@ def test_given_exact_with_a_common_shape_when_frames_come_then_only_unknown_shap
     for size in ((64, 96), (96, 64), (128, 128)):
         frame = torch.rand(1, 3, *size)
         assert_same(runner(frame), eager.model(frame))
-    assert (runner.counters.hits, runner.counters.misses) == (2, 1)
+    assert (runner.hits, runner.misses) == (2, 1)
     assert engine.asked() == [((1, 3, 64, 96),), ((1, 3, 128, 128),)]
     assert eager.asked() == [((1, 3, 96, 64),)]
     assert runner.shapes == (((1, 3, 128, 128),), ((1, 3, 64, 96),))
@@ -135,7 +135,7 @@ def test_given_exact_when_the_example_shape_comes_then_the_engine_gets_the_very_
     runner, engine, eager = make(PerPixel(), ShapeOptions())
     frame = torch.rand(1, 3, 128, 128)
     assert runner.call_for((frame,)) is engine
-    assert (runner.counters.hits, runner.counters.misses, eager.asked()) == (1, 0, [])
+    assert (runner.hits, runner.misses, eager.asked()) == (1, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_given_another_layout_of_a_prepared_shape_when_run_then_the_engine_gets_
     engine.model = lambda x: (got.append((x.stride(), x.is_inference())), eager.model(x))[1]
     assert_same(runner(frame), eager.model(frame))
     assert got == [(torch.zeros(1, 3, 128, 128).stride(), True)]
-    assert runner.counters.hits == 1
+    assert runner.hits == 1
 
 
 def test_given_no_eager_when_a_shape_is_not_prepared_then_the_frame_is_bad_input_that_names_the_shape():
@@ -173,7 +173,7 @@ def test_given_buckets_when_sizes_vary_then_the_valid_part_is_as_from_eager_and_
     for _ in range(30):  # growing and shrinking: what an earlier frame left in a buffer must not be seen
         frame = torch.rand(1, 3, drawn.randint(100, 200), drawn.randint(100, 200)) + 1.0
         assert_same(runner(frame), eager.model(frame))
-    assert runner.counters.hits == 30
+    assert runner.hits == 30
     widths = {128, 160, 192, 200}
     assert {shape[dim] for (shape,) in engine.asked() for dim in (2, 3)} <= widths
     assert eager.asked() == []
@@ -199,9 +199,9 @@ def test_given_a_size_beyond_the_declared_range_when_run_then_eager_answers_and_
     for shape in ((1, 3, 201, 128), (1, 3, 99, 128), (2, 3, 128, 128), (3, 128, 128)):
         assert runner(torch.rand(shape)).shape == shape
     assert engine.asked() == []
-    assert (len(eager.asked()), runner.counters.misses) == (4, 4)
+    assert (len(eager.asked()), runner.misses) == (4, 4)
     runner(torch.rand(1, 3, 200, 200))
-    assert (engine.asked(), runner.counters.hits) == ([((1, 3, 200, 200),)], 1)
+    assert (engine.asked(), runner.hits) == ([((1, 3, 200, 200),)], 1)
 
 
 def test_given_a_model_with_a_mask_when_tokens_masks_and_indices_are_padded_then_the_result_is_eagers():
@@ -211,7 +211,7 @@ def test_given_a_model_with_a_mask_when_tokens_masks_and_indices_are_padded_then
         frame = (torch.randn(2, count, 8), torch.rand(2, count) < 0.5, torch.randint(0, 9, (2, count)))
         assert_same(runner(*frame), eager.model(*frame))
     assert {shapes[0][1] for shapes in engine.asked()} <= {12, 16, 32, 40}
-    assert (runner.counters.hits, eager.asked()) == (5, [])
+    assert (runner.hits, eager.asked()) == (5, [])
 
 
 def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_or_dynamic_is_in_force():
@@ -223,7 +223,7 @@ def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_o
     assert "policy dynamic cannot be used: the engine was made for fixed sizes" in runner.notes[1]
     frame = torch.rand(1, 3, 150, 150)
     assert_same(runner(frame), eager.model(frame))
-    assert (runner.counters.misses, engine.asked()) == (1, [])
+    assert (runner.misses, engine.asked()) == (1, [])
     runner, engine, _ = make(Blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH, dynamic_engine=True)
     assert (runner.policy, len(runner.notes)) == ("dynamic", 1)
     runner(torch.rand(1, 3, 150, 150))
@@ -281,7 +281,7 @@ def test_given_more_sizes_than_are_remembered_when_they_come_again_then_they_are
     for count in (*range(1, 9), *range(1, 9)):
         runner(torch.rand(count, 3, 128, 128))
         assert len(runner._plans) <= 3
-    assert runner.counters.hits == 16
+    assert runner.hits == 16
 
 
 # --- the requirement: sizes from [100, 200] in both dimensions
@@ -306,6 +306,6 @@ def test_given_a_compiled_engine_when_100_sizes_are_drawn_then_95_percent_hit_an
             frame = torch.rand(1, 3, drawn.randint(100, 200), drawn.randint(100, 200))
             pixels = runner(frame)["pixels"]
             assert pixels.shape == (1, 4, *frame.shape[2:])
-    assert runner.counters.hits > 95
+    assert runner.hits > 95
     assert dict(dynamo_counters["stats"]) == before
-    assert runner.counters.waste == 0.0 if policy == "dynamic" else 0.05 < runner.counters.waste < 0.35
+    assert runner.waste == 0.0 if policy == "dynamic" else 0.05 < runner.waste < 0.35

@@ -34,26 +34,6 @@ _MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
 
 
-@dataclass
-class ShapeCounters:
-    """What became of the frames since the start.
-
-    Attributes:
-        hits, misses: frames that the engine answered; whose shape was not prepared, which eager answered.
-        valid_elements, run_elements: input elements of the hits; what the engine ran for them, padding included.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    valid_elements: int = 0
-    run_elements: int = 0
-
-    @property
-    def waste(self) -> float:
-        """Share of what the engine ran that was padding, 0 to 1."""
-        return 1.0 - self.valid_elements / self.run_elements if self.run_elements else 0.0
-
-
 @dataclass(frozen=True)
 class _Plan:
     """What runs inputs of one layout, and what that counts as; the elements are those of a hit's inputs."""
@@ -76,7 +56,7 @@ class ShapeRunner:
     Attributes:
         policy: the one in force; after `warm_up` it may be another than asked for.
         notes: why something that was asked for is not done, one sentence each.
-        counters: hits, misses, waste.
+        hits, misses: frames that the engine answered; whose shape was not prepared, which eager answered.
         shapes: what is warmed up before the first frame: the example, the common shapes, the buckets.
     """
 
@@ -114,7 +94,8 @@ class ShapeRunner:
         self._usual = shapes_of(example)
         self._axes = axes_of(dynamic_dims, self._usual)
         self.notes: list[str] = []
-        self.counters = ShapeCounters()
+        self.hits = self.misses = 0
+        self._valid_elements = self._run_elements = 0  # of the hits' inputs; of what the engine ran, padding included
         options.check_inputs(self._usual)
         self._options = self._exact_only(options) if static else options
         if self._options.policy == "dynamic" and not self._axes:  # nothing varies, so there is nothing to note
@@ -133,14 +114,18 @@ class ShapeRunner:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = self._plan(inputs)
-        counters = self.counters
         if plan.hit:
-            counters.hits += 1
-            counters.valid_elements += plan.valid_elements
-            counters.run_elements += plan.run_elements
+            self.hits += 1
+            self._valid_elements += plan.valid_elements
+            self._run_elements += plan.run_elements
         else:
-            counters.misses += 1
+            self.misses += 1
         return plan.call
+
+    @property
+    def waste(self) -> float:
+        """Share of what the engine ran that was padding, 0 to 1."""
+        return 1.0 - self._valid_elements / self._run_elements if self._run_elements else 0.0
 
     def _plan(self, inputs: Inputs) -> _Plan:
         """What to do with inputs of a layout that was not seen lately."""

@@ -73,7 +73,7 @@ class TierFacts:
         engine_errors: calls in which the engine raised.
         eager_answers: frames that eager answered in place of the engine.
         shapes: policy for sizes that is in force.
-        hits, misses, waste: see `ShapeCounters`.
+        hits, misses, waste: see `ShapeRunner`.
         model: hash of weights and code, if it was asked for at the start; "" otherwise.
         load_s: how long it took to make it ready, compiling included.
     """
@@ -133,9 +133,8 @@ class Tier:
     def report(self) -> dict[str, Any]:
         """The facts as they are now, for JSON."""
         if self._shapes is not None:
-            counters = self._shapes.counters
-            self.facts.shapes, self.facts.waste = self._shapes.policy, counters.waste
-            self.facts.hits, self.facts.misses = counters.hits, counters.misses
+            shown = {"shapes": self._shapes.policy}
+            return asdict(self.facts) | shown | {key: getattr(self._shapes, key) for key in ("hits", "misses", "waste")}
         return asdict(self.facts)
 
     def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:
