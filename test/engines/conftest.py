@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.package_build import build_all
 from torchperf_ros.packages.compile_process import CompileProcess
 from torchperf_ros.packages.package_cache import PackageCache, open_cache
 
@@ -63,11 +64,11 @@ def adapters():
 
 @dataclass(frozen=True)
 class Built:
-    """Packages that real compile processes have built into one cache: what these said, and how they ended."""
+    """Packages in one cache: static ones of a real compile process, and its end; a dynamic one of this process."""
 
     cache: PackageCache
     said: dict
-    ends: dict
+    end: str
 
     def package(self, which="static"):
         return Path(next(message["package"] for message in self.said[which] if message["kind"] == "built"))
@@ -75,20 +76,17 @@ class Built:
 
 @pytest.fixture(scope="session")
 def built(adapters, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packages") / "cache"
-    jobs = {"static": job(folder, ["untraceable", "full"]), "dynamic": job(folder, options={"dynamic": True})}
+    folder, dynamic, threads = tmp_path_factory.mktemp("packages") / "cache", [], torch.get_num_threads()
     umask = os.umask(0o002)  # as many distributions have it for users with a group of their own
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # the C++ compiler is what packages wait for
-        processes = {which: CompileProcess(each, background=False) for which, each in jobs.items()}
+    process = CompileProcess(job(folder, ["untraceable", "full"]), background=False)
     os.umask(umask)
     try:
-        said = dict(zip(processes, hear(*processes.values()), strict=True))
-        ends = {which: process.death_reason() for which, process in processes.items()}
+        build_all(job(folder, options={"dynamic": True}), lambda kind, **more: dynamic.append({"kind": kind, **more}))
+        (static,), end = hear(process), process.death_reason()
     finally:
-        for process in processes.values():
-            process.close()
-    return Built(open_cache(str(folder), 4096), said, ends)
+        process.close()
+        torch.set_num_threads(threads)
+    return Built(open_cache(str(folder), 4096), {"static": static, "dynamic": dynamic}, end)
 
 
 @pytest.fixture

@@ -36,24 +36,6 @@ def test_given_any_rule_of_this_form_when_learned_then_it_is_right_for_every_siz
 
 
 @pytest.mark.parametrize(
-    ("of", "constant"),
-    [
-        (lambda size: size, False),
-        (lambda size: 3 * size, False),
-        (lambda size: 7, True),
-        (lambda size: size - 2, False),
-        (lambda size: (size + 15) // 16, False),
-    ],
-    ids=["same", "multiple", "constant", "smaller", "strided"],
-)
-def test_given_what_layers_do_when_learned_then_the_rule_says_what_kind_it_is(of, constant):
-    rule = SizeRule.learn(of, 100, 200)
-    assert rule is not None
-    assert (rule.multiple == 0) == constant
-    assert [rule(size) for size in range(100, 201)] == [of(size) for size in range(100, 201)]
-
-
-@pytest.mark.parametrize(
     "of",
     [
         lambda size: size * size // 100,

@@ -53,8 +53,8 @@ def test_given_a_tier_that_cannot_be_built_when_built_then_it_says_why_and_the_o
     assert failed["tier"] == "untraceable"
     assert "\n" not in failed["text"]
     assert "Traceback" in failed["detail"]
-    assert built.ends["static"].startswith("the compile process ended by exit status 1")
-    assert (kinds(built.said["dynamic"]), built.ends["dynamic"]) == (["built", "done"], "")
+    assert built.end.startswith("the compile process ended by exit status 1")
+    assert kinds(built.said["dynamic"]) == ["built", "done"]
 
 
 @pytest.mark.parametrize("which", ["static", "dynamic"])

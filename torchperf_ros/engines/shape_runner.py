@@ -265,7 +265,7 @@ class ShapeRunner:
 class PaddedBuffers:
     """Memory of the buckets' sizes that holds smaller inputs with zeros (False) around them.
 
-    The longest unused buckets are given up where all together are too large.
+    All of it is given up where one bucket more would be too much, and made again as frames come.
     """
 
     def __init__(self, example: Inputs, most_bytes: int = _MOST_BUFFER_BYTES) -> None:
@@ -280,8 +280,7 @@ class PaddedBuffers:
         Returns:
             Tensors of the bucket's shapes, the same memory at every frame, valid until the bucket's next use.
         """
-        buffers = self._sets.pop(bucket, None) or self._made(bucket)
-        self._sets[bucket] = buffers  # the one that was used last stands at the end
+        buffers = self._sets.get(bucket) or self._made(bucket)
         held = self._held[bucket]
         for number, (target, source) in enumerate(zip(buffers, inputs, strict=True)):
             # only what the last input covered and this one does not is zeroed
@@ -304,10 +303,9 @@ class PaddedBuffers:
             torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like)).zero_()
             for shape, like in zip(bucket, self._example, strict=True)
         ]
-        room = self._most_bytes - sum(tensor.nbytes for tensor in buffers)
-        while self._sets and self.size_bytes > room:
-            del self._sets[next(iter(self._sets))]
-        self._held[bucket] = list(bucket)
+        if self.size_bytes + sum(tensor.nbytes for tensor in buffers) > self._most_bytes:
+            self._sets.clear()
+        self._sets[bucket], self._held[bucket] = buffers, list(bucket)
         return buffers
 
 
