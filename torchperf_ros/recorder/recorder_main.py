@@ -14,8 +14,9 @@ import signal
 import socket
 import sys
 
-from torchperf_ros.workers.process_setup import leave_priority
+from torchperf_ros.workers.process_setup import keep_freed_memory, leave_priority
 
+_MIB = 1 << 20
 _NICE = 10  # at 19, a machine that is full leaves it too little to keep images: just when they matter
 
 
@@ -23,6 +24,9 @@ def main() -> int:
     """Take the setup, record, and end some time after the node at the latest."""
     leave_priority()
     os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    # The images of an incident, up to twice black_box_mib, go back to the system once they are written. Without these
+    # bounds the C library learns from the first ones to keep such buffers: 280 MiB for the rest of the drive.
+    keep_freed_memory(_MIB, _MIB)
     import psutil
 
     from torchperf_ros.recorder.recorder import Recorder
