@@ -38,7 +38,8 @@ def main() -> int:
     node.set_inheritable(False)
     importlib.import_module("torchperf_ros.model.session")  # imports torch, which takes seconds; not before the
     # priority is right: what starts threads at its import, as numpy does, gives them the one of this moment
-    importlib.import_module("numpy.ma")  # percentiles import it
+    for module in ("numpy.ma", "numpy.random"):  # percentiles import the one, each worker seeds the other
+        importlib.import_module(module)
     message_class("std_msgs/msg/Header")  # makes the store of message types, 0.2 s
     _settle_memory()
     return _serve(node)
