@@ -19,6 +19,7 @@ from launch_ros.events.lifecycle import ChangeState
 
 from torchperf_ros.node.middleware import image_transport
 
+END_WITH_LAUNCH = "setpriv --pdeathsig TERM "  # a launch that is terminated leaves its processes behind otherwise
 TOPICS = {
     "image": "Camera images, sensor_msgs/msg/Image: the frames that perception answers by their deadline.",
     "odom": "The vehicle's motion, nav_msgs/msg/Odometry: planning's second input.",
@@ -65,6 +66,7 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     node = LifecycleNode(
         package="torchperf_ros",
         executable="torchperf_node",
+        exec_name="torchperf_node",
         name="perf",
         namespace=LaunchConfiguration("namespace"),
         parameters=[LaunchConfiguration("params_file"), overrides],
@@ -72,6 +74,7 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         ros_arguments=["--log-level", LaunchConfiguration("log_level")],
         output="screen",
         emulate_tty=True,
+        prefix=[END_WITH_LAUNCH, LaunchConfiguration("launch-prefix", default="")],
     )
     configured = OnStateTransition(
         target_lifecycle_node=node,

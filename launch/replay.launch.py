@@ -45,6 +45,7 @@ def _play(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     node = "/".join(["", *filter(None, namespace.split("/")), "perf"])
     player = ExecuteProcess(
         cmd=[
+            *("setpriv", "--pdeathsig", "TERM"),  # a launch that is terminated leaves its processes behind otherwise
             *(sys.executable, "-m", "torchperf_ros.cli", "play", log),
             *("--clock", "--wait-for-node", node),
             *shlex.split(options),

@@ -1,6 +1,7 @@
 """The launch files with the real launch, launch_ros and nodes: what starts becomes active, speaks, and ends."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from launch.event_handlers import OnProcessExit, OnProcessStart  # noqa: E402
 from launch.launch_description_sources import PythonLaunchDescriptionSource  # noqa: E402
 from lifecycle_msgs.msg import State, Transition  # noqa: E402
 from lifecycle_msgs.srv import ChangeState, GetState  # noqa: E402
+from rcl_interfaces.srv import GetParameters  # noqa: E402
 from std_msgs.msg import Float64MultiArray  # noqa: E402
 from visualization_msgs.msg import MarkerArray  # noqa: E402
 
@@ -33,6 +35,11 @@ WITHIN_S = 90.0  # two stages load their models first
 IMAGE = "sensor_msgs/msg/Image"
 START_NS = 1_600_000_000_000_000_000
 FRAMES = 5
+ONE_STAGE = (
+    "/**/perf: {ros__parameters: {stages: [perception], metrics_port: 0, recorder: false, compile_missing: false, "
+    "worker_threads: 1, perception: {tiers: [fast], backup: none, budget_ms: 5000.0, hang_ms: 10000.0, "
+    "input_reliability: reliable}}}"
+)
 environments, exit_codes = [], []
 
 
@@ -76,11 +83,7 @@ def replay(tmp_path):
             image = types[IMAGE](types["std_msgs/msg/Header"](stamp, "camera"), 180, 320, "rgb8", 0, 960, pixels)
             writer.write(camera, stamp_ns + 40_000_000, store.serialize_cdr(image, IMAGE))
     params = tmp_path / "params.yaml"
-    params.write_text(
-        "/**/perf: {ros__parameters: {stages: [perception], metrics_port: 0, recorder: false, compile_missing: false, "
-        "worker_threads: 1, perception: {tiers: [fast], backup: none, budget_ms: 5000.0, hang_ms: 10000.0, "
-        "input_reliability: reliable}}}"
-    )
+    params.write_text(ONE_STAGE)
     log, play = str(tmp_path / "log"), "--rate 0.5"
     return launched("replay.launch.py", log=log, image="/camera/front", params_file=str(params), play=play)
 
@@ -98,6 +101,10 @@ def wait_for(condition, what):
     until = time.monotonic() + WITHIN_S
     while not condition():
         assert time.monotonic() < until, f"not within {WITHIN_S} s: {what}; exit codes {exit_codes}"
+
+
+def is_alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def call(service, name, request, listener):
@@ -154,3 +161,36 @@ def test_log_is_answered_frame_by_frame_in_its_own_time_and_all_ends_with_the_pl
     assert all(0 < row["age_ms"] < 1000 for row in said)
     assert len(outputs) == FRAMES
     assert exit_codes == [0, 0]
+
+
+LAUNCH_IT = """
+import sys
+from launch import LaunchDescription, LaunchService
+from launch.actions import IncludeLaunchDescription
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+source = PythonLaunchDescriptionSource(sys.argv[1])
+arguments = [("device", "cpu"), ("params_file", "mine.yaml"), ("use_sim_time", "true")]
+service = LaunchService()
+service.include_launch_description(
+    LaunchDescription([IncludeLaunchDescription(source, launch_arguments=arguments)])
+)
+service.run()
+"""
+
+
+def test_launch_with_a_file_of_this_folder_that_is_terminated_leaves_no_process(listener, tmp_path):
+    (tmp_path / "mine.yaml").write_text(ONE_STAGE)
+    launch = psutil.Popen([sys.executable, "-c", LAUNCH_IT, str(LAUNCH / "perception.launch.py")], cwd=tmp_path)
+    started = [launch]
+    try:
+        wait_for(lambda: state_of("/perf", listener) == State.PRIMARY_STATE_ACTIVE, "the state active")
+        request = GetParameters.Request(names=["use_sim_time", "perception.tiers"])
+        sim_time, tiers = call(GetParameters, "/perf/get_parameters", request, listener).values
+        assert (sim_time.bool_value, list(tiers.string_array_value)) == (True, ["fast"])
+        started += launch.children(recursive=True)
+        assert len(started) > 1
+        launch.terminate()
+        wait_for(lambda: launch.poll() is not None and not any(map(is_alive, started)), f"the end of {started}")
+    finally:
+        for process in filter(is_alive, started):
+            process.kill()

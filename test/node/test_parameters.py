@@ -11,9 +11,9 @@ pytest.importorskip("rclpy")
 
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterType, ParameterValue
-from rcl_interfaces.srv import DescribeParameters, GetParameters, SetParameters
+from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters, SetParameters
 from rclpy.parameter import Parameter as RosParameter
-from rclpy.parameter import parameter_value_to_python
+from rclpy.parameter import parameter_dict_from_yaml_file, parameter_value_to_python
 from ruamel.yaml import YAML
 from sensor_msgs.msg import Image
 
@@ -113,8 +113,9 @@ def test_given_the_parameter_file_then_it_has_every_parameter_with_its_default_a
 
 @pytest.fixture(scope="module")
 def idle(start_node):
-    """A node that was started from the parameter file and is not configured."""
-    return start_node(None, arguments=("--params-file", str(FILE), "-p", "autostart:=false"))
+    """A node that was started from the parameter file, with an integer for a number, and is not configured."""
+    own = ("-p", "autostart:=false", "-p", "perception.hold_last_ms:=300")
+    return start_node(None, arguments=("--params-file", str(FILE), *own))
 
 
 def test_given_the_parameter_file_when_the_node_starts_from_it_then_it_has_those_values(idle):
@@ -126,6 +127,7 @@ def test_given_the_parameter_file_when_the_node_starts_from_it_then_it_has_those
         for name, value in zip(names, values, strict=True)
     }
     assert found == {name: parameter.default for name, parameter in DEFAULTS.items()} | {"autostart": False}
+    assert all(type(value) is type(DEFAULTS[name].default) for name, value in found.items())
 
 
 def test_given_any_parameter_when_described_then_it_has_a_description_a_type_and_a_range(idle):
@@ -149,7 +151,7 @@ def test_given_any_parameter_when_described_then_it_has_a_description_a_type_and
 @pytest.fixture(scope="module")
 def node(start_node, obedient):
     """A node with one stage, active, whose tiers were changed before it was configured."""
-    node = start_node({"stages": ["camera"], "autostart": False, "camera": obedient()})
+    node = start_node({"stages": ["camera"], "autostart": False, "camera": obedient() | {"options": ""}})
     assert change(node, "camera.tiers", ["slow", "fast"]) == ""
     assert change(node, "stages", ["camera", "lidar"]) == (
         "parameter stages: is read from the parameter file at start; start the node anew"
@@ -178,11 +180,17 @@ def test_given_a_change_before_configure_then_the_stage_is_made_with_it(node):
     assert node.values("camera")["tiers"] == "slow,fast"
 
 
+def value_of(node, name):
+    (value,) = node.call(GetParameters, "get_parameters", GetParameters.Request(names=[name])).values
+    return value
+
+
 @pytest.mark.parametrize("budget_ms", [7000.0, 8000])
 def test_given_a_running_node_when_the_budget_is_changed_then_frames_have_the_new_one(node, image, budget_ms):
     camera = node.publisher("image", Image)
     assert node.answer(camera, image())["outcome"] == Outcome.ON_TIME
     assert change(node, "camera.budget_ms", budget_ms) == ""
+    assert value_of(node, "camera.budget_ms") == ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=budget_ms)
     row = node.answer(camera, image())
     assert (row["budget_ms"], row["outcome"]) == (budget_ms, Outcome.ON_TIME)
     node.wait_for(lambda: float(node.values("camera")["budget_ms"]) == budget_ms, "diagnostics to say it")
@@ -220,3 +228,16 @@ def test_given_a_running_node_when_a_parameter_is_to_be_deleted_then_it_is_refus
     unset = ParameterValue(type=ParameterType.PARAMETER_NOT_SET)
     reason = ask_for(node, ParameterMessage(name="camera.hold_last_ms", value=unset))
     assert "parameter camera.hold_last_ms: None is empty; it has to be a number from 0.0 to 60000.0" in reason
+
+
+def test_given_a_running_node_when_its_parameters_are_dumped_and_loaded_then_all_of_them_are_taken(node, tmp_path):
+    """As `ros2 param dump` and `ros2 param load` do it."""
+    names = node.call(ListParameters, "list_parameters", ListParameters.Request()).result.names
+    values = node.call(GetParameters, "get_parameters", GetParameters.Request(names=names)).values
+    dumped = {name: parameter_value_to_python(value) for name, value in zip(names, values, strict=True)}
+    file = tmp_path / "dumped.yaml"
+    file.write_text(json.dumps({node.name: {"ros__parameters": dumped}}, default=list))
+    loaded = list(parameter_dict_from_yaml_file(str(file), target_nodes=[node.name]).values())
+    results = node.call(SetParameters, "set_parameters", SetParameters.Request(parameters=loaded)).results
+    refused = {one.name: result.reason for one, result in zip(loaded, results, strict=True) if not result.successful}
+    assert refused.keys() <= {"start_type_description_service"}, refused  # rclpy's own

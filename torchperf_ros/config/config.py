@@ -100,7 +100,7 @@ class StageConfig:
 
     name: str
     adapter: str = _ros("", "module:Class of the adapter, imported in the worker only.")
-    options: dict[str, Any] = _ros("{}", "JSON object handed to the adapter.")
+    options: dict[str, Any] = _ros("", "JSON object handed to the adapter; empty: none.")
     output: str = _ros("", "Topic of the stage's output.")
     budget_ms: float = _ros(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
     budget_from: str = _ros(
@@ -269,7 +269,7 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
 
 def _json_object(text: str, name: str) -> dict[str, Any]:
     try:
-        options = json.loads(text)
+        options = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         msg = f"parameter {name}: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
         raise ConfigError(msg) from error

@@ -53,6 +53,8 @@ class NodeParameters:
         refuse_unknown(node._parameter_overrides, self._stages)
         self.config = self._read()
         node.add_on_set_parameters_callback(self._check_change)
+        if hasattr(node, "add_pre_set_parameters_callback"):  # Humble keeps the integer, which counts as well
+            node.add_pre_set_parameters_callback(self._whole_numbers_as_numbers)
 
     def _declare(self, prefix: str, parameters: Iterable[Parameter]) -> None:
         for parameter in parameters:
@@ -64,7 +66,9 @@ class NodeParameters:
                 if name in self._node._parameter_overrides:  # our own check says it in fewer words
                     parameter.check(_plain(self._node._parameter_overrides[name].value), prefix)
                 raise ConfigError(f"parameter {name}: {error}; it has to be {parameter.allowed}") from error
-            parameter.check(_plain(declared.value), prefix)
+            value = parameter.check(_plain(declared.value), prefix)
+            if type(declared.value) is int and type(value) is float:
+                self._node.set_parameters([RosParameter(name, value=value)])
 
     def _value(self, name: str) -> Any:  # noqa: ANN401
         return _plain(self._node.get_parameter(name).value)
@@ -89,10 +93,21 @@ class NodeParameters:
     def on_change(self, config: NodeConfig) -> None:
         """Replaced by the node: takes a configuration with changed live parameters."""
 
+    def _whole_numbers_as_numbers(self, changes: list[RosParameter]) -> list[RosParameter]:
+        """30 for 30.0, as everybody types it: tools show it as what it is, and rclpy checks its range."""
+        return [
+            RosParameter(change.name, value=float(change.value))
+            if type(change.value) is int and (known := self._known.get(change.name)) and type(known.default) is float
+            else change
+            for change in changes
+        ]
+
     def _check_change(self, changes: list[RosParameter]) -> SetParametersResult:
         known = {change.name: _plain(change.value) for change in changes if change.name in self._known}
         try:
             for name, value in known.items():
+                if value == self._value(name):  # as where a file of all parameters is loaded
+                    continue
                 if self.configured and not self._known[name].live:
                     raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
                 if name == "stages" and value != self._stages:
