@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("rclpy")
@@ -66,9 +67,26 @@ def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_given_a_process_with_the_profile_when_it_speaks_then_a_plain_one_hears_it():
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("FASTDDS_", "FASTRTPS_"))}
-    plain["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
+@pytest.fixture
+def plain():
+    """The environment of a shell in which no transport is chosen."""
+    names = {name: value for name, value in os.environ.items() if not name.startswith(("FASTDDS_", "FASTRTPS_"))}
+    return names | {"ROS_DOMAIN_ID": str(1 + os.getpid() % 100)}
+
+
+def test_given_no_launch_file_when_a_node_starts_then_it_has_the_segment_of_the_profile(plain):
+    words = [sys.executable, "-m", "torchperf_ros.node.main", "--ros-args", "-p", "autostart:=false"]
+    node = psutil.Popen(words, env=plain, stderr=subprocess.PIPE)
+    try:
+        assert b"no parameters were given" in node.stderr.readline()
+        shared = {Path(mapped.path) for mapped in node.memory_maps() if mapped.path.startswith("/dev/shm/fast")}
+        assert max(path.stat().st_size for path in shared) > 16 << 20
+    finally:
+        node.kill()
+        node.wait()
+
+
+def test_given_a_process_with_the_profile_when_it_speaks_then_a_plain_one_hears_it(plain):
     speaker = subprocess.Popen([sys.executable, "-c", SAY], env={**plain, **image_transport(plain)})
     try:
         done = subprocess.run([sys.executable, "-c", HEAR], env=plain, capture_output=True, text=True, check=True)

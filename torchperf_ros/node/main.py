@@ -85,11 +85,12 @@ def _run(args: list[str], ending: threading.Event) -> int:
     from rclpy.signals import SignalHandlerOptions
 
     from torchperf_ros.frame.errors import ConfigError
-    from torchperf_ros.node.middleware import end_within, keep_segment_small, remove_dead_segments
+    from torchperf_ros.node.middleware import carry_images, end_within, keep_segment_small, remove_dead_segments
     from torchperf_ros.node.node import PerfNode
     from torchperf_ros.workers.worker_setup import remove_dead_folders
 
     memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6
+    carry_images()
     keep_segment_small()
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     try:

@@ -31,7 +31,7 @@ def image_transport(environment: Mapping[str, str]) -> dict[str, str]:
         if profile.is_file():
             older = int(importlib.metadata.version("rclpy").partition(".")[0]) < _KILTED_RCLPY
             return {_PROFILE_VARIABLES[older]: str(profile)}
-    return {"FASTDDS_BUILTIN_TRANSPORTS": "LARGE_DATA"}  # an installation without the package's data files
+    return {}  # an installation without the package's data files
 
 
 def carry_images() -> None:
