@@ -184,8 +184,10 @@ UNUSABLE = {
 
 
 @pytest.fixture(scope="module")
-def pool(start_node, obedient):
-    """A good stage among three whose adapters fail in their own way; metrics on a port that is taken."""
+def pool(start_node, obedient, tmp_path_factory):
+    """A good stage among three whose adapters fail in their own way; a metrics port that is taken, and a full disk."""
+    records = tmp_path_factory.mktemp("records")
+    (records / "records.jsonl").symlink_to("/dev/full")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -193,6 +195,9 @@ def pool(start_node, obedient):
             {
                 "stages": ["good", "missing", "unimportable", "unbuildable"],
                 "metrics_port": taken.getsockname()[1],
+                "recorder": True,
+                "record_dir": str(records),
+                "evidence_dir": "/proc/evidence",
                 "good": obedient(input_timeout_ms=600_000.0),
                 "missing": obedient(adapter="Missing", output="a"),
                 "unimportable": {**obedient(output="b"), "adapter": "adapter_not_importable:Camera"},
@@ -225,12 +230,19 @@ def test_given_stages_that_failed_then_the_good_one_is_answered_on_time(pool, im
     node.wait_for(lambda: node.values("node")["lifecycle"] == "active", "diagnostics to say active")
 
 
-def test_given_a_metrics_port_that_is_taken_then_the_node_warns_and_goes_on(pool):
+def test_given_a_port_that_is_taken_and_a_full_disk_then_the_node_warns_of_each_once_and_goes_on(pool):
     node, port = pool
-    warning = node.wait_for(lambda: node.values("node").get("metrics_warning"), "the warning on diagnostics")
-    assert warning.startswith(f"metrics_port {port} cannot be used: ")
-    assert warning.endswith("set another, or 0 for none")
-    node.wait_for(lambda: warning in node.errors, "the warning in the log")
+    said = {
+        "metrics_warning": (f"metrics_port {port} cannot be used: ", "set another, or 0 for none"),
+        "recorder_warning": ("records cannot be written to ", "No space left on device"),
+    }
+    for key, (begin, end) in said.items():
+        warning = node.wait_for(lambda key=key: node.values("node").get(key), f"the {key} on diagnostics")
+        assert warning.startswith(begin)
+        assert end in warning
+        node.wait_for(lambda begin=begin: begin in node.errors, f"the {key} in the log")
+    node.next_report()
+    assert [node.errors.count(begin) for begin, _ in said.values()] == [1, 1]
 
 
 # -- the graph around it -----------------------------------------------------------------------------------------------

@@ -168,8 +168,7 @@ class PerfNode(LifecycleNode):
         scheduling = process_setup.prefer_this_process(config.realtime_priority)
         facts = {"scheduling": scheduling}
         if ":" in scheduling:
-            facts["scheduling_warning"] = scheduling
-            self.get_logger().warning(f"scheduling is {scheduling}")
+            facts["scheduling_warning"] = f"scheduling is {scheduling}"
         if config.lock_memory:
             facts["memory_lock"] = process_setup.lock_memory()
         if config.cpu_affinity:
@@ -178,7 +177,6 @@ class PerfNode(LifecycleNode):
                 facts["cpu_affinity"] = str(list(config.cpu_affinity))
             except OSError as error:
                 facts["cpu_affinity_warning"] = f"cpu_affinity {list(config.cpu_affinity)} cannot be set: {error}"
-                self.get_logger().warning(facts["cpu_affinity_warning"])
         self._reporter.facts = facts
 
     def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> StageActor:
@@ -257,9 +255,9 @@ class PerfNode(LifecycleNode):
             self._exporter = MetricsExporter(config, self._stages)
         except OSError as error:
             place = f"on metrics_address {config.metrics_address}; set another, or 0 for none"
-            text = f"metrics_port {config.metrics_port} cannot be used: {error}, {place}"
-            self._reporter.facts["metrics_warning"] = text
-            self.get_logger().warning(text)
+            self._reporter.facts["metrics_warning"] = (
+                f"metrics_port {config.metrics_port} cannot be used: {error}, {place}"
+            )
 
     def _finish(self) -> None:
         """Let no more frames in, and wait for the answers of those that run; what a stage answers the next one gets."""

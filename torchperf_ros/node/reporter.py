@@ -44,7 +44,7 @@ class Reporter:
         """Create the publishers; nothing is said before `start`."""
         self.stages: list[StageActor] = []  # the stages to report on; empty while the node is not configured
         self.inputs: list[StageInput] = []  # their inputs from topics, checked for publishers of another type
-        self.facts: dict[str, str] = {}  # what else the node's own status says, by key
+        self.facts: dict[str, str] = {}  # what else the node's own status says; `..._warning` is logged, too
         self.memory_limit_mib, self.memory_share = 0, 1.0
         self.alert_publisher = AlertPublisher(node)
         self._node = node
@@ -57,7 +57,7 @@ class Reporter:
         self._memory_array = LabelledArray(LABELS)
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
-        self._name_warned = False
+        self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
         self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -128,7 +128,10 @@ class Reporter:
             values[f"alert {alert.name}"] = f"{alert.level.name} {alert.message}"
         values["findings_lost"] = str(self.alert_publisher.findings_lost)
         facts = self.facts | self._shared_name() | self._recorder_facts()
-        warnings = [text for key, text in facts.items() if key.endswith("_warning")]
+        told = {key: text for key, text in facts.items() if key.endswith("_warning")}
+        for key in told.keys() - self._warned:
+            self._node.get_logger().warning(told[key])
+        self._warned, warnings = set(told), list(told.values())
         if health is None:
             message = "; ".join([f"not configured ({state})", *warnings])
             return Alert(Level.WARN, "perf: node", message, values | facts)
@@ -151,13 +154,8 @@ class Reporter:
         own = (self._node.get_name(), self._node.get_namespace())
         count = self._node.get_node_names_and_namespaces().count(own)
         if count <= 1:
-            self._name_warned = False
             return {}
-        text = f"{count} nodes are called {name}; give each its own name or namespace"
-        if not self._name_warned:
-            self._node.get_logger().warning(text)
-            self._name_warned = True
-        return {"name_warning": text}
+        return {"name_warning": f"{count} nodes are called {name}; give each its own name or namespace"}
 
     def _look_for_silence(self, now_ns: int) -> None:
         """A line on the terminal where a trigger has sent nothing for 5 s, with what the graph knows of it."""
