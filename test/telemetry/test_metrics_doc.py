@@ -38,3 +38,9 @@ def test_given_the_alerts_of_the_document_when_compared_with_the_rules_then_they
 def test_given_values_of_labels_when_looked_up_in_the_document_then_they_are_there():
     for word in [*(state.name.lower() for state in Health), *STEPS]:
         assert f"`{word}`" in DOC
+
+
+def test_given_whatever_becomes_of_a_frame_when_the_dashboard_is_read_then_a_panel_counts_it():
+    dashboard = (ROOT / "config/grafana/torchperf.json").read_text(encoding="utf-8")
+    for what in ("answers", "unanswered", "fallbacks", "dropped", "missed_deadlines"):
+        assert f"(torchperf_{what}_total{{" in dashboard, what

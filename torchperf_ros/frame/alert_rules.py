@@ -30,6 +30,7 @@ class Alert:
     message: str
     values: Mapping[str, str] = field(default_factory=dict)
     once: bool = False  # told as it is, always; otherwise a finding that comes again is the same event going on
+    logged: bool = False  # a line on the terminal has said it already, with more detail
 
 
 _KINDS = {Outcome.BAD_INPUT: "bad input", Outcome.INVALID: "invalid output", Outcome.ERROR: "model error"}
@@ -68,11 +69,12 @@ class AlertRules:
     def worker_died(self, reason: str, pid: int, restarts: int, lasting: bool) -> Alert:
         """A finding for a worker's death; `lasting` if it is one too many."""
         level = Level.ERROR if lasting else Level.WARN
-        return self._finding(level, "worker died", reason, {"pid": str(pid), "restarts": str(restarts)})
+        values = {"pid": str(pid), "restarts": str(restarts)}
+        return replace(self._finding(level, "worker died", reason, values), logged=True)
 
     def worker_told(self, text: str) -> Alert:
         """A warning about a model: each is another one, so none is held back."""
-        return replace(self._finding(Level.WARN, "model", text, {}), once=True)
+        return replace(self._finding(Level.WARN, "model", text, {}), once=True, logged=True)
 
     def _finding(self, level: Level, what: str, text: str, values: dict[str, str]) -> Alert:
         first_line, _, detail = text.partition("\n")

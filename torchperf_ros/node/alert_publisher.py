@@ -116,8 +116,8 @@ class AlertPublisher:
 
     def _log(self, event: Sequence[Alert]) -> None:
         """A line on the terminal when something begins, grows worse or is over, its cause first; none for reminders."""
-        news = [alert for alert in event if alert.level is not self._logged.get(alert.name, Level.OK)]
-        news = [alert for alert in news if not alert.once]  # whoever told it has logged it
+        found = [alert for alert in event if not alert.logged]
+        news = [alert for alert in found if alert.level is not self._logged.get(alert.name, Level.OK)]
         for alert in news:
             self._logged.pop(alert.name, None)
             if alert.level is not Level.OK:
