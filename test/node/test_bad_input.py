@@ -220,6 +220,8 @@ def test_given_adapters_that_cannot_be_used_then_each_says_why_on_diagnostics_an
         node.wait_for(lambda why=why: why in node.errors, f"the log to say {why}")
     assert "Traceback" in node.values("unbuildable")["last_error"]
     assert "in build" in node.values("unbuildable")["last_error"]
+    node.wait_for(lambda: "stage good is ready: fast, each frame within 5000 ms" in node.errors, "the good one")
+    assert not any(f"stage {stage} is ready" in node.errors for stage in UNUSABLE)
 
 
 def test_given_stages_that_failed_then_the_good_one_is_answered_on_time(pool, image):

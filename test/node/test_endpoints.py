@@ -10,6 +10,7 @@ from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Float64, String
 
+from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
 from torchperf_ros.node.reporter import Reporter, why_silent
 from torchperf_ros.stage.stage_actor import StageInput
@@ -78,3 +79,29 @@ def test_given_two_stages_on_one_topic_when_it_falls_silent_then_each_says_so_on
     for second in range(20, 40):
         Reporter._look_for_silence(reporter, second * 1_000_000_000)
     assert len(said) == 3
+
+
+def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_on_the_terminal_once():
+    said = []
+    update = SimpleNamespace(compiling="")
+    stage = SimpleNamespace(
+        config=SimpleNamespace(name="camera", tiers=("full", "fast"), budget_ms=50.0),
+        pool=SimpleNamespace(progress="", rolling_update=update),
+    )
+    reporter = SimpleNamespace(_node=SimpleNamespace(get_logger=lambda: SimpleNamespace(info=said.append)),
+                               _doing={}, _ready=set())  # fmt: skip
+    steps = [
+        (Health.STARTING, "worker 0 waits for torch to be imported", ""),
+        (Health.STARTING, "worker 0 loading full (1 of 2)", ""), (Health.WAITING, "worker 0 idle", ""),
+        (Health.WAITING, "worker 0 idle", "compiling 1 of 2"), (Health.NOMINAL, "worker 0 busy", "compiling 2 of 2"),
+        (Health.SAFE_STOP, "worker 0 idle", ""), (Health.NOMINAL, "worker 0 idle", ""),
+    ]  # fmt: skip
+    for health, progress, compiling in steps:
+        stage.pool.progress, update.compiling = progress, compiling
+        for _ in range(3):
+            Reporter._tell_progress(reporter, stage, health)
+    assert said == [
+        "stage camera: worker 0 waits for torch to be imported", "stage camera: worker 0 loading full (1 of 2)",
+        "stage camera is ready: full, fast, each frame within 50 ms", "stage camera: compiling 1 of 2",
+        "stage camera: compiling 2 of 2", "stage camera: nothing more is compiled",
+    ]  # fmt: skip

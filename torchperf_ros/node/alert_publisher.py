@@ -165,11 +165,6 @@ class AlertPublisher:
         drops = (stage.mailbox.superseded, stage.mailbox.stale)
         superseded, stale = (new - old for new, old in zip(drops, self._dropped.get(name, (0, 0)), strict=True))
         self._dropped[name] = drops
-        if before is Health.STARTING is not health:
-            self._node.get_logger().info(
-                f"stage {name} is ready: {', '.join(stage.config.tiers)}, each frame within "
-                f"{stage.config.budget_ms:g} ms"
-            )
         if (recording := self.recording) is None:
             return
         if health is not before:

@@ -58,6 +58,8 @@ class Reporter:
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
+        self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
+        self._ready: set[str] = set()  # names of the stages that could answer since they started
         self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -93,6 +95,8 @@ class Reporter:
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
         statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
         statuses.extend(self._wrong_types())
+        for stage, health in healths:
+            self._tell_progress(stage, health)
         self._look_for_silence(now_ns)
         ros_now_ns = self._node.get_clock().now().nanoseconds
         self.alert_publisher.step(now_ns, ros_now_ns, healths)
@@ -156,6 +160,22 @@ class Reporter:
         if count <= 1:
             return {}
         return {"name_warning": f"{count} nodes are called {name}; give each its own name or namespace"}
+
+    def _tell_progress(self, stage: StageActor, health: Health) -> None:
+        """Lines on the terminal: what a start waits for, that the stage is ready, what is compiled beside it."""
+        name, log, starting = stage.config.name, self._node.get_logger(), health is Health.STARTING
+        if starting:
+            self._ready.discard(name)
+        elif name not in self._ready and health is not Health.SAFE_STOP:
+            self._ready.add(name)
+            tiers = ", ".join(stage.config.tiers)
+            log.info(f"stage {name} is ready: {tiers}, each frame within {stage.config.budget_ms:g} ms")
+        before, doing = self._doing.get(name, ""), stage.pool.rolling_update.compiling
+        self._doing[name] = doing or (stage.pool.progress if starting else "")
+        if self._doing[name] and self._doing[name] != before:
+            log.info(f"stage {name}: {self._doing[name]}")
+        elif before.startswith("compiling") and not self._doing[name]:
+            log.info(f"stage {name}: nothing more is compiled")
 
     def _look_for_silence(self, now_ns: int) -> None:
         """A line on the terminal where a trigger has sent nothing for 5 s, with what the graph knows of it."""
