@@ -168,7 +168,7 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one need not stop what is bounded anyway
             signal.signal(number, signal.SIG_IGN)
-        end_within(_ENDS_WITHIN_S, 0)
+        end_within(_ENDS_WITHIN_S)
         console.print("interrupted")
     finally:
         player.end()

@@ -103,7 +103,7 @@ def _run(args: list[str], ending: threading.Event) -> int:
             raise
     except ConfigError as error:
         print(f"torchperf_node: {error}", file=sys.stderr, flush=True)
-        end_within(_MIDDLEWARE_ENDS_WITHIN_S, _EXIT_BAD_PARAMETER)
+        end_within(_MIDDLEWARE_ENDS_WITHIN_S)
         rclpy.try_shutdown()
         return _EXIT_BAD_PARAMETER
     if unparameterised:
@@ -122,7 +122,7 @@ def _run(args: list[str], ending: threading.Event) -> int:
             # as a transition asked for in the wrong state does, which raises up to here in Humble and Jazzy
             node.get_logger().error(f"a callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0)
     node.close()
-    end_within(_MIDDLEWARE_ENDS_WITHIN_S, 0)
+    end_within(_MIDDLEWARE_ENDS_WITHIN_S)
     executor.shutdown()
     node.destroy_node()
     rclpy.try_shutdown()

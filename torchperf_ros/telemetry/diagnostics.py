@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.config.message_types import encode, header, message_class
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.frame.stage_figures import Spans, StageReading
@@ -31,9 +31,6 @@ def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: in
     """CDR of a `diagnostic_msgs/DiagnosticArray` with one status each."""
     status_class = message_class("diagnostic_msgs/msg/DiagnosticStatus")
     pair = message_class("diagnostic_msgs/msg/KeyValue")
-    header = message_class("std_msgs/msg/Header")
-    seconds, nanoseconds = divmod(ros_now_ns, NS_PER_S)
-    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
     built = [
         status_class(
             level=int(status.level), name=status.name, message=_encodable(status.message), hardware_id=hardware_id,
@@ -41,7 +38,7 @@ def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: in
         )
         for status in statuses
     ]  # fmt: skip
-    return bytes(encode(message_class(_ARRAY)(header=header(stamp=stamp, frame_id=""), status=built), _ARRAY))
+    return bytes(encode(message_class(_ARRAY)(header=header(ros_now_ns, ""), status=built), _ARRAY))
 
 
 def warm_up(config: StageConfig) -> None:
