@@ -129,13 +129,7 @@ class AlertPublisher:
         first, *others = news
         with_it = f" (with it: {', '.join(alert.name for alert in others)})" if others else ""
         text = f"{first.name}: {first.message}{with_it}"
-        logger = self._node.get_logger()  # one call for each severity: rclpy remembers it by the place of the call
-        if first.level is Level.ERROR:
-            logger.error(text)
-        elif first.level is Level.WARN:
-            logger.warning(text)
-        else:
-            logger.info(text)
+        _print(self._node, first.level.name.lower(), text)
 
     def _with_evidence(self, event: list[Alert], now_ns: int) -> list[Alert]:
         """An error is recorded, and says where; of what goes on for long, once: its reminders name the same folder."""
@@ -180,6 +174,17 @@ def _finding(fields: Mapping[str, Any]) -> Alert:
     return Alert(Level[fields["level"]], fields["name"], fields["message"], fields["values"])
 
 
+def _print(node: Node, severity: str, text: str) -> None:
+    """A line on the terminal; one call for each severity, as rclpy remembers that by the place of the call."""
+    logger = node.get_logger()
+    if severity == "error":
+        logger.error(text)
+    elif severity == "warn":
+        logger.warning(text)
+    else:
+        logger.info(text)
+
+
 _MOST_PER_S, _BURST = 10.0, 30.0
 
 
@@ -203,14 +208,8 @@ class NodeLog:
             recording.tell(self._node.get_clock().now().nanoseconds, kind="log", severity=severity, text=text)
         with self._lock:
             lines = self._lines(text)
-        logger = self._node.get_logger()  # one call for each severity: rclpy remembers it by the place of the call
         for line in lines:
-            if severity == "error":
-                logger.error(line)
-            elif severity == "warn":
-                logger.warning(line)
-            else:
-                logger.info(line)
+            _print(self._node, severity, line)
 
     def _lines(self, text: str) -> list[str]:
         """What to log: nothing, the text, or the text after a word on how many lines were left out."""

@@ -76,7 +76,7 @@ class MachineSignals:
             "memory_available_mib": memory.get("MemAvailable", math.nan),
             "swap_used_mib": memory.get("SwapTotal", math.nan) - memory.get("SwapFree", math.nan),
             **{f"{name}_pressure_percent": self._pressure(name, word) for name, word in _PRESSURES.items()},
-            **{f"{name}_c": _celsius(folder / "temp") for name, folder in self._zones.items()},
+            **{f"{name}_c": number_in(folder / "temp") / 1000 for name, folder in self._zones.items()},
         }
 
     @property
@@ -186,16 +186,17 @@ def _trip_c(zone: Path) -> float:
     See the kernel's Documentation/driver-api/thermal/sysfs-api.rst. Some firmware names absurd ones.
     """
     trips = [
-        _celsius(path.with_name(path.name.replace("_type", "_temp")))
+        number_in(path.with_name(path.name.replace("_type", "_temp"))) / 1000
         for path in zone.glob("trip_point_*_type")
         if _text(path).strip() in {"passive", "hot", "critical"}
     ]
     return min((celsius for celsius in trips if celsius > _LOWEST_TRIP_C), default=math.inf)
 
 
-def _celsius(path: Path) -> float:
+def number_in(path: Path) -> float:
+    """The number that a file of the kernel holds; NaN where there is none."""
     try:
-        return int(_text(path)) / 1000
+        return float(_text(path))
     except ValueError:
         return math.nan
 

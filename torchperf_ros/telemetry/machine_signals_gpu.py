@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchperf_ros.telemetry.machine_signals import number_in
+
 _MIB = 1 << 20
 _HZ_PER_MHZ = 1_000_000
 _THROTTLED = {0x20: "thermal", 0x40: "thermal, by hardware", 0x08: "slowed down by hardware", 0x80: "power brake"}
@@ -112,8 +114,8 @@ class JetsonGpu(Gpu):
     def read(self) -> dict[str, float]:
         """Clock and load now."""
         return {
-            "gpu_clock_mhz": _file(self._folder / "cur_freq") / _HZ_PER_MHZ,
-            "gpu_used_percent": _file(self._folder / "device" / "load") / 10,
+            "gpu_clock_mhz": number_in(self._folder / "cur_freq") / _HZ_PER_MHZ,
+            "gpu_used_percent": number_in(self._folder / "device" / "load") / 10,
         }
 
 
@@ -143,10 +145,3 @@ def gpu_source(device: str, sys: Path = Path("/sys")) -> Gpu:
 
 def _or_nan(value: float | None) -> float:
     return math.nan if value is None else float(value)
-
-
-def _file(path: Path) -> float:
-    try:
-        return float(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return math.nan
