@@ -35,5 +35,5 @@ def test_given_a_folder_when_runs_are_saved_then_they_can_be_read(tmp_path):
         stage_frames(load_run(tmp_path / "runs" / f"{name}.json").stage(STAGE)) for name in ("main", "branch", "burst")
     )
     assert len(main) == 9000
-    assert branch.missed.mean() == pytest.approx(0.03, abs=0.02)
-    assert burst.missed.mean() == burst.fell_back.mean() == pytest.approx(0.61, abs=0.02)
+    assert 1 - branch.on_time.mean() == pytest.approx(0.03, abs=0.02)
+    assert 1 - burst.on_time.mean() == pytest.approx(0.61, abs=0.02)

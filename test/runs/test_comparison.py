@@ -122,7 +122,7 @@ def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
     assert found["dropped"].verdict is Verdict.WORSE
 
 
-def of_tiers(tiers, *names, count=1000):
+def of_tiers(tiers, *names, count=400):
     run = made.run(made.latencies(count, 1), stages=[{"name": "perception", "tiers": list(names)}])
     run.frames["perception"]["tier"] = tiers
     return of_run(run, "run")
@@ -138,7 +138,7 @@ def test_given_lower_tiers_that_answered_when_compared_then_it_is_worse_and_the_
     note = "perception: base answered by full 100%; new by medium 100%"
     assert note in against(full, medium).notes
     assert not any("answered by" in note for note in against(full, of_tiers(0, "full")).notes)
-    unnamed = of_tiers([0] * 750 + [1] * 250)
+    unnamed = of_tiers([0] * 300 + [1] * 100)
     assert "perception: base answered by tier 1 100%; new by tier 0 75%, tier 1 25%" in against(medium, unnamed).notes
 
 

@@ -44,7 +44,7 @@ def test_given_a_recorded_log_when_loaded_then_its_stages_and_memory_are_there_a
 
     assert {one.name: len(one) for one in run.stages} == {"perception": 100, "planning": 100}
     stage = stage_frames(run.stages[0])
-    assert stage.missed.sum() == stage.fell_back.sum() == 1
+    assert (~stage.on_time).sum() == (stage.frames["fallback"] >= 0).sum() == 1
     assert not stage.frames["output_hash"].any()
     _, seconds, mib = run.used_memory
     assert mib.tolist() == [800.0, 820.0, 840.0, 860.0, 880.0]
@@ -77,7 +77,7 @@ def test_given_a_worker_that_starts_again_and_again_when_compared_then_only_the_
     rows["outcome"][3] = Outcome.CRASHED
 
     assert frames(rows).frames["seq"].tolist() == [2, 3, 4, 5, 6, 7]
-    assert frames(rows).missed.tolist() == [False, True, True, True, False, True]
+    assert frames(rows).on_time.tolist() == [True, False, False, False, True, False]
     run = made.run(np.full(8, 20.0))
     run.frames["perception"]["outcome"] = Outcome.STARTING
     write_run(run, tmp_path / "run.json")

@@ -125,11 +125,11 @@ def test_given_an_anomaly_when_something_lesser_follows_within_150_samples_then_
 
 
 def test_given_a_value_seen_when_it_comes_back_then_it_is_known_and_after_8192_samples_it_is_new_again():
-    soon, late = ([*noise(3000), 130.0, *noise(pause, 2), 130.0] for pause in (4000, 9500))
+    soon, late = (readings([*noise(3000), 130.0, *noise(pause, 2), 130.0])[-1] for pause in (4000, 9500))
 
-    assert readings(soon)[-1].kind in {"", "step"}
-    assert readings(soon)[-1].score < readings(late)[-1].score
-    assert readings(late)[-1].kind == "value"
+    assert soon.kind in {"", "step"}
+    assert soon.score < late.score
+    assert late.kind == "value"
 
 
 def test_given_one_direction_when_the_other_happens_then_it_is_not_told():

@@ -46,11 +46,10 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     base: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs that are the measure.")] = None,
     new: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs in question.")] = None,
     baseline: Annotated[str, Option(metavar="NAME", help="Compare with this; auto: of the same log and machine.")] = "",
-    save: Annotated[str, Option(metavar="NAME", help="Keep as a baseline; auto: named by commit, log, machine.")] = "",
+    save: Annotated[str, Option(metavar="NAME", help="Keep as a baseline of this name.")] = "",
     commit: Annotated[str, Option(help="With --save, what the code was; default: what the run says.")] = "",
     replace: Annotated[bool, Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
     list_all: Annotated[bool, Option("--list", help="Show what baselines there are, the newest first.")] = False,
-    delete: Annotated[str, Option(metavar="NAME", help="Delete a baseline, without asking.")] = "",
     folder: Annotated[Path | None, Option("--dir", help="Where baselines lie; default: in XDG_STATE_HOME.")] = None,
     min_effect: Annotated[
         list[str] | None,
@@ -59,7 +58,6 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
             help="The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp.",
         ),
     ] = None,
-    min_effects: Annotated[Path | None, Option(help="The same as YAML: {p99: 3%, perception: {miss: 1pp}}.")] = None,
     limit: Annotated[
         list[str] | None,
         Option(
@@ -67,10 +65,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
             help="The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms.",
         ),
     ] = None,
-    limits: Annotated[Path | None, Option(help="The same as YAML: {miss: 1%, perception: {p99: 40ms}}.")] = None,
     skip: Annotated[list[str] | None, Option(metavar="METRIC", help="Do not look at this metric.")] = None,
     confidence: Annotated[float, Option(min=0.5, max=0.9999, help="Of intervals; 1 less the false alarms.")] = 0.95,
-    correction: Annotated[str, Option(help="For many comparisons: holm, bh (Benjamini-Hochberg) or none.")] = "holm",
     resamples: Annotated[int, Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,
     seed: Annotated[int, Option(min=0, help="Of the bootstrap: the same seed, the same verdict.")] = 0,
     across_machines: Annotated[bool, Option("--across-machines", help="Also runs of different machines.")] = False,
@@ -105,9 +101,6 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     from torchperf_ros.runs.compare.baselines import BaselineStore
 
     store = BaselineStore(folder)
-    if delete:
-        typer.echo(f"deleted {delete} in {store.delete(delete)}")
-        return
     if list_all:
         _list(store)
         return
@@ -117,17 +110,14 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         return
     need("scipy", "arch", "statsmodels", *(("plotly", "jinja2") if html else ()))
     from torchperf_ros.runs.compare import verdict_text as text
-    from torchperf_ros.runs.compare.verdict import CORRECTIONS, METRICS, Rules, read_limits, read_margins
+    from torchperf_ros.runs.compare.verdict import METRICS, Rules, read_limits, read_margins
 
-    if correction not in CORRECTIONS:
-        fail(f"--correction {correction!r}: has to be one of {', '.join(CORRECTIONS)}")
     if unknown := [key for key in skip or () if key not in METRICS]:
         fail(f"--skip {unknown[0]!r}: no such metric; there are: {', '.join(METRICS)}")
     sides = _sides(runs or [], base or [], new or [], baseline)
-    inputs = [*sides[0], *sides[1], *filter(None, (min_effects, limits))]
-    check_outputs({"--markdown": markdown, "--html": html, "--json": json}, inputs, _OF_INPUT_FOLDERS)
-    rules = Rules(read_margins(min_effect or (), min_effects), read_limits(limit or (), limits), 1 - confidence,
-                  correction, frozenset(skip or ()), resamples, seed)  # fmt: skip
+    check_outputs({"--markdown": markdown, "--html": html, "--json": json}, sides[0] + sides[1], _OF_INPUT_FOLDERS)
+    rules = Rules(read_margins(min_effect or ()), read_limits(limit or ()), 1 - confidence, frozenset(skip or ()),
+                  resamples, seed)  # fmt: skip
     found = _compare(sides, store, "" if sides[0] else baseline or "auto", rules, across_machines)
     _show(found)
     status = found.status(strict)

@@ -1,7 +1,6 @@
 """What a stage's inputs hold: frozen, black or empty ones look like any other to whoever only counts frames."""
 
 import contextlib
-import io
 import math
 import re
 from typing import Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torchperf_ros.config.message_types import decode, has_header
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.watch.signals import alert, since
 from torchperf_ros.workers.frame_ring import InputBytes
 
@@ -197,16 +196,14 @@ def raw_points(message: Any) -> Points | None:  # noqa: ANN401 - rosbags builds 
 
 def compressed_points(message: Any) -> Points | None:  # noqa: ANN401
     """The same of a `sensor_msgs/msg/CompressedImage`; None if it cannot be decoded."""
-    from PIL import Image, UnidentifiedImageError  # 10 MiB that most recorders never need
+    from torchperf_ros.config.image_pixels import compressed_pixels  # Pillow's 10 MiB, which most recorders never need
 
     try:
-        with Image.open(io.BytesIO(bytes(message.data))) as image:
-            image.draft("L", (_IMAGE_POINTS, _IMAGE_POINTS))  # a JPEG is decoded at an eighth of its size
-            return (
-                np.asarray(image.convert("L").resize((_IMAGE_POINTS, _IMAGE_POINTS), Image.Resampling.NEAREST)) / 255.0
-            )
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
+        pixels = compressed_pixels(message, least=(_IMAGE_POINTS, _IMAGE_POINTS)).array  # a JPEG at an eighth
+    except BadInput:
         return None
+    rows = pixels[:: max(1, len(pixels) // _IMAGE_POINTS)]
+    return _some(rows.reshape(len(rows), -1)) / 255.0
 
 
 def blindness(points: Points) -> str:

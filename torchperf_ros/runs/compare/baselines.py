@@ -16,12 +16,10 @@ from torchperf_ros.runs.run_file import SUFFIXES
 from torchperf_ros.runs.run_log import RunLog, RunLogError
 
 AUTO: Final = "auto"
-"""Instead of a name: one that is made of what was run, or the baseline that fits a run."""
+"""Instead of a name: the baseline that fits a run."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _CARD: Final = "baseline.json"
 _VERSION: Final = 1
-_SHOWN: Final = 8
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,12 @@ class BaselineStore:
         """Use this folder; None: `baselines` where the user's state lies (`XDG_STATE_HOME`)."""
         self.folder = folder or user_folder("XDG_STATE_HOME", ".local/state") / "baselines"
 
-    def save(self, paths: Sequence[Path], name: str = AUTO, commit: str = "", replace: bool = False) -> Baseline:
+    def save(self, paths: Sequence[Path], name: str, commit: str = "", replace: bool = False) -> Baseline:
         """Keep runs: all of them, or nothing under this name.
 
         Args:
             paths: `.json` or `.parquet` files that `torchperf replay` wrote.
-            name: of the baseline; `AUTO`: made of commit, log, machine and model.
+            name: of the baseline.
             commit: what the code was; empty: what the first run says.
             replace: whether a baseline of this name gives way.
 
@@ -69,10 +67,9 @@ class BaselineStore:
             if run.fact("complete") is False:
                 raise RunLogError(f"run {path}: was interrupted; a baseline has to be complete")
             card = card or _card(run, commit)
-        name = _name_of(card) if name == AUTO else name
-        if not _NAME.fullmatch(name):
-            msg = f"--save {name!r}: has to be letters, digits, '.', '_' and '-', and not begin with '.' or '-'"
-            raise RunLogError(msg)
+        if not _NAME.fullmatch(name) or name == AUTO:
+            msg = f"--save {name!r}: has to be letters, digits, '.', '_' and '-', not begin with '.' or '-'"
+            raise RunLogError(f"{msg}, and not be '{AUTO}'")
         place = self.folder / name
         part, old = (self.folder / f".{name}.{os.getpid()}.{word}" for word in ("part", "old"))
         if place.exists() and not replace:
@@ -97,18 +94,10 @@ class BaselineStore:
 
     def get(self, name: str) -> Baseline:
         """One baseline; a `RunLogError` names those that there are where there is none of this name."""
-        return self._read(self._folder_of(name))
-
-    def delete(self, name: str) -> Path:
-        """Delete a baseline, damaged or not: all of it, or nothing. Returns its folder.
-
-        Raises:
-            RunLogError: there is none of this name; the message names those that there are.
-            OSError: it cannot be deleted.
-        """
-        place = self._folder_of(name)
-        shutil.rmtree(place.rename(self.folder / f".{name}.{os.getpid()}.old"))
-        return place
+        folders = self._folders()
+        if name not in folders:
+            raise RunLogError(f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}")
+        return self._read(folders[name])
 
     def best_for(self, run: RunLog, across_machines: bool = False) -> Baseline:
         """The baseline that a run is to be compared with: of the same log, on the same machine.
@@ -139,12 +128,6 @@ class BaselineStore:
     def _folders(self) -> dict[str, Path]:
         return {card.parent.name: card.parent for card in sorted(self.folder.glob(f"[!.]*/{_CARD}"))}
 
-    def _folder_of(self, name: str) -> Path:
-        folders = self._folders()
-        if name not in folders:
-            raise RunLogError(f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}")
-        return folders[name]
-
     def _read(self, folder: Path) -> Baseline:
         try:
             card = json.loads((folder / _CARD).read_text(encoding="utf-8"))
@@ -153,10 +136,9 @@ class BaselineStore:
                 raise ValueError("of another version" if runs else "no run")
             return Baseline(folder.name, runs, card)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            msg = (
-                f"baseline {folder}: is damaged ({error}); `torchperf compare --delete {folder.name}` and save it anew"
-            )
-            raise RunLogError(msg) from error
+            raise RunLogError(
+                f"baseline {folder}: is damaged ({error}); remove this folder, and save it anew"
+            ) from error
 
 
 def _card(run: RunLog, commit: str) -> dict[str, Any]:
@@ -176,10 +158,3 @@ def _card(run: RunLog, commit: str) -> dict[str, Any]:
         "params_sha256": text("params_sha256"),
         "frames": {stage.name: int(stage.counted.sum()) for stage in run.stages},
     }
-
-
-def _name_of(card: Mapping[str, Any]) -> str:
-    """Commit, log, machine and model in a few letters each."""
-    model = "-".join(value[:_SHOWN] for value in card["model"].values() if value)
-    parts = (card["commit"][:_SHOWN], Path(card["log"]).stem, card["fingerprint"][:_SHOWN], model)
-    return (_ODD.sub("_", "-".join(filter(None, parts))).lstrip(".-") or "baseline")[:100]

@@ -178,7 +178,7 @@ def _other_tiers(stage: StageComparison) -> str:
     named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
     shares, words = [], []
     for side in (stage.base, stage.new):
-        counts = Counter(side.tier[side.tier >= 0].tolist())
+        counts = Counter(tier for tier in side.frames["tier"].tolist() if tier >= 0)
         names = {tier: side.tiers[tier] if named and tier < len(side.tiers) else f"tier {tier}" for tier in counts}
         shares.append({names[tier]: count / counts.total() for tier, count in counts.most_common()})
         words.append(", ".join(f"{name} {percent(share, 0)}" for name, share in shares[-1].items()))
@@ -198,7 +198,7 @@ def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:
     if first is None or second is None:
         first, second = base.frames["seq"], new.frames["seq"]
     common, left, right = np.intersect1d(first, second, return_indices=True)
-    own = ~(base.missed[left] | new.missed[right]) & (base.tier[left] == new.tier[right])
+    own = base.on_time[left] & new.on_time[right] & (base.frames["tier"][left] == new.frames["tier"][right])
     before, after = base.frames["output_hash"][left][own], new.frames["output_hash"][right][own]
     known = (before != 0) & (after != 0)
     return {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torchperf_ros.runs.compare import verdict
 from torchperf_ros.runs.compare.run_frames import StageFrames
 from torchperf_ros.runs.compare.verdict import Finding, Interval, Metric, Rules
-from torchperf_ros.runs.run_log import RunLog
+from torchperf_ros.runs.run_log import UNKNOWN, RunLog
 
 RUNS: Final = 3
 """So many runs a side, and the run is the sample: two have no spread worth the name."""
@@ -292,12 +292,12 @@ def _flags(frames: StageFrames, first: str) -> dict[Metric, Values]:
     dropped = np.ones(int(ends[-1]) + 1 if len(ends) else 0)
     dropped[ends] = 0.0
     best = 0 if not first else frames.tiers.index(first) if first in frames.tiers else -1
-    lower = np.where(frames.tier >= 0, frames.tier != best, math.nan)
+    tier = frames.frames["tier"]
     return {
-        verdict.MISS: frames.missed * 1.0,
-        verdict.FALLBACK: frames.fell_back * 1.0,
+        verdict.MISS: 1.0 - frames.on_time,
+        verdict.FALLBACK: (frames.frames["fallback"] != UNKNOWN) * 1.0,
         verdict.DROPPED: dropped,
-        verdict.LOWER_TIER: lower,
+        verdict.LOWER_TIER: np.where(tier >= 0, tier != best, math.nan),
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.runs.run_log import UNKNOWN, RunLog, RunLogError, StageLog
+from torchperf_ros.runs.run_log import RunLog, RunLogError, StageLog
 from torchperf_ros.runs.run_log_source import read_runs
 
 
@@ -25,25 +25,10 @@ class StageFrames(StageLog):
     gaps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
-    def tier(self) -> NDArray[np.int64]:
-        """Which tier answered each frame, -1 where unknown."""
-        return np.asarray(self.frames["tier"])
-
-    @property
     def own_stamps(self) -> NDArray[np.int64] | None:
         """The stamps, where each frame has its own."""
         stamps = np.asarray(self.frames["stamp_ns"])
         return stamps if len(stamps) and stamps.all() and len(np.unique(stamps)) == len(stamps) else None
-
-    @property
-    def missed(self) -> NDArray[np.bool_]:
-        """Which frames were not on time."""
-        return ~self.on_time
-
-    @property
-    def fell_back(self) -> NDArray[np.bool_]:
-        """For which frames something else than their own result was published."""
-        return np.asarray(self.frames["fallback"] != UNKNOWN)
 
 
 def load_run(path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> RunLog:

@@ -5,18 +5,14 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import NormalDist
 from typing import Final, TypeVar
 
 import numpy as np
 
-from torchperf_ros.config.params_file import read_yaml
 from torchperf_ros.frame.errors import ConfigError
 
 T = TypeVar("T")
-CORRECTIONS: Final = {"holm": "holm", "bh": "fdr_bh", "none": ""}
-"""The corrections for the number of comparisons, and what statsmodels calls them."""
 _CONSPICUOUS: Final = 10.0  # margins that a change has to make for people to look at it, though nothing judges it
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|pp|ms|s|MiB/h|MiB)")
 _DIGITS: Final = 2
@@ -83,22 +79,22 @@ class Margin:
         return max(self.share * abs(base), self.absolute) if math.isfinite(base) else self.absolute
 
 
-def read_margins(settings: Iterable[str] = (), file: Path | None = None) -> dict[str, Margin]:
-    """Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms` and a YAML file; options win.
+def read_margins(settings: Iterable[str] = ()) -> dict[str, Margin]:
+    """Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms`.
 
     Raises:
-        ConfigError: there is no such metric, a value is none, or the file cannot be read.
+        ConfigError: there is no such metric, or a value is none.
     """
-    return _read("--min-effect", "p99: 3%", _margin, settings, file)
+    return _read("--min-effect", _margin, settings)
 
 
-def read_limits(settings: Iterable[str] = (), file: Path | None = None) -> dict[str, float]:
+def read_limits(settings: Iterable[str] = ()) -> dict[str, float]:
     """The highest values that the new runs may have, by `metric` or `stage.metric`, in the metric's unit.
 
     Raises:
-        ConfigError: there is no such metric, a value is none, or the file cannot be read.
+        ConfigError: there is no such metric, or a value is none.
     """
-    return _read("--limit", "miss: 1%", _limit, settings, file)
+    return _read("--limit", _limit, settings)
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,7 @@ class Rules:
     Attributes:
         margins: of `read_margins`; the metric's own where there is none.
         limits: of `read_limits`.
-        alpha: chance of a false alarm, 0 to 1, of all comparisons together with `holm`; intervals are of 1 - alpha.
-        correction: one of `CORRECTIONS`.
+        alpha: chance of a false alarm, 0 to 1, of all comparisons together; intervals are of 1 - alpha.
         skip: keys of metrics that are not looked at.
         resamples: of the bootstrap of each side; the smallest p-value is 2 / (resamples + 1).
         seed: of the bootstrap; the same seed, the same verdicts.
@@ -118,7 +113,6 @@ class Rules:
     margins: Mapping[str, Margin] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
     alpha: float = 0.05
-    correction: str = "holm"
     skip: frozenset[str] = frozenset()
     resamples: int = 2000
     seed: int = 0
@@ -244,7 +238,7 @@ class Finding:
 
 
 def judge(findings: Sequence[Finding], rules: Rules) -> list[Finding]:
-    """Judge all metrics of a comparison together, as one false alarm is one too many.
+    """Judge all metrics of a comparison together, as one false alarm is one too many: p-values are corrected by Holm.
 
     Worse (better): the value has moved by the margin or more, and the corrected p-value is alpha or less.
     Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha ask for
@@ -254,8 +248,8 @@ def judge(findings: Sequence[Finding], rules: Rules) -> list[Finding]:
 
     p_values = np.array([one.tested.p if one.tested else math.nan for one in findings])
     tests = np.isfinite(p_values)
-    if tests.any() and (method := CORRECTIONS[rules.correction]):
-        p_values[tests] = multipletests(p_values[tests], rules.alpha, method)[1]
+    if tests.any():
+        p_values[tests] = multipletests(p_values[tests], rules.alpha, "holm")[1]
     return [_judged(one, float(p), rules) for one, p in zip(findings, p_values, strict=True)]
 
 
@@ -294,42 +288,24 @@ def _needed(one: Finding, margin: float, p: float, alpha: float) -> float:
     return math.ceil(count / scale - 1e-9) * scale
 
 
-def _read(
-    option: str, example: str, parse: Callable[[Metric, str], T], settings: Iterable[str], file: Path | None
-) -> dict[str, T]:
+def _read(option: str, parse: Callable[[Metric, str], T], settings: Iterable[str]) -> dict[str, T]:
     values: dict[str, T] = {}
-    sources = [(option, setting) for setting in settings]
-    if file is not None:
-        sources = [(f"{option}s {file}:", setting) for setting in _of_file(option, example, file)] + sources
-    for source, setting in sources:
+    for setting in settings:
         name, _, text = setting.partition("=")
         name = name.strip()
         stage, dot, key = name.rpartition(".")
         metric = METRICS.get(key)
         if metric is None:
-            raise ConfigError(f"{source} {setting!r}: no metric {name!r}; there are: {', '.join(METRICS)}")
+            raise ConfigError(f"{option} {setting!r}: no metric {name!r}; there are: {', '.join(METRICS)}")
         if dot and metric.whole:
-            msg = f"{source} {setting!r}: {key} is of the whole run, not of stage {stage!r}; has to be {key}={text}"
+            msg = f"{option} {setting!r}: {key} is of the whole run, not of stage {stage!r}; has to be {key}={text}"
             raise ConfigError(msg)
         try:
             values[name] = parse(metric, text)
         except ValueError as error:
             like = f"2{metric.unit}" if parse is _limit else "0.5pp" if metric.unit == "%" else f"3%,2{metric.unit}"
-            raise ConfigError(f"{source} {name}={text}: has to be like {like}") from error
+            raise ConfigError(f"{option} {name}={text}: has to be like {like}") from error
     return values
-
-
-def _of_file(option: str, example: str, path: Path) -> list[str]:
-    """The settings of a YAML file, as options have them."""
-    try:
-        content = read_yaml(path, f"{option}s")
-    except ConfigError as error:
-        raise ConfigError(f"{error} like '{example}'") from error
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{option}s {path}: it has to be YAML like '{example}'")
-    stages = {name: value if isinstance(value, Mapping) else {"": value} for name, value in content.items()}
-    return [f"{name}.{key}={text}" if key else f"{name}={text}" for name, one in stages.items()
-            for key, text in one.items()]  # fmt: skip
 
 
 def _margin(metric: Metric, text: str) -> Margin:

@@ -130,8 +130,7 @@ def to_json(comparison: Comparison, status: int) -> str:
     content = {
         "v": JSON_VERSION, "kind": "regress", "status": status, "verdict": headline(comparison),
         "notes": list(comparison.notes), "base": _side(comparison.base), "new": _side(comparison.new),
-        "alpha": rules.alpha, "correction": rules.correction, "resamples": rules.resamples,
-        "seed": rules.seed,
+        "alpha": rules.alpha, "resamples": rules.resamples, "seed": rules.seed,
         "findings": [_finding(finding) for finding in comparison.findings],
         "stages": [
             {"name": stage.name, "frames": [len(stage.base), len(stage.new)], "block": stage.block,
