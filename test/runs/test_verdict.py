@@ -54,23 +54,20 @@ def test_given_margins_and_limits_when_asked_then_a_stages_own_wins_and_the_rest
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("read", "setting", "words"),
     [
-        ("p98=3%", ("'p98'", "p95, p99")), ("p99", ("p99=", "3%,2ms")), ("p99=-3%", ("-3%",)), ("p99=3s", ("3s",)),
-        ("miss=3%", ("miss=3%", "0.5pp")), ("memory_slope=1MiB", ("2MiB/h",)), ("=3%", ("''",)),
-        ("perception.compile=2s", ("compile is of the whole run", "has to be compile=2s")),
+        (read_margins, "p98=3%", ("'p98'", "p95, p99")), (read_margins, "p99", ("p99=", "3%,2ms")),
+        (read_margins, "p99=-3%", ("-3%",)), (read_margins, "p99=3s", ("3s",)), (read_margins, "=3%", ("''",)),
+        (read_margins, "miss=3%", ("miss=3%", "0.5pp")), (read_margins, "memory_slope=1MiB", ("2MiB/h",)),
+        (read_margins, "perception.compile=2s", ("compile is of the whole run", "has to be compile=2s")),
+        *((read_limits, setting, ("--limit", f"like {'2%' if 'miss' in setting else '2ms'}"))
+          for setting in ("miss=1pp", "miss=1", "p99=3%", "p99=-1ms", "p99=1ms,2ms", "p99")),
     ],
 )  # fmt: skip
-def test_given_a_margin_that_is_none_when_read_then_the_message_says_what_would_do(setting, words):
+def test_given_a_margin_or_limit_that_is_none_when_read_then_the_message_says_what_would_do(read, setting, words):
     with pytest.raises(ConfigError) as error:
-        read_margins([setting])
+        read([setting])
     assert all(word in str(error.value) for word in words)
-
-
-@pytest.mark.parametrize("setting", ["miss=1pp", "miss=1", "p99=3%", "p99=-1ms", "p99=1ms,2ms", "p99"])
-def test_given_a_limit_that_is_none_when_read_then_the_message_says_what_would_do(setting):
-    with pytest.raises(ConfigError, match=r"^--limit (miss=.*like 2%|p99=.*like 2ms)$"):
-        read_limits([setting])
 
 
 def p99(new, low, high, p, **changes):

@@ -125,17 +125,10 @@ def test_given_any_findings_when_time_has_passed_then_every_event_is_over_and_ev
     assert grouping.open == []
 
 
-FOUND = [Alert(Level.WARN, "camera: latency", "slow")]
-
-
-def test_given_findings_when_the_recorder_is_silent_then_they_go_on_for_a_while():
-    last = LastAlerts()
-    assert last.update(FOUND, 0, looked=True) == FOUND
+def test_given_findings_when_the_recorder_is_silent_then_they_go_on_for_a_while_or_until_it_looks_and_finds_nothing():
+    last, latency = LastAlerts(), [found("camera: latency")]
+    assert last.update(latency, 0, looked=True) == latency
     assert [bool(last.update([], second * NS_PER_S, looked=False)) for second in (1, 20, 21)] == [True, True, False]
-
-
-def test_given_findings_when_the_recorder_looks_and_finds_nothing_then_they_are_over():
-    last = LastAlerts()
-    last.update(FOUND, 0, looked=True)
-    assert not last.update([], NS_PER_S, looked=True)
-    assert last.update(FOUND, 2 * NS_PER_S, looked=False) == FOUND  # heard before its status: the same look
+    last.update(latency, 30 * NS_PER_S, looked=True)
+    assert not last.update([], 31 * NS_PER_S, looked=True)
+    assert last.update(latency, 32 * NS_PER_S, looked=False) == latency  # heard before its status: the same look

@@ -92,10 +92,6 @@ def test_given_growth_over_minutes_only_when_there_is_room_then_it_is_believed_l
     assert trend.growth.lasts_s(-5.0) == 0.0
 
 
-def test_given_shrinking_memory_when_asked_how_long_it_lasts_then_it_is_for_ever():
-    assert follow(lambda s: BASE - s / 60, 900)[0].growth.lasts_s(1.0) == math.inf
-
-
 def test_given_too_little_to_judge_when_asked_then_nothing_is_known():
     trend = MemoryTrend()
     for second in range(120):
@@ -105,11 +101,12 @@ def test_given_too_little_to_judge_when_asked_then_nothing_is_known():
     assert trend.suspicion(0.0) is None
 
 
-def test_given_samples_for_days_when_followed_then_what_is_kept_is_bounded():
-    trend, _ = follow(lambda s: BASE, 86_400, every_s=120)
+def test_given_samples_for_days_when_followed_then_what_is_kept_is_bounded_and_what_shrinks_lasts_for_ever():
+    trend, _ = follow(lambda s: BASE - s / 1e4, 86_400, every_s=120)
     kept = sum(len(scale.points) + len(scale.pending) for scale in trend._scales)
     assert kept <= 4 * (60 + 8)
     assert 16 * 3600 < trend.growth.window_s < 21 * 3600  # and the longest window is full
+    assert trend.growth.lasts_s(1.0) == math.inf
 
 
 @settings(max_examples=25, deadline=None)

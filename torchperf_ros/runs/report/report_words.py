@@ -112,8 +112,8 @@ def _cause(stage: StageLog) -> str:
 
 
 def in_words(run: RunLog) -> list[str]:
-    """The run in a few sentences, the most important first."""
-    sentences = [_stage_words(stage) for stage in run.stages if len(stage)] or ["No frames were answered in this log."]
+    """What the figures of a run do not say, in a few sentences, the most important first."""
+    sentences = [text for stage in run.stages if (text := _stage_words(stage))]
     if len(run.memory_t_ns):
         sentences.append(_memory_words(run))
     bad = [anomaly for anomaly in run.anomalies if anomaly.level != "OK"]
@@ -144,28 +144,17 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
 
 
 def _stage_words(stage: StageLog) -> str:
-    figures = stage_figures(stage)
-    if not figures.frames:
-        return f"{stage.name}: {_count(figures.starting, 'frame')}, all of them while it started."
-    of_budget = f", of {figures.budget_ms:.0f} ms" if math.isfinite(figures.budget_ms) else ", without a deadline"
-    text = (
-        f"{stage.name}: {_count(figures.frames, 'frame')}, {percent(figures.on_time_share, 2)} on time; half of the "
-        f"answers took {figures.p50_ms:.1f} ms or less, 99 % {figures.p99_ms:.1f} ms or less, the longest "
-        f"{figures.max_ms:.1f} ms{of_budget}."
-    )
+    """What tiles do not say: how frames ended that were not on time, and which are not counted."""
+    figures, text = stage_figures(stage), ""
     if figures.outcomes:
         reasons = ", ".join(f"{count:,} {one.word.replace('_', ' ')}" for one, count in figures.outcomes.items())
         instead = ", ".join(f"{_INSTEAD[one]} ({count:,})" for one, count in figures.fallbacks.items())
-        text += f" Not on time: {reasons}" + (f"; published instead: {instead}." if instead else ".")
-    worst = figures.worst_lateness_ms
-    if math.isfinite(worst):
-        text += (f" The latest answer left {worst:.1f} ms after its deadline." if worst > 0
-                 else " Every answer left before its deadline.")  # fmt: skip
+        text = f" Not on time: {reasons}" + (f"; published instead: {instead}." if instead else ".")
     if stage.dropped:
         text += f" {_count(stage.dropped, 'frame')} more were never started: a newer one came, or they were too old."
     if figures.starting:
         text += f" {_count(figures.starting, 'frame')} came while it started and are not counted."
-    return text
+    return f"{stage.name}:{text}" if text else ""
 
 
 def _memory_words(run: RunLog) -> str:
