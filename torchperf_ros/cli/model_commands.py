@@ -71,7 +71,6 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
         str, Option(help="What runs the graphs: eager (quick), aot_eager, inductor (compiles: true times, slow).")
     ] = "eager",
     max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
-    graph: Annotated[Path | None, Option(help="Draw the graphs and the breaks to this SVG file.")] = None,
     ir: Annotated[
         Path | None,
         Option(
@@ -83,8 +82,8 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Why torch.compile splits a model: each graph break, its line, its cost, and what to write instead.
 
-    Over several inputs also what is compiled again and why, branches on sizes,
-    and loops that unroll. An adapter brings its inputs, and others from its
+    Over several inputs also what is compiled again and why: branches on sizes,
+    loops that unroll. An adapter brings its inputs, and others from its
     dynamic dimensions; any other callable gets random ones from --input.
     A rewritten line is shown only where the model, captured again with it,
     has lost the break and answers as before.
@@ -94,7 +93,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     Exit status: 0 if all is well, 1 if there are more than --max-breaks or the
     compiled model raises, 2 if the input cannot be used.
     """
-    shell.check_outputs({"--graph": graph, "--json": json_file})
+    shell.check_outputs({"--json": json_file})
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         shell.fail(f"--device {device!r} is none of auto, cpu, cuda, cuda:N")
     if ir is not None:
@@ -108,7 +107,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
         from torchperf_ros.model.device import choose_device
         from torchperf_ros.optimize.inspect.inspected_model import load_model
         from torchperf_ros.optimize.inspect.inspection import Inspection
-        from torchperf_ros.optimize.inspect.inspection_view import as_json, compiler_pages, draw, show
+        from torchperf_ros.optimize.inspect.inspection_view import as_json, compiler_pages, show
 
         place = Place(choose_device(device), threads=0).device  # with as many CPU threads as a worker has
         status.update(f"loading {target}")
@@ -116,8 +115,6 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
         inspection = Inspection(model, backend, place)
         inspection.run(status.update, ir)
     show(inspection, shown, max_breaks)
-    if graph is not None:
-        graph.write_text(draw(inspection), encoding="utf-8")
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(inspection, max_breaks), indent=2), encoding="utf-8")
     if ir is not None:

@@ -19,7 +19,6 @@ from torchperf_ros.optimize.inspect.users_source import (
     names_in,
     read_line,
     rewrite_branch,
-    rewrite_foreign,
     rewrite_print,
     rewrite_scalar,
 )
@@ -70,7 +69,6 @@ _REWRITES: dict[Kind, Callable[[SourceLine], str]] = {
     Kind.BRANCH: rewrite_branch,
     Kind.SCALAR: rewrite_scalar,
     Kind.PRINT: rewrite_print,
-    Kind.FOREIGN: rewrite_foreign,
 }
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$(?:\n    .*$)?(?:\n    ( *[~^]+)\s*$)?', re.MULTILINE)

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
+from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.parity import random_inputs
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.model.adapter import Adapter
-
-Inputs = tuple[torch.Tensor, ...]
 
 _SEED = 0
 _SPEC = re.compile(r"(scalar|\d+(?:x\d+)*)(?::(\w+))?")
@@ -126,15 +125,10 @@ def _adapter_model(
 ) -> InspectedModel:
     if inputs:
         raise InspectError(f"--input {inputs[0]}: an adapter brings its own example inputs; give other sizes by --also")
-    model, example = adapter.build(tier).eval().to(device), adapter.example_inputs(tier)
-    sets = [example]
-    ends: tuple[Callable[[tuple[int, int]], int], ...] = (min, max, lambda ends: sum(ends) // 2)
-    for seed, end in enumerate(ends):
-        dims = {n: {dim: (end(both),) * 2 for dim, both in dims.items()} for n, dims in adapter.dynamic_dims().items()}
-        sets.append(random_inputs(example, seed, dims))
-    sets += [_also(text, example, device) for text in also]
+    model, example = build_model(adapter, tier).to(device), adapter.example_inputs(tier)
+    *others, usual = BuiltTier(model, example, adapter.dynamic_dims(), device).inputs_by_size()
     different: dict[str, Inputs] = {}
-    for one in sets:
+    for one in (usual, *others, *(_also(text, example, device) for text in also)):
         different.setdefault(shapes_text(one), one)
     return InspectedModel(name, model, tuple(different.values()))
 

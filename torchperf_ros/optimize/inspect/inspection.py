@@ -28,7 +28,7 @@ from torchperf_ros.optimize.inspect.graph_breaks import (
     readable_function,
 )
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
-from torchperf_ros.optimize.inspect.remarks import Op, Recompilation, Remark, explain_recompilations, find_remarks
+from torchperf_ros.optimize.inspect.recompilations import Recompilation, explain_recompilations
 from torchperf_ros.optimize.inspect.users_source import rewritten
 
 BEFORE_FIRST = -1
@@ -55,7 +55,7 @@ class Graph:
         index: in order of capture.
         compile_id: the compilation that it came from.
         input_set: which input set it was captured for.
-        ops: its calls, in order.
+        ops: names of the functions, methods and modules that it calls, in order.
         function: the name of the function that it is of.
         ms: median time of its executions in one run; NaN until measured.
     """
@@ -63,13 +63,13 @@ class Graph:
     index: int
     compile_id: str
     input_set: int
-    ops: list[Op]
+    ops: list[str]
     function: str = "?"
     ms: float = float("nan")
 
     def op_counts(self) -> dict[str, int]:
         """How often each op is called, most frequent first."""
-        return dict(Counter(op.name for op in self.ops).most_common())
+        return dict(Counter(self.ops).most_common())
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,6 @@ class Inspection(logging.Handler):
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, dearest first.
         recompilations: in order.
-        remarks: what is worth knowing and no break.
         timings: one for each input set.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
@@ -119,7 +118,6 @@ class Inspection(logging.Handler):
         self.graphs: list[Graph] = []
         self.breaks: list[GraphBreak] = []
         self.recompilations: list[Recompilation] = []
-        self.remarks: list[Remark] = []
         self.timings: list[Timing] = []
         self.failure = ""
         try:
@@ -197,8 +195,6 @@ class Inspection(logging.Handler):
         torch.compiler.reset()
         self.breaks.sort(key=lambda item: -item.gap_ms if item.gap_ms == item.gap_ms else 0.0)
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
-        ops = [(graph.index, op) for graph in self.graphs for op in graph.ops]
-        self.remarks = find_remarks(ops, len(self.inputs), {item.place for item in self.breaks})
 
     def _function(self, compile_id: str) -> tuple[str, str, int]:
         return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
@@ -321,7 +317,7 @@ class Inspection(logging.Handler):
     def _keep(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The compiler calls this for each graph; graphs without an op only pass values on and are left out."""
         compiled = self._backend(module, inputs)
-        ops = [Op.of(node) for node in module.graph.nodes if node.op in _CALLS]
+        ops = [_name_of(node.target) for node in module.graph.nodes if node.op in _CALLS]
         if not ops:
             return compiled
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
@@ -360,6 +356,11 @@ def _trace_to(folder: Path) -> Iterator[None]:
     finally:
         _TRACE.removeHandler(handler)
         handler.close()
+
+
+def _name_of(target: Any) -> str:  # noqa: ANN401 - what a node of a graph calls
+    name = str(target if isinstance(target, str) else getattr(target, "__name__", target))
+    return name.rpartition(".")[2]
 
 
 def _alike(expected: object, found: object) -> bool:

@@ -1,39 +1,31 @@
-"""An inspection on the terminal, as JSON, and as a picture (SVG) of the graphs and what stands between them."""
+"""An inspection on the terminal and as JSON, and the compiler's own pages."""
 
-import io
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.panel import Panel
 from rich.table import Table
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
 from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak
-from torchperf_ros.optimize.inspect.inspection import BEFORE_FIRST, Inspection
-from torchperf_ros.optimize.inspect.remarks import Recompilation
+from torchperf_ros.optimize.inspect.inspection import Inspection
+from torchperf_ros.optimize.inspect.recompilations import Recompilation
 from torchperf_ros.optimize.inspect.users_source import SourceLine
 
 _MOST_OPS_SHOWN = 5
 _MOST_GRAPHS_SHOWN = 20
 _MOST_GUARDS_SHOWN = 2
-
-_PICTURE_WIDTH = 64  # characters, for each input
-_MOST_COLUMNS = 6
 
 
 def summary(inspection: Inspection) -> str:
@@ -99,10 +91,6 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             for item in inspection.breaks
         ],
         "recompilations": [{**asdict(item), "input": item.input_set + 1} for item in inspection.recompilations],
-        "remarks": [
-            {**place(item.line), "kind": item.kind, "text": item.text, "advice": item.advice}
-            for item in inspection.remarks
-        ],
         "failure": inspection.failure or None, "doubt": inspection.doubt or None, "max_breaks": max_breaks,
         "exit_status": inspection.exit_status(max_breaks), "summary": summary(inspection),
     }  # fmt: skip
@@ -144,13 +132,6 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
         yield _inputs(inspection)
     if inspection.recompilations:
         yield _recompilations(inspection)
-    if inspection.remarks:
-        table = _table("remarks", "where", "what")
-        for remark in inspection.remarks:
-            where = Text(f"{os.path.basename(remark.line.file)}:{remark.line.line}", style="cyan")
-            what = Text.assemble((f"{remark.kind}: ", "bold"), remark.text, (f"\n{remark.advice}", "green"))
-            table.add_row(where, what)
-        yield table
 
 
 def _break(item: GraphBreak, input_sets: int) -> Table:
@@ -229,41 +210,6 @@ def _table(title: str, *columns: str) -> Table:
         right = name in ("#", "ops", "input", "new graphs") or name.endswith("ms")
         table.add_column(name, justify="right" if right else "left", no_wrap=name == "where", overflow="fold")
     return table
-
-
-def draw(inspection: Inspection) -> str:
-    """An SVG with a column for each input set that made graphs or breaks, in the order in which they run."""
-    sets = sorted({graph.input_set for graph in inspection.graphs} | {item.input_set for item in inspection.breaks})
-    columns = [_column(inspection, which) for which in sets[:_MOST_COLUMNS]]
-    console = Console(record=True, file=io.StringIO(), width=_PICTURE_WIDTH * max(2, len(columns)))
-    grid = Table.grid(expand=True, padding=(0, 1))
-    grid.add_row(*columns)
-    console.print(Text(summary(inspection)), grid)
-    svg = console.export_svg(title=inspection.target, theme=DEFAULT_TERMINAL_THEME)
-    return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # the picture loads nothing from the web
-
-
-def _column(inspection: Inspection, which: int) -> Group:
-    """Graphs and breaks of an input set."""
-    parts: list[RenderableType] = [Text(f"input {which + 1}: {inspection.inputs[which]}", style="bold")]
-
-    def add_breaks(gap: int) -> None:
-        for number, item in enumerate(inspection.breaks, 1):
-            if gap in item.gaps and (gap != BEFORE_FIRST or item.input_set == which):
-                place = f"{os.path.basename(item.line.file)}:{item.line.line} in {item.function}"
-                ms = _milliseconds(inspection.timings[which].gap_ms.get(gap, math.nan))
-                title = f"break {number}: {item.kind.label}"
-                parts.append(Panel(Text(f"{place}\n{item.line.text}"), title=Text(title), subtitle=ms, style="red"))
-
-    add_breaks(BEFORE_FIRST)
-    for graph in inspection.graphs:
-        if graph.input_set == which:
-            runs = [(name, len(list(run))) for name, run in groupby(op.name for op in graph.ops)]
-            ops = ", ".join(f"{name} ×{times}" if times > 1 else name for name, times in runs)
-            title = f"graph {graph.index} · {graph.function} · {_count(len(graph.ops), 'op')}"
-            parts.append(Panel(Text(ops), title=Text(title), subtitle=_milliseconds(graph.ms)))
-            add_breaks(graph.index)
-    return Group(*parts)
 
 
 def compiler_pages(folder: Path) -> str:

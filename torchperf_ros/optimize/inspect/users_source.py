@@ -5,7 +5,7 @@ import contextlib
 import copy
 import gc
 import linecache
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -13,7 +13,6 @@ from types import CodeType, FunctionType
 _COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _MODULES_OF_NUMPY = ("numpy", "scipy", "cv2", "PIL", "pandas", "sklearn", "shapely", "numba")
-_NUMPY_IN_TORCH = {"concatenate": "cat", "power": "pow", "absolute": "abs"}
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def rewrite_branch(line: SourceLine) -> str:
 
 def rewrite_scalar(line: SourceLine) -> str:
     """`x.item()` and `float(x)` become x."""
-    return _changed(line, _Calls(_read_as_number))
+    return _changed(line, _Numbers())
 
 
 def rewrite_print(line: SourceLine) -> str:
@@ -219,24 +218,6 @@ def rewrite_print(line: SourceLine) -> str:
     if not isinstance(line.statement, ast.Expr):
         return ""
     return f"if not torch.compiler.is_compiling():\n    {ast.unparse(line.statement)}"
-
-
-def rewrite_foreign(line: SourceLine) -> str:
-    """`np.fmax(x.detach().cpu().numpy(), y)` becomes `torch.fmax(x, y)`: torch's name, and nothing leaves torch."""
-    names = _foreign_names(line.file)
-
-    def in_torch(call: ast.Call) -> ast.AST | None:
-        called = call.func
-        if isinstance(called, ast.Attribute) and called.attr in ("numpy", "detach", "cpu") and not call.args:
-            return called.value
-        owner, _, name = ast.unparse(called).partition(".")
-        if owner in names:
-            return ast.Call(ast.Name(f"torch.{_NUMPY_IN_TORCH.get(name, name)}"), call.args, call.keywords)
-        if owner == "torch" and name in ("from_numpy", "as_tensor", "tensor") and len(call.args) == 1:
-            return call.args[0]
-        return _read_as_number(call)
-
-    return _changed(line, _Calls(in_torch))
 
 
 @contextlib.contextmanager
@@ -335,12 +316,9 @@ class _Conditional(ast.NodeTransformer):
         return ast.parse(chosen, mode="eval").body if chosen else node
 
 
-class _Calls(ast.NodeTransformer):
-    """Puts something else in place of calls."""
-
-    def __init__(self, replace: Callable[[ast.Call], ast.AST | None]) -> None:
-        self._replace = replace
+class _Numbers(ast.NodeTransformer):
+    """`float(x)` and `x.item()` become x."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        return self._replace(node) or node
+        return _read_as_number(node) or node
