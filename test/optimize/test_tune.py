@@ -81,22 +81,6 @@ def precision(name):
     return Candidate(BuildOptions(precision=name))
 
 
-def test_given_one_that_segfaults_when_tried_then_it_is_noted_and_the_next_one_is_measured_next_to_eager(tmp_path):
-    crashed, trial = tried(tmp_path, precision("bf16"), precision("fp16"), crash_in="bf16")
-    assert crashed.outcome == CRASHED
-    assert "SIGSEGV" in crashed.reason
-    assert trial.outcome == MEASURED, trial.reason
-    figures = trial.figures
-    assert 0 < figures.p50_ms <= figures.p95_ms <= figures.max_ms
-    assert figures.eager_p50_ms > 0
-    assert 0 < figures.least_share <= figures.most_share
-    assert figures.samples >= 30
-    assert 0 < figures.relative_l2 < 0.05
-    assert figures.memory_mb > 50
-    assert figures.compile_s == 0
-    assert 0 < figures.cold_start_s < trial.took_s
-
-
 def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(tmp_path, monkeypatch):
     ahead_s = []  # the time is over as soon as it builds: how long it takes to get there is the machine's
     monkeypatch.setattr(Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S))
@@ -122,6 +106,10 @@ def run_here(monkeypatch):
         }  # fmt: skip
         return run_trial(json.loads(json.dumps(job)), lambda text: None)
 
+    def talk(job, timeout_s, says):
+        return {"kind": "trial", **run_trial(json.loads(json.dumps(job)) | {"started_ns": time.monotonic_ns()}, says)}
+
+    monkeypatch.setattr(search, "_talk", talk)
     yield run
     torch.set_num_threads(threads)
 
@@ -149,6 +137,7 @@ def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_n
     assert [trial.outcome for trial in tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)] == [HOPELESS]
     (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=math.inf)  # as tables do
     assert trial.outcome == MEASURED
+    assert 0 < trial.figures.relative_l2 < 0.05
 
 
 def test_given_another_batch_when_tried_then_eager_beside_it_runs_the_usual_one(run_here):
@@ -171,6 +160,7 @@ def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_no
     assert list(folder.glob("torchperf_*")) == []
 
 
+@pytest.mark.usefixtures("run_here")
 def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_checked_and_nothing_run_twice(tmp_path):
     touched = tmp_path / "built"
     first = tried(tmp_path, precision("bf16"), tiers=("full", "fast"), touch=str(touched))
@@ -220,7 +210,7 @@ def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers(monke
     assert (facts.ranges, facts.batch) == (((2, 32),), 4)
     assert facts.left_out["channels_last"] == "no two-dimensional convolution"
     assert facts.cuda is False
-    assert (facts.tiers, ask_facts(target()).tiers) == (("full", "fast"), ("full", "fast"))
+    assert (facts.tiers, facts_of(target().job() | {"tiers": []})["tiers"]) == (("full", "fast"), ("full", "fast"))
     assert len(facts.identity) == 2 * len(facts_of(target("full").job() | {"tiers": ["full"]})["identity"])
     assert facts.changing == ""
     seedless = facts_of(target("full", seed=None).job() | {"tiers": ["full"]})
@@ -235,83 +225,80 @@ def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_name
         facts_of(target("full").job() | {"tiers": ["full", "huge"]})
 
 
-def run(*arguments):
-    """The command in a process of its own."""
-    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--seconds", "0.05", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def _processes_of(word, parent=None):
-    """Ids of a process's children whose command line has the word; None: of this one's."""
+def _processes_of(word):
+    """Ids of this process's children whose command line has the word."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if word in path.read_text() and f"PPid:\t{parent or os.getpid()}\n" in (path.parent / "status").read_text():
+            if word in path.read_text() and f"PPid:\t{os.getpid()}\n" in (path.parent / "status").read_text():
                 found.append(path.parent.name)
     return found
 
 
 def test_given_tables_and_one_that_crashes_when_tuned_then_the_tiers_are_found_and_the_node_takes_the_file(tmp_path):
     out, figures = tmp_path / "tuned.yaml", tmp_path / "figures.json"
-    done = run(
-        ADAPTER, "--engine", "eager", "--budget-ms", 2000,
-        "--options", '{"crash_in": "bf16"}', "-o", out, "--json", figures, "--tables", "--batch", "8",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(cli.app, [
+        "tune", ADAPTER, "--engine", "eager", "--budget-ms", "2000", "--seconds", "0.05", "--options",
+        '{"crash_in": "bf16"}', "-o", str(out), "--json", str(figures), "--tables", "--batch", "8",
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
     (stage,) = read_params_file(out).stages
     assert (stage.name, stage.adapter, stage.output) == ("tiny", ADAPTER, "tiny_output")
     assert (stage.tiers, stage.engine, stage.budget_ms) == (("full", "fast"), "eager", 2000.0)
     assert stage.options == {"crash_in": "bf16"}
     assert "stage 'tiny' and output 'tiny_output': made from the class's name; --params FILE keeps" in done.stdout
+    assert "items/s" in done.stdout
     report = json.loads(figures.read_text())
     assert report["complete"] is True
-    outcomes = {
-        one["candidate"]["options"]["precision"]: one["outcome"]
+    found = {
+        one["candidate"]["options"]["precision"]: one
         for one in report["tiers"]["full"]["ranking"]
-        if one["candidate"]["threads"] == report["reference_threads"]
+        if one["candidate"]["threads"] == report["reference_threads"] and not one["candidate"]["batch"]
     }
-    assert outcomes["fp32"] == MEASURED
-    assert "items/s" in done.stdout
     if "bf16" not in report["left_out"]:
-        assert outcomes["bf16"] == CRASHED
+        assert found["bf16"]["outcome"] == CRASHED
+        assert "SIGSEGV" in found["bf16"]["reason"]
         assert "SIGSEGV" in done.stdout
+    assert found["fp32"]["outcome"] == MEASURED
+    measured = found["fp32"]["figures"]
+    assert 0 < measured["p50_ms"] <= measured["p95_ms"] <= measured["max_ms"]
+    assert measured["eager_p50_ms"] > 0
+    assert 0 < measured["least_share"] <= measured["most_share"]
+    assert measured["samples"] >= 30
+    assert measured["memory_mb"] > 50
+    assert measured["compile_s"] == 0
+    assert 0 < measured["cold_start_s"] < found["fp32"]["took_s"]
 
 
-def test_given_a_run_that_was_killed_when_run_again_for_a_while_then_it_goes_on_and_the_node_takes_the_file(tmp_path):
-    state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
-    arguments = [ADAPTER, "--tiers", "full", "--engine", "eager", "--state", str(state), "-o", str(out)]
-    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", "--seconds", "0.05", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not (state.exists() and state.read_text().endswith("\n")) and time.monotonic() < give_up_at:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-    kept = state.read_text()
-    assert kept
-    done = run(*arguments, "--minutes", 0.03)  # what is known takes none of it
-    assert done.returncode == 0, done.stderr
-    assert state.read_text().startswith(kept)
-    assert "from an earlier run" in done.stdout
-    assert "out of time: not everything was tried; the same command goes on from here" in done.stdout
-    assert "items/s" not in done.stdout
-    assert read_params_file(out).stages[0].engine == "eager"
-
-
-def test_given_ctrl_c_when_tuning_then_what_was_measured_is_shown_and_kept(tmp_path):
-    state, out = tmp_path / "state.jsonl", tmp_path / "tuned.yaml"
-    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "full",
-               "--engine", "eager", "--options", '{"hang_in": "bf16"}', "--state", str(state), "-o", str(out),
-               "--seconds", "0.05"]  # fmt: skip
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not (state.exists() and _processes_of("tune.trial", process.pid)) and time.monotonic() < give_up_at:
-            time.sleep(0.05)  # until the first one is kept and the next one has begun
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=PATIENCE_S)
+def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(
+    tmp_path,
+):
+    out = tmp_path / "tuned.yaml"
+    command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "full", "--engine", "eager",
+               "--options", '{"hang_in": "bf16"}', "-o", str(out), "--seconds", "0.05"]  # fmt: skip
+    kept = []
+    for stop in (signal.SIGKILL, signal.SIGINT):
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            said = ""
+            while "best so far" not in said:  # until the first one is kept
+                said += process.stdout.readline() or pytest.fail(said)
+            process.send_signal(stop)
+            said += process.stdout.read()
+        kept.append(next((tmp_path / "cache").rglob("*.jsonl")).read_text())
+    assert kept[0]
+    assert kept[1].startswith(kept[0])
     assert process.returncode == 130
-    assert "Ctrl-C" in said
+    assert "from an earlier run" in said
+    assert "Ctrl-C: not everything was tried; the same command goes on from here" in said
     assert "eager, " in said
     assert not out.exists()
+
+
+def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
+    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    walk = TuneSearch(target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True))
+    walk.run(Space(), [Step("test", Candidate())])
+    assert (walk.trials, walk.out_of_time) == ([], True)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
     output: Annotated[Path | None, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
-    state: Annotated[Path | None, Option(help="Where results are kept; default: the cache folder.")] = None,
     no_resume: Annotated[bool, Option("--no-resume", help="Measure anew what is known.")] = False,
     dry_run: shell.DryRun = False,
 ) -> None:
@@ -174,7 +173,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     for name, number in numbers.items():
         if not number > 0:
             shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")
-    shell.check_outputs({"--output": output, "--json": json_file, "--state": state})
+    shell.check_outputs({"--output": output, "--json": json_file})
     if unknown := [name for name in engine or () if name not in ENGINES]:
         shell.fail(f"--engine {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
     sizes = shell.words(batch)
@@ -198,7 +197,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         )
     chosen = TuneOptions(
         Limits(target.stage.budget_ms, max_memory_mb, max_error), engine or (),
-        list(map(int, sizes)) if tables else None, seconds, timeout, minutes, state, not no_resume, dry_run, output,
+        list(map(int, sizes)) if tables else None, seconds, timeout, minutes, not no_resume, dry_run, output,
         json_file,
     )  # fmt: skip
     raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(_TABLE_WIDTH)))

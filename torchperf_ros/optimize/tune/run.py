@@ -17,7 +17,7 @@ from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
 from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path, state_key
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
 from torchperf_ros.optimize.tune.target import Target, tuned_parameters
-from torchperf_ros.optimize.tune.trial import MEASURED, Candidate, Facts, Figures, Trial
+from torchperf_ros.optimize.tune.trial import Candidate, Facts, Figures, Trial
 from torchperf_ros.packages.package_cache import open_cache
 
 _INTERRUPTED = 130
@@ -45,7 +45,7 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     if facts.changing:
         _say(console, facts.changing, "yellow")
     key = state_key(facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
-    path = options.state or default_path(open_cache(node.cache_dir, node.cache_mib).folder, key)
+    path = default_path(open_cache(node.cache_dir, node.cache_mib).folder, key)
     state, now = TuneState(path, key, resume=options.resume), target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
     steps = space.each_alone(options.batches or ()) if alone else space.search()
@@ -94,8 +94,7 @@ def _report(
             options.output.write_text(text, encoding="utf-8")
             _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
         if target.made_up:
-            made_up = f"{target.made_up}: made from the class's name; --params FILE keeps the names of your own file"
-            _say(console, made_up)
+            _say(console, f"{target.made_up}: made from the class's name; --params FILE keeps those of your file")
     if options.json_file is not None:
         figures = {
             "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
@@ -190,12 +189,14 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
 def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float,
               console: Console) -> None:  # fmt: skip
     """What would be tried and about how long it would take."""
-    table = Table("part", "candidate", "about", show_edge=False, pad_edge=False)
-    total_s = 0.0
-    for step in steps:
-        about_s = estimate_s(step.candidate, known, facts, seconds)
-        total_s += about_s
-        table.add_row(step.part, step.candidate.label, f"{about_s:.0f} s" if about_s else "is there")
+    table, eager_s, total_s = (
+        Table("part", "candidate", show_edge=False, pad_edge=False),
+        facts.load_s + 2 * seconds,
+        0.0,
+    )
+    for part, candidate in steps:
+        table.add_row(part, f"{candidate.label}{' (is there)' if candidate in known else ''}")
+        total_s += 0.0 if candidate in known else eager_s + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
     console.print(table)
     console.print(
         f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so far; shown"
@@ -204,17 +205,6 @@ def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Fa
     )
     for name, why in facts.left_out.items():
         console.print(Text(f"left out: {name}: {why}", style="dim"))
-
-
-def estimate_s(candidate: Candidate, known: Mapping[Candidate, Trial], facts: Facts, seconds: float) -> float:
-    """Seconds that a trial will take; 0 if it is known."""
-    if candidate in known:
-        return 0.0
-    eager_s = facts.load_s + 2 * seconds + 1.0
-    if candidate.is_eager:
-        return eager_s
-    compiled = [t.took_s for one, t in known.items() if not one.is_eager and t.outcome == MEASURED]
-    return max(compiled) if compiled else eager_s + _COMPILE_GUESS_S
 
 
 def gain_text(figures: Figures) -> str:

@@ -41,7 +41,6 @@ class TuneOptions:
     seconds: float = 3.0
     timeout_s: float = 180.0
     minutes: float = 10.0
-    state: Path | None = None
     resume: bool = True
     dry_run: bool = False
     output: Path | None = None
@@ -90,7 +89,7 @@ class TuneState:
             try:
                 lines = path.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                msg = f"--state {path}: cannot be read ({error}); it has to be a file that this command wrote"
+                msg = f"results in {path} cannot be read ({error}); remove the file"
                 raise ConfigError(msg) from error
             for line in lines:
                 with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -124,7 +123,7 @@ class TuneState:
                     file.write(b"\n")
                 file.write(json.dumps({"key": self._key, "trial": trial.as_dict()}).encode() + b"\n")
         except OSError as error:
-            msg = f"--state {self.path}: cannot be written: {error.strerror}; it has to be a file in your own folder"
+            msg = f"results in {self.path} cannot be written: {error.strerror}; it has to be a folder of your own"
             raise ConfigError(msg) from error
 
 

@@ -13,7 +13,6 @@ from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, MEASURED, Candidate
 HOPELESS_RATIO = 2.0
 """A candidate whose median, at a first look, is more than this many times the best p99 so far is given up."""
 
-_LAYOUTS = ("channels_last",)
 _CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 _BUCKET_COUNTS = (4, 8)
 _MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
@@ -148,14 +147,8 @@ class TuneSpace:
             yield from (replace(best, threads=count) for count in smaller + larger)
 
     def _layouts(self, best: Candidate) -> Iterator[Candidate]:
-        """Each changed alone, then those that gained together; what gained is seen when it is asked for."""
-        names = [name for name in _LAYOUTS if name not in self._facts.left_out]
-        changed = [_with(best, **{name: not getattr(best.options, name)}) for name in names]
-        yield from changed
-        p50_ms = {standing.trial.candidate: standing.p50_ms for standing in self.ranking.standings}
-        gained = [one for one in changed if p50_ms.get(one, math.inf) < p50_ms.get(best, 0.0)]
-        if len(gained) == len(_LAYOUTS):
-            yield _with(best, **{name: not getattr(best.options, name) for name in _LAYOUTS})
+        if "channels_last" not in self._facts.left_out:
+            yield _with(best, channels_last=not best.options.channels_last)
 
     def _precisions(self, best: Candidate) -> Iterator[Candidate]:
         for precision in PRECISIONS:
