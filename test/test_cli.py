@@ -6,18 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
 from torchperf_ros.cli import main as cli
 
 RUNNER = CliRunner()
-
-
-def test_given_no_arguments_when_run_then_help_names_the_commands() -> None:
-    result = RUNNER.invoke(cli.app, [])
-    for command in ("demo", "node"):
-        assert command in result.output
 
 
 def python(program, **environment):
@@ -35,7 +28,7 @@ from typer.testing import CliRunner
 from torchperf_ros.cli import main as cli
 for words in [], *([name] for name in ("demo", "make-log", "tune")):
     result = CliRunner().invoke(cli.app, [*words, "--help"])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0 and (words or "demo" in result.output), result.output
 heavy = {"torch", "rclpy", "rosbags", "numpy", "torchperf_ros.demo.drive", "torchperf_ros.demo.make_log"}
 loaded = heavy & set(sys.modules)
 assert not loaded, loaded
@@ -65,24 +58,6 @@ look(get_command(cli.app), [])
 """
     done = python(program, COLUMNS=columns)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "new"),
-    [(["check-model", "--tier", "full"], "tune --tables"), (["bench", "curve", "--n", "3"], "./run bench curve")],
-)
-def test_given_a_command_that_has_moved_when_run_then_the_new_one_is_named_and_the_status_is_2(
-    words: list[str], new: str
-) -> None:
-    result = RUNNER.invoke(cli.app, words)
-    assert result.exit_code == 2
-    assert new in result.output
-
-
-@pytest.mark.parametrize("words", [["--adapter", "robot:Net"], ["--adapter=robot:Net"], ["robot:Net"]])
-def test_given_an_adapter_as_older_versions_took_it_when_parsed_then_it_is_the_argument(words: list[str]) -> None:
-    context = typer.main.get_command(cli.app).commands["tune"].make_context("tune", words)  # type: ignore[attr-defined]
-    assert context.params["adapter"] == "robot:Net"
 
 
 @pytest.mark.parametrize("command", ["demo", "node", "record"])

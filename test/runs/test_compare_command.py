@@ -194,14 +194,6 @@ def test_given_a_library_that_is_missing_when_compared_then_the_message_says_wha
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("old", ["regress", "baseline"])
-def test_given_an_old_name_when_run_then_it_names_the_new_one(old):
-    done = CliRunner().invoke(app, [old, "list", "--dir", "x"])
-
-    assert done.exit_code == 2
-    assert done.output.startswith(f"torchperf: {old} is now: torchperf compare ")
-
-
 def test_given_baselines_when_used_in_turn_then_a_slower_run_is_found(runs, tmp_path):
     folder = ["--dir", tmp_path / "kept"]
     assert compare("--list", *folder).stdout.strip() == f"no baselines in {tmp_path / 'kept'}"

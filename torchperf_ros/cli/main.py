@@ -15,7 +15,7 @@ from torchperf_ros.cli.drive_commands import demo, node, profile, record, snapsh
 from torchperf_ros.cli.log_commands import make_log, play, report
 from torchperf_ros.cli.model_commands import check, inspect, tune
 from torchperf_ros.cli.replay_command import replay
-from torchperf_ros.cli.shell import Command, fail
+from torchperf_ros.cli.shell import Command
 
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
 _ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -26,13 +26,6 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "Logs": {"replay": replay, "play": play, "make-log": make_log, "report": report, "compare": compare,
              "anomalies": anomalies},
 }  # fmt: skip
-_MOVED: Final = {
-    "check-model": "torchperf tune --tables",
-    "bench": "./run bench curve in a checkout, and torchperf tune --tables --batch 1,2,4 for a model",
-    "regress": "torchperf compare BASE NEW",
-    "baseline": "torchperf compare --baseline NAME",
-    "schema": "torchperf report --schema",
-}
 
 
 class _Commands(TyperGroup):
@@ -72,11 +65,6 @@ def _options(
     pass
 
 
-def _moved(context: typer.Context) -> None:
-    name = context.info_name or ""
-    fail(f"{name} is now: {_MOVED[name]}")
-
-
 for _group, _commands in _COMMANDS.items():
     for _name, _function in _commands.items():
         app.command(
@@ -85,5 +73,3 @@ for _group, _commands in _COMMANDS.items():
             cls=CompareCommand if _name == "compare" else Command,
             context_settings=_ANY_ARGUMENTS if _name == "node" else None,
         )(_function)
-for _name, _text in _MOVED.items():
-    app.command(_name, hidden=True, help=f"It is now: {_text}", context_settings=_ANY_ARGUMENTS)(_moved)

@@ -27,12 +27,6 @@ _NODE: Final = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
 class Command(TyperCommand):
     """A command: an error of this package or of a file is one line and the status 2."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own copies of click's types
-        """Take `--adapter NAME`, as older versions had it, for the argument."""
-        if any(parameter.name == "adapter" for parameter in self.params):
-            args = [word.removeprefix("--adapter=") for word in args if word != "--adapter"]
-        return super().parse_args(ctx, args)
-
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
         """Run it."""
         try:

@@ -162,7 +162,7 @@ def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
         return []
     indent, most = len(line) - len(event.text), min(most, _MOST_EVENT_ROWS)
     texts = textwrap.wrap(event.text, max(width - indent, 1), max_lines=most, placeholder=" …") or [""]
-    style = line.spans[-1].style if event.text else ""
+    style = _EVENT_MARKS["error"][1] if event.kind == "error" else ""
     return [line[:indent].append(texts[0], style), *(Text(" " * indent).append(text, style) for text in texts[1:])]
 
 

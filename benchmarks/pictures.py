@@ -1,0 +1,102 @@
+"""The pictures of README and docs, made anew: drives of this version with faults and under load, and their reports.
+
+The pictures of figures come from their benchmarks: `./run bench curve -o`, `torchperf anomalies --plot`.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.rig.report import say
+
+ROOT = Path(__file__).resolve().parents[1]
+_SIZES = {"report": (1180, 2500), "why_it_stuttered": (1000, 2400)}  # of a screenshot, px
+_DRIVE_S, _LOAD_AFTER_S, _LOAD_S = 40, 25, 8
+_BUSY = 8  # processes, of higher priority than the models
+_FIRST_IMAGE_S = 100.0  # the start takes a tenth of that
+_EPILOG = """\
+example:
+  ./run bench pictures                  # into docs/pictures, in two minutes; look at them before they are committed"""
+
+
+def torchperf(*words: object) -> list[str]:
+    """A command line of this checkout's torchperf."""
+    return [sys.executable, "-m", "torchperf_ros.cli", *map(str, words)]
+
+
+def screenshot(page: Path, picture: Path) -> None:
+    """What a browser shows of a page's beginning, without scroll bars."""
+    width, height = _SIZES[picture.stem]
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000"]
+    size, user = f"--window-size={width},{height}", f"--user-data-dir={page.parent / 'user'}"
+    command = ["chromium", *quiet, size, user, f"--screenshot={picture}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def sabotaged(folder: Path, pictures: Path) -> None:
+    """A drive with faults, its picture, and the page of its records."""
+    say("a sabotaged drive")
+    svg = pictures / "sabotaged_drive.svg"
+    subprocess.run(torchperf("demo", "--no-tui", "--sabotage", "--svg", svg), check=False, stdout=subprocess.DEVNULL)
+    records = next(folder.rglob("records/records.jsonl"))
+    page = folder / "drive.html"
+    subprocess.run(torchperf("report", records, "-o", page), check=True, stdout=subprocess.DEVNULL)
+    screenshot(page, pictures / "report.png")
+
+
+def loaded(folder: Path, pictures: Path) -> None:
+    """A drive while other programs take the machine, seen by `top`, and the page of the incident."""
+    say(f"a drive of {_DRIVE_S} s, under load after {_LOAD_AFTER_S} s")
+    before = set(folder.rglob("incident.json"))
+    demo = subprocess.Popen(torchperf("demo", "--no-tui", "--seconds", _DRIVE_S), stdout=subprocess.PIPE, text=True)
+    assert demo.stdout is not None
+    give_up_s = time.monotonic() + _FIRST_IMAGE_S
+    while "% on time" not in (line := demo.stdout.readline()) or "- on time" in line:
+        if not line or time.monotonic() > give_up_s:
+            raise SystemExit("the drive did not begin")
+    top = torchperf("top", "--seconds", _LOAD_AFTER_S + _LOAD_S - 2, "--svg", pictures / "top.svg")
+    looking = subprocess.Popen(top, stdout=subprocess.DEVNULL)
+    with ExitStack() as stack:
+        time.sleep(_LOAD_AFTER_S)
+        for _ in range(_BUSY):
+            busy = subprocess.Popen(["bash", "-c", "exec -a logrotate python3 -c 'while True: pass'"])
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
+            os.setpriority(os.PRIO_PROCESS, busy.pid, -10 if os.geteuid() == 0 else 0)
+        time.sleep(_LOAD_S)
+    looking.wait()
+    demo.communicate()
+    incidents = sorted(path.parent for path in set(folder.rglob("incident.json")) - before)
+    if not incidents:
+        raise SystemExit("no incident was written: nothing was late enough")
+    page = folder / "incident.html"
+    subprocess.run(torchperf("report", incidents[0], "-o", page), check=True, stdout=subprocess.DEVNULL)
+    screenshot(page, pictures / "why_it_stuttered.png")
+
+
+def main() -> int:
+    """Entry; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "pictures", help="where they go")
+    pictures = parser.parse_args().folder.resolve()
+    if shutil.which("chromium") is None:
+        sys.stderr.write("chromium is not installed: sudo apt-get install chromium\n")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="torchperf-pictures-", ignore_cleanup_errors=True) as name:
+        os.environ |= {"XDG_STATE_HOME": name, "ROS_DOMAIN_ID": str(20 + os.getpid() % 80)}
+        sabotaged(Path(name), pictures)
+        loaded(Path(name), pictures)
+    say(f"they are in {pictures}; look at them")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
