@@ -1,18 +1,14 @@
 """The commands on recorded logs that are one call each: play, make-log, report."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from torchperf_ros.cli import shell
 from torchperf_ros.frame.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 _PLAIN_WIDTH = 1000  # a line is a line
 _INTERRUPTED = 130
@@ -115,7 +111,9 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
         faults = tuple(fault_of(text) for text in fault or [])
         drive = DriveLog(seconds, rate, width, height, compressed, jitter_ms, drop, faults, seed)
         with shell.progress_bars() as bars:
-            write_drive(output, drive, format_=format_, force=force, progress=_task(bars, output.name))
+            write_drive(
+                output, drive, format_=format_, force=force, progress=shell.follow(bars, output.name, per_s=1e9)
+            )
     except KeyboardInterrupt:
         shell.fail("interrupted; nothing was written", _INTERRUPTED)
     _wrote(output, sum(file.stat().st_size for file in ([output] if output.is_file() else output.iterdir())))
@@ -171,21 +169,15 @@ def report(
     from torchperf_ros.runs.run_log_source import read_runs
 
     with shell.progress_bars() as bars:
-        runs = [run for log in logs or [] for run in read_runs(log, _task(bars, f"reading {log.name}"), node)]
+        runs = [run for log in logs or [] for run in read_runs(log, shell.follow(bars, f"reading {log.name}"), node)]
         if live:
             from torchperf_ros.top.listener import listen_for
 
             name = node or "/perf"
-            runs.append(listen_for(name, live, _task(bars, f"listening to {name}")))
-        drawing = bars.add_task("drawing", total=None)
+            runs.append(listen_for(name, live, shell.follow(bars, f"listening to {name}", per_s=1e3)))
+        drawing = bars.add_task("drawing", total=None, at="")
         size_bytes = write_report(runs, output, lambda text: bars.update(drawing, description=text))
     _wrote(output, size_bytes)
-
-
-def _task(bars: "Progress", name: str) -> Callable[[int, int], None]:
-    """One bar; what it gives takes what is done and the whole."""
-    number = bars.add_task(name, total=None)
-    return lambda done, total: bars.update(number, completed=done, total=total)
 
 
 def _wrote(path: Path, size_bytes: int) -> None:

@@ -4,31 +4,25 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import DryRun, console, fail, pairs, say
+from torchperf_ros.cli.shell import DryRun, console, fail, follow, pairs, progress_bars, say
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from torchperf_ros.replay.batch.batch_cluster import BatchOptions
-    from torchperf_ros.replay.replay import Progress
     from torchperf_ros.replay.replay_options import ReplayOptions
     from torchperf_ros.replay.replay_result import ReplayResult
 
 _PARTIAL = 1
 _GOOD = {"on_time", "late", "starting"}  # outcomes of frames that the model has answered, or will
 _PLAIN_WIDTH = 120
-_EVERY_S = 0.25
-_LINE_EVERY_S = 10.0
 _WORST = 5
 _NS_PER_S = 1e9
 
@@ -159,8 +153,8 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         scheduling = prefer_this_process(read_config(options, log))
         if ":" in scheduling:
             sys.stderr.write(f"scheduling is {scheduling}\n")
-    with _progress_bar(log.name, told) as progress:
-        result = play_back(log, options, progress, lambda text: say(told, text))
+    with progress_bars() as bars:
+        result = play_back(log, options, follow(bars, log.name, per_s=_NS_PER_S), lambda text: say(told, text))
     for file in files:
         write_run(result.run, file)
     shown.print(_stage_table(result))
@@ -172,36 +166,6 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
     if failed:
         fail(f"{' and '.join(failed)}: no frame was answered by the model; the first reasons are above", _PARTIAL)
     return result.complete
-
-
-@contextmanager
-def _progress_bar(name: str, console: "Console") -> "Iterator[Progress]":
-    """A bar over the log's time, with what is left to wait; a line now and then where there is no terminal."""
-    from rich import progress
-
-    columns = (
-        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.TaskProgressColumn(),
-        progress.TextColumn("{task.fields[at]}"), progress.TimeElapsedColumn(), progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-    )  # fmt: skip
-    plain = not console.is_terminal
-    with progress.Progress(*columns, console=console, transient=True, refresh_per_second=2, disable=plain) as bar:
-        task = bar.add_task(name, total=None, at="starting")
-        next_s = 0.0
-
-        def tell(done_ns: int, total_ns: int) -> None:
-            nonlocal next_s
-            if monotonic() < next_s:
-                return
-            next_s = monotonic() + (_LINE_EVERY_S if plain else _EVERY_S)
-            of = f" of {total_ns / _NS_PER_S:.1f}" if total_ns else ""
-            at = f"{done_ns / _NS_PER_S:.1f}{of} s"
-            if plain:
-                say(console, f"{name}: at {at}")
-            else:
-                bar.update(task, completed=done_ns, total=total_ns or None, at=at)
-
-        yield tell
 
 
 def _stage_table(result: "ReplayResult") -> "Table":

@@ -4,8 +4,9 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
@@ -21,6 +22,8 @@ BAD_INPUT: Final = 2
 """The exit status for input that cannot be used."""
 _ANALYSIS: Final = "`pip install 'torchperf_ros[analysis]'`"
 _ROS: Final = "source a ROS 2 installation, or `pip install torchperf_ros[ros]`"
+_LINE_EVERY_S: Final = 10.0
+_BAR_EVERY_S: Final = 0.25
 _NODE: Final = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
 
 
@@ -66,12 +69,37 @@ def say(shown: "Console", text: str, style: str = "") -> None:
 
 
 def progress_bars() -> "Progress":
-    """Bars on stderr that go when they are done; nothing where there is no terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    """Bars on stderr that go when they are done; what `follow` says where there is no terminal."""
+    from rich import progress
 
     shown = console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal)
+    columns = (
+        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[at]}"), progress.TimeElapsedColumn(), progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+    )  # fmt: skip
+    off = not shown.is_terminal
+    return progress.Progress(*columns, console=shown, transient=True, refresh_per_second=2, disable=off)
+
+
+def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, int], None]:
+    """One bar, or a line every 10 s where there is no terminal; what it gives takes what is done and the whole.
+
+    `per_s`: of what is counted, so many are a second of a log; 0: it is not time.
+    """
+    number, next_s = bars.add_task(name, total=None, at=""), 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal next_s
+        if monotonic() < next_s:
+            return
+        next_s = monotonic() + (_LINE_EVERY_S if bars.disable else _BAR_EVERY_S)
+        at = f"{done / per_s:.1f}" + (f" of {total / per_s:.1f}" if total else "") + " s" if per_s else ""
+        if bars.disable:
+            say(bars.console, f"{name}: at {at or f'{done / max(total, 1):.0%}'}")
+        bars.update(number, completed=done, total=total or None, at=at)
+
+    return tell
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (), kept: tuple[str, ...] = ()) -> None:

@@ -22,7 +22,7 @@ from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.player import DRAWN_HZ, drive_topics
 from torchperf_ros.demo.road_scene import IMAGE_TYPE
 from torchperf_ros.demo.verdict import DriveState, judge, report, summary
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.node.middleware import carry_images
 from torchperf_ros.recorder.incident_folder import open_incidents
@@ -80,11 +80,7 @@ class Drive:
 
         Raises:
             LogError: the log cannot be played.
-            ConfigError: a file that is asked for cannot be written.
         """
-        for file in filter(None, (options.json_file, options.svg_file)):
-            if file.is_dir() or not os.access(file.parent, os.W_OK):
-                raise ConfigError(f"{file}: cannot be written; it has to be a file in an existing folder")
         self._options = options
         self._console = console
         self._image_type, title, rate_hz = IMAGE_TYPE, "drawn road, 1280x720 rgb8", options.rate_hz
@@ -136,8 +132,6 @@ class Drive:
             state.phase = "driving"
             self._start_s = time.monotonic()
             self._watch(lambda: bool(state.player) or self._player.exit_status is not None, state.seconds + _LATEST_S)
-            if self._options.svg_file:
-                save_svg(drive_picture(state, SVG_WIDTH, SVG_HEIGHT), self._options.svg_file, "torchperf demo")
         except KeyboardInterrupt:
             state.event("note", "demo", "interrupted")
             self._player.interrupt()
@@ -147,6 +141,8 @@ class Drive:
             self._watch(lambda: state.reports >= enough, _SETTLE_S)
         state.phase = f"drove {state.elapsed_s:.1f} s"
         self._screen.show()
+        if self._options.svg_file:
+            save_svg(drive_picture(state, SVG_WIDTH, SVG_HEIGHT), self._options.svg_file, "torchperf demo")
 
     def _watch(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Fold in and show what happens until a condition holds; false if it did not within the limit."""
