@@ -209,7 +209,7 @@ def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -
     why = _why(stage)
     title = Text.assemble(
         (f" {stage.name} ", "bold"), ("● ", colour), (f"{health.replace('_', ' ')} ", f"bold {colour}"),
-        (f"{why} " if why else "", "" if health == "NOMINAL" else colour),
+        (f"{why} " if why else "", "" if health == "NOMINAL" else colour), overflow="ellipsis",
     )  # fmt: skip
     below = Text(" a column is a frame, full height its budget ─" if explained else "", "grey42")
     if engine := stage.values.get("engine"):
