@@ -87,6 +87,7 @@ setup(
         "test": [
             "pytest<8.4",  # from 8.4 on launch_pytest does not work
             "pytest-timeout",
+            "pytest-xdist",  # two cores instead of one for two thirds of the tests; MIT, 0.1 MB with execnet
             "hypothesis",
             "jsonschema",  # checks records against the schema that is published
             "ruff",

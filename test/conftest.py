@@ -1,6 +1,7 @@
-"""For all tests: Ctrl-C works, and what nodes and drives write down goes to a folder of the tests' own."""
+"""For all tests: Ctrl-C works, what runs beside what, and what nodes and drives write goes to a folder of their own."""
 
 import math
+import os
 import signal
 
 import pytest
@@ -16,6 +17,8 @@ settings.register_profile("repeatable", settings.get_profile("search"), derandom
 settings.load_profile("repeatable")
 
 MS = 1_000_000
+ALONE = ("test/node/", "test/demo/test_drive.py", "test/benchmarks/test_smoke.py", "test/logs/test_play.py")
+"""Files with a live graph or deadlines of this machine's clock: nothing may run beside them."""
 
 
 def pytest_configure():
@@ -25,15 +28,48 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Leave the tests that run alone for the end."""
+    items.sort(key=lambda item: item.nodeid.startswith(ALONE))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n 2`: whole files side by side, in their order; then those of `ALONE`, when one process has ended."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class AloneLast(LoadFileScheduling):
+        def _reschedule(self, node):
+            if len(self.nodes) == 1 or not next(iter(self.workqueue), "").startswith(ALONE):
+                super()._reschedule(node)
+            elif not node.shutting_down and node is not self._last():
+                node.shutdown()  # after the tests that it has got
+
+        def _last(self):
+            return next((node for node in self.nodes if not node.shutting_down), None)
+
+        def remove_node(self, node):
+            crashed = super().remove_node(node)
+            for other in self.nodes:
+                self._reschedule(other)
+            return crashed
+
+    config.option.loadscopereorder = False  # the first files are not those with the most tests, but with the longest
+    return AloneLast(config, log)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory):
     """`XDG_STATE_HOME` for this process and all that it starts, and one folder for what torch's compilers keep.
 
     Each folder of theirs has torch's headers compiled anew, which takes as long as two small models.
     """
+    folder = tmp_path_factory.getbasetemp()
+    compiler = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "compiler"
+    compiler.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiler))
         yield
 
 

@@ -1,28 +1,75 @@
-"""Every command that README and docs print is one: its name and its options exist, in the shell as they stand there."""
+"""README and docs do what they print: every command is one, and what can run here in seconds runs, in the page's order.
 
+`NOT_RUN` says of every other command why not, and `SHORTER` what is put behind one that would take long.
+"""
+
+import glob
+import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer.main
+import yaml
+from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.config.params_file import config_of, read_params_file
+from torchperf_ros.replay.virtual.step_times import read_step_times
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = {page.name: page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
+WORKFLOW = ROOT / "docs" / "examples" / "replay-gate.yaml"
 RUN_COMMANDS = {"demo", "test", "node", "shell", "pack"}
-SHELL = re.compile(r"^ {4}(?:\$ )?((?:\./run|torchperf) .*)$", re.MULTILINE)
+PROGRAMS = (
+    r"\./run|torchperf|ros2|colcon|rqt|alias|export|sudo|cd|prometheus|dask|git|mkdir|ls|pip|pytest|python3?|ssh|jq"
+)
+SHELL = re.compile(rf"^(?: {{4,7}}|\s+run: )(?:\$ )?((?:{PROGRAMS}) (?!=).*)$", re.MULTILINE)
 INLINE = re.compile(r"`((?:\./run|torchperf) [^`]+)`")
+BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STATE = re.compile(r"~/(\.local/state/torchperf_ros/20\S+_\S+)")
+
+NOT_RUN = {
+    r"(ros2|colcon|rqt|alias|export) ": "needs an installed ROS 2; its command line is not on PyPI",
+    r"(ssh|dask|git) |.*--scheduler": "needs another machine, or another commit",
+    r'sudo |cd "|prometheus ': "test/node/test_prometheus.py does it with a real server",
+    r"jq ": "is a program of its own; the expression is its documentation's",
+    r"cd examples": "test/examples/test_examples.py",
+    r"ls ": "shows what the recorder has written: test/node/test_recording.py",
+    r"torchperf (node|top|play)|.*--live": "talks to a running node: test/node, test/top, test/logs/test_play.py",
+    r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
+    r"\./run bench": "test/benchmarks runs each for a moment",
+    r"\./run torchperf tune|torchperf tune .*--tables": "test/optimize; what a dry run says is the same as without it",
+    r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
+    r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
+    r"torchperf replay incident --pace": "a real incident of 82 MB; with `incident/` it is run",
+}
+SHORTER = {
+    r"torchperf make-log .*160x120": "--seconds 1 --force",  # the README's model takes no other size
+    r"torchperf make-log .*--fault": "--size 64x48 --force",
+    r"torchperf make-log": "--seconds 1 --size 64x48 --force",
+    r"torchperf (tune|compile) ": "--dry-run",
+}
 
 
-def commands() -> list[str]:
-    """What a reader could copy, `page: command`; code in a sentence begins with a backtick."""
+def shell_lines(text: str) -> list[str]:
+    """What a reader could copy into a shell, as it stands."""
+    return [line.strip() for line in SHELL.findall(re.sub(r"\\\n *", "", text))]
+
+
+def printed() -> list[str]:
+    """Every command of ours, `page: command`; one in a sentence begins with a backtick."""
     found = []
-    for page in PAGES:
-        text = re.sub(r"\\\n *", "", page.read_text(encoding="utf-8"))
+    for name, text in {**TEXTS, WORKFLOW.name: WORKFLOW.read_text(encoding="utf-8")}.items():
+        lines = [line for line in shell_lines(text) if re.match(r"\./run|torchperf", line)]
         in_text = ["`" + " ".join(command.split()) for command in INLINE.findall(text)]
-        found += [f"{page.name}: {command.strip()}" for command in SHELL.findall(text) + in_text]
+        found += [f"{name}: {command}" for command in lines + in_text]
     return sorted(set(found))
 
 
@@ -42,7 +89,7 @@ def options_of(benchmark: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("where", commands())
+@pytest.mark.parametrize("where", printed())
 def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known(where, tmp_path, monkeypatch):
     program, name, *arguments = words_of(where.partition(": ")[2].lstrip("`"))
     if program == "./run" and name == "torchperf":
@@ -66,3 +113,168 @@ def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known
         else:
             assert "   " not in where.partition("#")[0].strip()  # a comment without its sign
             command.make_context(name, arguments)
+
+
+def torchperf(*words: str) -> str:
+    """Run a command in this process; what it printed."""
+    done = CliRunner().invoke(app, words)
+    expected = {0, 1} if words[0] == "compare" else {0}  # its verdict
+    assert done.exit_code in expected, f"{shlex.join(words)} ends with {done.exit_code}:\n{done.output}"
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A user's folder: the README's model, a drive, an incident of it, and runs; `HOME` lies in it."""
+    folder = tmp_path_factory.mktemp("project")
+    python, parameters = (next(text for kind, text in BLOCK.findall(TEXTS["README.md"]) if kind == name)
+                          for name in ("python", "yaml"))  # fmt: skip
+    (folder / "my_robot").mkdir()
+    (folder / "my_robot" / "segmenter.py").write_text(python, encoding="utf-8")
+    for name in ("segmenter.yaml", "my.yaml"):
+        (folder / name).write_text(parameters, encoding="utf-8")
+    for content, name in re.findall(r"`(\{.*?\})` in `(\w+\.yaml)`", TEXTS["regression.md"]):
+        (folder / name).write_text(content, encoding="utf-8")
+    (folder / "cpu.csv").write_text("".join(f"{n},{20 + n % 7}\n" for n in range(200)), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        torchperf("make-log", "drive.mcap", "--seconds", "1", "--size", "64x48")
+        (folder / "monday").mkdir()
+        outputs = ("--json", "run.json", "--parquet", "main.parquet", "-o", "monday/drive.mcap")
+        torchperf("replay", "drive.mcap", "--pace", "real", *outputs)
+        for name in ("run", "branch", "base", "new"):
+            shutil.copy("main.parquet", f"{name}.parquet")
+        shutil.copytree("monday", "tuesday")
+        make_incident(folder / "incident", Path("drive.mcap"))
+        shutil.copytree("incident", "home/.local/state/torchperf_ros/records")
+        for name in set(STATE.findall("".join(TEXTS.values()))):
+            shutil.copytree("incident", Path("home", name))
+    return folder
+
+
+def make_incident(folder, log):
+    """What the recorder writes: the drive, and that a frame of each stage was on time."""
+    (folder / "black_box").mkdir(parents=True)
+    shutil.copy(log, folder / "black_box")
+    stages = [{"name": name, "tiers": ["full", "medium", "fast"]} for name in ("perception", "planning")]
+    frame = {
+        "v": 1, "kind": "frame", "seq": 0, "t_ns": 2, "stamp_ns": 5, "total_ms": 9.0, "tier": "full", "wait_ms": 0,
+        "inference_ms": 9.0, "decode_ms": 0, "preprocess_ms": 0, "postprocess_ms": 0, "outcome": "on_time",
+    }  # fmt: skip
+    records = [{"v": 1, "kind": "start", "t_ns": 1, "stages": stages}, *(frame | {"stage": s["name"]} for s in stages)]
+    (folder / "records.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+
+
+@pytest.fixture
+def own_project(project, tmp_path, monkeypatch):
+    """A copy for one page, in which the test is."""
+    folder = shutil.copytree(project, tmp_path / "project")
+    monkeypatch.chdir(folder)
+    for name, value in {"HOME": "home", "XDG_STATE_HOME": "home/.local/state", "XDG_CACHE_HOME": "home/.cache"}.items():
+        monkeypatch.setenv(name, str(folder / value))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, ROOT))))
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def why_not(line: str) -> str:
+    """Why a command is not run; nothing where it is."""
+    return next((reason for pattern, reason in NOT_RUN.items() if re.match(pattern, line)), "")
+
+
+def run_line(line: str) -> None:
+    """As a shell does; a command of ours in this process, where that is quicker."""
+    added = next((more for pattern, more in SHORTER.items() if re.match(pattern, line)), "")
+    words = [*words_of(line), *added.split()]
+    if words[0] == "torchperf" and "|" not in line:
+        paths = (os.path.expanduser(word) for word in words[1:])
+        torchperf(*(found for path in paths for found in (sorted(glob.glob(path)) if "*" in path else [path])))
+    else:
+        subprocess.run(line, shell=True, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if not all(map(why_not, shell_lines(TEXTS[name])))])
+def test_given_a_page_when_its_commands_are_run_in_its_order_then_each_does_well(name, own_project):
+    for line in dict.fromkeys(shell_lines(TEXTS[name])):
+        if not why_not(line):
+            run_line(line)
+
+
+@pytest.mark.parametrize("pattern", [*NOT_RUN, *SHORTER])
+def test_given_a_reason_not_to_run_a_command_when_the_pages_are_read_then_one_is_there_that_it_is_for(pattern):
+    assert any(re.match(pattern, line) for text in TEXTS.values() for line in shell_lines(text))
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {"", *(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_given_a_page_when_read_to_its_end_then_every_link_leads_somewhere_and_the_last_lines_say_what_next(name):
+    broken = []
+    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", TEXTS[name]):
+        target = (PAGES[name].parent / file).resolve() if file else PAGES[name]
+        if not target.exists() or (target.suffix == ".md" and anchor not in anchors(target.read_text("utf-8"))):
+            broken.append(f"{file}#{anchor}")
+    assert broken == []
+    assert re.search(r"^(\*\*Next:\*\* |## What next)", TEXTS[name], re.MULTILINE)
+
+
+def blocks(kind: str, *, tests: bool = False) -> dict[str, str]:
+    """Code by `page-number`; those in Python are either tests for pytest or programs."""
+    found = {
+        f"{name.removesuffix('.md')}-{number}": text
+        for name, page in TEXTS.items()
+        for number, (language, text) in enumerate(BLOCK.findall(page)) if language == kind
+    }  # fmt: skip
+    return {name: text for name, text in found.items() if ("pytest" in text) == tests or kind != "python"}
+
+
+@pytest.mark.parametrize("name", blocks("python"))
+def test_given_a_program_of_a_page_when_run_then_it_does_well(name, own_project):
+    exec(
+        blocks("python")[name],
+        {"tmp_path": own_project / "home", "time_s": 1.0, "latency_ms": 20.0, "__name__": "page"},
+    )
+
+
+def test_given_the_tests_of_the_pages_when_pytest_runs_them_then_they_pass(own_project):
+    for name, text in blocks("python", tests=True).items():
+        if "drive.mcap" not in text:  # that one is the example's: test/examples/test_examples.py
+            (own_project / ("conftest.py" if "golden_rules" in text else f"test_{name}.py")).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--refresh-golden"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.parametrize("name", blocks("yaml"))
+def test_given_parameters_of_a_page_when_read_then_each_is_one(name, own_project):
+    values = yaml.safe_load(blocks("yaml")[name])
+    if "full" in values.get("perception", {}):  # `times.yaml`
+        Path("times.yaml").write_text(blocks("yaml")[name], encoding="utf-8")
+        times = read_step_times("times.yaml", Path("drive.mcap"), config_of({}), 0, print)
+        assert len(times) == 2
+        return
+    if "/**/perf" not in values:  # a part of the file
+        model = {"adapter": "my_robot.segmenter:Segmenter", "output": "labels", "tiers": ["full", "fast"]}
+        own = {"stages": ["segmentation"], **values, "segmentation": model | values.get("segmentation", {})}
+        values = {"/**/perf": {"ros__parameters": own}}
+    Path("page.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert read_params_file(Path("page.yaml")).stages[0].name == "segmentation"
+
+
+def test_given_the_workflow_when_parsed_then_its_steps_run_something_and_files_are_made_before_they_are_used():
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    steps = workflow["jobs"]["gate"]["steps"]
+    text = [step.get("run", "") for step in steps]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    written = next(number for number, line in enumerate(text) if "--parquet run.parquet" in line)
+    used = [number for number, line in enumerate(text) if "run.parquet" in line and number != written]
+    assert used
+    assert min(used) > written
+    assert {"push", "pull_request"} <= set(workflow[True])  # YAML 1.1 reads `on` so

@@ -86,7 +86,7 @@ def test_given_a_layer_when_its_imports_are_read_then_it_imports_only_what_it_ma
         ("torch", MAY_IMPORT_TORCH),
         ("torchvision", MAY_IMPORT_TORCH),
         ("rclpy", MAY_IMPORT_RCLPY),
-        *((library, {"engines"}) for library in ENGINE_LIBRARIES),
+        *((library, {"engines"}) for library in sorted(ENGINE_LIBRARIES)),
     ],
 )
 def test_given_a_heavy_library_when_imports_are_read_then_only_its_layers_import_it(library, may):

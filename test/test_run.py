@@ -218,6 +218,39 @@ def test_alone_it_says_what_it_can_do():
     assert all(command in done.stdout for command in ("demo", "test", "bench", "node", "torchperf", "shell"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ways"),
+    [([], ["-n", "2"]), (["test/test_run.py", "-x"], ["test/test_run.py", "-x"]), (["--ros", "jazzy"], ["-m", "ros"])],
+)
+def test_all_tests_run_side_by_side_and_a_choice_of_them_in_one_process(run, calls, monkeypatch, arguments, ways):
+    became = []
+    monkeypatch.setattr(run.sys, "argv", ["run", "test", *arguments])
+    monkeypatch.setattr(run.os, "chdir", lambda folder: None)
+    monkeypatch.setattr(run, "_leave_other_environments", lambda but_torchs: None)
+    monkeypatch.setattr(run.Environment, "install_optional_packages", lambda environment: None)
+    monkeypatch.setattr(run.Environment, "become", lambda environment, *command: became.extend(command))
+    run.main()
+    assert became == ["python", "-m", "pytest", *ways]
+
+
+def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):
+    pytest.importorskip("xdist")
+    test = "import time\ndef test_it():\n    for word in 'begin', 'end':\n"
+    test += (
+        f"        open({str(tmp_path / 'log')!r}, 'a').write(f'{{word}} {{__file__}}\\n')\n        time.sleep(0.2)\n"
+    )
+    for name in ("node/test_live", "node/test_live_too", "frame/test_a", "frame/test_b", "watch/test_c"):
+        (tmp_path / "test" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "test" / f"{name}.py").write_text(test)
+    shutil.copy(ROOT / "test" / "conftest.py", tmp_path / "test")
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "test"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "5 passed" in done.stdout, done.stdout + done.stderr
+    words = [line.split("/test/") for line in (tmp_path / "log").read_text().splitlines()]
+    alone = [(line[0].split()[0], line[1]) for line in words[-4:]]
+    assert alone == [(word, f"node/{name}.py") for name in ("test_live", "test_live_too") for word in ("begin", "end")]
+
+
 def test_lock_names_one_exact_version_of_everything_asked_for(run, calls):
     asked = re.findall(r'^\s+"([a-z-]+)(?:\[\w+\])?(?:[<>=].*)?",', (ROOT / "setup.py").read_text(), re.M)
     for ros in run.WHEELS:
