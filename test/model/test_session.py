@@ -19,7 +19,16 @@ from torchperf_ros.model.history_buffer import HistoryBuffer
 from torchperf_ros.model.session import Session
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
-from torchperf_ros.workers.protocol import RESULT_OFFSET, Kind, Request, pack_control, unpack_control, unpack_response
+from torchperf_ros.workers.protocol import (
+    OBSERVE,
+    RESULT_OFFSET,
+    RUN,
+    SOON,
+    Request,
+    pack_control,
+    unpack_control,
+    unpack_response,
+)
 
 NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
 RESULT_BYTES = 1024  # the least that max_frame_bytes allows
@@ -185,11 +194,11 @@ class Node:
             inputs.append(InputBytes(1, 0, 0.0, bytes(encode(message_class(TEXT)(data=word), TEXT))))
         return self.ring.write(seq, inputs)
 
-    def ask(self, seq, value=0.0, *, word=None, kind=Kind.RUN | Kind.OBSERVE, tier=0, place=None, data=None):
+    def ask(self, seq, value=0.0, *, word=None, kind=RUN | OBSERVE, tier=0, place=None, data=None):
         """One request; its response and payload for RUN."""
         offset, length = self.write(seq, value, word, data) if place is None else place
         self.frames.send(Request(kind, tier, seq, offset, length).pack())
-        if not kind & Kind.RUN:
+        if not kind & RUN:
             return None
         response = unpack_response(self.frames.recv(256))
         return response, self.result[RESULT_OFFSET : RESULT_OFFSET + response.length]
@@ -241,6 +250,14 @@ def test_given_a_session_when_prepared_then_it_says_hello_each_step_and_ready(no
     assert all(0 < median_ms <= p99_ms for median_ms, p99_ms in ready["calibrations"])
 
 
+def test_given_frames_that_were_announced_and_never_came_when_one_comes_then_it_is_answered(node):
+    for _ in range(3):
+        node.frames.send(SOON)
+    assert node.ask(1, 2.0)[0].outcome == Outcome.ON_TIME
+    node.frames.send(SOON)
+    assert node.ask(2, 2.0)[0].seq == 2
+
+
 def test_given_messages_as_they_usually_come_when_prepared_then_each_tier_has_been_through_a_whole_frame(make_node):
     make_node("Showing").start()
     assert Showing.calls == [
@@ -279,8 +296,8 @@ def test_given_a_frame_when_run_then_the_result_is_of_its_tier_and_every_step_ha
 
 def test_given_requests_when_served_then_each_step_is_called_as_asked_and_in_order(node):
     node.ask(0, 1.0)
-    node.ask(1, 2.0, kind=Kind.OBSERVE)
-    node.ask(2, 3.0, kind=Kind.RUN)
+    node.ask(1, 2.0, kind=OBSERVE)
+    node.ask(2, 3.0, kind=RUN)
     assert Doubling.calls == [("observe", 1.0), ("preprocess", 1.0), ("observe", 2.0), ("preprocess", 3.0)]
 
 
@@ -353,7 +370,7 @@ def test_given_frames_that_a_worker_did_not_observe_when_the_next_comes_then_its
     node = make_node("Remembering").start()
     node.ask(0, 1.0)
     offset, length = node.write(3, 2.0)
-    node.frames.send(Request(Kind.RUN | Kind.OBSERVE, 0, 3, offset, length, missed=2).pack())
+    node.frames.send(Request(RUN | OBSERVE, 0, 3, offset, length, missed=2).pack())
     assert unpack_response(node.frames.recv(256)).outcome == Outcome.ON_TIME
     rows, mask = Remembering.history.window()
     assert rows.tolist() == [1.0, 0.0, 0.0, 2.0]
@@ -378,7 +395,7 @@ def test_given_a_record_that_is_overwritten_while_it_runs_when_answered_then_its
 
 def test_given_a_frame_that_cannot_be_observed_when_time_has_passed_then_it_is_told(node, monkeypatch):
     node.told()
-    node.ask(4, -9.0, kind=Kind.OBSERVE)
+    node.ask(4, -9.0, kind=OBSERVE)
     node.ask(5, 1.0)
     monkeypatch.setattr(node.session, "_reported_at", 0.0)
     node.ask(6, 1.0)

@@ -13,6 +13,7 @@ from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.frame.waiting import HedgeRule
 from torchperf_ros.stage import dispatcher
+from torchperf_ros.workers.worker_process import WorkerProcess
 
 from .conftest import wait_until
 
@@ -259,7 +260,8 @@ def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_no
     learned = []
     learn, stage.actor.ladder.learn = stage.actor.ladder.learn, lambda *lesson: learned.append(lesson)
     try:
-        stage.actor._dispatcher._has_run.clear()
+        for worker in stage.actor.pool.everyone:
+            worker.has_run = False
         stage.ask()
         stage.wait_for_workers()
         assert learned == []
@@ -268,6 +270,25 @@ def test_given_a_new_worker_when_it_runs_its_first_frame_then_the_ladder_does_no
         assert len(learned) == 1
     finally:
         stage.actor.ladder.learn = learn
+
+
+def test_given_an_idle_stage_when_a_trigger_is_about_to_be_taken_then_the_worker_that_runs_it_is_woken_first(
+    stage, monkeypatch
+):
+    events = []
+    expect, run = WorkerProcess.expect, WorkerProcess.run
+    monkeypatch.setattr(WorkerProcess, "expect", lambda worker: (events.append(("expect", worker)), expect(worker)))
+    monkeypatch.setattr(
+        WorkerProcess, "run", lambda worker, *of, **how: (events.append(("run", worker)), run(worker, *of, **how))[1]
+    )
+    stage.ask()
+    stage.wait_for_workers()
+    events.clear()
+    assert stage.actor.slot() is not None
+    assert stage.ask().outcome is Outcome.ON_TIME
+    (first, woken), (second, runner), *_ = events
+    assert (first, second, runner) == ("expect", "run", woken)
+    stage.wait_for_workers()
 
 
 def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_answers_all_the_same(stage):

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
+    OBSERVE,
+    RUN,
     VERSION,
-    Kind,
     Request,
     Response,
     pack_control,
@@ -18,7 +19,7 @@ from torchperf_ros.workers.protocol import (
 )
 
 u64 = st.integers(0, 2**64 - 1)
-kinds = st.sampled_from([Kind.OBSERVE, Kind.RUN, Kind.RUN | Kind.OBSERVE])
+kinds = st.sampled_from([OBSERVE, RUN, RUN | OBSERVE])
 requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, st.integers(0, 2**32 - 1))
 i64 = st.integers(-(2**63), 2**63 - 1)
 responses = st.builds(Response, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), u64, u64, i64, i64, i64, i64)

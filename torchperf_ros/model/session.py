@@ -19,6 +19,7 @@ import torch
 from torchperf_ros.config.message_types import decode, full_name, warm_up
 from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import (
     AdapterError,
     BadInput,
@@ -41,10 +42,12 @@ from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, kept_bytes
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
+    OBSERVE,
     RESULT_OFFSET,
+    RUN,
+    SOON,
     STACK_FILE,
     STACK_SIGNAL,
-    Kind,
     Request,
     Response,
     pack_control,
@@ -55,6 +58,7 @@ from torchperf_ros.workers.protocol import (
 _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 _REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
+_STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
 
 
 def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
@@ -184,11 +188,21 @@ class Session:
             while True:
                 with contextlib.suppress(TimeoutError):  # nothing came: a moment to report
                     data = self._frames.recv(256)
+                    while data == SOON:
+                        data = self._next_soon()
                     if not data:
                         return
                     self._handle(unpack_request(data))
                 self._capture.poll()
                 self._report()
+
+    def _next_soon(self) -> bytes:
+        """The request that follows `SOON`, without sleeping: waking up again can take longer than the wait."""
+        give_up_ns = time.perf_counter_ns() + _STAYS_AWAKE_NS
+        while time.perf_counter_ns() < give_up_ns:
+            with contextlib.suppress(BlockingIOError):
+                return os.read(self._frames.fileno(), 256)
+        return self._frames.recv(256)
 
     def _handle(self, request: Request) -> None:
         self._seed(request.seq)
@@ -211,7 +225,7 @@ class Session:
             payload += place_of(error, self._adapter).encode() + _last_calls(error)
             lost = self._device.is_lost(error)
         self._handled[0] += 1
-        if request.kind & Kind.RUN:
+        if request.kind & RUN:
             payload = self._fitting(payload, response)
             self._result[RESULT_OFFSET : RESULT_OFFSET + len(payload)] = bytes(payload)
             response.length = len(payload)
@@ -226,7 +240,7 @@ class Session:
     def _run(self, request: Request, response: Response) -> bytes | memoryview:
         """Bytes in, bytes out; the times of the steps go into `response`."""
         mark = self._capture.mark
-        if not request.kind & Kind.RUN:
+        if not request.kind & RUN:
             self._receive(request, response)
             return b""
         started = time.perf_counter_ns()
@@ -255,7 +269,7 @@ class Session:
                 topic, type_name = self._inputs[item.index]
                 messages[topic] = Received(decode(item.data, type_name), item.stamp_ns, item.age_ms)
         response.decode_ns = time.perf_counter_ns() - started
-        if request.kind & Kind.OBSERVE:
+        if request.kind & OBSERVE:
             if request.missed and self._observes:
                 self._adapter.missed(request.missed)
             with mark("observe"):

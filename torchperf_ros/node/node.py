@@ -181,6 +181,7 @@ class PerfNode(LifecycleNode):
 
     def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> StageActor:
         stage, record = config.stages[index], LatencyRecord(index)
+        ros_now = self.get_clock().handle.get_now  # what `now()` asks; its objects take longer than the question
         last = stage is config.stages[-1]
         ports = StagePorts(
             publish=lambda payload: self._publish_output(index, payload),
@@ -189,7 +190,7 @@ class PerfNode(LifecycleNode):
             anomaly=self._reporter.alert_publisher.found,
             log=self._log,
         )
-        return StageActor(stage, setup, ports, lambda: self.get_clock().now().nanoseconds)
+        return StageActor(stage, setup, ports, lambda: int(ros_now().nanoseconds))
 
     def _wait_for_descriptions(self, timeout_s: float) -> bool:
         """Wait for every adapter's description; a stage without one stops safely and disturbs no other."""

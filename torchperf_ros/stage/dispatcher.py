@@ -2,7 +2,6 @@
 
 import math
 from collections import deque
-from weakref import WeakSet
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from torchperf_ros.frame.frame import Frame, StepTimes, stamp_age_ms
@@ -62,7 +61,6 @@ class Dispatcher:
         self._started = 0  # frames
         self._to_retry: FrameInFlight | None = None
         self._retrying: WorkerProcess | None = None
-        self._has_run: WeakSet[WorkerProcess] = WeakSet()
         self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
         self._last_received_ns = 0
 
@@ -85,6 +83,11 @@ class Dispatcher:
         """An idle worker: one that records if there is, else the preferred one, else another."""
         idle = [worker for worker in self._pool.everyone if worker is not other_than and worker.idle]
         return min(idle, key=lambda worker: (not worker.recording, worker is not self._preferred), default=None)
+
+    def expect(self) -> None:
+        """A frame is about to come: wake the worker that is to run it."""
+        if worker := self._idle_worker():
+            worker.expect()
 
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
         """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
@@ -182,7 +185,7 @@ class Dispatcher:
         if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
             tier, worker, self._probe = self._ladder.last, spare, None
             self._statistics.rehearsals += 1
-        elif spare is not None and spare in self._has_run and self._to_retry is not None:
+        elif spare is not None and spare.has_run and self._to_retry is not None:
             in_flight, self._to_retry = self._to_retry, None
             tier, worker, self._probe, self._retrying = self._ladder.last, spare, None, spare
         else:
@@ -207,9 +210,9 @@ class Dispatcher:
             in_flight.survived = True
             if in_flight.answered:
                 self._observe(in_flight, now_ns)
-        if in_flight is not None and worker in self._has_run and not math.isnan(steps.inference_ms):
+        if in_flight is not None and worker.has_run and not math.isnan(steps.inference_ms):
             self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
-        self._has_run.add(worker)  # what came before was a cold run
+        worker.has_run = True  # what came before was a cold run
         if worker is self._retrying:
             self._retrying = None
             if outcome is Outcome.ON_TIME:  # else it was overwritten meanwhile, or has another fault

@@ -174,13 +174,16 @@ class StageActor:
     def slot(self) -> memoryview | None:
         """Where the next trigger's bytes can be put before they are offered; None: give them to `offer` as they come.
 
-        For the one thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest record
-        belongs to a frame that runs.
+        The trigger is there, so the worker that will run it wakes up while the middleware copies it. For the one
+        thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest record belongs to a
+        frame that runs.
         """
         with self._lock:
             is_free = self._accepting and self._in_flight is None and self.mailbox.waiting is None
-            description = self.pool.description
-            return self.pool.ring.slot(len(description.inputs)) if is_free and description is not None else None
+            if not is_free or self.pool.description is None:
+                return None
+            self._dispatcher.expect()
+            return self.pool.ring.slot(len(self.pool.description.inputs))
 
     def offer(
         self,

@@ -5,17 +5,16 @@ ring, the result's in the worker's own area. Every message starts with the versi
 No pickle.
 """
 
-import enum
 import json
 import signal
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torchperf_ros.frame.errors import ProtocolError
 
-VERSION = 3
+VERSION = 4
 MAX_CONTROL_BYTES = 65_536
 RESULT_OFFSET = 8
 """The worker's area begins with a u64: how many requests it has handled; the result follows."""
@@ -25,11 +24,12 @@ STACK_FILE = "stacks.txt"
 """A worker that gets this signal appends its stacks to this file in its TMPDIR, whatever it is doing."""
 
 
-class Kind(enum.IntFlag):
-    """What a worker is asked to do with a frame."""
+OBSERVE: Final = 1
+RUN: Final = 2
+"""What a worker is asked to do with a frame, or both; numbers, as an enum's operators take microseconds."""
 
-    OBSERVE = 1
-    RUN = 2
+SOON: Final = b"soon"
+"""Node to worker: a request is about to follow, stay awake for it. None has to follow."""
 
 
 _REQUEST = struct.Struct("<HHIQQQQI")
@@ -43,7 +43,7 @@ class Request(NamedTuple):
     OBSERVE: how many started frames this worker was not told of since the last one that it observed.
     """
 
-    kind: Kind
+    kind: int
     tier: int
     seq: int
     offset: int
@@ -98,8 +98,7 @@ def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
 
 def unpack_request(data: bytes) -> Request:
     """Parse a request; raises `ProtocolError` for another length or version."""
-    kind, *rest = _unpack(_REQUEST, data, "request")
-    return Request(Kind(kind), *rest)
+    return Request(*_unpack(_REQUEST, data, "request"))
 
 
 def unpack_response(data: bytes) -> Response:

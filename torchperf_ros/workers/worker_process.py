@@ -19,8 +19,10 @@ from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import is_readable, set_nice
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
+    OBSERVE,
     RESULT_OFFSET,
-    Kind,
+    RUN,
+    SOON,
     Request,
     Response,
     pack_control,
@@ -34,7 +36,6 @@ _OUTPUT_TAIL = 4_000
 _SHOWN_BYTES = 16_384  # of what was printed since the last look
 _LINES_A_SECOND = 20
 _FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
-_RUN_AND_OBSERVE = Kind.RUN | Kind.OBSERVE  # enum's operator takes a microsecond
 _PIPE_BYTES = 1 << 20  # of what a worker has printed and nobody has read: what fits does not hold it up
 
 
@@ -69,6 +70,7 @@ class WorkerProcess:
         self.busy_since_ns = 0  # when that run began
         self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
         self.ready_at_ns: int | None = None  # when it reported ready, None before
+        self.has_run = False  # a frame: the first run is one of a cold process
         self.usable = False  # ready and not known to be dead; cleared by whoever notices first
         self.generation = 0  # of the pool's renewal in which it was started
         self.swapped: int | None = setup.get("swapped")  # the tier that it has a new package for, None if none
@@ -152,7 +154,7 @@ class WorkerProcess:
         missed: int = 0,
     ) -> bool:  # fmt: skip
         """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead."""
-        kind = _RUN_AND_OBSERVE if observe else Kind.RUN
+        kind = RUN | OBSERVE if observe else RUN
         if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed), now_ns):
             self.kill("it takes no more frames")
             return False
@@ -160,9 +162,14 @@ class WorkerProcess:
         self.seq = seq
         return True
 
+    def expect(self) -> None:
+        """Have it awake for a frame that is about to be handed over."""
+        with contextlib.suppress(OSError):  # who hands it over finds out
+            self.frames.send(SOON)
+
     def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
         """Let it advance its histories; False if its queue is full, and it misses the frame."""
-        return not self.usable or self._send(Request(Kind.OBSERVE, 0, seq, offset, length, missed=missed), now_ns)
+        return not self.usable or self._send(Request(OBSERVE, 0, seq, offset, length, missed=missed), now_ns)
 
     def _send(self, request: Request, now_ns: int) -> bool:
         if self._handled[0] == self._sent:

@@ -245,7 +245,7 @@ class _Worker:
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
         self.tiers, self.missing = process.tiers, process.missing
-        self.usable = self.hung = False
+        self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
         self.busy_since_ns = 0
         self.observed: int | None = None
