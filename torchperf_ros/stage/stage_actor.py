@@ -180,10 +180,11 @@ class StageActor:
         """
         with self._lock:
             is_free = self._accepting and self._in_flight is None and self.mailbox.waiting is None
-            if not is_free or self.pool.description is None:
+            description = self.pool.description
+            if not is_free or description is None:
                 return None
             self._dispatcher.expect()
-            return self.pool.ring.slot(len(self.pool.description.inputs))
+            return self.pool.ring.slot(len(description.inputs))
 
     def offer(
         self,
