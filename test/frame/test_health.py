@@ -3,11 +3,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.clock import VirtualClock
-from torchperf_ros.frame.health import HealthLimits, HealthTracker
+from torchperf_ros.frame.health import HealthTracker
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 
-LIMITS = HealthLimits(input_timeout_ms=1000.0, sustained_misses=10, recover_frames=30)
+LIMITS = stage_config("perception", {"input_timeout_ms": 1000.0, "sustained_misses": 10, "recover_frames": 30})
 
 
 class Stage:
@@ -92,7 +93,7 @@ def test_given_a_stage_when_this_happens_then_the_rule_holds(rule):
 class HealthMachine(RuleBasedStateMachine):
     """Any history: unknown is never nominal, one miss is never a safe stop, recovery takes its frames."""
 
-    LIMITS = HealthLimits(input_timeout_ms=1000.0, sustained_misses=3, recover_frames=4)
+    LIMITS = stage_config("perception", {"input_timeout_ms": 1000.0, "sustained_misses": 3, "recover_frames": 4})
 
     def __init__(self):
         super().__init__()

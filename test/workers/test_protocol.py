@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.errors import ProtocolError
@@ -59,6 +59,7 @@ def test_given_another_length_or_version_when_unpacked_then_the_error_says_which
             unpack((VERSION + 1).to_bytes(2, "little") + data[2:])
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), json_values, max_size=4))
 def test_given_any_fields_when_a_control_message_is_packed_then_they_arrive(fields):
     assert unpack_control(pack_control("hello", **fields)) == {"version": VERSION, "kind": "hello", **fields}

@@ -226,4 +226,4 @@ class Renewals(RuleBasedStateMachine):
 
 
 TestRenewals = Renewals.TestCase
-TestRenewals.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestRenewals.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

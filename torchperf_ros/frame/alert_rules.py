@@ -1,4 +1,4 @@
-"""Findings about a stage: what, how bad, and the numbers that go with it."""
+"""Alerts about a stage: what, how bad, and the numbers that go with it."""
 
 import enum
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Alert:
-    """One finding: its name is `<stage>: <what>`; values are what a person would ask for next.
+    """One problem: its name is `<stage>: <what>`; values are what a person would ask for next.
 
     Attributes:
         level, name, message, values: as in `diagnostic_msgs/DiagnosticStatus`.
@@ -29,7 +29,7 @@ class Alert:
     name: str
     message: str
     values: Mapping[str, str] = field(default_factory=dict)
-    once: bool = False  # told as it is, always; otherwise a finding that comes again is the same event going on
+    once: bool = False  # always published; otherwise an alert that comes again is the same event going on
     logged: bool = False  # a line on the terminal has said it already, with more detail
 
 
@@ -38,46 +38,39 @@ _IN_TIME_KINDS = {Outcome.LATE: "result too slow", Outcome.CRASHED: "worker fail
 """Where something else was published before the deadline; otherwise it is the deadline that was missed."""
 
 
-class AlertRules:
-    """What of a stage's answers and deaths is a finding, and how bad it is."""
+def answer_alert(stage: str, answer: Answer, misses_in_a_row: int, sustained_misses: int) -> Alert | None:
+    """An alert about an answered frame, None if it was on time or the stage still starts."""
+    outcome = answer.outcome
+    if outcome in {Outcome.ON_TIME, Outcome.STARTING}:
+        return None
+    in_time = answer.lateness_ms <= 0 and answer.fallback is not Fallback.NONE
+    kinds = _KINDS | _IN_TIME_KINDS if in_time else _KINDS
+    values = {
+        "seq": str(answer.frame.seq),
+        "outcome": outcome.word,
+        "fallback": answer.fallback.word if answer.fallback is not None else "",
+        "value": f"{answer.total_ms:.3f}",
+        "baseline": f"{answer.budget_ms:.3f}",
+        "total_ms": f"{answer.total_ms:.3f}",
+        "budget_ms": f"{answer.budget_ms:.3f}",
+        "misses_in_a_row": str(misses_in_a_row),
+    }
+    level = Level.ERROR if misses_in_a_row >= sustained_misses else Level.WARN
+    return _alert(level, f"{stage}: {kinds.get(outcome, 'deadline missed')}", answer.reason, values)
 
-    def __init__(self, stage: str) -> None:
-        """Name the stage."""
-        self._stage = stage
 
-    def answered(self, answer: Answer, misses_in_a_row: int, sustained_misses: int) -> Alert | None:
-        """A finding for an answered frame, None if it was on time or the stage still starts."""
-        outcome = answer.outcome
-        if outcome in {Outcome.ON_TIME, Outcome.STARTING}:
-            return None
-        in_time = answer.lateness_ms <= 0 and answer.fallback is not Fallback.NONE
-        kinds = _KINDS | _IN_TIME_KINDS if in_time else _KINDS
-        what = kinds.get(outcome, "deadline missed")
-        sustained = misses_in_a_row >= sustained_misses
-        values = {
-            "seq": str(answer.frame.seq),
-            "outcome": outcome.word,
-            "fallback": answer.fallback.word if answer.fallback is not None else "",
-            "value": f"{answer.total_ms:.3f}",
-            "baseline": f"{answer.budget_ms:.3f}",
-            "total_ms": f"{answer.total_ms:.3f}",
-            "budget_ms": f"{answer.budget_ms:.3f}",
-            "misses_in_a_row": str(misses_in_a_row),
-        }
-        return self._finding(Level.ERROR if sustained else Level.WARN, what, answer.reason, values)
+def death_alert(stage: str, reason: str, pid: int, restarts: int, *, lasting: bool) -> Alert:
+    """An alert about a worker's death; `lasting` if it is one too many."""
+    level = Level.ERROR if lasting else Level.WARN
+    values = {"pid": str(pid), "restarts": str(restarts)}
+    return replace(_alert(level, f"{stage}: worker died", reason, values), logged=True)
 
-    def worker_died(self, reason: str, pid: int, restarts: int, lasting: bool) -> Alert:
-        """A finding for a worker's death; `lasting` if it is one too many."""
-        level = Level.ERROR if lasting else Level.WARN
-        values = {"pid": str(pid), "restarts": str(restarts)}
-        return replace(self._finding(level, "worker died", reason, values), logged=True)
 
-    def worker_told(self, text: str) -> Alert:
-        """A warning about a model: each is another one, so none is held back."""
-        return replace(self._finding(Level.WARN, "model", text, {}), once=True, logged=True)
+def model_alert(stage: str, text: str) -> Alert:
+    """A warning about a worker's models: each is another one, so none is held back."""
+    return replace(_alert(Level.WARN, f"{stage}: model", text, {}), once=True, logged=True)
 
-    def _finding(self, level: Level, what: str, text: str, values: dict[str, str]) -> Alert:
-        first_line, _, detail = text.partition("\n")
-        if detail:
-            values["detail"] = detail
-        return Alert(level, f"{self._stage}: {what}", first_line, values)
+
+def _alert(level: Level, name: str, text: str, values: dict[str, str]) -> Alert:
+    first_line, _, detail = text.partition("\n")
+    return Alert(level, name, first_line, values | ({"detail": detail} if detail else {}))

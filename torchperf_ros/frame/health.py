@@ -1,7 +1,6 @@
 """How a stage is doing, with hysteresis: one miss is a warning, only sustained misses are an error."""
 
-from dataclasses import dataclass
-
+from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 
@@ -9,19 +8,13 @@ FRESH = frozenset({None, Fallback.BACKUP})
 """Answers computed from the frame itself: its own result, or the backup's."""
 
 
-@dataclass
-class HealthLimits:
-    """When a stage changes its health."""
-
-    input_timeout_ms: float = 1000.0  # without input for this long, the stage waits
-    sustained_misses: int = 10  # this many frames in a row without a fresh answer are a sustained failure
-    recover_frames: int = 30  # this many frames in a row on time lead back up by one state
-
-
 class HealthTracker:
-    """STARTING -> WAITING -> NOMINAL -> DEGRADED -> SAFE_STOP and back."""
+    """STARTING -> WAITING -> NOMINAL -> DEGRADED -> SAFE_STOP and back.
 
-    def __init__(self, limits: HealthLimits, now_ns: int) -> None:
+    The parameters `input_timeout_ms`, `sustained_misses` and `recover_frames` say when.
+    """
+
+    def __init__(self, limits: StageConfig, now_ns: int) -> None:
         """Start as STARTING."""
         self.limits = limits
         self.misses_in_a_row = 0  # frames without a fresh answer

@@ -97,12 +97,6 @@ class Dispatcher:
             return False
         return any(other is not in_flight.runner and other.available for other in self._pool.everyone)
 
-    def wants_backup(self, in_flight: FrameInFlight, now_ns: int) -> bool:
-        """Whether the frame should be run on the backup as well: the runner failed, or is nearly out of time."""
-        if Fallback.BACKUP not in self._pool.config.fallback:
-            return False
-        return in_flight.wants_backup(now_ns, hedges=self.hedge_rule.allowed)
-
     def why_late(self, in_flight: FrameInFlight, now_ns: int) -> Verdict:
         """What a frame without a result comes to when its time is up, and why."""
         if in_flight.failure is not None:
@@ -130,10 +124,16 @@ class Dispatcher:
             in_flight.started(worker, tier, now_ns, self._ladder.predicted_ms(tier), backup_ms)
             self._preferred = worker
             if self._pool.config.backup == "active":
-                self.start_backup(in_flight, now_ns)
+                self._start_backup(in_flight, now_ns)
             return
 
-    def start_backup(self, in_flight: FrameInFlight, now_ns: int) -> None:
+    def start_wanted_backup(self, in_flight: FrameInFlight, now_ns: int) -> None:
+        """Run the frame on another worker as well if the runner failed, or is nearly out of time."""
+        is_configured = Fallback.BACKUP in self._pool.config.fallback
+        if is_configured and in_flight.wants_backup(now_ns, hedges=self.hedge_rule.allowed):
+            self._start_backup(in_flight, now_ns)
+
+    def _start_backup(self, in_flight: FrameInFlight, now_ns: int) -> None:
         """Run the frame in flight on another worker as well, on the cheapest tier, if one is idle."""
         hedged = in_flight.failure is None and self._pool.config.backup != "active"
         if hedged and in_flight.runner is not None and in_flight.runner.is_ending:

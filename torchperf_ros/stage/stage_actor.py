@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.alert_rules import Alert, model_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
@@ -184,7 +184,8 @@ class StageActor:
             if not is_free or description is None:
                 return None
             self._dispatcher.expect()
-            return self.pool.ring.slot(len(description.inputs))
+            slot: memoryview | None = self.pool.ring.slot(len(description.inputs))
+            return slot
 
     def offer(
         self,
@@ -320,8 +321,8 @@ class StageActor:
             return self._dispatcher.why_late(in_flight, now_ns)
         if in_flight.runner is None:
             self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
-        elif self._dispatcher.wants_backup(in_flight, now_ns):
-            self._dispatcher.start_backup(in_flight, now_ns)
+        else:
+            self._dispatcher.start_wanted_backup(in_flight, now_ns)
         self._waiter.set(in_flight.next_event_ns(now_ns))
         return None
 
@@ -401,7 +402,7 @@ class StageActor:
     def worker_told(self, text: str) -> None:
         """Something about a worker's models: for `/perf/anomaly`."""
         with self._lock:
-            self._untold.append(self.statistics.worker_told(text))
+            self._untold.append(model_alert(self.config.name, text))
             self._waiter.wake()
 
     def _drop(self, worker: WorkerProcess) -> None:

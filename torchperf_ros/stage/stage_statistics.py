@@ -1,10 +1,10 @@
 """What a stage remembers of its frames: counters, health, and the anomalies that follow."""
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert, AlertRules
+from torchperf_ros.frame.alert_rules import Alert, answer_alert, death_alert
 from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.health import HealthLimits, HealthTracker
+from torchperf_ros.frame.health import HealthTracker
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stage_figures import StageCounters, StageFigures
 
@@ -22,13 +22,11 @@ class StageStatistics:
         self.counters = StageCounters()  # of frames, answers and runs, and the raw numbers of the last frames
         now_ns = clock()
         self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
-        self.health = HealthTracker(HealthLimits(), now_ns)  # the state machine
-        self._rules = AlertRules(config.name)
-        self.reconfigure(config)
+        self.health = HealthTracker(config, now_ns)  # the state machine
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed limits."""
-        self.health.limits = HealthLimits(config.input_timeout_ms, config.sustained_misses, config.recover_frames)
+        self.health.limits = config
         self.figures.window_s = config.window_s
 
     def activated(self) -> None:
@@ -48,11 +46,8 @@ class StageStatistics:
         """A frame was answered; returns what there is to tell about it."""
         self.counters.add(answer)
         self.health.answered(answer.outcome, answer.fallback, answer.tier)
-        return self._rules.answered(answer, self.health.misses_in_a_row, self.health.limits.sustained_misses)
-
-    def worker_told(self, text: str) -> Alert:
-        """Something about a worker's models that is no failure of the worker."""
-        return self._rules.worker_told(text)
+        limits = self.health.limits
+        return answer_alert(limits.name, answer, self.health.misses_in_a_row, limits.sustained_misses)
 
     def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Alert:
         """A worker died; `lasting`: its kind keeps dying, `alone`: no other can serve."""
@@ -60,4 +55,4 @@ class StageStatistics:
             self.health.lost()
             if lasting:
                 self.health.gave_up()
-        return self._rules.worker_died(reason, pid, restarts, lasting)
+        return death_alert(self.health.limits.name, reason, pid, restarts, lasting=lasting)
