@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from torchperf_ros.frame.frame import Frame, Origin
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME as IN_TIME
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
 
 MS = 1_000_000
@@ -18,7 +19,7 @@ def in_flight():
 
 @pytest.fixture
 def runner():
-    return SimpleNamespace(number=0)
+    return SimpleNamespace(number=0, recording="")
 
 
 def test_given_a_turn_when_asked_then_it_knows_the_time_that_is_left(in_flight):
@@ -72,6 +73,27 @@ def test_given_a_worker_that_has_nothing_to_do_with_the_frame_when_it_is_lost_th
     in_flight.started(runner, 0, 0, 20.0, 10.0)
     in_flight.lost(SimpleNamespace(number=2), Outcome.CRASHED, "it died")
     assert (in_flight.failure, in_flight.backup_failed) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fallback", "out_at_ms", "recorded", "reason"),
+    [
+        (Outcome.ON_TIME, None, 50, Outcome.ON_TIME, ""),
+        (Outcome.ON_TIME, None, 51, Outcome.LATE, "its own result was out 1.00 ms after the deadline"),
+        (Outcome.LATE, Fallback.HOLD_LAST, 50, Outcome.LATE, f"own result too slow, the last one{IN_TIME}not done"),
+        (Outcome.LATE, Fallback.BACKUP, 50, Outcome.LATE, f"own result too slow, the standby's{IN_TIME}not done"),
+        (Outcome.LATE, Fallback.STOP, 51, Outcome.LATE, "not done"),
+        (Outcome.LATE, Fallback.NONE, 50, Outcome.LATE, "not done"),
+        (Outcome.ERROR, Fallback.STOP, 50, Outcome.ERROR, "not done"),
+    ],
+)
+def test_given_what_was_published_and_when_when_recorded_then_the_reason_says_which_of_both_was_late(
+    in_flight, runner, outcome, fallback, out_at_ms, recorded, reason
+):
+    in_flight.started(runner, 0, 0, 20.0, 10.0)
+    verdict = outcome, "" if outcome is Outcome.ON_TIME else "not done"
+    answer = in_flight.answer(verdict, fallback, None, b"", 50.0, out_at_ms * MS)
+    assert (answer.outcome, answer.reason) == (recorded, reason)
 
 
 def test_given_a_turn_when_asked_for_its_next_event_then_they_come_in_order_and_none_is_past(in_flight, runner):

@@ -155,7 +155,6 @@ def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_la
     assert stage.counters.late_results == late
     assert (answer.outcome, answer.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
     assert path_stamp_ns(stage.payload(answer)) == good.frame.stamp_ns
-    assert answer.reason.startswith("own result too slow, the last one was published on time: tier ")
     assert "was not done after" in answer.reason
     published = len(stage.published)
     stage.wait_for_workers()
@@ -177,7 +176,6 @@ def test_given_a_late_model_when_hedges_are_allowed_then_the_answer_is_the_backu
     seq, stamp_ns = stage.offer({"do": "sleep", "ms": 2000})
     answer = stage.answer(seq)
     assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.LATE, Fallback.BACKUP, 1)
-    assert answer.reason.startswith("own result too slow, the standby's was published on time: ")
     assert path_stamp_ns(stage.payload(answer)) == stamp_ns
 
 
