@@ -1,9 +1,13 @@
 """Adapters with one mistake each, and what the check says of it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from torchperf_ros.cli import main as cli
 from torchperf_ros.config.message_types import empty_message, message_class
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.optimize.check import AdapterCheck
@@ -172,3 +176,13 @@ def test_given_a_frame_that_is_refused_when_checked_then_nothing_failed_and_a_lo
     assert good
     assert checked.refused
     assert found[-1].text == "refused: too dark; try a frame of a log: --log"
+
+
+def test_given_weights_that_change_when_the_command_runs_then_one_line_says_so(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    options = ["--options", '{"seed": null}']
+    result = CliRunner().invoke(cli.app, ["check", "tune_adapters:TinyAdapter", "--device", "cpu", *options])
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stdout.splitlines() if "gives other weights" in line and "tier full" in line]
+    assert line.startswith("no  tier full: weights  no package can be kept: build('full') gives other weights")
+    assert line.endswith("load them from a file, or call torch.manual_seed before they are drawn")

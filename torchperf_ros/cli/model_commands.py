@@ -44,7 +44,7 @@ def check(
     for found in checked.run():
         took = "" if math.isnan(found.took_ms) else f" ({found.took_ms:.1f} ms)"
         shown.print(f"{_MARKS[found.ok]}  [bold]{found.step}[/]{took}", end="")
-        shown.print(f"  {found.text}" if found.text else "", markup=False, highlight=False)
+        shell.say(shown, f"  {found.text}" if found.text else "")
     good = "all is well, as far as it goes: the frame was refused" if checked.refused else "all is well"
     shown.print("something is wrong: see the lines with `no`" if checked.failed else good, style="bold")
     if not checked.failed:
