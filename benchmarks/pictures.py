@@ -1,6 +1,7 @@
-"""The pictures of README and docs, made anew: drives of this version with faults and under load, and their reports.
+"""The pictures of README and docs, made anew: drives of this version, with faults and under load, and a report.
 
-The pictures of figures come from their benchmarks: `./run bench curve -o`, `torchperf anomalies --plot`.
+The pictures of figures come from their benchmarks: `./run bench curve -o`, `torchperf anomalies --plot`; the one of
+a stutter is of the drive that the page tells of.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from benchmarks.rig.report import say
 
 ROOT = Path(__file__).resolve().parents[1]
-_SIZES = {"report": (1180, 2500), "why_it_stuttered": (1000, 2400)}  # of a screenshot, px
+_WIDTH, _HEIGHT = 1180, 1560  # of a screenshot, px
 _DRIVE_S, _LOAD_AFTER_S, _LOAD_S = 40, 25, 8
 _BUSY = 8  # processes, of higher priority than the models where this user may have such
 _FIRST_IMAGE_S = 100.0  # the start takes a tenth of that
@@ -32,9 +33,8 @@ def torchperf(*words: object) -> list[str]:
 
 def screenshot(page: Path, picture: Path) -> None:
     """What a browser shows of a page's beginning, without scroll bars."""
-    width, height = _SIZES[picture.stem]
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000"]
-    size, user = f"--window-size={width},{height}", f"--user-data-dir={page.parent / 'user'}"
+    size, user = f"--window-size={_WIDTH},{_HEIGHT}", f"--user-data-dir={page.parent / 'user'}"
     command = ["chromium", *quiet, size, user, f"--screenshot={picture}", page.as_uri()]
     subprocess.run(command, check=True, capture_output=True)
 
@@ -51,9 +51,8 @@ def sabotaged(folder: Path, pictures: Path) -> None:
 
 
 def loaded(folder: Path, pictures: Path) -> None:
-    """A drive while other programs take the machine, seen by `top`, and the page of the incident."""
+    """A drive while other programs take the machine, seen by `top`."""
     say(f"a drive of {_DRIVE_S} s, under load after {_LOAD_AFTER_S} s")
-    before = set(folder.rglob("incident.json"))
     demo = subprocess.Popen(torchperf("demo", "--no-tui", "--seconds", _DRIVE_S), stdout=subprocess.PIPE, text=True)
     assert demo.stdout is not None
     give_up_s = time.monotonic() + _FIRST_IMAGE_S
@@ -71,15 +70,9 @@ def loaded(folder: Path, pictures: Path) -> None:
             stack.callback(busy.wait)
             stack.callback(busy.kill)
             os.setpriority(os.PRIO_PROCESS, busy.pid, -15 if os.geteuid() == 0 else 0)
-        time.sleep(_LOAD_S / 2)
-        subprocess.run(torchperf("record"), check=True, stdout=subprocess.DEVNULL)
-        time.sleep(_LOAD_S / 2)
+        time.sleep(_LOAD_S)
     looking.wait()
     demo.communicate()
-    incidents = sorted(path.parent for path in set(folder.rglob("incident.json")) - before)
-    page = folder / "incident.html"
-    subprocess.run(torchperf("report", incidents[0], "-o", page), check=True, stdout=subprocess.DEVNULL)
-    screenshot(page, pictures / "why_it_stuttered.png")
 
 
 def main() -> int:
