@@ -1,14 +1,18 @@
 """Messages to compare, each written in one line."""
 
+import io
+
 import numpy as np
+from PIL import Image
 
 from torchperf_ros.config.message_types import message_class
 
-MARKERS, PATH, ARRAY, IMAGE, POSE_2D = (
+MARKERS, PATH, ARRAY, IMAGE, COMPRESSED, POSE_2D = (
     "visualization_msgs/msg/MarkerArray",
     "nav_msgs/msg/Path",
     "std_msgs/msg/Float64MultiArray",
     "sensor_msgs/msg/Image",
+    "sensor_msgs/msg/CompressedImage",
     "geometry_msgs/msg/Pose2D",
 )
 
@@ -54,5 +58,12 @@ def array(*values, label="a"):
     return message_class(ARRAY)(layout, np.array(values, np.float64))
 
 
-def image(*pixels):
-    return message_class(IMAGE)(header(), 1, len(pixels), "mono8", 0, len(pixels), np.array(pixels, np.uint8))
+def image(*data, width=0, encoding="mono8"):
+    """One row, of so many pixels, else of a byte each."""
+    return message_class(IMAGE)(header(), 1, width or len(data), encoding, 0, len(data), np.array(data, np.uint8))
+
+
+def jpeg(grey, size):
+    file = io.BytesIO()
+    Image.new("L", size, grey).save(file, "JPEG")
+    return message_class(COMPRESSED)(header(), "jpeg", np.frombuffer(file.getvalue(), np.uint8))

@@ -2,10 +2,10 @@
 
 from torchperf_ros.config.message_types import encode
 from torchperf_ros.replay.golden.golden_file import compare_frames
-from torchperf_ros.replay.golden.message_rule import BUILT_IN
+from torchperf_ros.replay.golden.message_rule import BUILT_IN, ImageTolerance, MessageRule
 from torchperf_ros.replay.replay_result import PublishedFrame
 
-from .golden_messages import array, marker, markers
+from .golden_messages import IMAGE, array, image, marker, markers
 from .stage_results import stamp_ns
 
 
@@ -61,4 +61,17 @@ def test_given_several_differences_when_told_then_the_first_and_the_worst_of_eac
         "markers[].pose.position.x 3 2.375 2 0.375 0.003 seq 2, stamp 1760000000.200000000",
         "markers[].color.a 1 0.5 1 0.5 0.002 seq 1, stamp 1760000000.100000000",
         "markers[] 1 none one at (50, 0, 0) seq 4, stamp 1760000000.400000000",
+    ]
+
+
+def test_given_images_when_more_of_their_pixels_differ_than_allowed_then_the_worst_pixel_and_both_shares_stand_there():
+    rules = {IMAGE: MessageRule(images={"": ImageTolerance(share=0.25, by=2)})}
+    golden = frames(image(1, 2, 3, 4), image(1, 2, 3, 4))
+    text = [
+        " ".join(line.split()) for line in compare(frames(image(1, 9, 3, 4), image(1, 9, 9, 4)), golden, rules).text()
+    ]
+    assert text[1:3] + text[5:] == [
+        "first in frame seq 1, stamp 1760000000.100000000:",
+        "data is (9) at row 0, column 1, golden (2): off by 50 % of 4 pixels, allowed 25 %, or any by 2",
+        "data 1 (9) at row 0, column 1 (2) 50 % of 4 pixels 25 %, or any by 2 seq 1, stamp 1760000000.100000000",
     ]

@@ -11,6 +11,7 @@ from torchperf_ros.config.message_types import message_class
 from torchperf_ros.frame.errors import UnknownMessageType
 from torchperf_ros.replay.golden.message_rule import (
     BUILT_IN,
+    ImageTolerance,
     Matched,
     MessageRule,
     RuleError,
@@ -19,7 +20,22 @@ from torchperf_ros.replay.golden.message_rule import (
     compare_messages,
 )
 
-from .golden_messages import ARRAY, MARKERS, PATH, POSE_2D, array, image, marker, markers, path, point, pose
+from .golden_messages import (
+    ARRAY,
+    COMPRESSED,
+    IMAGE,
+    MARKERS,
+    PATH,
+    POSE_2D,
+    array,
+    image,
+    jpeg,
+    marker,
+    markers,
+    path,
+    point,
+    pose,
+)
 
 INT64 = "std_msgs/msg/Int64MultiArray"
 
@@ -60,7 +76,7 @@ def test_given_numbers_that_are_none_when_compared_then_only_the_same_kind_is_eq
 
 def test_given_whole_numbers_texts_and_lengths_when_they_differ_then_no_tolerance_helps():
     usual = {ARRAY: MessageRule(tolerances={"": Tolerance(absolute=10.0)})}
-    assert paths(image(1, 2, 4), image(1, 2, 3)) == ["data[2]"]
+    assert paths(image(1, 2, 4), image(1, 2, 3), {}) == ["data[2]"]
     assert paths(array(1.0, label="b"), array(1.0), usual) == ["layout.dim[0].label"]
     assert paths(array(1.0, 2.0), array(1.0), usual) == ["layout.dim[0].size", "layout.dim[0].stride", "data"]
     assert paths(path(pose()), path(pose(), pose())) == ["poses"]
@@ -126,6 +142,48 @@ def test_given_a_quaternion_and_its_negative_when_compared_then_they_are_the_sam
     assert paths(one, other) == ["orientation.w"]
 
 
+@pytest.mark.parametrize(
+    ("share", "by", "differs"),
+    [(0.0, 0, True), (0.0, 9, True), (0.0, 10, False), (0.24, 9, True), (0.25, 9, False), (0.25, 1, True)],
+)
+def test_given_an_image_of_which_one_pixel_is_off_by_10_and_one_by_2_when_compared_then_share_and_distance_count(
+    share, by, differs
+):
+    rules = {IMAGE: MessageRule(images={"": ImageTolerance(share, by)})}
+    assert bool(found(image(10, 20, 42, 30), image(10, 20, 40, 40), rules)) is differs
+
+
+def test_given_an_image_without_a_rule_of_the_user_s_when_it_differs_then_the_worst_pixel_and_the_share_are_told():
+    (difference,) = found(image(10, 20, 42, 30), image(10, 20, 40, 40))
+    assert (difference.path, difference.value) == ("data", "(30) at row 0, column 3")
+    assert difference.golden == "(40)"
+    assert difference.shown == ("50 % of 4 pixels", "0 %, or any by 0")
+    assert paths(image(1, 2), image(1, 2, 3)) == ["width", "step", "data"]
+
+
+def test_given_images_of_any_encoding_when_compared_then_a_pixel_is_all_its_channels_and_padding_is_none():
+    one = image(*b"\x01\x02\x03\x04\x05\x06\x09\x09", width=2, encoding="rgb8")
+    other = image(*b"\x01\x02\x03\x04\x07\x08\x00\x00", width=2, encoding="rgb8")
+    (difference,) = found(one, other)
+    assert (difference.value, difference.golden) == ("(4, 5, 6) at row 0, column 1", "(4, 7, 8)")
+    assert difference.shown[0] == "50 % of 2 pixels"
+    depths = [np.array([1.5, metres, math.nan], "<f4").tobytes() for metres in (2.0, 2.25)]
+    one, other = (image(*data, width=3, encoding="32FC1") for data in depths)
+    assert found(one, other)[0].value == "(2) at row 0, column 1"
+    assert found(one, other, {IMAGE: MessageRule(images={"": ImageTolerance(by=0.25)})}) == []
+    unknown = [image(*data, width=2, encoding="uyvy") for data in (b"\x01\x02\x03\x04", b"\x01\x02\x05\x04")]
+    assert found(*unknown)[0].shown[0] == "25 % of 4 bytes"
+
+
+def test_given_jpegs_when_a_rule_names_the_type_then_their_pixels_are_compared_and_else_their_bytes():
+    one, other, small = (jpeg(grey, size) for grey, size in ((100, (16, 8)), (102, (16, 8)), (100, (8, 8))))
+    rules = {COMPRESSED: MessageRule(images={"": ImageTolerance(by=4)})}
+    assert found(one, other)
+    assert found(one, other, rules) == []
+    (difference,) = found(one, small, rules)
+    assert (difference.value, difference.golden) == ("16 x 8 pixels", "8 x 8 pixels")
+
+
 @given(st.permutations(range(5)))
 def test_given_markers_in_another_order_when_compared_then_they_are_the_same(order):
     items = [marker(float(index), number=index) for index in range(5)]
@@ -167,6 +225,7 @@ def test_given_a_delete_all_at_the_place_of_a_box_when_compared_then_only_the_sa
          "'marker.id' is no field, as there is no 'marker'; .*MarkerArray has: markers"),
         ({MARKERS: MessageRule(ignore=("markers.id.x",))}, "as there is no 'x'; what is before it is a plain value"),
         ({POSE_2D: MessageRule(angles=("yaw",))}, "Pose2D has: x, y, theta"),
+        ({MARKERS: MessageRule(images={"markers": ImageTolerance()})}, "'markers' is no image, but visualization_msgs"),
         ({MARKERS: MessageRule(matched={"markers": Matched("pose.place", 1.0)})},
          "'pose.place' is no field.*Pose has"),
     ],

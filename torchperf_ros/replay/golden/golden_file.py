@@ -137,7 +137,7 @@ class StageComparison:
         first = self.differing[0]
         some, others = first.differences[0], len(first.differences) - 1
         more = f", with {others} more field{'s' if others > 1 else ''}" if others else ""
-        distance = "" if math.isnan(some.error) else f": off by {some.error:.4g}, allowed {some.allowed:.4g}"
+        distance = ": off by {}, allowed {}".format(*some.shown) if some.shown[0] else ""
         return [
             f"{self.stage}: {len(self.differing)} of {self.frames} frames differ",
             f"  first in frame {first}{more}:",
@@ -155,9 +155,8 @@ class StageComparison:
         yield "field", "frames", "is", "golden", "off by", "allowed", "in frame"
         for name, found in list(fields.items())[:_MOST_FIELDS]:
             frame, worst = max(found, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
-            numbers = ["" if math.isnan(worst.error) else f"{number:.4g}" for number in (worst.error, worst.allowed)]
             frames = len({id(frame) for frame, _ in found})
-            yield name, str(frames), _short(worst.value), _short(worst.golden), *numbers, str(frame)
+            yield name, str(frames), _short(worst.value), _short(worst.golden), *worst.shown, str(frame)
         if len(fields) > _MOST_FIELDS:
             yield f"and {len(fields) - _MOST_FIELDS} more", *[""] * 6
 

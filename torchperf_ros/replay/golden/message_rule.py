@@ -12,11 +12,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.config.image_pixels import compressed_pixels
 from torchperf_ros.config.message_types import field_types
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
 
 _QUATERNION: Final = "geometry_msgs/msg/Quaternion"
+_IMAGE: Final = "sensor_msgs/msg/Image"
+_IMAGES: Final = (_IMAGE, "sensor_msgs/msg/CompressedImage")
+_ENCODING: Final = re.compile(r"(?P<colour>rgb|bgr|rgba|bgra|mono|bayer_\w+)(8|16)|(8|16|32|64)(?P<kind>[USF])C(\d+)")
 _TIMES: Final = frozenset({"builtin_interfaces/msg/Time", "builtin_interfaces/msg/Duration"})
 
 
@@ -52,6 +56,19 @@ class Matched:
 
 
 @dataclass(frozen=True)
+class ImageTolerance:
+    """How far the pixels of an image may be from those of the golden one.
+
+    Attributes:
+        share: of the pixels that may differ, 0 to 1.
+        by: a pixel differs if one of its channels is off by more than this: of 255 for 8 bits, in mm or m for depths.
+    """
+
+    share: float = 0.0
+    by: float = 0.0
+
+
+@dataclass(frozen=True)
 class MessageRule:
     """What counts as the same message of a type.
 
@@ -64,12 +81,14 @@ class MessageRule:
             numbers have to be equal unless a path names them.
         angles: fields in rad that wrap: pi and -pi are the same.
         matched: lists whose elements are matched by position; others are compared in their order.
+        images: an `Image` or `CompressedImage` below a path, `""` all of the type, and how far its pixels may be off.
     """
 
     ignore: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     angles: tuple[str, ...] = ()
     matched: Mapping[str, Matched] = field(default_factory=dict)
+    images: Mapping[str, ImageTolerance] = field(default_factory=dict)
 
 
 Rules = Mapping[str, MessageRule]
@@ -84,6 +103,7 @@ BUILT_IN: Final[Rules] = MappingProxyType(
             matched={"markers": Matched("pose.position", within=0.5, same=("action", "type"))}, ignore=("markers.id",)
         ),
         "visualization_msgs/msg/Marker": MessageRule(ignore=("lifetime",)),  # how long RViz shows it
+        _IMAGE: MessageRule(images={"": ImageTolerance()}),  # equal, and told by pixel where they are not
         "vision_msgs/msg/Detection2DArray": MessageRule(
             matched={"detections": Matched("bbox.center.position", within=20.0)},  # pixels
             tolerances={"detections.bbox": Tolerance(absolute=0.1, relative=1e-3)},
@@ -108,6 +128,9 @@ def check_rules(rules: Rules) -> None:
     for type_name, rule in rules.items():
         for path in [*rule.ignore, *filter(None, rule.tolerances), *rule.angles]:
             _type_of(type_name, path, type_name)
+        for path in filter(None, rule.images):
+            if (kind := _type_of(type_name, path, type_name)) not in _IMAGES:
+                raise RuleError(f"rule for {type_name}: {path!r} is no image, but {kind or 'a plain value'}")
         for path, matched in rule.matched.items():
             element = _type_of(type_name, path, type_name)
             for inner in (matched.position, *matched.same):
@@ -152,6 +175,29 @@ class Difference:
         """The path without the numbers of elements, for example `markers[].pose.position.x`."""
         return re.sub(r"\[\d+]", "[]", self.path)
 
+    @property
+    def shown(self) -> tuple[str, str]:
+        """`error` and `allowed` for people; empty for what has no distance."""
+        return ("", "") if math.isnan(self.error) else (f"{self.error:.4g}", f"{self.allowed:.4g}")
+
+
+@dataclass(frozen=True)
+class ImageDifference(Difference):
+    """An image that is not as the golden one: `value` and `golden` are of its worst pixel, `error` is a share.
+
+    Attributes:
+        by: how far each pixel may be off.
+        parts: of how many pixels the share is, or bytes where the encoding is not known here.
+    """
+
+    by: float = 0.0
+    parts: str = ""
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """The share of the pixels that differ, and what is allowed."""
+        return f"{100 * self.error:.4g} % of {self.parts}", f"{100 * self.allowed:.4g} %, or any by {self.by:.4g}"
+
 
 def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401 - any message
     """Where a message is not as the golden one of the same type; of each array of numbers only the worst element.
@@ -185,7 +231,11 @@ def _messages(message: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -
     seen = (*seen, (rules.get(kind, MessageRule()), ""))
     sign = -1.0 if kind == _QUATERNION and sum(getattr(message, i) * getattr(golden, i) for i in "xyzw") < 0.0 else None
     found: list[Difference] = []
-    for name in (entry.name for entry in dataclasses.fields(golden) if not entry.name.startswith("__")):
+    names = [entry.name for entry in dataclasses.fields(golden) if not entry.name.startswith("__")]
+    if kind in _IMAGES and (allowed := _image_tolerance(seen)) is not None and _is_laid_out_alike(message, golden):
+        names.remove("data")
+        found += _images(message, golden, f"{path}.data" if path else "data", allowed)
+    for name in names:
         value, wanted = getattr(message, name), getattr(golden, name)
         inside = tuple((rule, f"{own}.{name}" if own else name) for rule, own in seen)
         found += _values(sign * value if sign else value, wanted, f"{path}.{name}" if path else name, inside, rules)
@@ -235,6 +285,63 @@ def _numbers(
     worst = int(np.argmax(np.where(excess == excess.max(), np.nan_to_num(error, nan=np.inf), -1.0)))
     path = f"{path}[{worst}]" if indexed else path
     yield Difference(path, values[worst].item(), golden[worst].item(), float(error[worst]), float(allowed[worst]))
+
+
+def _image_tolerance(seen: _Seen) -> ImageTolerance | None:
+    """The rule for the pixels of an image; None: its bytes are compared as any others."""
+    data = [(rule, f"{path}.data" if path else "data") for rule, path in seen]
+    if any(path in rule.ignore for rule, path in data):
+        return None
+    for rule, path in data:
+        if named := [name for name in rule.images if not name or path.startswith(f"{name}.")]:
+            return rule.images[max(named, key=len)]
+        if any(name and f"{path}.".startswith(f"{name}.") for name in rule.tolerances):
+            return None
+    return None
+
+
+def _is_laid_out_alike(message: Any, golden: Any) -> bool:  # noqa: ANN401
+    """Whether two images have their pixels in the same places; if not, the fields that differ say so."""
+    if golden.__msgtype__ != _IMAGE:
+        return True
+    names = ("height", "width", "encoding", "is_bigendian", "step")
+    same = all(getattr(message, name) == getattr(golden, name) for name in names)
+    return same and len(message.data) == len(golden.data) == golden.height * golden.step
+
+
+def _images(message: Any, golden: Any, path: str, allowed: ImageTolerance) -> Iterator[Difference]:  # noqa: ANN401
+    """One difference if too many pixels are off by too much."""
+    (mine, parts), (theirs, _) = _pixels(message), _pixels(golden)
+    if mine.shape != theirs.shape:
+        sizes = (f"{array.shape[1]} x {array.shape[0]} pixels" for array in (mine, theirs))
+        yield Difference(path, *sizes)
+        return
+    got, wanted = mine.astype(np.float64), theirs.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(got - wanted)
+    apart[(mine == theirs) | (np.isnan(got) & np.isnan(wanted))] = 0.0
+    off = np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(axis=2, initial=0.0)
+    if (share := float(np.mean(off > allowed.by)) if off.size else 0.0) > allowed.share:
+        at = np.unravel_index(np.argmax(off), off.shape)
+        value, golden_value = (f"({', '.join(f'{channel:.6g}' for channel in array[at])})" for array in (mine, theirs))
+        where = f"{value} at row {at[0]}, column {at[1]}"
+        yield ImageDifference(path, where, golden_value, share, allowed.share, allowed.by, f"{off.size:,} {parts}")
+
+
+def _pixels(message: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
+    """[rows, columns, channels] of an image, without padding, and what the first two count."""
+    if message.__msgtype__ != _IMAGE:
+        return compressed_pixels(message).rgb(), "pixels"
+    rows = message.data.reshape(message.height, message.step)
+    found = _ENCODING.fullmatch(message.encoding)
+    if found is None:
+        return rows[:, :, None], "bytes"
+    colour, bits, more_bits, kind, count = found.groups()
+    channels = int(count) if count else {"rgb": 3, "bgr": 3, "rgba": 4, "bgra": 4}.get(colour, 1)
+    order = ">" if message.is_bigendian else "<"
+    sample = np.dtype(f"{order}{ {'U': 'u', 'S': 'i', 'F': 'f'}[kind or 'U'] }{int(bits or more_bits) // 8}")
+    used = rows[:, : message.width * channels * sample.itemsize]
+    return np.ascontiguousarray(used).view(sample).reshape(message.height, message.width, channels), "pixels"
 
 
 def _lengths(value: Sequence[Any] | NDArray[Any], golden: Sequence[Any] | NDArray[Any], path: str) -> Difference:
