@@ -86,6 +86,10 @@ def test_given_a_value_that_does_not_fit_its_tag_when_read_then_the_error_names_
     [
         ("{buget_ms: 20.0}", "parameter buget_ms: is unknown; the closest names are perception.budget_ms"),
         ("{metrics_prt: 0}", "parameter metrics_prt: is unknown; the closest names are metrics_port"),
+        (
+            "{stages: [perception], percetion: {budget_ms: 20.0}}",
+            "parameter percetion.budget_ms: stage percetion is none of the stages that run, perception",
+        ),
         ("{perception: {buget_ms: 20.0}}", "the closest names are perception.budget_ms"),
     ],
 )

@@ -44,7 +44,7 @@ def test_given_a_model_that_fails_at_every_frame_when_replayed_then_the_status_i
     failing = write_points(tmp_path / "drive", drive(5, words=dict.fromkeys(range(5), "raise")))
     done = torchperf(failing, *sets())
     assert done.exit_code == 1, done.output
-    assert "first frame 0: RuntimeError: as ordered (replay_adapters.py:" in done.output
+    assert "first frame 0 and 4 more: RuntimeError: as ordered (replay_adapters.py:" in done.output
     assert "first: no frame was answered by the model" in done.output
     assert "all the time that it needed" not in done.output
 

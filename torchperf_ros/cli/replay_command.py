@@ -207,10 +207,14 @@ def _lines(result: "ReplayResult") -> Iterator[str]:
     if summary.get("late_messages"):
         yield f"{summary['late_messages']:,} messages were given late, up to {summary['worst_late_ms']:.1f} ms"
     for stage in result.stages.values():
-        for seq, reason in list(stage.reasons.items())[:_WORST]:
-            yield f"{stage.name} frame {seq}: {reason.splitlines()[0] if reason else 'no reason was given'}"
-        if len(stage.reasons) > _WORST:
-            yield f"{stage.name}: {len(stage.reasons) - _WORST:,} more, see --json"
+        frames: dict[str, list[int]] = {}
+        for seq, reason in stage.reasons.items():
+            frames.setdefault(reason.partition("\n")[0] or "no reason was given", []).append(seq)
+        for reason, seqs in list(frames.items())[:_WORST]:
+            more = f" and {len(seqs) - 1:,} more" if len(seqs) > 1 else ""
+            yield f"{stage.name} frame {seqs[0]}{more}: {reason}"
+        if left := sum(len(seqs) for seqs in list(frames.values())[_WORST:]):
+            yield f"{stage.name}: {left:,} more for other reasons, see --json"
     if result.anomalies:
         count = len(result.anomalies)
         yield f"{count:,} {'anomaly' if count == 1 else 'anomalies'}, the first: {result.anomalies[0][1].name}"

@@ -287,12 +287,17 @@ def _ip_address(text: str) -> str:
         ) from error
 
 
+_NEARLY = 0.8  # of difflib: one or two letters of a word differ
+
+
 def refuse_unknown(names: Iterable[str], stages: Sequence[str]) -> None:
     """See that there is a parameter of every name; a stage that does not run may have some, too.
 
     Raises:
-        ConfigError: there is none, so that a misspelt one would leave a default in force without a word.
+        ConfigError: there is none, or a stage that runs has none and one of nearly its name has some, so that a
+            misspelt one would leave a default in force without a word.
     """
+    names = list(names)
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
     for name in names:
         stage, dot, rest = name.partition(".")
@@ -306,6 +311,14 @@ def refuse_unknown(names: Iterable[str], stages: Sequence[str]) -> None:
         prefix = stage if dot else next(iter(stages), "STAGE")
         named = ", ".join(n if n in own and not dot else f"{prefix}.{n}" for n in close)
         raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
+    given = {name.partition(".")[0]: name for name in names if "." in name}
+    if idle := given.keys() - {*stages, "qos_overrides"}:
+        import difflib
+
+        for stage in [stage for stage in stages if stage not in given]:
+            if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
+                why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
+                raise ConfigError(f"parameter {given[close[0]]}: {why}, and {stage} has no parameters; name it {stage}")
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:

@@ -61,10 +61,15 @@ class ReplayStages:
             hand_on=partial(self._hand_on, index),
             answered=partial(self._record.answer, index),
             anomaly=self._record.found,
-            log=lambda severity, text: None if severity == "info" else self._say(text),
+            log=self._log,
         )
         setup = {**worker_setup(stage, self._config), **self._own}
         return StageActor(stage, setup, ports, self._pace.now, self._pace.machinery(index))
+
+    def _log(self, severity: str, text: str) -> None:
+        """Say what is wrong; of what ends a worker before it is ready only the first line, as the error has all."""
+        if severity != "info":
+            self._say(text if self.start_up_s else text.partition("\n")[0])
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
         for follower in self._followers[index]:

@@ -1,0 +1,117 @@
+"""The example workflow's own commands, run in an empty checkout as a runner runs them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from torchperf_ros.demo.make_log import DriveLog, write_drive
+
+ROOT = Path(__file__).parents[1]
+WORKFLOW = ROOT / "docs" / "examples" / "replay-gate.yaml"
+ADAPTER = """
+import time
+
+import torch
+
+from torchperf_ros.config.message_types import message_class
+from torchperf_ros.model.adapter import Adapter
+
+
+class Brightness(Adapter):
+    inputs = {"image": "sensor_msgs/msg/Image"}
+    output = "std_msgs/msg/Float64"
+
+    def __init__(self, options, device):
+        pass
+
+    def build(self, tier):
+        return torch.nn.Identity()
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1),)
+
+    def preprocess(self, messages):
+        return (torch.tensor([float(messages["image"].message.data.mean())]),)
+
+    def postprocess(self, outputs, messages):
+        return message_class(self.output)(float(outputs))
+"""
+PARAMETERS = """
+/**/perf:
+  ros__parameters:
+    stages: [perception]
+    device: cpu
+    perception: {adapter: "brightness:Brightness", output: bright, tiers: [full], engine: eager, backup: none}
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with a model, its parameters and a drive of a second, and nothing else."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "torchperf"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m torchperf_ros.cli "$@"\n')
+    program.chmod(0o755)
+    checkout = tmp_path / "checkout"
+    for folder in ("logs", "config"):
+        (checkout / folder).mkdir(parents=True)
+    write_drive(checkout / "logs" / "drive.mcap", DriveLog(seconds=1.2, width=32, height=16))
+    (checkout / "brightness.py").write_text(ADAPTER)
+    (checkout / "config" / "perception.yaml").write_text(PARAMETERS)
+    return checkout
+
+
+def job(checkout, event):
+    """Run the workflow's own commands as a runner does; exit statuses by step, and the job's log."""
+    place = str(checkout.parent)
+    paths = os.pathsep.join([f"{place}/bin", os.environ["PATH"]])
+    environment = {**os.environ, "PATH": paths, "XDG_STATE_HOME": place, "GITHUB_SHA": "1" * 40,
+                   "GITHUB_STEP_SUMMARY": f"{place}/summary.md", "PYTHONPATH": str(ROOT)}  # fmt: skip
+    statuses, text = {}, ""
+    for step in yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["gate"]["steps"]:
+        condition = step.get("if", "")
+        files = re.findall(r"hashFiles\('(.*?)'\)", condition)
+        of_event = re.findall(r"event_name == '(.*?)'", condition) in ([], [event])
+        goes_on = not any(statuses.values()) or "always()" in condition
+        there = all((checkout / file).exists() for file in files)
+        if "run" not in step or step["name"] == "Install" or not (of_event and goes_on and there):
+            continue
+        shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        done = subprocess.run(
+            shell,
+            cwd=checkout,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        statuses[step["name"]] = done.returncode
+        text += done.stdout
+    return statuses, text
+
+
+def test_given_an_empty_checkout_when_the_job_runs_then_main_leaves_a_baseline_and_a_broken_model_is_named_in_the_log(
+    checkout,
+):
+    statuses, text = job(checkout, "push")
+    assert statuses == {"Replay": 0, "Keep as the baseline": 0}, text
+
+    model = checkout / "brightness.py"
+    model.write_text(ADAPTER.replace("return (torch.tensor", "time.sleep(0.1); return (torch.tensor"))
+    statuses, text = job(checkout, "pull_request")
+    assert statuses == {"Replay": 0, "Compare with main": 1, "Show the verdict": 0}, text
+    assert re.search(r"perception miss ratio \[%\].*BREAKS the limit of 1 %", text), text
+    (checkout / "verdict.md").unlink()
+
+    model.write_text(ADAPTER.replace('messages["image"]', 'messages["img"]'))
+    statuses, text = job(checkout, "pull_request")
+    assert statuses == {"Replay": 1}, text
+    line = ADAPTER[: ADAPTER.index('messages["image"]')].count("\n") + 1
+    assert re.search(rf"^perception frame \d+ and \d+ more: KeyError: 'img' \(brightness.py:{line}\)$", text, re.M)
+    assert text.endswith("perception: no frame was answered by the model; the first reasons are above\n")
