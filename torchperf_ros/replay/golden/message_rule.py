@@ -313,8 +313,8 @@ def _images(message: Any, golden: Any, path: str, allowed: ImageTolerance) -> It
     """One difference if too many pixels are off by too much."""
     (mine, parts), (theirs, _) = _pixels(message), _pixels(golden)
     if mine.shape != theirs.shape:
-        sizes = (f"{array.shape[1]} x {array.shape[0]} pixels" for array in (mine, theirs))
-        yield Difference(path, *sizes)
+        is_now, was = (f"{array.shape[1]} x {array.shape[0]} pixels" for array in (mine, theirs))
+        yield Difference(path, is_now, was)
         return
     got, wanted = mine.astype(np.float64), theirs.astype(np.float64)
     with np.errstate(invalid="ignore"):
