@@ -17,7 +17,14 @@ settings.register_profile("repeatable", settings.get_profile("search"), derandom
 settings.load_profile("repeatable")
 
 MS = 1_000_000
-ALONE = ("test/node/", "test/demo/test_drive.py", "test/benchmarks/test_smoke.py", "test/logs/test_play.py")
+ALONE = (
+    "test/node/",
+    "test/stage/test_stage_actor",
+    "test/stage/test_capture.py",
+    "test/demo/test_drive.py",
+    "test/benchmarks/test_smoke.py",
+    "test/logs/test_play.py",
+)
 """Files with a live graph or deadlines of this machine's clock: nothing may run beside them."""
 
 
