@@ -39,10 +39,11 @@ class Graph:
         self.node.destroy_node()
         self.context.try_shutdown()
 
-    def listen(self, topic, message_type, qos=200):
-        """A list that grows with the messages of a topic."""
+    def listen(self, topic, message_type, *, raw=False):
+        """A list that grows with the messages of a topic, or with their bytes."""
         messages = []
-        self.node.create_subscription(message_type, topic, messages.append, qos)
+        take = (lambda data: messages.append(bytes(data))) if raw else messages.append
+        self.node.create_subscription(message_type, topic, take, 200, raw=raw)
         return messages
 
     def wait_for(self, condition, what, within_s=WITHIN_S):

@@ -139,7 +139,7 @@ def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_
     parameters = {"stages": ["perception", "planning"], "perception": stage, "planning": stage}
     node = start_node({**parameters, "use_sim_time": True})
     live = {
-        name: listen_raw(graph, f"{node.namespace}/{name}", kind)
+        name: graph.listen(f"{node.namespace}/{name}", kind, raw=True)
         for name, kind in (("detections", MarkerArray), ("trajectory", Path))
     }
     node.wait_until_ready("perception", "planning")
@@ -160,10 +160,3 @@ def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_
         ]  # as DDS pads
         assert live[name] == replayed
     assert len(set(live["trajectory"])) == frames
-
-
-def listen_raw(graph, topic, kind):
-    """The bytes of what is published there, as they come."""
-    found = []
-    graph.node.create_subscription(kind, topic, lambda data: found.append(bytes(data)), 20, raw=True)
-    return found

@@ -17,14 +17,6 @@ STAMP_NS = 1_700_000_000_000_000_000
 FRAMES = 4
 
 
-def outputs(graph, node, kind, name):
-    """The bytes of what it publishes, as they come."""
-    found = []
-    topic = f"{node.namespace}/{name}"
-    graph.node.create_subscription(kind, topic, lambda data: found.append(bytes(data)), 10, raw=True)
-    return found
-
-
 def test_given_an_incident_when_its_inputs_are_played_to_new_workers_then_their_outputs_are_the_same(
     graph, start_node, fast, tmp_path, image
 ):
@@ -48,8 +40,8 @@ def test_given_an_incident_when_its_inputs_are_played_to_new_workers_then_their_
 
     for transition in ("deactivate", "cleanup", "configure", "activate"):
         assert node.change_state(transition)
-    detections = outputs(graph, node, MarkerArray, "detections")
-    trajectories = outputs(graph, node, Path, "trajectory")
+    detections = graph.listen(f"{node.namespace}/detections", MarkerArray, raw=True)
+    trajectories = graph.listen(f"{node.namespace}/trajectory", Path, raw=True)
     players = {"image": node.publisher("image", Image), "odom": node.publisher("odom", Odometry)}
     node.next_report()  # what was said so far is of the workers before
     node.wait_until_ready("perception", "planning")

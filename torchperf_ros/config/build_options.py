@@ -25,16 +25,19 @@ DYNAMIC = ("auto", "always", "never")
 _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
+def version_of(distribution: str) -> str:
+    """The version of an installed distribution, without importing it; "" where it is not installed."""
+    import importlib.metadata  # which the node, that reads options too, has no use for at its start
+
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def installed(distributions: Iterable[str]) -> str:
     """The first of these that is installed, with its version, for example `openvino 2026.4.1`; "" where none is."""
-    import importlib.metadata  # which the node, that reads options too, has no use for
-
-    for name in distributions:
-        try:
-            return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
+    return next((f"{name} {version}" for name in distributions if (version := version_of(name))), "")
 
 
 def installed_engines() -> list[str]:

@@ -1,6 +1,5 @@
 """What the recorder has to know of the node: its stages, topics, parameters and versions."""
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 
 from torchperf_ros import __version__
+from torchperf_ros.config.build_options import version_of
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.node.endpoints import stage_inputs
 from torchperf_ros.stage.stage_actor import StageActor
@@ -59,9 +59,6 @@ def _parameters(node: LifecycleNode) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     found = {"torchperf_ros": __version__, "python": platform.python_version(), "machine": platform.machine()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # rclpy of a sourced ROS, or of wheels: one of the two
-            continue
+    # rclpy of a sourced ROS, or of wheels: one of the two
+    found |= {name: version for name in _PACKAGES if (version := version_of(name))}
     return found | {"ros_distro": os.environ.get("ROS_DISTRO", "")}

@@ -1,7 +1,6 @@
 """Prometheus exporter: what `/diagnostics` says and more, for scraping."""
 
 import functools
-import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from torchperf_ros import __version__
+from torchperf_ros.config.build_options import version_of
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
@@ -33,13 +33,7 @@ _FAMILIES: dict[str, type[Any]] = {
 }
 
 
-@functools.cache
-def _version(package: str) -> str:
-    """Of an installed package, without importing it; empty if there is none."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+_version = functools.cache(version_of)  # it reads files
 
 
 def _ros_distro() -> str:
