@@ -65,6 +65,15 @@ def pytest_xdist_make_scheduler(config, log):
     return AloneLast(config, log)
 
 
+@pytest.fixture(autouse=True)
+def own_scheduling():
+    """A command that ran in this process, a replay for example, leaves no real-time priority behind."""
+    yield
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory):
     """`XDG_STATE_HOME` for this process and all that it starts, and one folder for what torch's compilers keep.

@@ -71,7 +71,7 @@ def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():
 def plain():
     """The environment of a shell in which no transport is chosen."""
     names = {name: value for name, value in os.environ.items() if not name.startswith(("FASTDDS_", "FASTRTPS_"))}
-    return names | {"ROS_DOMAIN_ID": str(1 + os.getpid() % 100)}
+    return names | {"ROS_DOMAIN_ID": str(101 + os.getpid() % 100)}  # not the one of the other live tests
 
 
 def test_given_no_launch_file_when_a_node_starts_then_it_has_the_segment_of_the_profile(plain):

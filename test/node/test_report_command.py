@@ -26,7 +26,7 @@ def test_given_a_log_when_reported_then_the_page_is_where_it_was_wanted(tmp_path
     result = report(logs.write_log(tmp_path / "drive"), "-o", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     assert f"wrote {tmp_path / 'page.html'}" in result.output
-    assert "perception: 100 frames" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "perception: 99.00% on time: 1 late" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

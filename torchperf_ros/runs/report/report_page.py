@@ -272,6 +272,7 @@ def _anomalies(run: RunLog) -> Block:
     return {
         "kind": "table", "css": "stack", "head": [(name, "") for name in ("UTC", "level", "what", "message")],
         "rows": [_anomaly(anomaly, run.source) for anomaly in kept],
+        "low": len(kept) > _WORST,  # it scrolls by itself: the charts are what people look for next
         "more": f"{left:,} more, of the mildest, are left out." if left else "",
     }  # fmt: skip
 
