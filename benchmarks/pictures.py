@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.rig.report import say
 
 ROOT = Path(__file__).resolve().parents[1]
-_WIDTH, _HEIGHT = 1180, 1560  # of a screenshot, px
+_WIDTH, _HEIGHT = 1180, 1880  # of a screenshot, px
 _DRIVE_S, _LOAD_AFTER_S, _LOAD_S = 40, 25, 8
 _BUSY = 8  # processes, of higher priority than the models where this user may have such
 _FIRST_IMAGE_S = 100.0  # the start takes a tenth of that
