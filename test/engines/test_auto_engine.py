@@ -85,7 +85,7 @@ def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_
     assert (names, how["inner"], how["pause_s"] > 0.02) == (["eager", "aoti", "openvino"], 1, True)
     loaded = load(adapters, tmp_path)
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing, loaded.said) == ("openvino", "", [], [])
-    assert loaded.facts.choice == said["choice"] == "openvino 3, aoti 6, eager 10 ms (p50 at the pace of a camera)"
+    assert loaded.facts.choice == said["choice"] == "openvino 3, aoti 6, eager 10 ms (p50, paced)"
 
 
 def test_given_a_choice_when_built_and_loaded_again_then_nothing_is_built_or_timed(engines, adapters, tmp_path):
@@ -95,7 +95,7 @@ def test_given_a_choice_when_built_and_loaded_again_then_nothing_is_built_or_tim
         path.unlink()  # the loser's
     said, good = build(tmp_path)
     load(adapters, tmp_path)
-    assert (good, said["new"], said["choice"]) == (True, False, "openvino 3, aoti 6, eager 10 ms (p50 at the pace of a camera)")
+    assert (good, said["new"], said["choice"]) == (True, False, "openvino 3, aoti 6, eager 10 ms (p50, paced)")
     assert (engines["timed"], engines["aoti"].built, engines["openvino"].built) == ([], 1, 1)
     build(tmp_path, force=True)
     assert len(engines["timed"]) == 1
@@ -122,7 +122,7 @@ def test_given_an_engine_that_fails_when_built_then_the_others_are_chosen_from_a
     said, good = build(tmp_path)
     why = "RuntimeError: it cannot" if reason == "cannot" else "outputs differ from eager's: relative L2"
     assert good
-    assert said["choice"].startswith(f"aoti 6, eager 10 ms (p50 at the pace of a camera); left out: openvino: {why}")
+    assert said["choice"].startswith(f"aoti 6, eager 10 ms (p50, paced); left out: openvino: {why}")
     assert load(adapters, tmp_path).facts.engine == "aoti"
     assert not list(tmp_path.glob("*.blob"))
 
@@ -145,7 +145,7 @@ def test_given_eager_as_the_fastest_when_built_then_it_runs_and_nothing_is_missi
     assert (good, said["package"], said["manifest"]) == (True, "", None)
     loaded = load(adapters, tmp_path)
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", "", [])
-    assert loaded.facts.choice == "eager 3.05, openvino 3, aoti 6 ms (p50 at the pace of a camera)"
+    assert loaded.facts.choice == "eager 3.05, openvino 3, aoti 6 ms (p50, paced)"
 
 
 @pytest.mark.parametrize("damage", ["{", '{"engine": "x", "timings_ms": {"eager": [1, 2]}}'])
@@ -165,4 +165,4 @@ def test_given_a_folder_when_planned_and_built_then_the_winner_is_said_and_there
     assert build(**folders, dry_run=True)[0]["text"] == "would be chosen out of aoti, openvino and eager"
     assert build(**folders)[0]["package"] == str(tmp_path / "out" / "full.blob")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["full.blob", "full.json"]
-    assert build(**folders, dry_run=True)[0]["text"].endswith(".blob: openvino 3, aoti 6, eager 10 ms (p50 at the pace of a camera)")
+    assert build(**folders, dry_run=True)[0]["text"].endswith(".blob: openvino 3, aoti 6, eager 10 ms (p50, paced)")

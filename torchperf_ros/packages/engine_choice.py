@@ -52,9 +52,12 @@ class EngineChoice:
 
     @property
     def words(self) -> str:
-        """Which and by how much: the chosen engine first, the others from fast to slow, then why some are left out."""
+        """Which and by how much: the chosen engine first, the others from fast to slow, then why some are left out.
+
+        `paced`: timed with a pause before each call, as a camera makes it.
+        """
         order = sorted(self.timings_ms, key=lambda name: (name != self.engine, self.timings_ms[name][0]))
-        parts = [", ".join(f"{name} {self.timings_ms[name][0]:.3g}" for name in order) + " ms (p50 at the pace of a camera)"]
+        parts = [", ".join(f"{name} {self.timings_ms[name][0]:.3g}" for name in order) + " ms (p50, paced)"]
         parts += [f"left out: {name}: {why}" for name, why in self.left_out.items()]
         return "; ".join(parts)
 
