@@ -83,15 +83,21 @@ def run(*words):
         (["my_robot.yaml"], 2, "unrecognized arguments: my_robot.yaml"),
         (["--params-file", "{others}"], 2, "has no entry for this node; it has to be like /**/perf:"),
         (["--ros-args", "--params-file", "{others}"], 2, "has no entry for this node; it has to be like /**/perf:"),
+        (["--params-file", "{none}"], 2, "/none'. Error: Error opening YAML file\n"),
+        (["--params-file", "{cut}"], 2, "/cut'. Error: Sequences can only be values and not keys in params. Error at"),
+        (["--ros-args", "-p", "device"], 2, "Couldn't parse parameter override rule: '-p device'"),
         (["--params-file", "{wrong}"], 2, "parameter metrics_prt: is unknown; the closest names are metrics_port"),
     ],
 )
 def test_given_a_command_line_that_cannot_be_meant_when_started_then_it_says_so_and_ends(tmp_path, words, status, said):
     for name, node, parameter in (("others", "other", "metrics_port"), ("wrong", "perf", "metrics_prt")):
         (tmp_path / name).write_text(json.dumps({f"/**/{node}": {"ros__parameters": {parameter: 0}}}))
-    done = run(*(word.format(others=tmp_path / "others", wrong=tmp_path / "wrong") for word in words))
+    (tmp_path / "cut").write_text("a: [1\n")
+    files = {name: tmp_path / name for name in ("others", "wrong", "cut", "none")}
+    done = run(*(word.format_map(files) for word in words))
     assert done.returncode == status, done.stderr
     assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # -- the file that holds every parameter ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import re
 import signal
 import sys
 import threading
@@ -57,7 +58,10 @@ def ros_arguments(words: list[str]) -> list[str]:
     parser.add_argument(
         "--ros-args", action="store_true", help="before arguments of ROS: remappings, single parameters"
     )
-    own = parser.parse_args(remove_ros_args(words))
+    try:
+        own = parser.parse_args(remove_ros_args(words))
+    except RuntimeError as error:  # rcl's, whose words may be wrong after --ros-args
+        parser.error(_without_places(str(error)))
     files = [word for path in own.params_file for word in ("--params-file", path)]
     return ["--ros-args", *files, "--", *words] if files else words
 
@@ -79,6 +83,11 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
     return ""
 
 
+def _without_places(text: str) -> str:
+    """What rcl says of its arguments in one line, without the places in its own source."""
+    return " ".join(re.sub(r",? at /\S+:\d+", "", text).split())
+
+
 def _run(args: list[str], ending: threading.Event) -> int:
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.lifecycle import TransitionCallbackReturn
@@ -92,7 +101,11 @@ def _run(args: list[str], ending: threading.Event) -> int:
     memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6
     carry_images()
     keep_segment_small()
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:  # rcl's, for a file that it cannot read and for arguments that it does not know
+        print(f"torchperf_node: {_without_places(str(error))}", file=sys.stderr, flush=True)
+        return _EXIT_BAD_PARAMETER
     try:
         node = PerfNode(ending)
         try:
