@@ -1,5 +1,6 @@
 """For all tests: Ctrl-C works, what runs beside what, and what nodes and drives write goes to a folder of their own."""
 
+import contextlib
 import math
 import os
 import signal
@@ -71,7 +72,8 @@ def own_scheduling():
     yield
     if os.sched_getscheduler(0) == os.SCHED_FIFO:
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
 
 
 @pytest.fixture(scope="session", autouse=True)
