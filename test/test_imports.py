@@ -12,7 +12,7 @@ PACKAGE = ROOT / "torchperf_ros"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
 RULES = {"frame", "config"}
-NODE_SIDE = RULES | {"packages", "workers", "stage", "telemetry", "watch", "recorder"}
+NODE_SIDE = RULES | {"safety", "packages", "workers", "stage", "telemetry", "watch", "recorder"}
 ALLOWED = {
     "frame": RULES,
     "config": RULES,
@@ -21,7 +21,7 @@ ALLOWED = {
     "workers": RULES | {"packages"},
     "model": RULES | {"packages", "workers", "engines", "runs", "recorder.incident_folder"},
     "engines": RULES | {"packages", "model", "workers.process_setup"},
-    "stage": RULES | {"workers"},
+    "stage": RULES | {"workers", "safety"},
     "telemetry": RULES | {"workers", "stage"},
     "watch": RULES | {"workers", "stage", "telemetry"},
     "recorder": RULES | {"workers", "telemetry", "watch"},

@@ -20,7 +20,7 @@ FRAMES = 40
 PERCEPTION, PLANNING = 0, 1
 LABELS = [
     "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
-    "budget_ms", "tier", "outcome", "fallback",
+    "budget_ms", "tier", "outcome", "fallback", "check",
 ]  # fmt: skip
 MEMORY_LABELS = [
     "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
@@ -98,6 +98,7 @@ def test_given_a_drive_then_rows_have_fixed_labels_and_add_up(drive):
     for row in (*drive.rows[PERCEPTION], *drive.rows[PLANNING]):
         assert (row["tier"], row["outcome"]) == (0, 0)
         assert math.isnan(row["fallback"])
+        assert math.isnan(row["check"])
         assert row["budget_ms"] == drive.stage["budget_ms"]
         assert 0 <= row["age_ms"] < 10_000
         steps = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")

@@ -10,7 +10,7 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray
 
@@ -24,6 +24,7 @@ ARRAY, DIAGNOSTICS, IMAGE = (
 MEMORY_LABELS = ("node_rss_mib", "workers_rss_mib", "cuda_allocated_mib")
 FRAMES = 100
 LATE = 60
+BRAKED = 30
 """The frame of `perception` that was late."""
 
 
@@ -33,7 +34,13 @@ def frame_row(stage: int, seq: int) -> list[float]:
     total_ms = 50.5 if late else 10.0 + seq % 10
     inference_ms = math.nan if late else total_ms - 4.0
     outcome, fallback = (Outcome.LATE, Fallback.HOLD_LAST) if late else (Outcome.ON_TIME, math.nan)
-    return [stage, seq, 2.0, 0.5, 0.5, 1.0, inference_ms, 1.0, total_ms, 50.0, seq >= 50, outcome, fallback]
+    row = [stage, seq, 2.0, 0.5, 0.5, 1.0, inference_ms, 1.0, total_ms, 50.0, seq >= 50, outcome, fallback]
+    return [*row, checked(stage, seq)]
+
+
+def checked(stage: int, seq: int) -> float:
+    """Planning has a guard, which brakes once."""
+    return math.nan if stage == 0 else GuardVerdict.BRAKE if seq == BRAKED else GuardVerdict.ACCEPT
 
 
 def published_ns(seq: int) -> int:
@@ -112,6 +119,7 @@ def records() -> list[dict[str, object]]:
                 **{key: None if math.isnan(value) else value for key, value in numbers.items()},
                 "tier": "fast" if row["tier"] else "full", "outcome": "late" if late else "on_time",
                 "fallback": "hold_last" if late else None, "a_new_field": 1,
+                "check": None if stage == 0 else GuardVerdict(int(row["check"])).word,
             })  # fmt: skip
     lines.append({"v": 1, "kind": "memory", "t_ns": START_NS, "values": {"workers_rss_mib": 800.0, "free": None}})
     lines.append(

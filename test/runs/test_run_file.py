@@ -1,5 +1,6 @@
 """Runs that a replay writes down: what they hold comes back, also for the report; what is no run is named."""
 
+import json
 import math
 import os
 
@@ -9,10 +10,10 @@ import pytest
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.runs.run_file import RUN_FILE, Run, read_run, write_run
-from torchperf_ros.runs.run_log import RunLogError
+from torchperf_ros.runs.run_log import UNKNOWN, RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 START_NS = 1_700_000_000_000_000_000
 
 
@@ -109,3 +110,17 @@ def test_given_a_file_that_is_no_run_when_read_then_the_error_names_it(tmp_path,
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(RunLogError, match=rf"run {tmp_path / name}: {words}"):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_given_a_run_of_before_there_were_guards_when_read_then_no_frame_has_a_verdict(tmp_path, suffix):
+    path = tmp_path / f"drive{suffix}"
+    write_run(run(), path)
+    if suffix == ".json":
+        content = json.loads(path.read_text())
+        for stage in content["stages"]:
+            del stage["frames"]["check"]
+        path.write_text(json.dumps(content))
+    else:
+        pq.write_table(pq.read_table(path).drop(["check"]), path)
+    assert set(read_run(path).frames["perception"]["check"]) == {UNKNOWN}

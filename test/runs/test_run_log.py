@@ -9,9 +9,9 @@ import pytest
 from rosbags.rosbag1 import Writer
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.runs.report.report_pictures import timeline
-from torchperf_ros.runs.run_log import RunLogError
+from torchperf_ros.runs.run_log import UNKNOWN, RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,6 +39,8 @@ def test_given_a_drive_when_read_from_either_source_then_it_is_the_same(tmp_path
     assert late["stamp_ns"] == pytest.approx(logs.START_NS + logs.LATE * logs.PERIOD_NS, abs=1000)
     assert [perception.tier_name(int(tier)) for tier in perception.frames["tier"][[0, 99]]] == ["full", "fast"]
     assert perception.lateness_ms.max() == 0.5
+    assert set(perception.frames["check"]) == {UNKNOWN}
+    assert np.flatnonzero(planning.frames["check"] != GuardVerdict.ACCEPT).tolist() == [logs.BRAKED]
     assert run.node == "/perf"
     assert run.memory["workers_rss_mib"][0] == 800.0
     assert [word for _, word in run.stages[0].health][:1] == ["NOMINAL"]

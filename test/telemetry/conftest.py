@@ -61,6 +61,7 @@ def make_stage():
         if ready:
             statistics.health.ready()
         return SimpleNamespace(
+            guard=None,
             config=config, statistics=statistics, ladder=TierLadder(len(config.tiers)), margin=PublishMargin(),
             mailbox=Mailbox(),
             memory=MemoryGuard(), hedge_rule=HedgeRule(),

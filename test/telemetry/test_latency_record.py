@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.telemetry.latency_record import LabelledArray, LatencyRecord, float64_bytes
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
@@ -22,8 +22,8 @@ def row(record, answer):
 
 def test_given_an_answer_on_time_when_recorded_then_every_value_is_under_its_label(make_answer):
     found = row(LatencyRecord(1), make_answer(seq=7, tier=2, total_ms=12.5))
-    fallback = found.pop("fallback")
-    assert math.isnan(fallback)
+    assert math.isnan(found.pop("fallback"))
+    assert math.isnan(found.pop("check"))
     assert found == {
         "stage": 1, "seq": 7, "age_ms": 4.0, "wait_ms": 0.5, "decode_ms": 1.0, "preprocess_ms": 2.0,
         "inference_ms": 3.0, "postprocess_ms": 4.0, "total_ms": 12.5, "budget_ms": 50.0, "tier": 2, "outcome": 0,
@@ -34,9 +34,15 @@ def test_given_an_answer_without_a_result_when_recorded_then_what_is_unknown_is_
     answer = make_answer(Outcome.STARTING, Fallback.STOP, tier=-1, steps=StepTimes(), age_ms=math.nan)
     found = row(LatencyRecord(0), answer)
     assert {label for label, value in found.items() if math.isnan(value)} == {
-        "age_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "tier",
+        "age_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "tier", "check",
     }  # fmt: skip
     assert (found["outcome"], found["fallback"]) == (7, 2)
+
+
+def test_given_an_answer_that_the_guard_judged_when_recorded_then_the_verdict_is_there(make_answer):
+    answer = make_answer()
+    answer.check = GuardVerdict.REBASED
+    assert row(LatencyRecord(0), answer)["check"] == 2
 
 
 labels_and_values = st.lists(

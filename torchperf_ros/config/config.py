@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
+from torchperf_ros.config.guard_options import GUARD_PARAMETERS, GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, declared, require, ros_field
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
@@ -87,6 +88,8 @@ class StageConfig:
         10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True
     )
 
+    guard: GuardOptions | None = None  # None: no check of it acts or is in shadow; declared as `guard.NAME`
+
     @property
     def workers(self) -> int:
         """Number of worker processes."""
@@ -146,7 +149,7 @@ class NodeConfig:
 
 
 NODE_PARAMETERS = declared(NodeConfig)
-STAGE_PARAMETERS = declared(StageConfig)
+STAGE_PARAMETERS = (*declared(StageConfig), *GUARD_PARAMETERS)
 
 STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
     "perception": {"adapter": "torchperf_ros.models.camera:CameraAdapter", "output": "detections"},
@@ -195,7 +198,8 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
-    return StageConfig(name=name, **checked)
+    guard = guard_options({p.name: checked.pop(p.name) for p in GUARD_PARAMETERS}, name)
+    return StageConfig(name=name, **checked, guard=guard if guard.act or guard.shadow else None)
 
 
 def _json_object(text: str, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 
 
 class Level(enum.IntEnum):
@@ -57,6 +57,15 @@ def answer_alert(stage: str, answer: Answer, misses_in_a_row: int, sustained_mis
     }
     level = Level.ERROR if misses_in_a_row >= sustained_misses else Level.WARN
     return _alert(level, f"{stage}: {kinds.get(outcome, 'deadline missed')}", answer.reason, values)
+
+
+def guard_alert(stage: str, answer: Answer, reason: str, values: Mapping[str, str], *, shadow: bool) -> Alert:
+    """An alert about an output that the guard did not let pass as it was, or, in shadow, would not have."""
+    word = "" if answer.check is None else answer.check.word
+    what = "plan unchecked" if answer.check is GuardVerdict.UNCHECKED else "plan refused"
+    level = Level.ERROR if answer.check is GuardVerdict.UNAVOIDABLE else Level.WARN
+    name = f"{stage}: {what}, in shadow" if shadow else f"{stage}: {what}"
+    return _alert(level, name, reason, {"seq": str(answer.frame.seq), "verdict": word, **values})
 
 
 def death_alert(stage: str, reason: str, pid: int, restarts: int, *, lasting: bool) -> Alert:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 
 USABLE_AGE_MS = 10_000.0
 """A stamp further than this from the ROS clock says nothing about the frame's age (DESIGN: 10 s)."""
@@ -117,7 +117,7 @@ class Answer:
     frame: Frame  # the frame that was answered
     outcome: Outcome  # on time, or the reason why not
     fallback: Fallback | None  # what replaced the frame's own result; None for a frame that was on time
-    reason: str  # for people: one line, then a traceback if there is one; empty for a frame that was on time
+    reason: str  # for people: one line, then a traceback; empty for a frame on time whose output was accepted
     tier: int  # index of the tier whose result was used or waited for; -1 if none was started
     wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox)
     total_ms: float  # from receipt to the published answer
@@ -129,6 +129,7 @@ class Answer:
     offset: int = 0
     length: int = 0
     profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
+    check: GuardVerdict | None = None  # what the guard made of the output; None: the stage has no guard
 
 
 class Mailbox:

@@ -2,10 +2,14 @@
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
 
 FRESH = frozenset({None, Fallback.BACKUP})
 """Answers computed from the frame itself: its own result, or the backup's."""
+
+ACCEPTED = frozenset({None, GuardVerdict.ACCEPT})
+STOPPED = frozenset({GuardVerdict.STOP, GuardVerdict.UNAVOIDABLE})
+"""Verdicts that leave nothing of the plan: such a frame has no fresh answer."""
 
 
 class HealthTracker:
@@ -43,17 +47,20 @@ class HealthTracker:
         self._last_input_ns = now_ns
         self._seen_input = True
 
-    def answered(self, outcome: Outcome, fallback: Fallback | None, tier: int) -> None:
-        """A frame was answered: `tier` is the one whose result was used, or asked for."""
+    def answered(
+        self, outcome: Outcome, fallback: Fallback | None, tier: int, check: GuardVerdict | None = None
+    ) -> None:
+        """A frame was answered: `tier` is the one whose result was used, or asked for, `check` the guard's verdict."""
         if outcome is Outcome.STARTING and not self._was_ready:
             return  # nothing has failed yet: the first worker is still loading
-        self.misses_in_a_row = 0 if fallback in FRESH else self.misses_in_a_row + 1
-        on_time_at_best = outcome is Outcome.ON_TIME and tier == 0
+        is_fresh = fallback in FRESH and check not in STOPPED
+        self.misses_in_a_row = 0 if is_fresh else self.misses_in_a_row + 1
+        on_time_at_best = outcome is Outcome.ON_TIME and tier == 0 and check in ACCEPTED
         if self.misses_in_a_row >= self.limits.sustained_misses:
             self._condition = Health.SAFE_STOP
             self.healthy_in_a_row = 0
         elif self._condition is Health.SAFE_STOP:
-            self._recover(outcome is Outcome.ON_TIME, Health.DEGRADED)
+            self._recover(outcome is Outcome.ON_TIME and is_fresh, Health.DEGRADED)
         elif self._condition is Health.DEGRADED:
             self._recover(on_time_at_best, Health.NOMINAL)
         elif not on_time_at_best:

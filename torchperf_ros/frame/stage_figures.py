@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.void]
@@ -71,7 +71,7 @@ class StageCounters:
     Every frame that came in is in exactly one of answered, unanswered, superseded, stale, in flight.
 
     Attributes:
-        outcomes, fallbacks: both of these by index of `Outcome` and `Fallback`.
+        outcomes, fallbacks, checks: by index of `Outcome`, `Fallback` and `GuardVerdict`.
         zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
         receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and taken away by
             `StageFigures` on another thread; appending to a deque and taking from it need no lock.
@@ -82,6 +82,8 @@ class StageCounters:
     unanswered: int = 0  # frames for which nothing was, as no fallback was to be had
     outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
     fallbacks: list[int] = field(default_factory=lambda: [0] * len(Fallback))
+    checks: list[int] = field(default_factory=lambda: [0] * len(GuardVerdict))
+    shadow_refusals: int = 0  # outputs that a check of the guard in shadow would have refused
     missed_deadline: int = 0  # frames that ended after their deadline
     late_results: int = 0  # results that came after their frame had been answered; not published as if fresh
     rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
@@ -99,6 +101,7 @@ class StageCounters:
     receipts: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
     answers: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
     last_reason: str = ""  # why the last frame that was not on time was not
+    last_check: str = ""  # what the guard last refused, in shadow too
     _last_stamp_ns: int = 0
 
     def received(self, received_ns: int, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:
@@ -126,6 +129,8 @@ class StageCounters:
         self.outcomes[answer.outcome] += 1
         if answer.fallback is not None:
             self.fallbacks[answer.fallback] += 1
+        if answer.check is not None:
+            self.checks[answer.check] += 1
         self.missed_deadline += answer.lateness_ms > 0
         steps = answer.steps
         self.answers.append(

@@ -31,12 +31,11 @@ def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are un
 
 
 def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:
-    """The inputs that the stage's adapter described."""
-    description = stage.pool.description
-    return [] if description is None else [
+    """What the stage's adapter takes, and its guard."""
+    return [
         StageInput(stage, index, node.resolve_topic_name(topic), type_name, has_header(type_name))
-        for index, (topic, type_name) in enumerate(description.inputs)
-    ]  # fmt: skip
+        for index, topic, type_name in stage.inputs
+    ]
 
 
 class RawPublisher:

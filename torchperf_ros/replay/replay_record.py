@@ -12,7 +12,6 @@ from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.frame_table import FrameTable
-from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.stage.stage_actor import StageActor
@@ -88,7 +87,7 @@ class ReplayRecord:
         t_ns, last = self._now(), index == len(self.tables) - 1
         answer_ms = answer.frame.origin.latency_ms(answer.published_ns) if last else math.nan
         self.tables[index].add(answer, t_ns, answer_ms)
-        if answer.outcome is not Outcome.ON_TIME:
+        if answer.reason:
             if len(self.reasons[index]) < _MOST:
                 self.reasons[index][answer.frame.seq] = answer.reason
             else:

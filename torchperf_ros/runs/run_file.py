@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.frame.frame_table import FRAME
-from torchperf_ros.runs.run_log import RunLogError
+from torchperf_ros.runs.run_log import UNKNOWN, RunLogError
 
 RUN_FILE: Final = "run.parquet"
 """The run in the folder of a log that was replayed beside others."""
@@ -110,14 +110,20 @@ def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
             for name in _NAMES}  # fmt: skip
 
 
+def _rows(columns: Mapping[str, Any]) -> NDArray[np.void]:
+    rows = np.empty(len(columns["seq"]), dtype=FRAME)
+    for name in _NAMES:  # a run that was written before there were guards has no `check`
+        rows[name] = columns.get(name, UNKNOWN) if name == "check" else columns[name]
+    return rows
+
+
 def _read_json(path: Path) -> Run:
     summary = _summary(path.read_bytes(), path)
     frames = {}
     for stage in summary["stages"]:
         columns = stage.pop("frames")
-        rows = frames[str(stage["name"])] = np.empty(len(columns["seq"]), dtype=FRAME)
-        for name in _NAMES:
-            rows[name] = [math.nan if value is None else value for value in columns[name]]
+        known = {name: [math.nan if value is None else value for value in columns[name]] for name in columns}
+        frames[str(stage["name"])] = _rows(known)
     return Run(summary, frames)
 
 
@@ -145,9 +151,9 @@ def _read_parquet(path: Path) -> Run:
     frames = {}
     for entry in summary["stages"]:
         mine = stage == entry["name"]
-        rows = frames[str(entry["name"])] = np.empty(int(mine.sum()), dtype=FRAME)
-        for name in _NAMES:
-            rows[name] = table[name].to_numpy()[mine]
+        frames[str(entry["name"])] = _rows(
+            {name: table[name].to_numpy()[mine] for name in table.column_names if name != "stage"}
+        )
     return Run(summary, frames)
 
 

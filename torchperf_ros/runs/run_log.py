@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame_table import FRAME
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.telemetry.node_state import NodeState
 from torchperf_ros.watch.memory_watch import theil_sen_slope
 
@@ -29,6 +29,7 @@ _NAMES: Final = FRAME.names or ()
 _NOTHING_KNOWN: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in _NAMES} | {
     "tier": UNKNOWN,
     "fallback": UNKNOWN,
+    "check": UNKNOWN,
 }
 _TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
 _LEVELS: Final = ("OK", "WARN", "ERROR", "STALE")
@@ -61,7 +62,8 @@ class StageLog:
         health: ROS time in ns and the word, each time that it changed.
         drops: ROS time in ns and how many frames were never started, because a newer one came or they were too old;
             None where not known.
-        reasons: why a frame was not on time, by `t_ns`, where the log says (records and replays do).
+        reasons: why a frame was not on time, or what the guard refused, by `t_ns`, where the log says (records and
+            replays do).
         last_reason: of the last frame that was not on time, as `/diagnostics` has it.
         profiled: `t_ns` of frames that ran under a profiler, which takes time (records say).
         trigger: the topic that the stage runs for; empty where the log does not say, or another stage publishes it.
@@ -307,7 +309,9 @@ class RunLogBuilder:
 
     def row(self, t_ns: int, values: Mapping[str, float]) -> None:
         """Take a row of `/perf/latency_stages` by label, received at this time; one that makes no sense is counted."""
-        index, outcome, fallback = (_whole(values.get(name)) for name in ("stage", "outcome", "fallback"))
+        index, outcome, fallback, check = (
+            _whole(values.get(name)) for name in ("stage", "outcome", "fallback", "check")
+        )
         if index < 0 or not 0 <= outcome < len(Outcome):
             self._odd += 1
             return
@@ -319,6 +323,7 @@ class RunLogBuilder:
             tier=_whole(values.get("tier")),
             outcome=outcome,
             fallback=fallback if 0 <= fallback < len(Fallback) else UNKNOWN,
+            check=check if 0 <= check < len(GuardVerdict) else UNKNOWN,
             **times,
         )  # fmt: skip
 
@@ -394,7 +399,7 @@ class RunLogBuilder:
 
     def _frame(self, record: Mapping[str, Any]) -> None:
         stage, t_ns = self._stage(str(record["stage"])), int(record["t_ns"])
-        tier, fallback = record.get("tier"), record.get("fallback")
+        tier, fallback, check = (record.get(name) for name in ("tier", "fallback", "check"))
         if tier is not None and tier not in stage.tiers:
             stage.tiers = (*stage.tiers, str(tier))
         self._add(
@@ -403,6 +408,7 @@ class RunLogBuilder:
             tier=UNKNOWN if tier is None else stage.tiers.index(str(tier)),
             outcome=Outcome[str(record["outcome"]).upper()],
             fallback=UNKNOWN if fallback is None else Fallback[str(fallback).upper()],
+            check=UNKNOWN if check is None else GuardVerdict[str(check).upper()],
             **{key: math.nan if record.get(key) is None else float(record[key]) for key in _TIMES},
         )  # fmt: skip
         if record.get("profiled"):

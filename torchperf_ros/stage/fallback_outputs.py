@@ -68,7 +68,7 @@ class FallbackOutputs:
         if self._stop is not None or good is None or Fallback.STOP not in config.fallback or not can_stop(output_type):
             return
         if self._choose(config, answer_ns, backup=False, stop=True) is Fallback.STOP:
-            begin_ns = _in_time_of(good.frame, answer_ns, ros_answer_ns)
+            begin_ns = time_of(good.frame, answer_ns, ros_answer_ns)
             stop = good.path.stop(begin_ns, config.stop_deceleration) if good.path is not None else None
             self._stop = _Made(stop, good.frame) if stop is not None else None
 
@@ -95,14 +95,14 @@ class FallbackOutputs:
         return None if made is None else made.payload
 
     @property
-    def stamp_ns(self) -> int:
-        """Stamp of the frame that the held output, or the stop, was computed from; 0: there is none."""
+    def frame(self) -> Frame | None:
+        """The frame that the held output, or the stop, was computed from; None: there is none."""
         made = self._stop if self._stopping else self._good
-        return 0 if made is None else made.frame.stamp_ns
+        return None if made is None else made.frame
 
 
-def _in_time_of(frame: Frame, now_ns: int, ros_now_ns: int) -> int:
-    """ROS time of now; if that is far from where the frame's stamp says it should be, the latter."""
+def time_of(frame: Frame, now_ns: int, ros_now_ns: int) -> int:
+    """ROS time of now in the time of an output; if that is far from where its frame's stamp says, the latter."""
     if not frame.stamp_ns:
         return ros_now_ns
     since_ms = usable_age_ms(frame.age_ms) + (now_ns - frame.received_ns) / NS_PER_MS

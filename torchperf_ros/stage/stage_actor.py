@@ -23,9 +23,11 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
+from torchperf_ros.safety.guard import Guard
 from torchperf_ros.stage.dispatcher import Dispatcher
-from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
+from torchperf_ros.stage.stage_guard import StageGuard
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
 from torchperf_ros.workers.frame_ring import InputBytes
@@ -68,6 +70,7 @@ class StageActor:
 
     Attributes:
         statistics, ladder, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`.
+        guard: checks every output before it is published; None where the parameters ask for none.
     """
 
     def __init__(
@@ -89,6 +92,9 @@ class StageActor:
         self._ports = ports
         self._ros_now = ros_now
         self._outputs = FallbackOutputs()
+        self.guard: StageGuard | None = None
+        if config.guard is not None:
+            self.guard = StageGuard(config.name, Guard(config.guard), self.statistics.counters)
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
         self._unlogged = ""  # the traceback of an error that happened under the lock
@@ -119,6 +125,8 @@ class StageActor:
         """Take frames from now on."""
         self.statistics.activated()
         self._outputs.forget(self._clock())
+        if self.guard is not None:
+            self.guard.guard.forget(self._clock())
         self._accepting = True
 
     def deactivate(self) -> None:
@@ -229,6 +237,22 @@ class StageActor:
         with self._lock:
             self._dispatcher.latest[index] = InputBytes(index, stamp_ns, age_ms, data), received_ns
 
+    def tell_guard(self, index: int, data: bytes, stamp_ns: int) -> None:
+        """A message for the stage's guard: its odometry, or obstacles."""
+        if self.guard is not None:
+            self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), self._clock())
+
+    @property
+    def inputs(self) -> list[tuple[int, str, str]]:
+        """Index, topic and message type: the adapter's inputs, the trigger first, then the guard's.
+
+        Empty until a worker has described its adapter.
+        """
+        if self.pool.description is None:
+            return []
+        own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
+        return own + StageGuard.inputs(self.config.guard)
+
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
         waiting = self.mailbox.waiting
@@ -337,21 +361,30 @@ class StageActor:
             fallback = self._outputs.choose(self.config, started_ns, backup=in_flight.backup_result is not None)
             result = in_flight.backup_result if fallback is Fallback.BACKUP else None
         payload = self._outputs.payload(fallback) if result is None else result.payload
+        checked = None
+        if self.guard is not None:
+            source, ros_now_ns = frame if result is not None else self._outputs.frame, self._ros_now()
+            ros_now_ns = ros_now_ns if source is None else time_of(source, started_ns, ros_now_ns)
+            checked = self.guard.check(payload, source, started_ns, ros_now_ns)
+            payload = checked.payload
         if payload is not None:
             self._ports.publish(payload)
         published_ns = self._clock()
-        self._ports.hand_on(payload, frame if result is not None else replace(frame, stamp_ns=self._outputs.stamp_ns))
+        held = self._outputs.frame
+        stamp_ns = frame.stamp_ns if result is not None else 0 if held is None else held.stamp_ns
+        self._ports.hand_on(payload, frame if result is not None else replace(frame, stamp_ns=stamp_ns))
         self.margin.published((published_ns - started_ns) / NS_PER_MS)
-        if result is not None:
+        if result is not None and payload is result.payload:
             self._outputs.remember(result.payload, frame)
         answer = in_flight.answer(verdict, fallback, result, payload, self.config.budget_ms, published_ns)
+        refusal = None if self.guard is None or checked is None else self.guard.judge(answer, checked)
         frame.data = None  # it is in the ring; who remembers the frame need not keep megabytes
         self._ports.answered(answer)
         if answer.outcome is Outcome.ERROR:
             self.pool.last_error = answer.reason
-        anomaly = self.statistics.answered(answer)
-        if anomaly is not None:
-            self._ports.anomaly(anomaly)
+        for alert in (self.statistics.answered(answer), refusal):
+            if alert is not None:
+                self._ports.anomaly(alert)
 
     def _next(self, answered: FrameInFlight) -> None:
         """Begin the waiting frame if there is one; else there may be time to practise."""
@@ -436,6 +469,8 @@ class StageInput:
         stamp_ns = header_stamp_ns(data) if self.stamped else 0
         if self.index == 0:
             self.stage.offer(data, stamp_ns, stamped=self.stamped)
+        elif self.index < 0:
+            self.stage.tell_guard(self.index, bytes(data), stamp_ns)
         else:
             self.stage.offer_latest(self.index, bytes(data), stamp_ns)
 
@@ -444,5 +479,7 @@ class StageInput:
         if self.index == 0:
             why = "" if data is not None else "the stage before had nothing to hand over"
             self.stage.offer(data, frame.stamp_ns, stamped=False, upstream=frame, refusal=why)
+        elif data is not None and self.index < 0:
+            self.stage.tell_guard(self.index, data, frame.stamp_ns)
         elif data is not None:
             self.stage.offer_latest(self.index, data, frame.stamp_ns)

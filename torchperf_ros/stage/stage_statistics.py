@@ -45,7 +45,7 @@ class StageStatistics:
     def answered(self, answer: Answer) -> Alert | None:
         """A frame was answered; returns what there is to tell about it."""
         self.counters.add(answer)
-        self.health.answered(answer.outcome, answer.fallback, answer.tier)
+        self.health.answered(answer.outcome, answer.fallback, answer.tier, answer.check)
         limits = self.health.limits
         return answer_alert(limits.name, answer, self.health.misses_in_a_row, limits.sustained_misses)
 

@@ -8,7 +8,7 @@ from torchperf_ros.config.message_types import encode, header, message_class
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.frame.stage_figures import Spans, StageReading
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_statistics import StageStatistics
@@ -101,6 +101,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "unanswered": str(statistics.unanswered),
         **{outcome.word: str(statistics.outcomes[outcome]) for outcome in Outcome},
         **{f"fallback_{fallback.word}": str(statistics.fallbacks[fallback]) for fallback in Fallback},
+        **(_guard(stage) if stage.guard is not None else {}),
         "superseded": str(stage.mailbox.superseded),
         "stale": str(stage.mailbox.stale),
         "restarts": str(pool.restarts),
@@ -149,6 +150,14 @@ def _spans(prefix: str, spans: Spans) -> dict[str, str]:
     for span, quantiles in (("", spans.window), ("run_", spans.run), ("active_", spans.active)):
         values |= {f"{prefix}{span}{name}": _number(value) for name, value in quantiles.items()}
     return values
+
+
+def _guard(stage: StageActor) -> dict[str, str]:
+    """What the guard made of outputs, and what it cannot use of what it is given."""
+    counters, guard = stage.statistics.counters, stage.guard
+    values = {f"check_{verdict.word}": str(counters.checks[verdict]) for verdict in GuardVerdict}
+    values |= {"check_shadow_refusals": str(counters.shadow_refusals), "last_check": counters.last_check}
+    return values | {f"guard_{key}": str(value) for key, value in (guard.refused if guard else {}).items()}
 
 
 _COUNTERS = (

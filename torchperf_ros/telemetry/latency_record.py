@@ -39,7 +39,7 @@ class LabelledArray:
 
 LABELS = (
     "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
-    "budget_ms", "tier", "outcome", "fallback",
+    "budget_ms", "tier", "outcome", "fallback", "check",
 )  # fmt: skip
 
 
@@ -53,11 +53,11 @@ class LatencyRecord:
         self._prefix, self._pack = array.prefix, array.pack  # a call less for each frame
 
     def encode(self, answer: Answer) -> bytes:
-        """CDR bytes of the row; NaN where unknown, or where no fallback was needed."""
-        steps, fallback, nan = answer.steps, answer.fallback, math.nan
+        """CDR bytes of the row; NaN where unknown, where no fallback was needed, or without a guard."""
+        steps, fallback, check, nan = answer.steps, answer.fallback, answer.check, math.nan
         return self._prefix + self._pack(
             self.stage_index, answer.frame.seq, answer.frame.age_ms, answer.wait_ms,
             steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
             answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else nan,
-            answer.outcome, nan if fallback is None else fallback,
+            answer.outcome, nan if fallback is None else fallback, nan if check is None else check,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from torchperf_ros import __version__
 from torchperf_ros.config.build_options import version_of
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.clock import monotonic_ns
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.memory import MemoryUse, sample_memory
 from torchperf_ros.workers.process_setup import step_back
@@ -120,6 +120,11 @@ METRICS = (
     _M("torchperf_unanswered_total", _C, "Frames for which there was nothing to publish", _get("counters.unanswered")),
     _M("torchperf_fallbacks_total", _C, "Frames by what was published instead",
        lambda s: {fallback.word: s.counters.fallbacks[fallback] for fallback in Fallback}, ("stage", "fallback")),
+    _M("torchperf_guard_verdicts_total", _C, "Outputs by what the guard made of them; without a guard none",
+       lambda s: {verdict.word: s.counters.checks[verdict] for verdict in GuardVerdict} if s.stage.guard else {},
+       ("stage", "verdict")),
+    _M("torchperf_guard_shadow_refusals_total", _C, "Outputs that a check in shadow would have refused",
+       _get("counters.shadow_refusals")),
     _M("torchperf_dropped_total", _C, "Messages that were not answered",
        _counted(superseded="stage.mailbox.superseded", stale="stage.mailbox.stale", ignored="counters.ignored",
                 refused_input="counters.refused_inputs", internal_error="counters.internal_errors"), _WHY),

@@ -1,0 +1,83 @@
+"""A stage's guard: what it is given, what it makes of an output, and the alert that follows."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.frame.alert_rules import Alert, guard_alert
+from torchperf_ros.frame.clock import NS_PER_MS
+from torchperf_ros.frame.frame import Answer, Frame, usable_age_ms
+from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.frame.stage_figures import StageCounters
+from torchperf_ros.safety.guard import Checked, Guard
+
+ODOMETRY: Final = -1
+"""Index of the guard's odometry among a stage's inputs; the sources of obstacles have -2, -3, and so on."""
+_ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"
+_OBSTACLES_TYPE: Final = "visualization_msgs/msg/MarkerArray"
+
+
+@dataclass(frozen=True)
+class StageGuard:
+    """The guard of a stage.
+
+    Attributes:
+        counters: the stage's, in which shadow's refusals are counted.
+    """
+
+    stage: str
+    guard: Guard
+    counters: StageCounters
+
+    @property
+    def refused(self) -> dict[str, int | str]:
+        """What the guard could not use of what it was given."""
+        return self.guard.refused
+
+    @staticmethod
+    def inputs(options: GuardOptions | None) -> list[tuple[int, str, str]]:
+        """Index, topic and message type of what a guard takes."""
+        if options is None:
+            return []
+        sources = [(ODOMETRY - 1 - at, topic, _OBSTACLES_TYPE) for at, topic in enumerate(options.obstacles)]
+        return [(ODOMETRY, options.odometry, _ODOMETRY_TYPE), *sources]
+
+    def take(self, index: int, data: bytes, age_ms: float, received_ns: int) -> None:
+        """A message of one of `inputs`; it counts from its stamp where that is usable."""
+        seen_ns = received_ns - round(usable_age_ms(age_ms) * NS_PER_MS)
+        if index == ODOMETRY:
+            self.guard.moved(data, seen_ns)
+        else:
+            self.guard.saw(ODOMETRY - 1 - index, data, seen_ns)
+
+    def check(self, output: bytes | None, source: Frame | None, now_ns: int, ros_now_ns: int) -> Checked:
+        """What is to be published instead of an output.
+
+        Args:
+            output: CDR bytes; None where there is nothing to publish.
+            source: the frame that it was computed from.
+            now_ns: monotonic time.
+            ros_now_ns: the same in the time that the output's stamps are in.
+        """
+        age_ms = math.nan
+        if source is not None:
+            age_ms = usable_age_ms(source.age_ms) + (now_ns - source.received_ns) / NS_PER_MS
+        return self.guard.check(output, now_ns, ros_now_ns, age_ms)
+
+    def judge(self, answer: Answer, checked: Checked) -> Alert | None:
+        """Note the verdict in the answer, before that is counted; returns the alert that follows."""
+        answer.check = checked.verdict
+        is_fine = checked.verdict is GuardVerdict.ACCEPT
+        if is_fine and not checked.shadow:
+            return None
+        text = checked.shadow if is_fine else checked.reason
+        self.counters.shadow_refusals += bool(checked.shadow)
+        self.counters.last_check = f"frame {answer.frame.seq}: {checked.verdict.word}: {text}"
+        if not is_fine:
+            reason = f"guard, {checked.verdict.word}: {text}"
+            answer.reason = f"{reason}; {answer.reason}" if answer.reason else reason
+        numbers = {"value": checked.value, "limit": checked.limit, "ttc_s": checked.ttc_s,
+                   "needed_deceleration": checked.needed_deceleration}  # fmt: skip
+        values = {name: f"{number:.3f}" for name, number in numbers.items() if math.isfinite(number)}
+        return guard_alert(self.stage, answer, text, {"check": checked.check, **values}, shadow=is_fine)
