@@ -55,7 +55,7 @@ class RecordLog:
         row |= {
             "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
             "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
-            "reason": answer.reason, "profiled": answer.profiled,
+            "reason": answer.reason, "profiled": answer.profiled, "step": answer.step,
         }  # fmt: skip
         self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 
