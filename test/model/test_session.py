@@ -1,7 +1,6 @@
 """A worker's session, run in a thread of the test: sockets, ring and result area are real, the node is the test."""
 
 import contextlib
-import mmap
 import os
 import socket
 import threading
@@ -21,7 +20,6 @@ from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
 from torchperf_ros.workers.protocol import (
     OBSERVE,
-    RESULT_OFFSET,
     RUN,
     SOON,
     Request,
@@ -29,6 +27,7 @@ from torchperf_ros.workers.protocol import (
     unpack_control,
     unpack_response,
 )
+from torchperf_ros.workers.result_area import ResultArea, make_result_area
 
 NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
 RESULT_BYTES = 1024  # the least that max_frame_bytes allows
@@ -157,9 +156,8 @@ class Node:
 
     def __init__(self, adapter="Doubling", **setup):
         self.ring = FrameRing(8192)
-        self.result_fd = os.memfd_create("result")
-        os.ftruncate(self.result_fd, RESULT_OFFSET + RESULT_BYTES)
-        self.result = mmap.mmap(self.result_fd, RESULT_OFFSET + RESULT_BYTES)
+        self.result_fd = make_result_area(RESULT_BYTES)
+        self.result = ResultArea(self.result_fd, writable=False)
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
         (self.frames, far_frames), (self.control, far_control) = pairs
         for end in (self.frames, self.control):
@@ -201,7 +199,7 @@ class Node:
         if not kind & RUN:
             return None
         response = unpack_response(self.frames.recv(256))
-        return response, self.result[RESULT_OFFSET : RESULT_OFFSET + response.length]
+        return response, self.result.read(response.length)
 
     def close(self):
         self.frames.close()

@@ -20,9 +20,10 @@ from torchperf_ros.workers.protocol import (
 
 u64 = st.integers(0, 2**64 - 1)
 kinds = st.sampled_from([OBSERVE, RUN, RUN | OBSERVE])
-requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, st.integers(0, 2**32 - 1))
+u32 = st.integers(0, 2**32 - 1)
+requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, u32, u32)
 i64 = st.integers(-(2**63), 2**63 - 1)
-responses = st.builds(Response, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), u64, u64, i64, i64, i64, i64)
+responses = st.builds(Response, st.integers(0, 2**16 - 1), u32, u64, u64, i64, i64, i64, i64, u32)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=10,

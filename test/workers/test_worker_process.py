@@ -11,12 +11,12 @@ from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
-    RESULT_OFFSET,
     Response,
     pack_control,
     unpack_control,
     unpack_request,
 )
+from torchperf_ros.workers.result_area import ResultArea
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 MS = 1_000_000
@@ -78,7 +78,7 @@ def test_given_a_frame_when_handed_over_then_the_worker_is_busy_until_it_answers
     request = unpack_request(far.frames.recv(256))
     assert (request.tier, request.seq, request.offset, request.length) == (1, 7, 64, 32)
     assert near.receive() is None
-    os.pwrite(far.result, b"result and more", RESULT_OFFSET)
+    ResultArea(far.result, writable=True).write(b"result and more")
     far.frames.send(response().pack())
     assert near.receive() == (response(), b"result")
     assert near.idle

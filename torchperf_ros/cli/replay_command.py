@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchperf_ros.replay.replay_result import ReplayResult
 
 _PARTIAL = 1
-_GOOD = {"on_time", "late", "starting"}  # outcomes of frames that the model has answered, or will
+_GOOD = {"on_time", "partial", "late", "starting"}  # outcomes of frames that the model has answered, or will
 _PLAIN_WIDTH = 120
 _WORST = 5
 _NS_PER_S = 1e9
@@ -186,9 +186,10 @@ def _stage_table(result: "ReplayResult") -> "Table":
         used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0).most_common()  # which gave results
         tiers = ", ".join(f"{stage.tiers[tier]} {percent(count / len(stage.frames), 0)}" for tier, count in used)
         missed = ", ".join(f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time")
+        on_time = percent(stage.outcomes["on_time"] / len(stage.frames)) if len(stage.frames) else "-"
         instead = ", ".join(f"{count:,} {word}" for word, count in stage.fallbacks.most_common())
         table.add_row(
-            stage.name, f"{len(stage.frames):,}", percent(1.0 - stage.miss_ratio) if len(stage.frames) else "-",
+            stage.name, f"{len(stage.frames):,}", on_time,
             *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
             *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}",
             tiers or "-", "; ".join(filter(None, [missed, instead])) or "-",

@@ -33,7 +33,8 @@ class Alert:
     logged: bool = False  # a line on the terminal has said it already, with more detail
 
 
-_KINDS = {Outcome.BAD_INPUT: "bad input", Outcome.INVALID: "invalid output", Outcome.ERROR: "model error"}
+_KINDS = {Outcome.BAD_INPUT: "bad input", Outcome.INVALID: "invalid output", Outcome.ERROR: "model error",
+          Outcome.PARTIAL: "partial result"}  # fmt: skip
 _IN_TIME_KINDS = {Outcome.LATE: "result too slow", Outcome.CRASHED: "worker failed", Outcome.HUNG: "worker failed"}
 """Where something else was published before the deadline; otherwise it is the deadline that was missed."""
 

@@ -112,6 +112,7 @@ class Answer:
 
     Attributes:
         offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
+        step: of an anytime model, the step whose outputs were published; 0 for others.
     """
 
     frame: Frame  # the frame that was answered
@@ -130,6 +131,7 @@ class Answer:
     length: int = 0
     profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
     check: GuardVerdict | None = None  # what the guard made of the output; None: the stage has no guard
+    step: int = 0
 
 
 class Mailbox:

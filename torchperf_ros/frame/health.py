@@ -2,7 +2,7 @@
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 
 FRESH = frozenset({None, Fallback.BACKUP})
 """Answers computed from the frame itself: its own result, or the backup's."""
@@ -60,7 +60,7 @@ class HealthTracker:
             self._condition = Health.SAFE_STOP
             self.healthy_in_a_row = 0
         elif self._condition is Health.SAFE_STOP:
-            self._recover(outcome is Outcome.ON_TIME and is_fresh, Health.DEGRADED)
+            self._recover(outcome in IN_TIME and is_fresh, Health.DEGRADED)
         elif self._condition is Health.DEGRADED:
             self._recover(on_time_at_best, Health.NOMINAL)
         elif not on_time_at_best:

@@ -4,10 +4,14 @@ The order of the members is the index that `/perf/latency_stages` carries; it ne
 """
 
 import enum
+from typing import Final
 
 
 class Outcome(enum.IntEnum):
-    """How a started frame ended: on time, or the reason why not."""
+    """How a started frame ended: on time, or the reason why not.
+
+    PARTIAL: the newest step of an anytime model was published by the deadline. It is no fallback, and no miss.
+    """
 
     ON_TIME = 0
     LATE = 1
@@ -17,11 +21,16 @@ class Outcome(enum.IntEnum):
     HUNG = 5
     BAD_INPUT = 6
     STARTING = 7
+    PARTIAL = 8
 
     @property
     def word(self) -> str:
         """The word used on topics and in documents, for example `on_time`."""
         return self.name.lower()
+
+
+IN_TIME: Final = (Outcome.ON_TIME, Outcome.PARTIAL)
+"""Ends of frames that were answered by their own result, whole or not, by the deadline; all others are misses."""
 
 
 class Fallback(enum.IntEnum):

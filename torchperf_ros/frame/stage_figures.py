@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.void]
@@ -148,8 +148,8 @@ class StageCounters:
 
     @property
     def miss_ratio(self) -> float:
-        """Share of these that were not on time, 0 to 1."""
-        return 1.0 - self.outcomes[Outcome.ON_TIME] / self.ended if self.ended else 0.0
+        """Share of these that had no result of their own in time, see `IN_TIME`, 0 to 1."""
+        return 1.0 - sum(self.outcomes[outcome] for outcome in IN_TIME) / self.ended if self.ended else 0.0
 
 
 class BucketCounts:
@@ -238,7 +238,7 @@ class Spans:
     window: Quantiles  # the last seconds; exact
     run: Quantiles
     active: Quantiles
-    miss_ratio: float  # share of the window's answers that were not on time, 0 to 1; NaN without answers
+    miss_ratio: float  # share of the window's answers that were not `IN_TIME`, 0 to 1; NaN without answers
 
 
 @dataclass(frozen=True)
@@ -369,7 +369,7 @@ class StageFigures:
         receipts, answers = self._receipts.rows, self._answers.rows
         total_ms, tier = answers["total_ms"], answers["tier"]
         intervals_ms = np.diff(receipts["received_ns"]) / NS_PER_MS
-        missed = answers["outcome"] != Outcome.ON_TIME
+        missed = ~np.isin(answers["outcome"], IN_TIME)
         return StageReading(
             latency=self._stage.spans(total_ms, missed),
             tiers={

@@ -2,7 +2,7 @@
 
 import abc
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,12 @@ class Adapter(abc.ABC):
     Attributes:
         inputs: topic -> message type; the first is the trigger, the others are the latest received, or absent.
         output: message type of the stage's output.
+        anytime: whether models give partial results: then `steps` is run for every frame, in eager.
     """
 
     inputs: dict[str, str]
     output: str
+    anytime: bool = False
 
     @abc.abstractmethod
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
@@ -89,6 +91,15 @@ class Adapter(abc.ABC):
         Raises:
             BadInput: the messages cannot be used; say why.
         """
+
+    def steps(self, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Any]:
+        """Outputs of an anytime model, from coarse to fine; the last are those of its `forward`.
+
+        Each is of the form that `forward` returns; it is postprocessed before the next is asked for. At the deadline
+        the newest is published, and no further one is asked for. Default: the model's own method `steps(*inputs)`.
+        """
+        steps: Iterator[Any] = model.steps(*inputs)  # type: ignore[operator]
+        return steps
 
     @abc.abstractmethod
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401

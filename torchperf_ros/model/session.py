@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import hashlib
-import mmap
 import os
 import random
 import socket
@@ -28,7 +27,7 @@ from torchperf_ros.frame.errors import (
     TorchperfError,
     UnknownMessageType,
 )
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Outcome
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.model.adapter import Adapter, Received, load_adapter
 from torchperf_ros.model.capture import CaptureTaker, step_into_background
@@ -43,7 +42,6 @@ from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_m
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     OBSERVE,
-    RESULT_OFFSET,
     RUN,
     SOON,
     STACK_FILE,
@@ -54,6 +52,7 @@ from torchperf_ros.workers.protocol import (
     unpack_control,
     unpack_request,
 )
+from torchperf_ros.workers.result_area import ResultArea
 
 _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 _REPORT_EVERY_S = 1.0
@@ -105,8 +104,7 @@ class Session:
         self._control = control
         self._frames = frames
         self._ring = FrameReader(ring_fd)
-        self._result = mmap.mmap(result_fd, 0)
-        self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
+        self._results = ResultArea(result_fd, writable=True)
         self._device = Device(choose_device(setup["device"], before=setup.get("device_before", "")), setup["threads"])
         self._capture = CaptureTaker(control, self._say, setup["stage"], self._device.device)
         self._tiers: list[Tier] = []
@@ -148,11 +146,27 @@ class Session:
                 calibrations.append(tier.calibrate(example, briefly=briefly, known=measured))
                 outputs, _ = tier.run(example)
                 self._checks.append(OutputCheck(outputs, fixed_sizes=fixed_sizes))
+                self._check_steps(tier, self._checks[-1], example)
                 self._warm_up(tier, self._checks[-1], example)
         if any(tier.facts.engine == "compile" for tier in self._tiers):
             torch.compiler.set_stance("fail_on_recompile")  # from here on it would cost a frame its deadline
         self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
                   tiers=self._facts(), missing=self._loader.missing)  # fmt: skip
+
+    def _check_steps(self, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]) -> None:
+        """Run an anytime model's steps once.
+
+        Raises:
+            AdapterError: there are none, or one gives something else than `forward`.
+        """
+        number = 0
+        try:
+            for number, (outputs, _) in enumerate(tier.steps(example), start=1):  # noqa: B007
+                check.check(outputs)
+        except InvalidOutput as error:
+            raise AdapterError(f"tier {tier.facts.name}: step {number} of its example: {error}") from error
+        if tier.is_anytime and not number:
+            raise AdapterError(f"tier {tier.facts.name}: steps gave nothing; the last has to be what forward gives")
 
     def _warm_up(self, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]) -> None:
         """Do once what a frame does beside the model: on CUDA the first use of a kernel loads it, a copy pins memory.
@@ -210,7 +224,6 @@ class Session:
         lost = False
         try:
             payload = self._run(request, response)
-            response.outcome = Outcome.ON_TIME
         except BadInput as error:
             response.outcome, payload = Outcome.BAD_INPUT, _readable(error)
         except InvalidOutput as error:
@@ -224,10 +237,10 @@ class Session:
             payload = type(error).__name__.encode() + b": " + _readable(error)
             payload += place_of(error, self._adapter).encode() + _last_calls(error)
             lost = self._device.is_lost(error)
-        self._handled[0] += 1
+        self._results.count_handled()
         if request.kind & RUN:
             payload = self._fitting(payload, response)
-            self._result[RESULT_OFFSET : RESULT_OFFSET + len(payload)] = bytes(payload)
+            self._results.write(payload)
             response.length = len(payload)
             self._frames.send(response.pack())
         elif response.outcome != Outcome.ON_TIME:
@@ -242,6 +255,7 @@ class Session:
         mark = self._capture.mark
         if not request.kind & RUN:
             self._receive(request, response)
+            response.outcome = Outcome.ON_TIME
             return b""
         started = time.perf_counter_ns()
         with mark(f"{self._setup['stage']}/{self._setup['tiers'][request.tier]}"):
@@ -249,14 +263,7 @@ class Session:
             with mark("preprocess"):
                 tensors = self._adapter.preprocess(messages)
             response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
-            with mark("inference"):
-                outputs, response.inference_ns = self._infer(tensors, request, response)
-            inferred = time.perf_counter_ns()
-            with mark("postprocess"):
-                self._checks[response.tier].check(outputs)
-                payload = output_message(self._adapter, outputs, messages, self._output)
-            self._ring.check(request.offset, request.seq)
-            response.postprocess_ns = time.perf_counter_ns() - inferred
+            payload = self._infer(tensors, messages, request, response)
         self._capture.frame_done()
         return payload
 
@@ -281,11 +288,20 @@ class Session:
                 raise
         return messages
 
-    def _infer(self, tensors: tuple[torch.Tensor, ...], request: Request, response: Response) -> tuple[Any, int]:
-        """Run the tier; out of memory, empty the cache and run the next lower one."""
+    def _infer(
+        self, tensors: tuple[torch.Tensor, ...], messages: dict[str, Received], request: Request, response: Response
+    ) -> memoryview:
+        """The tier's result; out of memory, empty the cache and run the next lower one."""
         while True:
+            tier = self._tiers[response.tier]
             try:
-                return self._tiers[response.tier].run(tensors, request.leave_ns)
+                if tier.is_anytime:
+                    return self._run_steps(tier, tensors, messages, request, response)
+                with self._capture.mark("inference"):
+                    outputs, response.inference_ns = tier.run(tensors, request.leave_ns)
+                payload = self._finish(outputs, messages, request, response)
+                response.outcome = Outcome.ON_TIME
+                return payload
             except torch.OutOfMemoryError:
                 if response.tier == request.tier:
                     self._out_of_memory += 1
@@ -294,10 +310,50 @@ class Session:
                     raise
                 response.tier += 1
 
+    def _run_steps(
+        self, tier: Tier, tensors: tuple[torch.Tensor, ...], messages: dict[str, Received], request: Request,
+        response: Response,
+    ) -> memoryview:  # fmt: skip
+        """The last result of an anytime model; each lies in shared memory, if somebody waits for the frame.
+
+        It ends early, `PARTIAL`, when the frame has been answered.
+        """
+        payload, response.step = memoryview(b""), 0
+        steps = tier.steps(tensors)
+        while True:
+            with self._capture.mark("inference"):
+                outputs, inference_ns = next(steps, (None, -1))
+            if inference_ns < 0:
+                break
+            response.inference_ns = inference_ns
+            payload = self._finish(outputs, messages, request, response)
+            response.step += 1
+            if request.leave_ns:
+                self._results.put(response, payload)
+            if response.step == request.last_step or (request.leave_ns and self._ring.is_answered(request.seq)):
+                response.outcome = Outcome.PARTIAL
+                return payload
+        if not response.step:
+            raise AdapterError("steps gave nothing; the last has to be what forward gives")
+        response.outcome = Outcome.ON_TIME
+        return payload
+
+    def _finish(
+        self, outputs: Any, messages: dict[str, Received], request: Request, response: Response,  # noqa: ANN401
+    ) -> memoryview:  # fmt: skip
+        """Outputs that are good as the bytes of a message."""
+        inferred = time.perf_counter_ns()
+        with self._capture.mark("postprocess"):
+            self._checks[response.tier].check(outputs)
+            payload = output_message(self._adapter, outputs, messages, self._output)
+        self._ring.check(request.offset, request.seq)
+        response.postprocess_ns = time.perf_counter_ns() - inferred
+        return payload
+
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
         """The payload if the result area holds it, else the reason why it cannot be handed over; reasons are cut."""
-        room = len(self._result) - RESULT_OFFSET
-        if len(payload) <= room or response.outcome != Outcome.ON_TIME:
+        room = self._results.room
+        if len(payload) <= room or response.outcome not in IN_TIME:
             return payload[:room]
         response.outcome = Outcome.ERROR
         return f"output of {len(payload)} bytes; at most max_frame_bytes, {room}, fit".encode()

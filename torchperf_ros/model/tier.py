@@ -1,9 +1,9 @@
 """A tier at run time: the engine's call for a frame's inputs, eager where that fails, and the check of the outputs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
 _RESTS = 3.0  # a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
 _RECOMPILE = "recompile"
+_END: Final = object()
 
 
 class InvalidOutput(TorchperfError):
@@ -106,7 +107,8 @@ class Tier:
     """
 
     def __init__(self, facts: TierFacts, runner: Runner, eager: Call | None, device: Device,
-                 say: Callable[[str], None], shapes: ShapeRunner | None = None) -> None:  # fmt: skip
+                 say: Callable[[str], None], shapes: ShapeRunner | None = None, *,
+                 steps: Callable[[Inputs], Iterator[Any]] | None = None) -> None:  # fmt: skip
         """Take an engine, checked, and its stand-in.
 
         Args:
@@ -116,6 +118,7 @@ class Tier:
             device: where it runs.
             say: takes a line for the node's log and `/perf/anomaly`.
             shapes: what runs inputs of other sizes, warmed up; None: the engine takes every input.
+            steps: the outputs of an anytime model, from coarse to fine; None for any other.
         """
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
@@ -127,6 +130,7 @@ class Tier:
         self._is_eager = shapes is None and runner.call is eager
         self._device = device
         self._say = say
+        self._steps = steps
         self._eager_ms = 0.0
         self._errors_in_a_row = 0
 
@@ -145,15 +149,40 @@ class Tier:
         try:
             timed = self._timed(inputs)
         except Exception as error:
-            if self._device.is_out_of_memory(error):
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                raise torch.OutOfMemoryError(str(error)) from error
+            self._tell_out_of_memory(error)
             if self._is_eager or self._eager is None:
                 raise
             return self._stand_in(self._eager, error, inputs, leave_ns)
         self._errors_in_a_row = 0
         return timed
+
+    @property
+    def is_anytime(self) -> bool:
+        """Whether it has `steps`."""
+        return self._steps is not None
+
+    def steps(self, inputs: Inputs) -> Iterator[tuple[Any, int]]:
+        """Outputs of an anytime model, from coarse to fine, and the inference time in ns up to each."""
+        inputs, total_ns = self._device.to_device(inputs), 0
+        found = None if self._steps is None else self._steps(inputs)
+        while found is not None:
+            try:
+                with self._device.timed() as took_ns:
+                    outputs = next(found, _END)
+            except Exception as error:
+                self._tell_out_of_memory(error)
+                raise
+            if outputs is _END:
+                return
+            total_ns += took_ns[0]
+            yield outputs, total_ns
+
+    def _tell_out_of_memory(self, error: Exception) -> None:
+        """Raise what says so, if it was memory that did not suffice."""
+        if self._device.is_out_of_memory(error):
+            if isinstance(error, torch.OutOfMemoryError):
+                raise error
+            raise torch.OutOfMemoryError(str(error)) from error
 
     def _timed(self, inputs: Inputs, call: Call | None = None) -> tuple[Any, int]:
         """Run a call, by default the one for inputs of these shapes: the engine's own, for the usual ones."""

@@ -1,5 +1,6 @@
 """Makes each tier ready to run: by the engine that was asked for if it is there and right, else by eager."""
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -68,6 +69,8 @@ class TierLoader:
         if self._setup.get("without_graphs"):  # a worker before this one has ended as its capture failed
             options = options.without_graphs()
         example = self._device.to_device(self._adapter.example_inputs(name))
+        if self._adapter.anytime and package:
+            raise ConfigError(f"tier {name}: package {package} cannot be: an anytime model runs in eager")
         hashes: tuple[str, ...] | None = None
         if package:
             with torch.inference_mode(mode=False):
@@ -116,6 +119,10 @@ class TierLoader:
 
     def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
         facts, names_engine, model = TierFacts(name, options.engine), False, tier.model
+        if self._adapter.anytime:
+            facts = TierFacts(name, "eager", "" if options.engine == "eager" else "an anytime model's steps are eager")
+            steps = functools.partial(self._adapter.steps, model)
+            return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
         runner, shapes, identity = Runner(model), None, None
         try:
             if options.engine == AUTO:

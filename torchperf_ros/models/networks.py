@@ -4,7 +4,7 @@ They stand in for trained models: what they compute is a deterministic function 
 a network costs and has plausible ranges, and means nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 import torch
@@ -164,11 +164,29 @@ class PlannerNet(nn.Module):
             [batch, 30, 4]: x, y in m and heading in rad relative to the vehicle (x forward, y left) and
             speed in m/s, at 0.1 s to 3.0 s from now.
         """
-        present = mask.to(history.dtype).unsqueeze(1)
-        x = torch.cat((torch.where(mask.unsqueeze(1), history.transpose(1, 2), 0.0), present), dim=1)
-        x = functional.relu(self.frame(x)) * present
+        x, present = self._frames(history, mask)
         for layer in self.time:
             x = (x + functional.relu(layer(x))) * present
+        return self._plan(x, present, ego)
+
+    def steps(self, history: Tensor, mask: Tensor, ego: Tensor) -> Iterator[Tensor]:
+        """Plan from coarse to fine: from each frame alone, then with each layer over time; the last is `forward`'s.
+
+        Every layer only adds to what is there, so that one head serves all of them: early exits as in BranchyNet
+        (Teerapittayanon et al., 2016).
+        """
+        x, present = self._frames(history, mask)
+        yield self._plan(x, present, ego)
+        for layer in self.time:
+            x = (x + functional.relu(layer(x))) * present
+            yield self._plan(x, present, ego)
+
+    def _frames(self, history: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        present = mask.to(history.dtype).unsqueeze(1)
+        x = torch.cat((torch.where(mask.unsqueeze(1), history.transpose(1, 2), 0.0), present), dim=1)
+        return functional.relu(self.frame(x)) * present, present
+
+    def _plan(self, x: Tensor, present: Tensor, ego: Tensor) -> Tensor:
         mean = x.sum(dim=2) / present.sum(dim=2).clamp(min=1.0)
         hidden = functional.relu(self.hidden(torch.cat((mean, x[:, :, -1]), dim=1)) + self.ego(ego * 0.1))
         correction = torch.tanh(self.head(hidden) * 0.1).view(-1, WAYPOINTS, 2)

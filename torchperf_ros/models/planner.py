@@ -62,6 +62,7 @@ class PlannerAdapter(Adapter):
         max_gap_ms: a longer gap between frames empties the history, 1 to 60000; default 1000.
         max_odom_lag_ms: odometry whose stamp is further from the detections' stamp is refused, 1 to 60000;
             default 500. Frames or odometry without a stamp are not checked.
+        anytime: whether it plans from coarse to fine, in eager, see `PlannerNet.steps`; default false.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(PLANNER_WIDTHS)
@@ -77,6 +78,7 @@ class PlannerAdapter(Adapter):
         self._optical = reader.choice("detections_frame", default="optical", allowed=("optical", "body")) == "optical"
         max_gap_ms = reader.integer("max_gap_ms", default=1000, low=1, high=60_000)
         self._max_odom_lag_ms = reader.integer("max_odom_lag_ms", default=500, low=1, high=60_000)
+        self.anytime = reader.flag("anytime", default=False)
         reader.finish()
         self.inputs = {"detections": "visualization_msgs/msg/MarkerArray", "odom": "nav_msgs/msg/Odometry"}
         self.output = _PATH

@@ -15,7 +15,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -171,7 +171,7 @@ class SabotagedAdapter(Adapter):
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
         # Histories stay whole, and a further input comes last and moves no dimension of the others.
-        for name in ("observe", "missed", "forget", "dynamic_dims", "inputs", "output"):
+        for name in ("observe", "missed", "forget", "dynamic_dims", "inputs", "output", "anytime"):
             setattr(self, name, getattr(self._inner, name))
 
     def build(self, tier: str) -> nn.Module:
@@ -199,6 +199,12 @@ class SabotagedAdapter(Adapter):
             self._inject(kind.removeprefix(_POISON))
         inputs = self._inner.preprocess(messages)
         return (*inputs, self._poison["nan" if kind == "nan" else ""]) if "nan" in self._faults else inputs
+
+    def steps(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[Any]:
+        """The inner adapter's, all of them with NaN if one is."""
+        if not isinstance(model, Poisonable):
+            return self._inner.steps(model, inputs)
+        return (_poisoned(outputs, inputs[-1]) for outputs in self._inner.steps(model.model, inputs[:-1]))
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """Pass on."""
@@ -235,11 +241,14 @@ class Poisonable(nn.Module):
     ) -> Any:  # fmt: skip  # noqa: ANN401 - whatever the model returns
         """Run the model on all inputs but the last, which is 0 or NaN."""
         *inputs, poison = (x for x in (a, b, c, d, e, f, g, h) if x is not None)
+        return _poisoned(self.model(*inputs), poison)
 
-        def poisoned(output: Tensor) -> Tensor:
-            return output + poison[0].to(output.dtype) if output.is_floating_point() else output
 
-        return pytree.tree_map_only(Tensor, poisoned, self.model(*inputs))
+def _poisoned(outputs: Any, poison: Tensor) -> Any:  # noqa: ANN401
+    def one(output: Tensor) -> Tensor:
+        return output + poison[0].to(output.dtype) if output.is_floating_point() else output
+
+    return pytree.tree_map_only(Tensor, one, outputs)
 
 
 def hold_gil(duration_us: int) -> None:

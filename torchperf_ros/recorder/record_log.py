@@ -56,7 +56,7 @@ class RecordLog:
             "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
             "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
             "check": None if answer.check is None else answer.check.word, "reason": answer.reason,
-            "profiled": answer.profiled,
+            "profiled": answer.profiled, "step": answer.step,
         }  # fmt: skip
         self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 

@@ -21,7 +21,7 @@ from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame_table import output_hash
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
@@ -121,8 +121,8 @@ class StageResult:
 
     @property
     def miss_ratio(self) -> float:
-        """Share of the answered frames that were not on time, 0 to 1; NaN without frames."""
-        missed = self.frames["outcome"] != Outcome.ON_TIME
+        """Share of the answered frames that had no result of their own in time, 0 to 1; NaN without frames."""
+        missed = ~np.isin(self.frames["outcome"], IN_TIME)
         return self._figure(_Float(np.mean(missed) if len(missed) else "nan"))
 
     def quantile_ms(self, share: float) -> float:

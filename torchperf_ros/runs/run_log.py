@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame_table import FRAME
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.telemetry.node_state import NodeState
 from torchperf_ros.watch.memory_watch import theil_sen_slope
 
@@ -102,8 +102,13 @@ class StageLog:
 
     @property
     def on_time(self) -> NDArray[np.bool_]:
-        """Which frames were answered by their own result, in time."""
+        """Which frames were answered by their own whole result, in time."""
         return np.asarray(self.frames["outcome"] == Outcome.ON_TIME)
+
+    @property
+    def missed(self) -> NDArray[np.bool_]:
+        """Which frames had no result of their own in time, not even a part of one."""
+        return np.asarray(~np.isin(self.frames["outcome"], IN_TIME))
 
     @property
     def counted(self) -> NDArray[np.bool_]:

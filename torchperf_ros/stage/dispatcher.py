@@ -79,6 +79,28 @@ class Dispatcher:
         else:
             in_flight.number, self._started = self._started, self._started + 1
 
+    def partial(self, in_flight: FrameInFlight, verdict: Verdict) -> Verdict:
+        """The verdict on a frame without a whole result, or if there is one, on the newest step of an anytime model.
+
+        The runner's comes before the backup's, and before whatever else could stand in: it becomes the frame's result.
+        """
+        for worker in (in_flight.runner, in_flight.backup):
+            if worker is not None and self._running.get(worker) is in_flight:
+                self._note_partial(worker, in_flight)
+        if in_flight.partial is None:
+            return verdict
+        in_flight.result = in_flight.partial
+        tier, step = self._pool.config.tiers[in_flight.result.tier], in_flight.result.step
+        return Outcome.PARTIAL, f"step {step} of tier {tier} was published: {verdict[1]}"
+
+    def _note_partial(self, worker: WorkerProcess, in_flight: FrameInFlight) -> None:
+        """Take what a worker has of the frame so far, while its memory is there."""
+        if in_flight.answered or (in_flight.partial is not None and worker is not in_flight.runner):
+            return
+        if (found := worker.partial(in_flight.frame.seq)) is not None:
+            response, payload = found
+            in_flight.partial = Result(payload, response.tier, _step_times(response), response.step)
+
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
         """An idle worker: one that records if there is, else the preferred one, else another."""
         idle = [worker for worker in self._pool.everyone if worker is not other_than and worker.idle]
@@ -211,7 +233,9 @@ class Dispatcher:
             if in_flight.answered:
                 self._observe(in_flight, now_ns)
         if in_flight is not None and worker.has_run and not math.isnan(steps.inference_ms):
-            self._lessons.append((response.tier, steps.inference_ms, took_ms - steps.inference_ms))
+            known_ms = steps.inference_ms  # one that was stopped takes longer than there was time
+            inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
+            self._lessons.append((response.tier, inference_ms, took_ms - known_ms))
         worker.has_run = True  # what came before was a cold run
         if worker is self._retrying:
             self._retrying = None
@@ -222,16 +246,16 @@ class Dispatcher:
                 good = outcome is Outcome.ON_TIME and response.tier == self._probe
                 self._ladder.probed(self._probe, steps.inference_ms, took_ms if good else math.inf, fresh_ms)
         elif outcome is not Outcome.ON_TIME:
-            in_flight.lost(worker, outcome, payload.decode(errors="replace"))
+            self._failed(worker, in_flight, outcome, payload.decode(errors="replace"))
         elif in_flight.answered:
             self._statistics.late_results += 1
             self._outputs.remember(payload, in_flight.frame, late=True)
             if worker is in_flight.runner and in_flight.backup is None and self.hedge_rule.wants_retrial():
                 self._to_retry = in_flight
         elif worker is in_flight.runner:
-            in_flight.result = Result(payload, response.tier, steps)
+            in_flight.result = Result(payload, response.tier, steps, response.step)
         else:
-            in_flight.backup_result = Result(payload, response.tier, steps)
+            in_flight.backup_result = Result(payload, response.tier, steps, response.step)
 
     def learn(self, answered: FrameInFlight, now_ns: int) -> None:
         """Learn from a frame, and let the other workers see it; done when its answer is out."""
@@ -254,7 +278,13 @@ class Dispatcher:
             self._ladder.probed(self._probe, math.nan, math.inf, 0.0)
         if in_flight is not None:
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
-            in_flight.lost(worker, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+            self._failed(worker, in_flight, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+
+    def _failed(self, worker: WorkerProcess, in_flight: FrameInFlight, outcome: Outcome, reason: str) -> None:
+        """A worker gave no whole result; `PARTIAL`: the frame was answered, so it was told to stop."""
+        if outcome is not Outcome.PARTIAL:
+            self._note_partial(worker, in_flight)
+            in_flight.lost(worker, outcome, reason)
 
 
 def _missed(worker: WorkerProcess, in_flight: FrameInFlight) -> int:

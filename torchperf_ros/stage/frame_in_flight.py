@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.frame import Answer, Frame, StepTimes
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _PREPARE_NS = 4 * NS_PER_MS
@@ -21,11 +21,12 @@ Verdict = tuple[Outcome, str]
 
 @dataclass(slots=True)
 class Result:
-    """A good result of one run: output bytes, the tier that gave it, and its times."""
+    """A good result of one run: output bytes, the tier that gave it, its times, and the step of an anytime model."""
 
     payload: bytes
     tier: int
     steps: StepTimes
+    step: int = 0
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class FrameInFlight:
     Attributes:
         offset, length: its record in the ring; length 0: there is none, the frame cannot be run.
         failure, reason: what the runner came to, other than a good result.
+        partial: what a worker that has failed at the frame left of it.
     """
 
     frame: Frame  # the frame
@@ -49,6 +51,7 @@ class FrameInFlight:
     tier: int = -1  # tier of the runner's run, -1 before
     result: Result | None = None  # the runner's good result
     backup_result: Result | None = None  # the backup's good result
+    partial: Result | None = None
     backup_failed: bool = False  # the backup ran and gave nothing; it is not tried twice
     failure: Outcome | None = None
     reason: str = ""
@@ -110,7 +113,7 @@ class FrameInFlight:
         outcome, reason = verdict
         frame = self.frame
         lateness_ms = (published_ns - frame.deadline_ns) / NS_PER_MS
-        if outcome is Outcome.ON_TIME and lateness_ms > 0:
+        if outcome in IN_TIME and lateness_ms > 0:
             outcome, reason = Outcome.LATE, f"its own result was out {lateness_ms:.2f} ms after the deadline"
         elif outcome is Outcome.LATE and self.runner is not None and lateness_ms <= 0 and fallback in _INSTEAD:
             reason = f"own result too slow, {_INSTEAD[fallback]}{PUBLISHED_ON_TIME}{reason}"
@@ -120,5 +123,5 @@ class FrameInFlight:
             wait_ms=self.wait_ms, total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
             budget_ms=budget_ms, lateness_ms=lateness_ms, published_ns=published_ns,
             payload=payload, offset=self.offset, length=self.length,
-            profiled=self.runner is not None and bool(self.runner.recording),
+            profiled=self.runner is not None and bool(self.runner.recording), step=0 if result is None else result.step,
         )  # fmt: skip

@@ -338,11 +338,11 @@ class StageActor:
         """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
         if in_flight.result is not None:
             return Outcome.ON_TIME, ""
-        if in_flight.failure is not None and not self._dispatcher.may_have_backup(in_flight):
-            return in_flight.failure, in_flight.reason
+        if in_flight.failure is not None and (in_flight.partial or not self._dispatcher.may_have_backup(in_flight)):
+            return self._dispatcher.partial(in_flight, (in_flight.failure, in_flight.reason))
         if now_ns >= in_flight.leave_ns:
             self.margin.woke(-in_flight.left_ms(now_ns))
-            return self._dispatcher.why_late(in_flight, now_ns)
+            return self._dispatcher.partial(in_flight, self._dispatcher.why_late(in_flight, now_ns))
         if in_flight.runner is None:
             self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
         else:
@@ -353,6 +353,7 @@ class StageActor:
     def _answer(self, in_flight: FrameInFlight, verdict: Verdict) -> None:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         in_flight.answered = True
+        self.pool.ring.answered(in_flight.frame.seq)
         frame, result, fallback = in_flight.frame, in_flight.result, None
         started_ns = self._clock()
         if result is None:

@@ -8,7 +8,7 @@ from torchperf_ros.config.message_types import encode, header, message_class
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.frame.stage_figures import Spans, StageReading
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_statistics import StageStatistics
@@ -51,7 +51,7 @@ def warm_up(config: StageConfig) -> None:
     for outcome in Outcome:
         now_ns = monotonic_ns()
         frame = Frame(0, None, now_ns, 1.0, now_ns, now_ns, Origin(now_ns, 1.0))
-        fallback = None if outcome is Outcome.ON_TIME else Fallback.NONE
+        fallback = None if outcome in IN_TIME else Fallback.NONE
         answer = Answer(
             frame, outcome, fallback, "warm-up", 0, 1.0, 1.0, 1.0, -1.0, now_ns, StepTimes(1.0, 1.0, 1.0, 1.0)
         )

@@ -25,10 +25,11 @@ _MAX_INLINE = 16_384
 _MAX_REASON = 4_000
 _HEAD = struct.Struct("<BBHIqQII")
 """Version, kind, index, lost, ROS time; of the payload: offset and length in the ring, length in the packet."""
-_FRAME = struct.Struct("<Qbbbh?QQqq10d")
-"""seq, outcome, fallback and check (-1: none), tier, profiled, offset and length in the ring, stamp, receipt, times."""
+_FRAME = struct.Struct("<Qbbbh?HQQqq10d")
+"""seq, outcome, fallback, check (-1: none), tier, profiled, step; place in the stage's ring; stamp, receipt, times."""
 _FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NONE = -1
+_MOST_STEPS = 2**16 - 1
 _FRAME_KIND, _MESSAGE_KIND, _EVENT_KIND = range(3)
 _MAX_EVENT = MAX_PACKET_BYTES - _HEAD.size
 _CUT_TO = (_MAX_EVENT, 16_384, 2_048, 64)
@@ -109,9 +110,10 @@ class StreamWriter:
             VERSION, _FRAME_KIND, stage, self.lost, t_ns, offset, length, len(inline),
             frame.seq, answer.outcome, _NONE if answer.fallback is None else answer.fallback,
             _NONE if answer.check is None else answer.check,
-            answer.tier, answer.profiled, answer.offset, answer.length, frame.stamp_ns, frame.received_ns,
-            frame.age_ms, answer.wait_ms, steps.decode_ms, steps.preprocess_ms, steps.inference_ms,
-            steps.postprocess_ms, answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
+            answer.tier, answer.profiled, min(answer.step, _MOST_STEPS), answer.offset, answer.length,
+            frame.stamp_ns, frame.received_ns, frame.age_ms, answer.wait_ms, steps.decode_ms,
+            steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms, answer.total_ms, answer.budget_ms,
+            answer.lateness_ms, answer_ms,
         )  # fmt: skip
         if answer.reason:
             self._send(packet + inline + answer.reason[:_MAX_REASON].encode(errors="replace")[:_MAX_REASON])
@@ -216,14 +218,14 @@ class StreamReader:
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
         numbers = _FRAME.unpack_from(data, _HEAD.size)
-        seq, outcome, fallback, check, tier, profiled, offset, length, stamp_ns, received_ns, *times = numbers
+        seq, outcome, fallback, check, tier, profiled, step, offset, length, stamp_ns, received_ns, *times = numbers
         age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
         published_ns = received_ns + round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else received_ns
         answer = Answer(
             Frame(seq, None, stamp_ns, age_ms, received_ns, 0, Origin(received_ns, age_ms)), Outcome(outcome),
             None if fallback == _NONE else Fallback(fallback), reason, tier, wait_ms, total_ms, budget_ms,
             lateness_ms, published_ns, StepTimes(*steps), output, offset, length, profiled,
-            None if check == _NONE else GuardVerdict(check),
+            None if check == _NONE else GuardVerdict(check), step,
         )  # fmt: skip
         ring = self._stages[stage]
         return FrameRecord(t_ns, stage, answer, answer_ms, self._items(ring, offset, length, seq), ring)

@@ -37,7 +37,7 @@ _FALLBACK_COLOURS: Final = {
 }  # fmt: skip
 _LETTERS: Final = {
     Outcome.LATE: "L", Outcome.ERROR: "E", Outcome.INVALID: "N", Outcome.CRASHED: "C", Outcome.HUNG: "H",
-    Outcome.BAD_INPUT: "B", Outcome.STARTING: "S",
+    Outcome.BAD_INPUT: "B", Outcome.STARTING: "S", Outcome.PARTIAL: "P",
 }  # fmt: skip
 _HEALTH_COLOURS: Final = {
     "STARTING": "steel_blue1", "WAITING": "steel_blue1", "NOMINAL": "green3", "DEGRADED": "gold1", "SAFE_STOP": "red1",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.frame.sorted_window import SortedWindow
 from torchperf_ros.watch.signals import Signal, SignalRule, alert, number, since
 
@@ -174,7 +174,7 @@ class StageSignals:
         return f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
 
     def _judge_misses(self, time_s: float, answers: list[Answer], others: str) -> list[Alert]:
-        missed = [answer for answer in answers if answer.outcome is not Outcome.ON_TIME]
+        missed = [answer for answer in answers if answer.outcome not in IN_TIME]
         outcomes = Counter(answer.outcome.word for answer in missed)
         unanswered = sum(answer.fallback is not Fallback.BACKUP for answer in missed)
         self.missed = outcomes.total()

@@ -16,6 +16,7 @@ from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
 
 _MAGIC = 0x54504652
 _HEAD = 8  # byte position of the u64 that says how far the writer has come
+_ANSWERED = 24  # likewise of the one that says which frames are answered: those of smaller numbers
 _DATA = mmap.PAGESIZE
 _RING = struct.Struct("<IIQQ")  # magic, version, head, capacity
 _RECORD = struct.Struct("<QII")  # seq, number of inputs, zero
@@ -73,6 +74,7 @@ class FrameRing:
         self._map = mmap.mmap(self.fd, _DATA + self.capacity)
         self._view = memoryview(self._map)
         self._head_word = self._view[_HEAD : _HEAD + 8].cast("Q")
+        self._answered_word = self._view[_ANSWERED : _ANSWERED + 8].cast("Q")
         _RING.pack_into(self._map, 0, _MAGIC, _VERSION, 0, self.capacity)
         self._head = self._at_hand = self._longest = 0
         self._keep_ns = self._round_ns = self._slot = 0
@@ -163,6 +165,10 @@ class FrameRing:
         self._head = offset + length
         return offset, length
 
+    def answered(self, seq: int) -> None:
+        """Tell whoever still runs this frame, or an older one, that its answer has left."""
+        self._answered_word[0] = seq + 1
+
     @property
     def used_bytes(self) -> int:
         """Bytes of memory that the ring has touched so far."""
@@ -171,6 +177,7 @@ class FrameRing:
     def close(self) -> None:
         """Release the memory; workers that still map it keep it until they end."""
         self._head_word.release()
+        self._answered_word.release()
         self._view.release()
         with contextlib.suppress(BufferError):  # the bytes of a frame that nobody answered are in a slot still
             self._map.close()
@@ -194,6 +201,11 @@ class FrameReader:
             msg = f"not a frame ring of version {_VERSION}: magic {magic:#x}, version {version}, {size} bytes"
             raise ProtocolError(msg)
         self._head_word = self._view[_HEAD : _HEAD + 8].cast("Q")
+        self._answered_word = self._view[_ANSWERED : _ANSWERED + 8].cast("Q")
+
+    def is_answered(self, seq: int) -> bool:
+        """Whether nobody waits for this frame any more."""
+        return bool(self._answered_word[0] > seq)
 
     def holds(self, offset: int) -> bool:
         """Whether the record at `offset` has not been overwritten; ask again after using it."""

@@ -14,10 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from torchperf_ros.frame.errors import ProtocolError
 
-VERSION = 4
+VERSION = 5
 MAX_CONTROL_BYTES = 65_536
-RESULT_OFFSET = 8
-"""The worker's area begins with a u64: how many requests it has handled; the result follows."""
 _MAX_TEXT = 8_000
 STACK_SIGNAL = signal.SIGUSR1
 STACK_FILE = "stacks.txt"
@@ -32,15 +30,17 @@ SOON: Final = b"soon"
 """Node to worker: a request is about to follow, stay awake for it. None has to follow."""
 
 
-_REQUEST = struct.Struct("<HHIQQQQI")
-_RESPONSE = struct.Struct("<HHIQQ4q")
+_REQUEST = struct.Struct("<HHIQQQQII")
+_RESPONSE = struct.Struct("<HHIQQ4qI")
+RESPONSE_BYTES: Final = _RESPONSE.size
 
 
 class Request(NamedTuple):
     """Node to worker: the frame at `offset` of the ring, `length` bytes.
 
     For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for it. For
-    OBSERVE: how many started frames this worker was not told of since the last one that it observed.
+    OBSERVE: how many started frames this worker was not told of since the last one that it observed. An anytime model
+    ends after step `last_step`, 0: when it is done, or its frame is answered.
     """
 
     kind: int
@@ -50,6 +50,7 @@ class Request(NamedTuple):
     length: int
     leave_ns: int = 0
     missed: int = 0
+    last_step: int = 0
 
     def pack(self) -> bytes:
         """As bytes."""
@@ -60,7 +61,7 @@ class Request(NamedTuple):
 class Response:
     """Worker to node, for RUN: outcome index, and the length of the result (or of the reason) in the worker's area.
 
-    Step times are in ns, -1 where the step was not reached.
+    Step times are in ns, -1 where the step was not reached. `step` is how far an anytime model has come, 0 for others.
     """
 
     outcome: int
@@ -71,12 +72,13 @@ class Response:
     preprocess_ns: int
     inference_ns: int
     postprocess_ns: int
+    step: int = 0
 
     def pack(self) -> bytes:
         """As bytes."""
         return _RESPONSE.pack(
             VERSION, self.outcome, self.tier, self.seq, self.length,
-            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns,
+            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns, self.step,
         )  # fmt: skip
 
 

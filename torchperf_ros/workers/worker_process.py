@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import mmap
 import os
 import signal
 import socket
@@ -20,7 +19,6 @@ from torchperf_ros.workers.process_setup import is_readable, set_nice
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     OBSERVE,
-    RESULT_OFFSET,
     RUN,
     SOON,
     Request,
@@ -29,6 +27,7 @@ from torchperf_ros.workers.protocol import (
     unpack_control,
     unpack_response,
 )
+from torchperf_ros.workers.result_area import ResultArea, make_result_area
 from torchperf_ros.workers.worker_setup import WorkerFolder
 
 _REAP_S = 5.0
@@ -105,11 +104,9 @@ class WorkerProcess:
     def _start(self, first_message: bytes, ring: FrameRing, result_bytes: int) -> None:
         """Make what the two sides share, and have the process forked with it."""
         with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
-            result_fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
+            result_fd = make_result_area(result_bytes)
             given_away.callback(os.close, result_fd)
-            os.ftruncate(result_fd, RESULT_OFFSET + result_bytes)
-            self._result = mmap.mmap(result_fd, RESULT_OFFSET + result_bytes, prot=mmap.PROT_READ)
-            self._handled = memoryview(self._result)[:RESULT_OFFSET].cast("Q")
+            self._results = ResultArea(result_fd, writable=False)
             self.frames, worker_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             given_away.enter_context(worker_frames)
             self.control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -149,13 +146,16 @@ class WorkerProcess:
         doing = "idle" if self.seq is None else "busy"
         return self.away or (f"{doing}, {self.recording}" if self.recording else doing)
 
-    def run(
+    def run(  # noqa: PLR0913 - the fields of a request
         self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0,
-        missed: int = 0,
+        missed: int = 0, last_step: int = 0,
     ) -> bool:  # fmt: skip
-        """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead."""
+        """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead.
+
+        An anytime model ends after `last_step`, 0: see `Request`.
+        """
         kind = RUN | OBSERVE if observe else RUN
-        if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed), now_ns):
+        if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed, last_step), now_ns):
             self.kill("it takes no more frames")
             return False
         self.busy_since_ns = now_ns
@@ -172,7 +172,7 @@ class WorkerProcess:
         return not self.usable or self._send(Request(OBSERVE, 0, seq, offset, length, missed=missed), now_ns)
 
     def _send(self, request: Request, now_ns: int) -> bool:
-        if self._handled[0] == self._sent:
+        if self._results.handled == self._sent:
             self._waiting_since_ns = now_ns
         try:
             self.frames.send(request.pack())
@@ -187,7 +187,7 @@ class WorkerProcess:
         The worker counts what it has handled in shared memory, so that nobody has to be woken for a frame that was
         only observed.
         """
-        handled = self._handled[0]
+        handled = self._results.handled
         if handled != self._handled_at_last_look:
             self._handled_at_last_look = handled
             self._waiting_since_ns = now_ns
@@ -213,14 +213,16 @@ class WorkerProcess:
         if not data:
             raise EOFError
         response = unpack_response(data)
-        if RESULT_OFFSET + response.length > len(self._result):
-            msg = f"response of {response.length} bytes in a result area of {len(self._result) - RESULT_OFFSET}"
-            raise ProtocolError(msg)
+        payload = self._results.read(response.length)
         if response.seq != self.seq:
             msg = f"response to frame {response.seq}; it was given {'none' if self.seq is None else self.seq}"
             raise ProtocolError(msg)
         self.seq = None
-        return response, self._result[RESULT_OFFSET : RESULT_OFFSET + response.length]
+        return response, payload
+
+    def partial(self, seq: int) -> tuple[Response, bytes] | None:
+        """The newest partial result of this frame, also of a worker that has died; None if there is none."""
+        return self._results.newest(seq)
 
     def receive_control(self) -> dict[str, Any] | None:
         """The next control message, None if there is none (also once the worker is gone).
@@ -249,7 +251,7 @@ class WorkerProcess:
     @property
     def caught_up(self) -> bool:
         """Whether it has handled all that it has been given."""
-        return bool(self._handled[0] == self._sent)
+        return self._results.handled == self._sent
 
     def read_lines(self, now_ns: int) -> tuple[list[str], int]:
         """Lines that the worker printed since the last call, at most 20 a second, and how many bytes were left out.
@@ -335,6 +337,5 @@ class WorkerProcess:
         os.close(self._stdout_fd)
         self.control.close()
         self.frames.close()
-        self._handled.release()
-        self._result.close()
+        self._results.close()
         self._own_folder.remove()

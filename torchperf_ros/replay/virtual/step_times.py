@@ -25,7 +25,7 @@ _P99_SIGMAS: Final = 2.3263478740408408  # the 99th percentile of the standard n
 _NEAR_NS: Final = 5_000_000  # between a stamp and what a recorder's row says of it
 _PARTS: Final = ("decode", "preprocess", "inference", "postprocess")
 _STEPS: Final = tuple(f"{part}_ms" for part in _PARTS)
-_ENDS_BADLY: Final = frozenset({Outcome.LATE, Outcome.HUNG, Outcome.CRASHED})
+_ENDS_BADLY: Final = frozenset({Outcome.LATE, Outcome.HUNG, Outcome.CRASHED, Outcome.PARTIAL})
 _EXAMPLE: Final = "perception: {full: {inference_ms: {median: 20, p99: 35}}, fast: {inference_ms: 6}}"
 _RESTART: Final = "restart_ms"
 _RESTART_MS: Final = 2000.0
@@ -80,7 +80,7 @@ class RunTimes:
         steps: in ms.
         overhead_ms: besides them.
         ending: `ON_TIME`: the model decides; `CRASHED`: the worker dies at the end of it; `LATE`, `HUNG`: it takes
-            longer than anybody waits.
+            longer than anybody waits; `PARTIAL`: likewise, and at least one step of it was done by then.
         tier: in a log: on which it ran; -1: not known.
         backup: in a log: whether it was the backup's run, which answered the frame.
     """

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
+from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.replay.paces import ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_record import ReplayRecord
@@ -31,6 +32,7 @@ _CATCH_UP_S: Final = 0.0002
 _LONGEST_RUN_MS: Final = 600_000.0
 _TIMER: Final = -1
 _NEVER: Final = 0
+_TOO_LATE: Final = frozenset({Outcome.LATE, Outcome.PARTIAL})
 
 
 class VirtualPace(ReplayPace):
@@ -219,6 +221,10 @@ class _Pool:
             time.sleep(_POLL_S)
         self.last_error = self._real.last_error
 
+    def now(self) -> int:
+        """The clock."""
+        return self._clock()
+
     def begin(self, tier: int, seq: int, offset: int, length: int, *, wanted: bool) -> RunTimes:
         """What the run that begins takes: the frame's first, its backup, and so on; practice counts as a late one."""
         if seq != self._seq:
@@ -254,6 +260,7 @@ class _Worker:
         self.due_ns: int | None = None
         self._process, self._pool, self._using = process, pool, pool.using
         self._response: tuple[Response, bytes] | None = None
+        self._of, self._plan = (0, 0, 0, 0), RunTimes(StepTimes())  # the last run
 
     @property
     def idle(self) -> bool:
@@ -280,25 +287,49 @@ class _Worker:
         self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
         plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
-        if plan.ending is Outcome.LATE and leave_ns:  # it was done at some time after its answer had left
+        self._of, self._plan = (tier, seq, offset, length), plan
+        if plan.ending in _TOO_LATE and leave_ns:  # it was done at some time after its answer had left
             took_ms = min(hang_ms - 1.0, (leave_ns - now_ns) / NS_PER_MS + took_ms)
         self.hung = plan.ending is Outcome.HUNG or took_ms >= hang_ms
         if self.hung or plan.ending is Outcome.CRASHED:
             self._die(f"hung: hang_ms is {hang_ms:.0f}" if self.hung else "it crashed in the log")
         elif not leave_ns:
             self._response = _timed(Response(Outcome.ON_TIME, tier, seq, 0, 0, 0, 0, 0), plan), b""
-        elif (computed := self._compute((tier, seq, offset, length), observe=observe, missed=missed)) is None:
+        elif (computed := self._compute(self._of, observe=observe, missed=missed)) is None:
             self._die("it died")
         else:
             self._response = _timed(computed[0], plan), computed[1]
         self.due_ns = now_ns + round(min(took_ms, hang_ms) * NS_PER_MS)
         return True
 
-    def _compute(self, of: tuple[int, int, int, int], *, observe: bool, missed: int) -> tuple[Response, bytes] | None:
+    def partial(self, seq: int) -> tuple[Response, bytes] | None:
+        """What an anytime model has of a frame that is answered now: of its steps the share that its time has passed.
+
+        It then ends with the step that it is at.
+        """
+        whole, due_ns = None if self._response is None else self._response[0], self.due_ns
+        if whole is None or due_ns is None or seq != self.seq or not whole.step:
+            return None
+        took_ns, passed_ns = due_ns - self.busy_since_ns, self._pool.now() - self.busy_since_ns
+        step = max(whole.step * passed_ns // max(1, took_ns), int(self._plan.ending is Outcome.PARTIAL))
+        found = self._compute(self._of, observe=False, missed=0, last_step=step) if step else None
+        if found is None or found[0].outcome != Outcome.PARTIAL:
+            return None
+        inference_ms = self._plan.steps.inference_ms * step / whole.step
+        plan = replace(self._plan, steps=replace(self._plan.steps, inference_ms=inference_ms))
+        self._response = _timed(found[0], plan), b""
+        self.due_ns = self.busy_since_ns + took_ns * (step + 1) // whole.step
+        return self._response[0], found[1]
+
+    def _compute(
+        self, of: tuple[int, int, int, int], *, observe: bool, missed: int, last_step: int = 0
+    ) -> tuple[Response, bytes] | None:
         """What the process answers; None if it dies of it."""
         process, received = self._process, None
         with self._using:
-            sent = process.usable and process.run(*of, time.monotonic_ns(), observe=observe, missed=missed)
+            sent = process.usable and process.run(
+                *of, time.monotonic_ns(), observe=observe, missed=missed, last_step=last_step
+            )
         while sent and received is None:
             with self._using:
                 if not process.usable:

@@ -294,7 +294,7 @@ def _flags(frames: StageFrames, first: str) -> dict[Metric, Values]:
     best = 0 if not first else frames.tiers.index(first) if first in frames.tiers else -1
     tier = frames.frames["tier"]
     return {
-        verdict.MISS: 1.0 - frames.on_time,
+        verdict.MISS: frames.missed * 1.0,
         verdict.FALLBACK: (frames.frames["fallback"] != UNKNOWN) * 1.0,
         verdict.DROPPED: dropped,
         verdict.LOWER_TIER: np.where(tier >= 0, tier != best, math.nan),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros import __version__
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.report.page import Block, Page
 from torchperf_ros.runs.report.report_words import (
@@ -253,7 +253,7 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Inpu
     time = f"{_utc(t_ns)[11:]}.{t_ns // _NS_PER_MS % 1000:03d}"
     shown: dict[str, Any] = {
         "took": f"{_ms(row['total_ms'])} ms", "of": _of(row["budget_ms"]),
-        "css": "good" if outcome == Outcome.ON_TIME else "bad", "outcome": outcome.word.replace("_", " ") + fallback,
+        "css": "good" if outcome in IN_TIME else "bad", "outcome": outcome.word.replace("_", " ") + fallback,
         "lines": [f"frame {int(row['seq'])}, {time}, {stage.tier_name(int(row['tier']))}", steps or "steps unknown",
                   *([stage.reasons[t_ns]] if t_ns in stage.reasons else [])],
     }  # fmt: skip

@@ -37,6 +37,7 @@ _MARKS: Final = {
     Outcome.HUNG: (PURPLE, "square"),
     Outcome.BAD_INPUT: (VERMILION, "triangle-down"),
     Outcome.STARTING: (GREY, "circle-open"),
+    Outcome.PARTIAL: (SKY, "circle"),
 }
 _TIER_COLOURS: Final = (BLUE, SKY, GREEN, PURPLE, ORANGE, GREY)  # the last one: no tier
 _STEP_COLOURS: Final = (GREY, SKY, GREEN, BLUE, PURPLE, ORANGE)
