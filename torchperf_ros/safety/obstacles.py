@@ -27,10 +27,10 @@ _MOST_M = 10_000.0  # positions and sizes beyond are no obstacle of a road vehic
 _MAX_SPEED = 70.0  # m/s, of an estimated velocity
 _MAX_CHANGE = 3.0  # m/s between two estimates in a row: more, and the id does not follow one object
 _STEP_S = (0.01, 1.0)  # between two arrays that velocities are estimated from
-_EMPTY_LISTS = bytes(8) + b"\1\0\0\0\0" + bytes(3 + 8) + (b"\1\0\0\0\0" + bytes(3)) * 2 + bytes(8)
+_NO_TEXT = b"\1\0\0\0\0" + bytes(3)
+_NO_LISTS = bytes(8) + _NO_TEXT + bytes(8) + _NO_TEXT * 2 + bytes(8)
 """Points, colours, texture and coordinates of a marker that has none of them, little-endian, from the points on."""
-
-
+_NO_MESH = _NO_TEXT * 2 + bytes(4)
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 _Step: TypeAlias = tuple[int, float, float, float, float, bool]
 """Of one object: stamp in ns, x and y in m, velocity by x and y in m/s, and whether that counts."""
@@ -109,8 +109,8 @@ class _Reader:
     def _end(self, at: int) -> int:
         """Where the marker ends whose points begin here."""
         message, order = self._message, self.order
-        if message.startswith(_EMPTY_LISTS, at) and order == "<":
-            at += len(_EMPTY_LISTS)
+        if message.startswith(_NO_LISTS, at):
+            at += len(_NO_LISTS)
         else:
             at = self._list_end(at, 24, 8)  # points
             at = self._list_end(at, 16, 4)  # colours
@@ -118,9 +118,12 @@ class _Reader:
             at = header_at(message, at, order)[2]  # texture: header, format, data
             at = self._list_end(text_at(message, at, order)[1], 1, 1)
             at = self._list_end(at, 8, 4)  # uv_coordinates
-        for _ in range(3):  # text, mesh_resource, mesh_file's name
-            at = text_at(message, at, order)[1]
-        at = self._list_end(at, 1, 1) + 1  # mesh_file's data, mesh_use_embedded_materials
+        at = aligned(text_at(message, at, order)[1], 4)  # text
+        if message.startswith(_NO_MESH, at):
+            at += len(_NO_MESH) + 1  # mesh_use_embedded_materials
+        else:
+            at = text_at(message, text_at(message, at, order)[1], order)[1]  # mesh_resource, mesh_file's name
+            at = self._list_end(at, 1, 1) + 1  # mesh_file's data, mesh_use_embedded_materials
         if at > len(message):
             raise BadInput(f"obstacles: the array's {len(message)} bytes end within a marker")
         return at
