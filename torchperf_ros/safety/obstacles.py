@@ -7,6 +7,7 @@ as RViz draws it. Other types are no obstacles.
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,6 +32,7 @@ _NO_TEXT = b"\1\0\0\0\0" + bytes(3)
 _NO_LISTS = bytes(8) + _NO_TEXT + bytes(8) + _NO_TEXT * 2 + bytes(8)
 """Points, colours, texture and coordinates of a marker that has none of them, little-endian, from the points on."""
 _NO_MESH = _NO_TEXT * 2 + bytes(4)
+_COMPLEX = np.array([1.0, 1.0j])
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 _Step: TypeAlias = tuple[int, float, float, float, float, bool]
 """Of one object: stamp in ns, x and y in m, velocity by x and y in m/s, and whether that counts."""
@@ -59,6 +61,51 @@ class Obstacles:
     velocities: Floats
     no_velocity: int
     steps: dict[tuple[bytes, int], _Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All obstacles as they are now: centres x + iy in m, headings, half sizes [n, 2], velocities, response times."""
+
+    places: NDArray[np.complex128]
+    yaws: Floats
+    halves: Floats
+    velocities: NDArray[np.complex128]
+    response_s: Floats
+
+
+_NOTHING = Seen(np.zeros(0, complex), np.zeros(0), np.zeros((0, 2)), np.zeros(0, complex), np.zeros(0))
+
+
+def seen_now(
+    sources: Sequence[Obstacles | None], options: GuardOptions, now_ns: int, ros_now_ns: int, frame_age_s: float
+) -> tuple[Seen, dict[int, str]]:
+    """All fresh obstacles, led on at constant velocity to now; and of each source that has none fresh, why.
+
+    The response time to one is the age of the plan's frame, or its own if that is larger, and the actuation delay.
+    """
+    missing, fresh, ages = {}, [], []
+    for index, source in enumerate(sources):
+        if source is None:
+            missing[index] = "were not received"
+            continue
+        since_s = (now_ns - source.received_ns) / NS_PER_S
+        age_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
+        age_s = np.where((source.stamps_ns > 0) & (age_s >= 0) & (age_s <= USABLE_AGE_S), age_s, since_s)
+        oldest_ms = 1000 * max(since_s, float(age_s.max(initial=0.0)))
+        if oldest_ms > options.obstacles_timeout_ms:
+            missing[index] = f"are {oldest_ms:.0f} ms old"
+            continue
+        fresh.append(source)
+        ages.append(age_s)
+    if not fresh:
+        return _NOTHING, missing
+    age_s = np.concatenate(ages)
+    velocities = np.concatenate([source.velocities for source in fresh]) @ _COMPLEX
+    places = np.concatenate([source.places for source in fresh]) @ _COMPLEX + velocities * age_s
+    yaws, halves = (np.concatenate(part) for part in zip(*((one.yaws, one.halves) for one in fresh), strict=True))
+    response_s = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
+    return Seen(places, yaws, halves, velocities, response_s), missing
 
 
 class _Reader:
