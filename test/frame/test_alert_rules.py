@@ -39,6 +39,7 @@ def test_given_a_frame_that_is_no_anomaly_when_answered_then_nothing_is_told(tel
         (Outcome.ERROR, "model error"),
         (Outcome.INVALID, "invalid output"),
         (Outcome.BAD_INPUT, "bad input"),
+        (Outcome.PARTIAL, "partial result"),
     ],
 )
 def test_given_an_outcome_when_told_then_its_kind_is_named(tell, outcome, name):

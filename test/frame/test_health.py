@@ -41,9 +41,9 @@ FRAMES = {
     "good": (Outcome.ON_TIME, None, 0), "lower": (Outcome.ON_TIME, None, 1), "lowest": (Outcome.ON_TIME, None, 2),
     "miss": (Outcome.LATE, Fallback.HOLD_LAST, 0), "late": (Outcome.LATE, None, 0),
     "backup": (Outcome.CRASHED, Fallback.BACKUP, 2), "bad": (Outcome.BAD_INPUT, Fallback.NONE, -1),
-    "held": (Outcome.ERROR, Fallback.HOLD_LAST, 0), "stop": (Outcome.ERROR, Fallback.STOP, 0),
-    "none": (Outcome.ERROR, Fallback.NONE, 0), "starting": (Outcome.STARTING, Fallback.NONE, -1),
-    "starting_held": (Outcome.STARTING, Fallback.HOLD_LAST, -1),
+    "partial": (Outcome.PARTIAL, None, 0), "held": (Outcome.ERROR, Fallback.HOLD_LAST, 0),
+    "stop": (Outcome.ERROR, Fallback.STOP, 0), "none": (Outcome.ERROR, Fallback.NONE, 0),
+    "starting": (Outcome.STARTING, Fallback.NONE, -1), "starting_held": (Outcome.STARTING, Fallback.HOLD_LAST, -1),
 }  # fmt: skip
 """Outcome, fallback and tier of what a frame came to."""
 RULES = {
@@ -55,6 +55,9 @@ RULES = {
     "one miss degrades": "ready 1 x, good 1 NOMINAL, miss 1 DEGRADED",
     "one frame of the backup degrades": "ready 1 x, good 1 NOMINAL, backup 1 DEGRADED",
     "one frame on a lower tier degrades": "ready 1 x, good 1 NOMINAL, lower 1 DEGRADED",
+    "one partial result degrades, and no more of them do worse": "ready 1 x, partial 500 DEGRADED",
+    "a partial result between breaks the row": "ready 1 x, miss 9 x, partial 1 x, miss 9 DEGRADED",
+    "after a safe stop partial results make it degraded and no better": "ready 1 x, miss 10 x, partial 300 DEGRADED",
     "one result of its own that is late degrades": "ready 1 x, good 1 NOMINAL, late 1 DEGRADED",
     "one bad input degrades": "ready 1 x, good 1 NOMINAL, bad 1 DEGRADED",
     "30 frames at their best make it nominal again": "ready 1 x, miss 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL",

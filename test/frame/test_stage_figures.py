@@ -233,8 +233,8 @@ def test_given_any_answers_when_added_then_the_counters_add_up(answered):
     assert counters.answered + counters.unanswered == counters.ended == len(answered)
     assert counters.unanswered == counters.fallbacks[Fallback.NONE]
     assert counters.missed_deadline == sum(lateness_ms > 0 for _, _, lateness_ms in answered)
-    on_time = counters.outcomes[Outcome.ON_TIME]
-    assert counters.miss_ratio == pytest.approx(1 - on_time / len(answered) if answered else 0.0)
+    in_time = counters.outcomes[Outcome.ON_TIME] + counters.outcomes[Outcome.PARTIAL]
+    assert counters.miss_ratio == pytest.approx(1 - in_time / len(answered) if answered else 0.0)
     left = rows(counters.answers, ANSWER)
     assert left["number"].tolist() == [number + 1 for number in left["total_ms"]] == list(range(1, len(answered) + 1))
     assert left["lateness_ms"].tolist() == [lateness_ms for _, _, lateness_ms in answered]

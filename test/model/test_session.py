@@ -162,7 +162,8 @@ class Node:
         (self.frames, far_frames), (self.control, far_control) = pairs
         for end in (self.frames, self.control):
             end.settimeout(20.0)
-        values = {"adapter": f"{__name__}:{adapter}", "options": {}, "tiers": ["full", "fast"], "device": "cpu",
+        adapter = adapter if ":" in adapter else f"{__name__}:{adapter}"
+        values = {"adapter": adapter, "options": {}, "tiers": ["full", "fast"], "device": "cpu",
                   "stage": "tested",
                   "threads": 1, "build": [{"engine": "eager"}] * 2, "packages": [""] * 2, **setup}  # fmt: skip
         self.session = Session(values, far_control, far_frames, self.ring.fd, self.result_fd)

@@ -73,7 +73,16 @@ def test_given_any_motion_when_planning_then_accelerations_stay_within_bounds(sp
     network = planner()
     history = torch.randn((1, HISTORY_FRAMES, FEATURES), generator=torch.Generator().manual_seed(1)) * 5
     mask = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool)
-    x, y, heading, speeds = network(history, mask, torch.tensor([[speed, yaw_rate]])).double()[0].T
+    ego = torch.tensor([[speed, yaw_rate]])
+    coarse, finer, finest = network.steps(history, mask, ego)
+    assert torch.equal(finest, network(history, mask, ego))
+    assert speed == 0 or not torch.equal(coarse, finer)
+    for plan in (coarse, finer, finest):
+        _check(plan, speed, yaw_rate)
+
+
+def _check(plan, speed, yaw_rate):
+    x, y, heading, speeds = plan.double()[0].T
     assert len(x) == WAYPOINTS
     before = torch.cat((torch.tensor([speed], dtype=torch.float64), speeds[:-1]))
     assert ((speeds - before).abs() / 0.1).max() <= 1.5 + 1e-3

@@ -77,6 +77,18 @@ def test_given_no_odometry_when_planned_then_the_path_stays_at_the_origin_of_the
     assert all((p.pose.position.x, p.pose.position.y, p.pose.orientation.w) == (0, 0, 1) for p in path.poses)
 
 
+def test_given_an_anytime_planner_when_it_runs_then_every_step_is_a_path_and_the_last_is_that_of_any_other_planner():
+    adapter, other = planner(anytime=True), planner()
+    assert (adapter.anytime, other.anytime) == (True, False)
+    whole = plan(other, frame())
+    adapter.observe(frame())
+    steps = adapter.steps(adapter.build("fast"), adapter.preprocess(frame()))
+    with torch.inference_mode():
+        paths = [bytes(encode(adapter.postprocess(outputs, frame()), adapter.output)) for outputs in steps]
+    assert len(set(paths)) == len(paths) == 3
+    assert paths[-1] == bytes(encode(whole, adapter.output))
+
+
 def test_given_few_frames_when_preprocessed_then_the_mask_tells_which_rows_hold_one():
     adapter = planner()
     history, mask, ego = adapter.preprocess(frame())

@@ -136,6 +136,18 @@ def test_given_nan_when_a_frame_runs_then_every_float_output_is_nan_and_the_next
     assert well["double"].tolist() == [0, 2, 4]
 
 
+def test_given_nan_and_an_anytime_model_when_a_frame_runs_then_every_step_is_nan_or_none(tmp_path):
+    inner = {"adapter": "torchperf_ros.models.planner:PlannerAdapter", "options": {"anytime": True}}
+    for faults in ({"nan": 1.0}, {}):
+        adapter = SabotagedAdapter({**options(tmp_path, faults=faults), **inner}, CPU)
+        assert adapter.anytime
+        inputs = list(adapter.example_inputs("fast"))
+        if faults:
+            inputs[-1] = torch.tensor([float("nan")])
+        steps = list(adapter.steps(adapter.build("fast"), tuple(inputs)))
+        assert [bool(outputs.isnan().all()) for outputs in steps] == [bool(faults)] * 3
+
+
 def test_given_a_poisonable_model_when_exported_with_a_dynamic_batch_then_nan_still_comes_out():
     class Sum(torch.nn.Module):
         def forward(self, x, y):

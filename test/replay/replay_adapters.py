@@ -96,6 +96,24 @@ class Drawing(Counting):
         return message
 
 
+class _Refined(_Offset):
+    def forward(self, x):
+        return super().forward(x) + 4
+
+    def steps(self, x):
+        for step in range(1, 5):
+            yield super().forward(x) + step
+
+
+class Stepping(Counting):
+    """An anytime model: x plus 1, 2, 3 and 4."""
+
+    anytime = True
+
+    def build(self, tier):
+        return _Refined(TIER_OFFSET * self.tiers.index(tier))
+
+
 class Joining(Counting):
     """Takes the first stage's points and, if there are, the latest of another topic: z is that one's x."""
 

@@ -272,3 +272,38 @@ class Uncapturable(Controlled):
             tried.touch()
             raise CaptureFailed("it cannot be captured")
         return super().build(tier)
+
+
+class Refining(Offset):
+    """`Offset`'s result plus 1, 2 and 3; before a frame's `step` it does what the frame says."""
+
+    before = staticmethod(lambda number: None)
+
+    def forward(self, x, flag):
+        return super().forward(x, flag) + 3
+
+    def steps(self, x, flag):
+        for number in (1, 2, 3):
+            self.before(number)
+            yield Offset.forward(self, x, flag) + number
+
+
+class Stepping(Controlled):
+    """An anytime model. An order's `step` is the one before which it is obeyed; `wait` is for a file in the folder."""
+
+    anytime = True
+
+    def build(self, tier):
+        return Refining(self._tiers.index(tier))
+
+    def preprocess(self, messages):
+        orders = self._orders(messages["point"])
+
+        def before(number):
+            if number == orders.get("step") and (orders.get("only", os.getpid()) == os.getpid()):
+                while orders["do"] == "wait" and not (self._folder / orders["until"]).exists():
+                    time.sleep(0.001)
+                misbehave(orders)
+
+        Refining.before = staticmethod(before)
+        return torch.tensor([float(messages["point"].message.point.x)]), torch.zeros(1)

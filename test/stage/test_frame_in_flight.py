@@ -80,6 +80,8 @@ def test_given_a_worker_that_has_nothing_to_do_with_the_frame_when_it_is_lost_th
     [
         (Outcome.ON_TIME, None, 50, Outcome.ON_TIME, ""),
         (Outcome.ON_TIME, None, 51, Outcome.LATE, "its own result was out 1.00 ms after the deadline"),
+        (Outcome.PARTIAL, None, 50, Outcome.PARTIAL, "not done"),
+        (Outcome.PARTIAL, None, 51, Outcome.LATE, "its own result was out 1.00 ms after the deadline"),
         (Outcome.LATE, Fallback.HOLD_LAST, 50, Outcome.LATE, f"own result too slow, the last one{IN_TIME}not done"),
         (Outcome.LATE, Fallback.BACKUP, 50, Outcome.LATE, f"own result too slow, the standby's{IN_TIME}not done"),
         (Outcome.LATE, Fallback.STOP, 51, Outcome.LATE, "not done"),

@@ -55,7 +55,7 @@ def test_given_another_frame_tier_or_attempt_when_run_then_its_time_is_drawn(sta
     assert known().run(stamp_ns, 3, tier, attempt).steps.inference_ms == (FULL, FAST)[tier].inference.samples[0]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.LATE, Outcome.HUNG, Outcome.CRASHED])
+@pytest.mark.parametrize("outcome", [Outcome.LATE, Outcome.HUNG, Outcome.CRASHED, Outcome.PARTIAL])
 def test_given_a_frame_that_ended_badly_when_run_first_then_it_ends_so_and_its_backup_does_not(outcome):
     stage = known(ending=outcome, steps=StepTimes())
     assert stage.run(STAMP_NS, 3, 0, 0).ending is outcome

@@ -59,6 +59,32 @@ def test_given_every_tier_too_slow_when_replayed_then_each_answer_leaves_before_
     assert result.stage("first").received == 50
 
 
+def test_given_an_anytime_model_when_its_time_is_up_then_the_share_of_its_steps_that_was_done_is_published(
+    log, tmp_path
+):
+    values = one_stage(adapter="replay_adapters:Stepping", tiers=["full"], fallback=["none"])
+    times = {"first": {"full": {"inference_ms": [20.0, 36.0, 50.0]}}}  # in 30 ms: all steps, three, two
+    options = {"values": values, "seed": 1, "duration_s": 2.0}
+    first, second = (run(log, tmp_path, times, name=name, **options)[0] for name in ("a", "b"))
+    assert first.output.read_bytes() == second.output.read_bytes()
+    stage, frames = first.stage("first"), rows(first)
+    assert set(stage.outcomes) == {"on_time", "partial"}
+    assert stage.miss_ratio == 0.0
+    xs = np.array([message.message.point.x for message in stage.messages])
+    steps = xs - np.round((frames["stamp_ns"] - START_NS) / (40 * MS))
+    own = [(int(step), round(ms / (50 / 4)), round(ms / (36 / 4))) for step, ms in
+           zip(steps, frames["inference_ms"], strict=True)]  # fmt: skip
+    assert all(step == 4 for (step, *_), outcome in zip(own, frames["outcome"], strict=True) if not outcome)
+    partial = [each for each, outcome in zip(own, frames["outcome"], strict=True) if outcome]
+    assert {step for step, *_ in partial} == {2, 3}
+    assert all(step in others for step, *others in partial)
+    assert "step 2 of tier full was published: tier full on worker" in " ".join(stage.reasons.values())
+    assert np.all(np.diff(frames["seq"]) == 1)  # stopped, it takes the next frame
+
+    again, _ = run(log, tmp_path, first.output, name="c", **options)  # as that run's frames went
+    assert again.stage("first").outcomes == stage.outcomes
+
+
 def test_given_a_seed_when_replayed_twice_then_the_files_are_the_same_bytes(tmp_path):
     messages = drive(120, words={20: "raise", 40: "nan", 41: "nan", 60: "sigkill"})
     log = write_points(tmp_path / "log", messages)

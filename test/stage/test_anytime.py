@@ -1,0 +1,112 @@
+"""A stage whose model gives partial results: what is published at the deadline, and what becomes of the run."""
+
+import math
+
+import pytest
+
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.waiting import PublishMargin
+
+SHORT_MS, MARGIN_MS = 1000.0, 900.0
+BUDGET_MS = 5000.0
+
+
+class Generous(PublishMargin):
+    """Room for a machine that others use as well: what leaves before its deadline is to be out by then."""
+
+    def _update(self):
+        self.ms = MARGIN_MS
+
+
+@pytest.fixture(scope="module")
+def running(start_stage):
+    return start_stage(adapter="Stepping", backup="none", tiers=["full"], fallback=["hold_last"])
+
+
+@pytest.fixture
+def stage(running):
+    running.reconfigure()
+    running.actor.margin = Generous()
+    running.wait_for_workers()
+    assert running.ask(x=1.0).outcome is Outcome.ON_TIME
+    running.wait_for_workers()
+    return running
+
+
+def x_of(stage, answer):
+    return stage.payload(answer).poses[0].pose.position.x
+
+
+def test_given_the_time_when_run_then_the_last_step_is_on_time_and_recorded(stage):
+    answer = stage.ask(x=10.0)
+    assert (answer.outcome, answer.fallback, answer.reason, answer.step) == (Outcome.ON_TIME, None, "", 3)
+    assert x_of(stage, answer) == 13.0
+
+
+def test_given_a_step_that_takes_too_long_when_the_deadline_comes_then_the_one_before_it_is_published(stage):
+    pids, late_results = stage.pids, stage.counters.late_results
+    stage.reconfigure(budget_ms=SHORT_MS)
+    seq, stamp_ns = stage.offer({"do": "wait", "step": 3, "until": "go"}, x=10.0)
+    answer = stage.answer(seq)
+    stage.reconfigure()
+    (stage.folder / "go").touch()
+    assert (answer.outcome, answer.fallback, answer.step, answer.tier) == (Outcome.PARTIAL, None, 2, 0)
+    assert answer.reason.startswith("step 2 of tier full was published: tier full on worker 0 was not done after")
+    assert answer.lateness_ms <= 0
+    assert not math.isnan(answer.steps.total_ms)
+    assert answer.steps.inference_ms < SHORT_MS
+    assert x_of(stage, answer) == 12.0
+    (handed_on,) = [frame for _, frame in stage.handed_on if frame.seq == seq]
+    assert handed_on.stamp_ns == stamp_ns  # it is this frame's own
+    stage.wait_for_workers()  # it was told to stop
+    assert stage.ask(x=20.0).outcome is Outcome.ON_TIME
+    assert stage.pids == pids
+    assert stage.counters.late_results == late_results
+
+
+def test_given_no_step_by_the_deadline_when_it_comes_then_it_is_late_as_ever(stage):
+    stage.reconfigure(budget_ms=SHORT_MS)
+    answer = stage.ask({"do": "wait", "step": 1, "until": "then"}, x=10.0)
+    stage.reconfigure()
+    (stage.folder / "then").touch()
+    assert (answer.outcome, answer.fallback, answer.step) == (Outcome.LATE, Fallback.HOLD_LAST, 0)
+    assert x_of(stage, answer) == 4.0  # the fixture's frame
+
+
+@pytest.mark.parametrize(
+    ("do", "said"), [("sigkill", "died"), ("raise", "RuntimeError: the model has had enough"), ("os_exit", "died")]
+)
+def test_given_a_run_that_fails_in_the_middle_when_noticed_then_its_newest_step_is_published_at_once(stage, do, said):
+    answer = stage.ask({"do": do, "step": 3}, x=10.0)
+    assert (answer.outcome, answer.fallback, answer.step) == (Outcome.PARTIAL, None, 2)
+    assert answer.reason.startswith("step 2 of tier full was published: ")
+    assert said in answer.reason
+    assert x_of(stage, answer) == 12.0
+    assert answer.total_ms < BUDGET_MS
+    (alert,) = [each for each in stage.anomalies if each.values.get("seq") == str(answer.frame.seq)]
+    assert (alert.name, alert.values["outcome"]) == ("tested: partial result", "partial")
+
+
+def test_given_partial_answers_only_when_counted_then_none_is_a_miss_and_the_stage_is_degraded(start_own_stage):
+    stage = start_own_stage(
+        adapter="Stepping", backup="none", tiers=["full"], fallback=["none"], sustained_misses=2, recover_frames=2
+    )
+    for _ in range(4):
+        assert stage.ask({"do": "raise", "step": 2}).outcome is Outcome.PARTIAL
+    counters = stage.counters
+    assert (counters.outcomes[Outcome.PARTIAL], counters.answered, counters.miss_ratio) == (4, 4, 0.0)
+    assert stage.health is Health.DEGRADED
+
+
+def test_given_a_backups_whole_result_when_the_runner_has_a_step_then_the_step_is_published(start_own_stage):
+    stage = start_own_stage(adapter="Stepping", backup="active", fallback=["backup", "none"])
+    stage.actor.margin = Generous()
+    assert stage.ask().outcome is Outcome.ON_TIME
+    stage.wait_for_workers()
+    pid = stage.actor._dispatcher._preferred.pid
+    stage.reconfigure(budget_ms=SHORT_MS)
+    answer = stage.ask({"do": "wait", "step": 2, "until": "go", "only": pid}, x=10.0)
+    (stage.folder / "go").touch()
+    assert (answer.outcome, answer.fallback, answer.step, answer.tier) == (Outcome.PARTIAL, None, 1, 0)
+    assert x_of(stage, answer) == 11.0
+    assert stage.counters.backups > 0
