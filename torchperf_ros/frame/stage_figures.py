@@ -120,7 +120,7 @@ class StageCounters:
 
     def add(self, answer: Answer) -> None:
         """Count a frame that was answered, or for which there was nothing to publish."""
-        if answer.fallback is Fallback.NONE:
+        if answer.fallback is Fallback.NONE and answer.check in {None, GuardVerdict.UNCHECKED}:
             self.unanswered += 1
         else:
             self.answered += 1

@@ -1,0 +1,153 @@
+"""A stage with a guard: what it publishes in place of a plan, and where the verdict is seen."""
+
+import time
+
+import numpy as np
+import pytest
+from rosbags.typesys import Stores, get_typestore
+
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
+
+from .conftest import wait_until
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+TYPES = STORE.types
+ODOMETRY, DETECTIONS = -1, -2
+SPEED = 2.0  # of the paths of `adapters_under_test.Controlled`: a metre every 0.5 s
+GUARD = {"guard.act": ["all"], "guard.odometry_timeout_ms": 10_000.0, "guard.obstacles_timeout_ms": 10_000.0}
+
+
+def stamp(at_ns):
+    return TYPES["builtin_interfaces/msg/Time"](sec=at_ns // 1_000_000_000, nanosec=at_ns % 1_000_000_000)
+
+
+def pose(x):
+    point = TYPES["geometry_msgs/msg/Point"](x=x, y=0.0, z=0.0)
+    return TYPES["geometry_msgs/msg/Pose"](
+        position=point, orientation=TYPES["geometry_msgs/msg/Quaternion"](x=0.0, y=0.0, z=0.0, w=1.0)
+    )
+
+
+def odometry(x, speed=SPEED):
+    vector, nothing = TYPES["geometry_msgs/msg/Vector3"], np.zeros(36)
+    twist = TYPES["geometry_msgs/msg/Twist"](linear=vector(x=speed, y=0.0, z=0.0), angular=vector(x=0.0, y=0.0, z=0.0))
+    message = TYPES["nav_msgs/msg/Odometry"](
+        header=TYPES["std_msgs/msg/Header"](stamp=stamp(time.time_ns()), frame_id="map"),
+        child_frame_id="base_link",
+        pose=TYPES["geometry_msgs/msg/PoseWithCovariance"](pose=pose(x), covariance=nothing),
+        twist=TYPES["geometry_msgs/msg/TwistWithCovariance"](twist=twist, covariance=nothing),
+    )
+    return bytes(STORE.serialize_cdr(message, "nav_msgs/msg/Odometry"))
+
+
+def boxes(*places):
+    """A `MarkerArray` of standing cubes of 1 m at these places along x."""
+    colour = TYPES["std_msgs/msg/ColorRGBA"](r=0.0, g=0.0, b=0.0, a=1.0)
+    markers = [
+        TYPES["visualization_msgs/msg/Marker"](
+            header=TYPES["std_msgs/msg/Header"](stamp=stamp(time.time_ns()), frame_id="map"), ns="car", id=number,
+            type=1, action=0, pose=pose(x), scale=TYPES["geometry_msgs/msg/Vector3"](x=1.0, y=1.0, z=1.0),
+            color=colour, lifetime=TYPES["builtin_interfaces/msg/Duration"](sec=0, nanosec=0), frame_locked=False,
+            points=[], colors=[], texture_resource="", uv_coordinates=[], text="", mesh_resource="",
+            texture=TYPES["sensor_msgs/msg/CompressedImage"](
+                header=TYPES["std_msgs/msg/Header"](stamp=stamp(0), frame_id=""), format="", data=np.empty(0, np.uint8)
+            ),
+            mesh_file=TYPES["visualization_msgs/msg/MeshFile"](filename="", data=np.empty(0, np.uint8)),
+            mesh_use_embedded_materials=False,
+        )
+        for number, x in enumerate(places)
+    ]  # fmt: skip
+    name = "visualization_msgs/msg/MarkerArray"
+    return bytes(STORE.serialize_cdr(TYPES[name](markers=markers), name))
+
+
+def tell(stage, *, x=0.0, obstacles=()):
+    stage.actor.tell_guard(ODOMETRY, odometry(x), time.time_ns())
+    stage.actor.tell_guard(DETECTIONS, boxes(*obstacles), 0)
+
+
+def positions(stage, answer):
+    return [one.pose.position.x for one in stage.payload(answer).poses]
+
+
+@pytest.fixture(scope="module")
+def running(start_stage):
+    return start_stage(backup="none", tiers=["full"], **GUARD)
+
+
+@pytest.fixture
+def stage(running):
+    """The module's stage, with nothing held, and a guard that knows nothing."""
+    running.wait_for_workers()
+    running.actor.activate()
+    running.anomalies.clear()
+    return running
+
+
+def test_given_a_guard_that_knows_nothing_when_a_frame_is_answered_then_it_goes_out_unchecked_and_that_is_told(stage):
+    answer = stage.ask()
+    assert (answer.outcome, answer.check) == (Outcome.ON_TIME, GuardVerdict.UNCHECKED)
+    assert positions(stage, answer) == list(range(11))
+    assert answer.reason.startswith("guard, unchecked: no odometry was received")
+    wait_until(lambda: stage.anomalies, lambda: "an alert")
+    assert stage.anomalies[0].name == "tested: plan unchecked"
+    assert stage.health is Health.DEGRADED
+    assert stage.counters.checks[GuardVerdict.UNCHECKED] >= 1
+
+
+def test_given_a_free_road_when_a_frame_is_answered_then_its_bytes_go_out_as_they_are(stage):
+    tell(stage)
+    answer = stage.ask()
+    assert (answer.outcome, answer.check, answer.reason) == (Outcome.ON_TIME, GuardVerdict.ACCEPT, "")
+    assert stage.published[-1] == answer.payload
+    assert stage.anomalies == []
+
+
+def test_given_a_plan_into_a_standing_car_when_answered_then_it_brakes_and_topics_and_alert_say_why(stage):
+    tell(stage)
+    good = stage.ask()
+    tell(stage, obstacles=[9.0])
+    answer = stage.ask()
+    assert answer.outcome is Outcome.ON_TIME
+    assert answer.check in {GuardVerdict.BRAKE, GuardVerdict.REBASED, GuardVerdict.STOP}
+    assert max(positions(stage, answer)) < 8.5 - 3.5
+    assert answer.reason.startswith(f"guard, {answer.check.word}: distance: the plan ")
+    wait_until(lambda: stage.anomalies, lambda: "an alert")
+    (alert,) = stage.anomalies
+    assert alert.name == "tested: plan refused"
+    assert (alert.values["check"], alert.values["verdict"]) == ("distance", answer.check.word)
+    assert stage.published[-1] == answer.payload == stage.handed_on[-1][0]
+    assert good.check is GuardVerdict.ACCEPT
+
+
+def test_given_a_refused_plan_when_the_next_frame_fails_then_the_accepted_one_before_it_is_held(stage):
+    tell(stage)
+    good = stage.ask()
+    tell(stage, obstacles=[9.0])
+    stage.ask()
+    tell(stage)
+    held = stage.ask({"do": "raise"})
+    assert (held.outcome, held.fallback, held.check) == (Outcome.ERROR, Fallback.HOLD_LAST, GuardVerdict.ACCEPT)
+    assert held.payload == good.payload
+
+
+def test_given_nothing_to_publish_when_the_vehicle_moves_then_the_guard_stops_it(start_own_stage):
+    stage = start_own_stage(backup="none", tiers=["full"], fallback=["none"], **GUARD)
+    tell(stage)
+    answer = stage.ask({"do": "raise"})
+    assert (answer.outcome, answer.fallback, answer.check) == (Outcome.ERROR, Fallback.NONE, GuardVerdict.STOP)
+    assert positions(stage, answer)[-1] < 1.0
+    assert "there is no plan" in answer.reason
+    assert (stage.counters.answered, stage.counters.unanswered) == (1, 0)
+
+
+def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_and_is_counted(start_own_stage):
+    shadow = {**GUARD, "guard.act": [""], "guard.shadow": ["distance"]}
+    stage = start_own_stage(backup="none", tiers=["full"], **shadow)
+    tell(stage, obstacles=[9.0])
+    answer = stage.ask()
+    assert (answer.outcome, answer.check, answer.reason) == (Outcome.ON_TIME, GuardVerdict.ACCEPT, "")
+    assert positions(stage, answer) == list(range(11))
+    assert stage.counters.shadow_refusals == 1
+    wait_until(lambda: stage.anomalies, lambda: "an alert")
+    assert stage.anomalies[0].name == "tested: plan refused, in shadow"
