@@ -12,16 +12,17 @@ PACKAGE = ROOT / "torchperf_ros"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
 RULES = {"frame", "config"}
-NODE_SIDE = RULES | {"packages", "workers", "stage", "telemetry", "watch", "recorder"}
+NODE_SIDE = RULES | {"safety", "packages", "workers", "stage", "telemetry", "watch", "recorder"}
 ALLOWED = {
     "frame": RULES,
     "config": RULES,
+    "safety": RULES,
     "packages": RULES,
     "workers": RULES | {"packages"},
     "model": RULES | {"packages", "workers", "engines", "runs", "recorder.incident_folder"},
     "engines": RULES | {"packages", "model", "workers.process_setup"},
     "stage": RULES | {"workers"},
-    "telemetry": RULES | {"workers", "stage"},
+    "telemetry": RULES | {"safety", "workers", "stage"},
     "watch": RULES | {"workers", "stage", "telemetry"},
     "recorder": RULES | {"workers", "telemetry", "watch"},
     "node": NODE_SIDE,
@@ -121,7 +122,7 @@ def modules_of(*layers):
 
 
 def test_given_a_fresh_interpreter_when_the_rules_are_imported_then_neither_torch_nor_rclpy_is_loaded():
-    loaded = loaded_by(*modules_of("frame", "config", "packages"))
+    loaded = loaded_by(*modules_of("frame", "config", "safety", "packages"))
     assert "torchperf_ros.config.config" in loaded
     assert loaded & {"torch", "rclpy"} == set()
 

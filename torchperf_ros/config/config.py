@@ -4,94 +4,20 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
+from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
+from torchperf_ros.config.parameter import Parameter, nested
+from torchperf_ros.config.parameter import declared as _declared
+from torchperf_ros.config.parameter import ros as _ros
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_PARAMETERS = "parameters"
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", type(None): "empty"}
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One ROS parameter.
-
-    Attributes:
-        name: relative to the node, or to the stage.
-        default: also gives the type: bool, int, float, str, list of str, list of int.
-        description: for `ros2 param describe`, with the unit.
-        minimum, maximum: closed range for numbers.
-        choices: the words allowed, for str and list of str.
-        live: may be changed while the node is configured.
-    """
-
-    name: str
-    default: Any
-    description: str
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    live: bool = False
-
-    def check(self, value: Any, prefix: str = "") -> Any:  # noqa: ANN401 - the value of any parameter
-        """Return the value, whole numbers as float where the parameter is one.
-
-        Raises:
-            ConfigError: wrong type, out of range, or not one of the choices.
-        """
-        name = f"{prefix}{self.name}"
-        if isinstance(self.default, float) and type(value) is int:
-            value = float(value)
-        if type(value) is not type(self.default):
-            raise ConfigError(f"parameter {name}: {value!r} is {_kind(value)}; it has to be {self.allowed}")
-        one = self.default[0] if isinstance(self.default, list) else self.default
-        for item in value if isinstance(value, list) else [value]:
-            if type(item) is not type(one) or not self._allows(item):
-                raise ConfigError(f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}")
-        return value
-
-    def _allows(self, item: Any) -> bool:  # noqa: ANN401
-        if self.choices:
-            return item in self.choices
-        if isinstance(item, (int, float)) and not isinstance(item, bool):
-            # written so that NaN, which compares false, is refused
-            return (self.minimum is None or item >= self.minimum) and (self.maximum is None or item <= self.maximum)
-        return True
-
-    @property
-    def allowed(self) -> str:
-        """What is allowed, in words."""
-        if self.choices:
-            return ("a list of: " if isinstance(self.default, list) else "one of: ") + ", ".join(self.choices)
-        one, each = (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")
-        span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
-        return f"{each}{_kind(one)}{span}"
-
-
-def _kind(value: object) -> str:
-    """Of what kind a value is, in words."""
-    kind = type(value)
-    return _KINDS.get(kind, f"a {kind.__name__}")
-
-
-def _ros(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
-    """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
-    return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
-
-
-def _declared(kind: type) -> tuple[Parameter, ...]:
-    """The parameters that a configuration is made of."""
-    return tuple(
-        parameter if parameter.name else replace(parameter, name=one.name)
-        for one in fields(kind)
-        for parameter in one.metadata.get(_PARAMETERS, ())
-    )
 
 
 @dataclass(frozen=True)
@@ -206,6 +132,7 @@ class NodeConfig:
     black_box_mib: int = _ros(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
     watch: bool = _ros(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
     start_timeout_s: float = _ros(120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0)
+    emergency: EmergencyOptions = nested(EmergencyOptions)
 
 
 NODE_PARAMETERS = _declared(NodeConfig)
@@ -299,20 +226,25 @@ def refuse_unknown(names: Iterable[str], stages: Sequence[str]) -> None:
     """
     names = list(names)
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
+    groups = {name.partition(".")[0] for name in own if "." in name}
     for name in names:
         stage, dot, rest = name.partition(".")
-        if rest in of_stage if dot else name in {*own, *_ROS_PARAMETERS}:
+        if name in own or (rest in of_stage and stage not in groups if dot else name in _ROS_PARAMETERS):
             continue
         if stage == "qos_overrides":
             continue
         import difflib  # once it is needed, the node ends
 
+        if stage in groups:
+            of_group = [known for known in own if known.startswith(f"{stage}.")]
+            named = ", ".join(difflib.get_close_matches(name, of_group, cutoff=0.0))
+            raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
         close = difflib.get_close_matches(rest or name, of_stage if dot else own + of_stage, cutoff=0.0)
         prefix = stage if dot else next(iter(stages), "STAGE")
         named = ", ".join(n if n in own and not dot else f"{prefix}.{n}" for n in close)
         raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
     given = {name.partition(".")[0]: name for name in names if "." in name}
-    if idle := given.keys() - {*stages, "qos_overrides"}:
+    if idle := given.keys() - {*stages, "qos_overrides", *groups}:
         import difflib
 
         for stage in [stage for stage in stages if stage not in given]:
@@ -329,6 +261,8 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     """
     checked = {p.name: p.check(values.get(p.name, p.default)) for p in NODE_PARAMETERS}
     names, device = checked.pop("stages"), checked["device"]
+    checked["emergency"] = emergency_options(checked)
+    checked = {name: value for name, value in checked.items() if "." not in name}
     told_apart = names and len(set(names)) == len(names)
     _require(told_apart, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
     known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
@@ -339,6 +273,9 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     for folder in checked["package_dirs"]:
         absolute = folder.startswith(("/", "~"))
         _require(absolute, f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
+    for name in names:
+        reserved = any(known.name.startswith(f"{name}.") for known in NODE_PARAMETERS)
+        _require(not reserved, f"stages: {name!r} is not allowed; parameters of the node's own begin so")
     configs = tuple(stage_config(name, stages.get(name, {})) for name in names)
     outputs = [config.output for config in configs]
     text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"

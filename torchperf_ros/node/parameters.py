@@ -10,11 +10,11 @@ from rclpy.parameter import Parameter as RosParameter
 from torchperf_ros.config.config import (
     NODE_PARAMETERS,
     NodeConfig,
-    Parameter,
     node_config,
     refuse_unknown,
     stage_parameters,
 )
+from torchperf_ros.config.parameter import Parameter
 from torchperf_ros.frame.errors import ConfigError
 
 
