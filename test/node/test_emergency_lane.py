@@ -172,13 +172,12 @@ def test_given_messages_that_cannot_be_used_then_each_is_counted_with_a_reason_a
     vehicle, image
 ):
     before = int(vehicle.lane()["scan refused"])
-    vehicle.see(0.0)
-    vehicle.see(math.nan)
-    vehicle.topics["scan"].publish(b"\0\1\0\0" + bytes(8))
-    for beams in (2, 400, 7):
-        vehicle.see(math.inf, times=1, beams=beams)
-    vehicle.topics["scan"].publish(b"\0\1\0\0" + b"\xff" * 92)
-    vehicle.topics["odom"].publish(b"\0\1\0\0" + b"\xff" * 92)
+    lengths = [scan(math.inf, beams=beams) for beams in (2, 400, 7)]
+    broken = b"\0\1\0\0" + b"\xff" * 92
+    for message in (scan(0.0), scan(0.0), scan(math.nan), scan(-1.0), b"\0\1\0\0" + bytes(8), *lengths, broken):
+        vehicle.send("scan", message)
+        assert vehicle.clear()[0]  # the lane takes what has arrived before it answers
+    vehicle.send("odom", broken)
     said = vehicle.node.wait_for(
         lambda: (now := vehicle.lane()) and int(now["scan refused"]) == before + 6 and now, "six refused messages"
     )
