@@ -81,7 +81,8 @@ def warm_up_stop(output_type: str) -> None:
     """Make a stop output once, where there is one: the first takes ten times as long as those that follow."""
     if not can_stop(output_type):
         return
-    path = TimedPath.made("", 0, np.arange(2) * NS_PER_S, np.zeros((2, 3)), np.zeros((2, 4)))
+    head = b"\0\1\0\0" + bytes(8) + b"\1\0\0\0" + bytes(4)  # little-endian; a header without stamp or frame
+    path = TimedPath(head, "<", b"\1\0\0\0\0", np.arange(2) * NS_PER_S, np.zeros((2, 3)), np.zeros((2, 4)))
     TimedPath.read(path.stop(0, 1.0) or b"")
 
 
@@ -98,16 +99,6 @@ class TimedPath:
     stamps_ns: NDArray[np.int64]  # of the poses, shape [n]
     points: Floats  # positions in m, shape [n, 3]
     turns: Floats  # orientations as x, y, z, w, shape [n, 4]
-
-    @classmethod
-    def made(
-        cls, frame_id: str, stamp_ns: int, stamps_ns: NDArray[np.int64], points: Floats, turns: Floats
-    ) -> "TimedPath":
-        """A path of one's own: its frame, the stamp of its header, and of each pose stamp, place and orientation."""
-        text = frame_id.encode() + b"\0"
-        own_id = struct.pack("<I", len(text)) + text
-        head = b"\0\1\0\0" + struct.pack("<iI", *divmod(stamp_ns, NS_PER_S)) + own_id
-        return cls(head + bytes(-len(head) % 4), "<", own_id, stamps_ns, points, turns)
 
     @classmethod
     def read(cls, path: bytes) -> "TimedPath | None":
