@@ -2,8 +2,8 @@
 
 A real node answers a camera meanwhile. Again and again a scan without and then one with an obstacle is published, the
 stop path is awaited, and the latch cleared. Times are from just before the scan is published until the onlooker's DDS
-reader has received the path, so they hold both ways through the middleware. Silence: a sensor publishes once and then not again; from the end of its timeout
-until the path is received.
+reader has received the path, so they hold both ways through the middleware. Silence: a sensor publishes once and then
+not again; from the end of its timeout until the path is received.
 """
 
 import argparse

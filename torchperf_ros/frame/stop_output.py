@@ -21,8 +21,8 @@ def brake_along(
     """Brake at a constant deceleration along a timed path, from where the vehicle is on it at `start_s`.
 
     The speed at the start is the path's own there, unless another is given; distance travelled after t seconds is
-    v t - a t^2 / 2 until t = v / a, then constant (uniformly decelerated motion). The geometry of the path is kept, only its timing changes;
-    where braking is longer than the path, its last segment is extended in a straight line.
+    v t - a t^2 / 2 until t = v / a, then constant (uniformly decelerated motion). The geometry of the path is kept,
+    only its timing changes; where braking is longer than the path, its last segment is extended in a straight line.
 
     Args:
         points: positions in m, shape [n, 3], n >= 2.

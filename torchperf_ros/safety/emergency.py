@@ -16,15 +16,17 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.sensor_points import Floats, Motion, SensorPoints, read_bool, read_odometry
+from torchperf_ros.safety.odometry import Motion, age_s
+from torchperf_ros.safety.sensor_points import Floats, SensorPoints, read_bool
 
 OBSTACLE, TRIGGER, SILENT = KINDS = ("obstacle", "trigger", "silent")
 _STRAIGHT: Final = 1e-6  # 1/m
 _SLOW_M_S: Final = 0.5  # below this speed, yaw rate and speed say nothing about the arc
 _MOVES_M_S: Final = 0.3
-_PATH_POSES: Final = 60
+_CREEPS_M_S: Final = 0.01  # so that a standing vehicle has a braking time, too
+_PATH_POSES: Final = 40
 _LEAST_STOP_S: Final = 0.5
-_BODY_FRAME: Final = "base_link"  # REP 105; of the stop path where odometry has never come
+_BODY_FRAME: Final = b"base_link"  # REP 105; of the stop path where odometry has never come
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class Emergency:
         odometry = self.odometry
         odometry.messages += 1
         try:
-            self.motion = read_odometry(data, now_ns)
+            self.motion = Motion.read(data, now_ns)
             odometry.seen_ns = now_ns
         except BadInput as error:
             odometry.refused, odometry.problem = odometry.refused + 1, str(error)
@@ -315,22 +317,18 @@ class Emergency:
 def stop_along_arc(motion: Motion | None, options: EmergencyOptions, now_ns: int, ros_now_ns: int) -> tuple[bytes, int]:
     """Brake on the arc that the vehicle is on, from where it is by now; CDR bytes of the path, and how long it lasts.
 
-    An arc of length s and curvature k, begun at yaw h, ends 2 sin(k s / 2) / k away in direction h + k s / 2.
+    At speed v and deceleration a it goes as far in t s as it would have gone unbraked in t - a t^2 / (2 v) s.
     """
     if motion is None:
-        frame_id, speed, x, y, z, yaw, curvature, ahead_s = _BODY_FRAME, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    else:
-        frame_id, speed, x, y, z, yaw = motion.frame_id, motion.speed, motion.x, motion.y, motion.z, motion.yaw
-        curvature = curvature_of(motion, options.max_curvature)
-        ahead_s = min((now_ns - motion.received_ns) / NS_PER_S, options.odometry_timeout_ms / 1000)
-    lasts_s = max(abs(speed) / options.deceleration, _LEAST_STOP_S)
+        motion = Motion(_BODY_FRAME, b"", 0, now_ns, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    speed = max(abs(motion.speed), _CREEPS_M_S)
+    lasts_s = max(speed / options.deceleration, _LEAST_STOP_S)
     after_s = np.linspace(0.0, lasts_s, _PATH_POSES)
-    along = speed * (ahead_s + after_s)
-    chord, direction = along * np.sinc(curvature * along / (2 * math.pi)), yaw + curvature * along / 2
-    points = np.stack([x + chord * np.cos(direction), y + chord * np.sin(direction), np.full_like(chord, z)], axis=1)
-    half = (yaw + curvature * along) / 2
-    turns = np.stack([np.zeros_like(half), np.zeros_like(half), np.sin(half), np.cos(half)], axis=1)
-    stamps_ns = ros_now_ns + np.rint(after_s * NS_PER_S).astype(np.int64)
-    path = TimedPath.made(frame_id, ros_now_ns, stamps_ns, points, turns).stop(ros_now_ns, options.deceleration)
-    assert path is not None  # it begins at its own first stamp
-    return path, round(lasts_s * NS_PER_S)
+    braking_s = np.minimum(after_s, speed / options.deceleration)
+    moved_s = braking_s - options.deceleration * braking_s**2 / (2 * speed)
+    known_s = age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
+    points = np.full((_PATH_POSES, 3), motion.z)
+    since_s = min(known_s, options.odometry_timeout_ms / 1000)
+    points[:, 0], points[:, 1], yaws = motion.after(since_s + moved_s)
+    stamps_ns = ros_now_ns + (after_s * NS_PER_S).astype(np.int64)
+    return TimedPath.made(stamps_ns, points, yaws, motion.frame).bytes(), round(lasts_s * NS_PER_S)

@@ -13,12 +13,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
 from torchperf_ros.frame.errors import BadInput
 
 Floats: TypeAlias = NDArray[np.float64]
 _FLOATS = {7: "f4", 8: "f8"}  # datatypes of `sensor_msgs/PointField`
 _CONE_POINTS = 7  # that stand for the arc on which what a range sensor sees may be
-_FASTEST_M_S, _FASTEST_TURN = 150.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +39,16 @@ class Points:
     measured: int
 
 
-@dataclass(frozen=True, slots=True)
-class Motion:
-    """Where the vehicle is and how it moves, by its odometry.
-
-    Attributes:
-        yaw, yaw_rate: rad and rad/s around the z axis.
-    """
-
-    received_ns: int  # monotonic
-    frame_id: str  # that x, y and z in m are given in
-    x: float
-    y: float
-    z: float
-    yaw: float
-    speed: float  # m/s, negative backwards
-    yaw_rate: float
-
-
 class _Cdr:
-    """Reads a message from its first byte on; numbers stand at multiples of their size after the encapsulation."""
+    """Reads a message from behind its header on; numbers stand at multiples of their size after the encapsulation."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.order = data, 4, "<" if data[1] & 1 else ">"
+        self.data, self.order = data, byte_order(data)
+        self.at = header_at(data, 4, self.order)[2]
 
     def numbers(self, kind: str) -> tuple[float, ...]:
         """Numbers of one kind, for example `7f`."""
-        size = struct.calcsize(kind[-1])
-        self.at += -(self.at - 4) % size
+        self.at = aligned(self.at, struct.calcsize(kind[-1]))
         found = struct.unpack_from(f"{self.order}{kind}", self.data, self.at)
         self.at += struct.calcsize(f"={kind}")
         return found
@@ -74,17 +56,9 @@ class _Cdr:
     def count(self) -> int:
         return int(self.numbers("I")[0])
 
-    def text(self) -> str:
-        length = self.count()
-        self.at += length
-        if self.at > len(self.data):
-            raise ValueError("a text ends beyond the message")
-        return self.data[self.at - length : self.at].rstrip(b"\0").decode(errors="replace")
-
-    def header(self) -> str:
-        """Pass a `std_msgs/Header`; its `frame_id`."""
-        self.numbers("iI")
-        return self.text()
+    def text(self) -> bytes:
+        found, self.at = text_at(self.data, self.at, self.order)
+        return found
 
     def bytes(self) -> int:
         """Pass a list of bytes; where it begins."""
@@ -130,7 +104,6 @@ class SensorPoints:
 
     def _scan(self, cdr: _Cdr) -> Points:
         """REP 117: +Inf is no return, -Inf too near to be measured, NaN and what is out of range an error."""
-        cdr.header()
         first, _, step, _, _, least, most = cdr.numbers("7f")
         count = cdr.count()
         ranges = np.frombuffer(cdr.data, f"{cdr.order}f4", count, cdr.at) if count else np.empty(0, np.float32)
@@ -149,9 +122,8 @@ class SensorPoints:
         return Points(self._x + found * cos[near], self._y + found * sin[near], count, usable, count)
 
     def _cloud(self, cdr: _Cdr) -> Points:
-        cdr.header()
         height, width = (int(size) for size in cdr.numbers("2I"))
-        fields: dict[str, tuple[int, str]] = {}
+        fields: dict[bytes, tuple[int, str]] = {}
         for _ in range(cdr.count()):
             name, offset = cdr.text(), cdr.count()
             (kind,) = cdr.numbers("B")
@@ -160,7 +132,7 @@ class SensorPoints:
         (is_big,) = cdr.numbers("B")
         step, row_step = cdr.count(), cdr.count()
         begin = cdr.bytes()
-        if missing := [axis for axis in "xyz" if not fields.get(axis, (0, ""))[1]]:
+        if missing := [axis for axis in "xyz" if not fields.get(axis.encode(), (0, ""))[1]]:
             raise BadInput(f"PointCloud2: field {missing[0]} has to be there as float32 or float64")
         if step <= 0 or (height > 1 and row_step < width * step):
             raise BadInput(f"PointCloud2: {width} points of {step} bytes do not fit rows of {row_step}")
@@ -169,8 +141,8 @@ class SensorPoints:
         if not count:
             return Points(none, none, 0, 0, 0)
         view, shape, strides = memoryview(cdr.data)[begin : cdr.at], (height, width), (row_step, step)
-        columns = (np.ndarray(shape, order + fields[axis][1], view, fields[axis][0], strides) for axis in "xyz")
-        x, y, z = (column.reshape(-1) for column in columns)
+        places = (fields[axis] for axis in (b"x", b"y", b"z"))
+        x, y, z = (np.ndarray(shape, order + kind, view, offset, strides).reshape(-1) for offset, kind in places)
         usable = np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))  # drivers fill what has no return with zeros
         low, high = (bound - self._z for bound in self._heights)
         near = np.flatnonzero(usable & (z >= low) & (z <= high))
@@ -182,7 +154,6 @@ class SensorPoints:
 
     def _range(self, cdr: _Cdr) -> Points:
         """What is seen is somewhere on an arc; a sensor of one fixed distance says -Inf for it."""
-        cdr.header()
         cdr.numbers("B")
         view, least, most, found = cdr.numbers("4f")
         if not (0 <= least <= most and 0 <= view <= 2 * math.pi):
@@ -206,25 +177,3 @@ def read_bool(data: bytes) -> bool:
     if len(data) < 5 or data[4] > 1:  # noqa: PLR2004 - the encapsulation and one byte
         raise BadInput(f"{len(data)} bytes are no std_msgs/Bool")
     return bool(data[4])
-
-
-def read_odometry(data: bytes, received_ns: int) -> Motion:
-    """The motion in the bytes of a `nav_msgs/Odometry`.
-
-    Raises:
-        BadInput: the bytes are none, a value is not finite, or no vehicle moves so.
-    """
-    try:
-        cdr = _Cdr(data)
-        frame_id = cdr.header()
-        cdr.text()
-        x, y, z, *turn = cdr.numbers("7d")
-        cdr.numbers("36d")
-        speed, _, _, _, _, yaw_rate = cdr.numbers("6d")
-    except (struct.error, IndexError, ValueError, TypeError) as error:
-        raise BadInput(f"{len(data)} bytes are no nav_msgs/Odometry: {error}") from error
-    if not (np.isfinite([x, y, z, *turn]).all() and abs(speed) <= _FASTEST_M_S and abs(yaw_rate) <= _FASTEST_TURN):
-        raise BadInput(f"odometry: a pose that is not finite, or a speed of {speed} m/s, or {yaw_rate} rad/s")
-    qx, qy, qz, qw = turn
-    yaw = math.atan2(2 * (qw * qz + qx * qy), 1 - 2 * (qy * qy + qz * qz))
-    return Motion(received_ns, frame_id, x, y, z, yaw, speed, yaw_rate)
