@@ -22,7 +22,7 @@ ALLOWED = {
     "model": RULES | {"packages", "workers", "engines", "runs", "recorder.incident_folder"},
     "engines": RULES | {"packages", "model", "workers.process_setup"},
     "stage": RULES | {"workers", "safety"},
-    "telemetry": RULES | {"workers", "stage"},
+    "telemetry": RULES | {"safety", "workers", "stage"},
     "watch": RULES | {"workers", "stage", "telemetry"},
     "recorder": RULES | {"workers", "telemetry", "watch"},
     "node": NODE_SIDE,

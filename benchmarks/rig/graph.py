@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
@@ -94,7 +95,8 @@ class PerfNodeProcess:
 
     def __init__(
         self, graph: Graph, adapter: str, options: dict[str, Any], instrumented: Path | None = None,
-        metrics_port: int = 0, recorder: bool = True, **stage: Any,
+        metrics_port: int = 0, recorder: bool = True, node_parameters: Mapping[str, Any] = MappingProxyType({}),
+        **stage: Any,
     ) -> None:  # fmt: skip
         """Start it.
 
@@ -105,6 +107,7 @@ class PerfNodeProcess:
             instrumented: file that it writes what its stopwatch measured to, see `instrumented_node`.
             metrics_port: of its exporter; 0: none.
             recorder: whether it is recorded, as by default.
+            node_parameters: others of the node, by name.
             stage: parameters of the stage.
         """
         stage = {
@@ -114,7 +117,7 @@ class PerfNodeProcess:
         parameters = {
             "stages": [STAGE], "metrics_port": metrics_port, "worker_threads": 1, "device": "cpu", STAGE: stage,
             "recorder": recorder, "evidence_dir": str(graph.folder / "evidence"),
-            "record_dir": str(graph.folder / "records"),
+            "record_dir": str(graph.folder / "records"), **node_parameters,
         }  # fmt: skip
         file = graph.folder / "parameters.yaml"
         file.write_text(json.dumps({"/**": {"ros__parameters": parameters}}), encoding="utf-8")

@@ -74,6 +74,25 @@ class Obedient(Adapter):
         )
 
 
+class ObedientPlanner(Obedient):
+    """Image in, path out: two poses, the image's width apart."""
+
+    output = "nav_msgs/msg/Path"
+
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
+        (image,) = messages.values()
+        point, turn = (message_class(f"geometry_msgs/msg/{kind}") for kind in ("Point", "Quaternion"))
+        pose, stamped = (message_class(f"geometry_msgs/msg/{kind}") for kind in ("Pose", "PoseStamped"))
+        places = [point(x=x, y=0.0, z=0.0) for x in (0.0, outputs.item())]
+        poses = [
+            stamped(
+                header=image.message.header, pose=pose(position=place, orientation=turn(x=0.0, y=0.0, z=0.0, w=1.0))
+            )
+            for place in places
+        ]
+        return message_class(self.output)(header=image.message.header, poses=poses)
+
+
 class Unbuildable(Obedient):
     """Fails while its model is built, after it has said what it takes and gives."""
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
-from torchperf_ros.config.guard_options import GUARD_PARAMETERS, GuardOptions, guard_options
-from torchperf_ros.config.parameter import Parameter, declared, require, ros_field
+from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
+from torchperf_ros.config.guard_options import GuardOptions, guard_options
+from torchperf_ros.config.parameter import Parameter, declared, nested, require, ros_field
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
@@ -88,7 +89,7 @@ class StageConfig:
         10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True
     )
 
-    guard: GuardOptions | None = None  # None: no check of it acts or is in shadow; declared as `guard.NAME`
+    guard: GuardOptions | None = nested(GuardOptions)  # None: no check of it acts or is in shadow
 
     @property
     def workers(self) -> int:
@@ -146,10 +147,11 @@ class NodeConfig:
     start_timeout_s: float = ros_field(
         120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0
     )
+    emergency: EmergencyOptions = nested(EmergencyOptions)
 
 
 NODE_PARAMETERS = declared(NodeConfig)
-STAGE_PARAMETERS = (*declared(StageConfig), *GUARD_PARAMETERS)
+STAGE_PARAMETERS = declared(StageConfig)
 
 STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
     "perception": {"adapter": "torchperf_ros.models.camera:CameraAdapter", "output": "detections"},
@@ -198,7 +200,8 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
-    guard = guard_options({p.name: checked.pop(p.name) for p in GUARD_PARAMETERS}, name)
+    guard = guard_options(checked, name)
+    checked = {key: value for key, value in checked.items() if "." not in key}
     return StageConfig(name=name, **checked, guard=guard if guard.act or guard.shadow else None)
 
 
@@ -234,20 +237,25 @@ def refuse_unknown(names: Iterable[str], stages: Sequence[str]) -> None:
     """
     names = list(names)
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
+    groups = {name.partition(".")[0] for name in own if "." in name}
     for name in names:
         stage, dot, rest = name.partition(".")
-        if rest in of_stage if dot else name in {*own, *_ROS_PARAMETERS}:
+        if name in own or (rest in of_stage and stage not in groups if dot else name in _ROS_PARAMETERS):
             continue
         if stage == "qos_overrides":
             continue
         import difflib  # once it is needed, the node ends
 
+        if stage in groups:
+            of_group = [known for known in own if known.startswith(f"{stage}.")]
+            named = ", ".join(difflib.get_close_matches(name, of_group, cutoff=0.0))
+            raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
         close = difflib.get_close_matches(rest or name, of_stage if dot else own + of_stage, cutoff=0.0)
         prefix = stage if dot else next(iter(stages), "STAGE")
         named = ", ".join(n if n in own and not dot else f"{prefix}.{n}" for n in close)
         raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
     given = {name.partition(".")[0]: name for name in names if "." in name}
-    if idle := given.keys() - {*stages, "qos_overrides"}:
+    if idle := given.keys() - {*stages, "qos_overrides", *groups}:
         import difflib
 
         for stage in [stage for stage in stages if stage not in given]:
@@ -264,6 +272,8 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     """
     checked = {p.name: p.check(values.get(p.name, p.default)) for p in NODE_PARAMETERS}
     names, device = checked.pop("stages"), checked["device"]
+    checked["emergency"] = emergency_options(checked)
+    checked = {name: value for name, value in checked.items() if "." not in name}
     told_apart = names and len(set(names)) == len(names)
     require(told_apart, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
     known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
@@ -274,6 +284,9 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     for folder in checked["package_dirs"]:
         absolute = folder.startswith(("/", "~"))
         require(absolute, f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
+    for name in names:
+        reserved = any(known.name.startswith(f"{name}.") for known in NODE_PARAMETERS)
+        require(not reserved, f"stages: {name!r} is not allowed; parameters of the node's own begin so")
     configs = tuple(stage_config(name, stages.get(name, {})) for name in names)
     outputs = [config.output for config in configs]
     text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"

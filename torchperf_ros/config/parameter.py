@@ -5,7 +5,7 @@ from typing import Any
 
 from torchperf_ros.frame.errors import ConfigError
 
-_PARAMETERS = "parameters"
+_PARAMETERS, _NESTED = "parameters", "nested"
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", type(None): "empty"}
 
 
@@ -76,10 +76,15 @@ def ros_field(default: Any, description: str, *rest: Any, then: tuple[Parameter,
     return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
 
 
+def nested(kind: type) -> Any:  # noqa: ANN401
+    """A field of a dataclass of its own, whose fields are declared as parameters `FIELD.NAME`."""
+    return field(metadata={_PARAMETERS: declared(kind), _NESTED: True})
+
+
 def declared(kind: type) -> tuple[Parameter, ...]:
     """The parameters that a configuration is made of."""
     return tuple(
-        parameter if parameter.name else replace(parameter, name=one.name)
+        replace(parameter, name=f"{one.name}." * (_NESTED in one.metadata) + (parameter.name or one.name))
         for one in fields(kind)
         for parameter in one.metadata.get(_PARAMETERS, ())
     )

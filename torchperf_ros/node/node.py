@@ -14,6 +14,7 @@ from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.node.alert_publisher import NodeLog
+from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import (
     OUTPUT_QOS,
     RawPublisher,
@@ -80,6 +81,7 @@ class PerfNode(LifecycleNode):
         self._taker: Taker | None = None
         self._exporter: MetricsExporter | None = None
         self._recording: Recording | None = None
+        self._lane: EmergencyLane | None = None
         self._lifecycle = "unconfigured"
         number, array = (ros_message_class(f"std_msgs/msg/Float64{kind}") for kind in ("", "MultiArray"))
         self._latency = RawPublisher(self.create_publisher(number, "~/latency", OUTPUT_QOS))
@@ -111,7 +113,8 @@ class PerfNode(LifecycleNode):
         self._reporter.stages = list(self._stages)
         self._lifecycle = "configuring"
         self._find_taker()  # while workers start, which takes longer
-        if not self._wait_for_descriptions(config.start_timeout_s) or not self._connect():
+        described = self._wait_for_descriptions(config.start_timeout_s)
+        if not described or not self._connect() or not self._open_lane(config):
             self._tear_down()
             return _FAILURE
         for stage in self._stages:
@@ -128,6 +131,8 @@ class PerfNode(LifecycleNode):
     @_transition
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Let frames in."""
+        if self._lane is not None:
+            self._lane.activate()
         for stage in self._stages:
             stage.activate()
         self._lifecycle = "active"
@@ -140,6 +145,8 @@ class PerfNode(LifecycleNode):
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Let no more frames in; the workers stay warm."""
         self._finish()
+        if self._lane is not None:
+            self._lane.deactivate()
         self._lifecycle = "inactive"
         return super().on_deactivate(state)
 
@@ -230,6 +237,21 @@ class PerfNode(LifecycleNode):
             return False
         return True
 
+    def _open_lane(self, config: NodeConfig) -> bool:
+        """The emergency lane, unless it is off."""
+        if not config.emergency.sensors:
+            self._reporter.facts["emergency"] = "off: emergency.sensors is empty"
+            return True
+        last, found = self._stages[-1], self._reporter.alert_publisher.found
+        output_type = "" if last.pool.description is None else last.pool.description.output
+        try:
+            self._lane = EmergencyLane(self, config.emergency, last.config.output, output_type, found)
+        except TorchperfError as error:
+            self.get_logger().error(str(error))
+            return False
+        self._reporter.lane = self._lane
+        return True
+
     def _find_taker(self) -> None:
         """Find out whether triggers can be taken straight into the stages' rings."""
         self._taker = None
@@ -253,7 +275,7 @@ class PerfNode(LifecycleNode):
         if not config.metrics_port:
             return
         try:
-            self._exporter = MetricsExporter(config, self._stages)
+            self._exporter = MetricsExporter(config, self._stages, self._lane.rules if self._lane else None)
         except OSError as error:
             place = f"on metrics_address {config.metrics_address}; set another, or 0 for none"
             self._reporter.facts["metrics_warning"] = (
@@ -276,9 +298,12 @@ class PerfNode(LifecycleNode):
         self._waitables_of_stages.clear()
         self._subscriptions_of_stages.clear()
         self._reporter.inputs, self._reporter.stages, self._reporter.facts = [], [], {}
-        self._reporter.alert_publisher.recording = None
+        self._reporter.alert_publisher.recording = self._reporter.lane = None
         for stage in self._stages:
             stage.stop()
+        if self._lane is not None:
+            self._lane.close()
+        self._lane = None
         for publisher in self._outputs:
             if publisher is not None:
                 self.destroy_publisher(publisher.publisher)
@@ -301,7 +326,11 @@ class PerfNode(LifecycleNode):
     # -- what the stages call -----------------------------------------------------------------------------------------
 
     def _publish_output(self, index: int, payload: bytes) -> None:
-        if (publisher := self._outputs[index]) is not None:
+        if (publisher := self._outputs[index]) is None:
+            return
+        if self._lane is not None and index == len(self._outputs) - 1:
+            self._lane.answer(publisher, payload)
+        else:
             publisher.publish(payload)
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:

@@ -15,6 +15,7 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
+from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
 from torchperf_ros.node.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
 from torchperf_ros.stage.stage_actor import StageActor, StageInput
@@ -45,6 +46,7 @@ class Reporter:
         self.stages: list[StageActor] = []  # the stages to report on; empty while the node is not configured
         self.inputs: list[StageInput] = []  # their inputs from topics, checked for publishers of another type
         self.facts: dict[str, str] = {}  # what else the node's own status says; `..._warning` is logged, too
+        self.lane: EmergencyLane | None = None  # the emergency lane, unless it is off
         self.memory_limit_mib, self.memory_share = 0, 1.0
         self.alert_publisher = AlertPublisher(node)
         self._node = node
@@ -91,9 +93,14 @@ class Reporter:
         now_ns = monotonic_ns()
         for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
             self.alert_publisher.found(finding)
+        lane = self.lane
+        if lane is not None and (alert := lane.alert()) is not None:
+            self.alert_publisher.found(alert)
         healths = [(stage, stage.statistics.health.state(now_ns)) for stage in self.stages]
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
-        statuses.append(self._node_status({health for _, health in healths}, memory.node_rss))
+        latched = {Health.SAFE_STOP} if lane is not None and lane.rules.latch is not None else set()
+        statuses.append(self._node_status({health for _, health in healths} | latched, memory.node_rss))
+        statuses.extend([] if lane is None else [lane.status()])
         statuses.extend(self._wrong_types())
         for stage, health in healths:
             self._tell_progress(stage, health)

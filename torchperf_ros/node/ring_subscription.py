@@ -146,17 +146,19 @@ def _soon(take: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever `take` giv
     return found
 
 
-class _Never(CallbackGroup):
-    """The group of a subscription that no executor looks at."""
+class NoExecutor(CallbackGroup):
+    """The group of what no executor looks at, as a thread of ours waits for it."""
 
     def can_execute(self, entity: object) -> bool:
+        """Never."""
         return False
 
     def beginning_execution(self, entity: object) -> bool:
+        """Never."""
         return False
 
     def ending_execution(self, entity: object) -> None:
-        pass
+        """Nothing was begun."""
 
 
 class RingSubscription(Waitable):
@@ -180,7 +182,7 @@ class RingSubscription(Waitable):
         self._subscription, self._slot, self._failed = subscription, slot, failed
         self._taker: Taker | None = taker
         self._index: int | None = None
-        subscription.callback_group = _Never()
+        subscription.callback_group = NoExecutor()
         node.add_waitable(self)
 
     def __enter__(self) -> None:

@@ -22,6 +22,7 @@ _BLACK_BOX: Final = "black_box"
 _OF_THE_PLACE = (
     "autostart", "metrics_port", "metrics_address", "cache_dir", "package_dirs", "cache_mib", "evidence_dir",
     "evidence_mib", "evidence_count", "recorder", "record_dir", "record_mib", "watch", "start_timeout_s",
+    "emergency",
 )  # fmt: skip
 """Parameters of where and how a node is operated; what a replay comes to does not depend on them."""
 

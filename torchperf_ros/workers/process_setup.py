@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import select
 import signal
 import sys
@@ -16,6 +17,7 @@ _NICE = -10
 _MCL_CURRENT_AND_FUTURE = 3
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _BACKGROUND_PRIORITY = 1
+_HIGHEST_PRIORITY = 98  # 99 is for the kernel's own threads, as the one that moves tasks between processors
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _INT_MAX = 2**31 - 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,6 +45,21 @@ def prefer_this_process(priority: int) -> str:
             return "normal: SCHED_FIFO and nice are not permitted; give the user an rtprio limit, or CAP_SYS_NICE"
         return f"nice {_NICE}"
     return f"fifo {priority}"
+
+
+def prefer_this_thread() -> str:
+    """The highest SCHED_FIFO priority that is permitted, for the calling thread, if its process has it at all.
+
+    Returns:
+        What holds now, for example `fifo 98`, or `normal`.
+    """
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:
+        for priority in (_HIGHEST_PRIORITY, resource.getrlimit(resource.RLIMIT_RTPRIO)[0]):
+            with contextlib.suppress(OSError, OverflowError):  # not permitted; no limit
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+                break
+        return f"fifo {os.sched_getparam(0).sched_priority}"
+    return "normal"
 
 
 def step_back() -> None:

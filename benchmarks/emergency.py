@@ -1,0 +1,218 @@
+"""How soon the emergency lane's stop path is there: after an obstacle in a scan, after a trigger, after a silence.
+
+A real node answers a camera meanwhile. Again and again a scan without and then one with an obstacle is published, the
+stop path is awaited, and the latch cleared. Times are from just before the scan is published until the onlooker's DDS
+reader has received the path, so they hold both ways through the middleware. Silence: a sensor publishes once and then
+not again; from the end of its timeout until the path is received.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from nav_msgs.msg import Odometry
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from sensor_msgs.msg import LaserScan
+from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
+
+from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
+from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.figures import distribution
+from benchmarks.rig.graph import CameraProcess, Graph, GraphError, PerfNodeProcess, model_options
+from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.config.message_types import encode, header, message_class
+
+_PRIORITY = 5  # of who publishes the scans: as the onlooker's DDS threads, so that a busy machine does not delay them
+_BEAMS, _SPEED = 1080, 10.0
+_TIMEOUT_MS = 100.0
+_WITHIN_S = 20.0
+_FRAME = "odom"
+_LANE = {
+    "emergency.sensors": ["scan", "button", "beat"], "emergency.types": ["LaserScan", "Bool", "Bool"],
+    "emergency.timeouts_ms": [0.0, 0.0, _TIMEOUT_MS], "emergency.mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 8,
+    "emergency.scans": 1, "emergency.start_s": 600.0, "emergency.odometry_timeout_ms": 60_000.0,
+}  # fmt: skip
+_EPILOG = """\
+targets: scan and trigger to stop path, p99.9 <= 5 ms; with --load (four busy processes for each core: fourfold) <= 10
+ms; a silence <= 5 ms after its timeout
+
+examples:
+  ./run bench emergency
+  ./run bench emergency --load 8 --json emergency.json"""
+
+
+def main() -> int:
+    """Measure, show, write."""
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--times", type=int, default=3000, help="how often an obstacle appears (default 3000)")
+    parser.add_argument("--triggers", type=int, default=500, help="how often the trigger is pressed (default 500)")
+    parser.add_argument("--silences", type=int, default=100, help="how often a sensor falls silent (default 100)")
+    parser.add_argument("--load", type=int, default=0, help="busy processes at normal priority (default 0)")
+    parser.add_argument("--no-camera", action="store_true", help="no frames meanwhile")
+    add_camera(parser)
+    add_stage(parser)
+    add_backup(parser)
+    arguments = parser.parse_args()
+    report = Report("emergency", arguments)
+    figures = _measure(arguments)
+    rows = [[name, *(figures[name][key] for key in ("count", "p50", "p99", "p99_9", "max"))] for name in _NAMES]
+    title = f"Milliseconds; {arguments.load} busy processes; the lane runs at {figures['scheduling']}"
+    report.table(title, ("until the stop path", "times", "p50", "p99", "p99.9", "max"), rows)
+    limit_ms = 10.0 if arguments.load else 5.0
+    report.finish(figures, [
+        *(Target(f"{name}, p99.9", figures[name]["p99_9"], "<=", limit_ms, "ms") for name in _NAMES[:2]),
+        Target(f"{_NAMES[2]}, max", figures[_NAMES[2]]["max"], "<=", 5.0, "ms"),
+    ])  # fmt: skip
+    return 0
+
+
+_NAMES = ("scan", "trigger", "silence", "scan, until it is published")
+
+
+def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    options = model_options(arguments.model_ms)
+    with Graph((OURS,)) as graph:
+        stage = {"backup": arguments.backup, "budget_ms": arguments.budget_ms}
+        node = PerfNodeProcess(graph, ADAPTER, options, node_parameters=_LANE, **stage)
+        camera = CameraProcess(graph)
+        node.wait_ready()
+        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
+        drive = _Drive(graph, node)
+        if not arguments.no_camera:
+            seconds = 60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences  # ended with the graph
+            camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
+        graph.busy(arguments.load)
+        with _realtime():
+            say(f"{arguments.times} obstacles, {arguments.triggers} triggers, {arguments.silences} silences")
+            found = [drive.obstacles(arguments.times)]
+            published_ms = list(drive.published_ms)
+            found += [drive.triggers(arguments.triggers), drive.silences(arguments.silences), published_ms]
+        return {
+            **{name: distribution(ms[len(ms) // 100 :]) for name, ms in zip(_NAMES, found, strict=True)},
+            "scheduling": graph.observer.values("perf: emergency").get("scheduling", ""),
+        }
+
+
+class _Drive:
+    """The vehicle's sensors, and who waits for its stop."""
+
+    def __init__(self, graph: Graph, node: PerfNodeProcess) -> None:
+        self._graph, self._process, self._seen = graph, node.process, graph.observer.seen[OURS]
+        self._node = Node("vehicle", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(self._node)
+        kinds = {"scan": LaserScan, "button": Bool, "beat": Bool, "odom": Odometry}
+        self._topics = {name: self._node.create_publisher(kind, f"{OURS}/{name}", 10) for name, kind in kinds.items()}
+        self._client = self._node.create_client(Trigger, f"{OURS}/perf/clear_emergency")
+        subscribed = lambda: all(topic.get_subscription_count() for topic in self._topics.values())  # noqa: E731
+        graph.wait(lambda: subscribed() and self._client.service_is_ready(), "the lane", self._process)
+        self._blocked, self._free = _scan(5.0), _scan(math.inf)
+        self._no, self._yes = (bytes(encode(message_class(_BOOL)(data=value), _BOOL)) for value in (False, True))
+        self.published_ms: list[float] = []  # until the node has published the stop path
+        self._until_latched_by("scan", self._blocked, lambda: self._publish("scan", self._free))
+
+    def obstacles(self, times: int) -> list[float]:
+        """Milliseconds from a scan with an obstacle to the stop path, each time."""
+        found = []
+        for _ in range(times):
+            found.append(self._until_stop("scan", self._blocked))
+            self._publish("scan", self._free)
+            self._clear()
+        return found
+
+    def triggers(self, times: int) -> list[float]:
+        """The same from a trigger that becomes true."""
+        found = []
+        for _ in range(times):
+            found.append(self._until_stop("button", self._yes))
+            self._publish("button", self._no)
+            self._clear()
+        return found
+
+    def silences(self, times: int) -> list[float]:
+        """Milliseconds from the end of a sensor's timeout to the stop path, each time."""
+        found = []
+        for _ in range(times):
+            found.append(self._until_stop("beat", self._no, meanwhile=self._clear) - _TIMEOUT_MS)
+            self._publish("beat", self._no)
+        return found
+
+    def _until_latched_by(self, topic: str, message: bytes, then: Callable[[], None]) -> None:
+        """Publish until something comes back: by then everyone has found everyone."""
+        self._publish("odom", _odometry())
+        for _ in range(100):
+            self._publish(topic, message)
+            if self._graph.observer.listen(0.2, lambda: any(one.source == _FRAME for one in self._seen.outputs)):
+                break
+        then()
+        self._clear()
+
+    def _publish(self, topic: str, message: bytes) -> None:
+        self._topics[topic].publish(message)
+
+    def _until_stop(self, topic: str, message: bytes, meanwhile: Callable[[], None] = lambda: None) -> float:
+        self._seen.clear()
+        began_ns = time.time_ns()
+        self._publish(topic, message)
+        meanwhile()
+        began_at = lambda one: one.source == _FRAME and one.stamp_ns > began_ns  # noqa: E731
+        if not self._graph.observer.listen(_WITHIN_S, lambda: any(map(began_at, self._seen.outputs))):
+            raise GraphError(f"no stop path within {_WITHIN_S:g} s of a message on {topic}")
+        first = next(filter(began_at, self._seen.outputs))
+        self.published_ms.append((first.written_ns - began_ns) / 1e6)
+        return (first.received_ns - began_ns) / 1e6
+
+    def _clear(self) -> None:
+        give_up_at = time.monotonic() + _WITHIN_S
+        while time.monotonic() < give_up_at:
+            future = self._client.call_async(Trigger.Request())
+            self._executor.spin_until_future_complete(future, timeout_sec=1.0)
+            if future.done() and (answer := future.result()).success:
+                return
+        raise GraphError(f"not cleared within {_WITHIN_S:g} s: {answer.message}")
+
+
+_BOOL = "std_msgs/msg/Bool"
+
+
+def _scan(distance_m: float) -> bytes:
+    name, step = "sensor_msgs/msg/LaserScan", math.radians(270) / (_BEAMS - 1)
+    return bytes(encode(message_class(name)(
+        header=header(time.time_ns(), "laser"), angle_min=-math.radians(135), angle_max=math.radians(135),
+        angle_increment=step, time_increment=0.0, scan_time=0.025, range_min=0.1, range_max=30.0,
+        ranges=np.full(_BEAMS, distance_m, np.float32), intensities=np.empty(0, np.float32),
+    ), name))  # fmt: skip
+
+
+def _odometry() -> bytes:
+    from rclpy.serialization import serialize_message
+
+    message = Odometry(child_frame_id="base_link")
+    message.header.frame_id, message.pose.pose.orientation.w, message.twist.twist.linear.x = _FRAME, 1.0, _SPEED
+    return bytes(serialize_message(message))
+
+
+@contextlib.contextmanager
+def _realtime() -> Any:
+    """Who publishes does not wait for a free processor, where that is permitted."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+    except PermissionError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The emergency lane in a real ROS graph: it stops the vehicle whatever the workers do, until a person clears it."""
+
+import math
+import time
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from nav_msgs.msg import Odometry, Path
+from sensor_msgs.msg import Image, LaserScan
+from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
+
+from torchperf_ros.frame.outcome import Outcome
+
+pytestmark = pytest.mark.ros
+
+SPEED, DECELERATION = 10.0, 6.0
+LANE = {
+    "sensors": ["scan", "button", "beat"], "types": ["LaserScan", "Bool", "Bool"], "timeouts_ms": [0.0, 0.0, 200.0],
+    "mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 8, "start_s": 600.0, "odometry_timeout_ms": 60_000.0, "scans": 2,
+    "deceleration": DECELERATION,
+}  # fmt: skip
+
+
+def scan(distance_m=math.inf, *, beams=41):
+    """A scan of the 80 degrees ahead: something that fills all of it at a distance, or nothing."""
+    step = math.radians(80) / (beams - 1)
+    message = LaserScan(
+        angle_min=-math.radians(40), angle_max=math.radians(40), angle_increment=step, range_min=0.1, range_max=60.0,
+        ranges=[float(distance_m)] * beams,
+    )  # fmt: skip
+    message.header.frame_id = "laser"
+    return message
+
+
+def odometry(speed=SPEED):
+    message = Odometry(child_frame_id="base_link")
+    message.header.frame_id = "odom"
+    message.pose.pose.position.x, message.pose.pose.orientation.w = 100.0, 1.0
+    message.twist.twist.linear.x = speed
+    return message
+
+
+class Vehicle:
+    """A node with a planner and the lane, its sensors, and what it says."""
+
+    def __init__(self, graph, start_node, obedient, orders):
+        stage = obedient(orders, adapter="ObedientPlanner", output="plan", backup="standby", hold_last_ms=60_000.0)
+        given = {f"emergency.{name}": value for name, value in LANE.items()}
+        self.node = start_node({"stages": ["camera"], "camera": stage, **given})
+        self.plans = graph.listen(f"{self.node.namespace}/plan", Path)
+        self.node.wait_until_ready("camera")
+        kinds = {"scan": LaserScan, "button": Bool, "beat": Bool, "odom": Odometry, "image": Image}
+        self.topics = {name: self.node.publisher(name, kind) for name, kind in kinds.items()}
+        self.clear()
+
+    def send(self, topic, message):
+        self.topics[topic].publish(message)
+
+    def see(self, distance_m, times=2, **how):
+        for _ in range(times):
+            self.send("scan", scan(distance_m, **how))
+
+    def clear(self):
+        answer = self.node.call(Trigger, "clear_emergency", Trigger.Request())
+        return answer.success, answer.message
+
+    def lane(self):
+        return self.node.values("emergency")
+
+    def lane_says(self, **what):
+        """The lane's values as soon as they say this."""
+        return self.node.wait_for(
+            lambda: (now := self.lane()) and all(now[key] == value for key, value in what.items()) and now, str(what)
+        )
+
+    def next_plan(self):
+        seen = len(self.plans)
+        return self.node.wait_for(lambda: self.plans[seen:], "a path")[0]
+
+
+@pytest.fixture(scope="module")
+def running(graph, start_node, obedient, orders):
+    return Vehicle(graph, start_node, obedient, orders)
+
+
+@pytest.fixture
+def vehicle(running):
+    """The vehicle at speed, with nothing in its way and nothing latched."""
+    if running.node.state() == "active":
+        assert running.node.change_state("deactivate")
+    assert running.clear()[0]
+    assert running.node.change_state("activate")
+    running.send("odom", odometry())
+    running.see(math.inf)
+    running.lane_says(state="watching", speed=f"{SPEED:.3f}")
+    running.plans.clear()
+    running.node.anomalies.clear()
+    return running
+
+
+def test_given_an_obstacle_in_two_scans_then_the_stop_path_leads_to_standstill_until_it_is_cleared(vehicle, image):
+    vehicle.see(5.0, times=1)
+    vehicle.see(math.inf)
+    vehicle.see(5.0)
+    path = vehicle.next_plan()
+    assert path.header.frame_id == "odom"
+    xs = [pose.pose.position.x for pose in path.poses]
+    assert xs[0] >= 100.0
+    assert xs[-1] - xs[0] == pytest.approx(SPEED**2 / (2 * DECELERATION), abs=0.01)
+    assert xs == sorted(xs)
+    begin, end = (pose.header.stamp.sec + pose.header.stamp.nanosec / 1e9 for pose in (path.poses[0], path.poses[-1]))
+    assert end - begin == pytest.approx(SPEED / DECELERATION, abs=0.01)
+    assert begin == pytest.approx(time.time(), abs=30.0)
+
+    said = vehicle.lane_says(state="latched", triggers_obstacle="1")
+    assert "scan shows 13 points" in said["reason"]
+    assert float(said["reaction_ms"]) > 0
+    assert vehicle.node.statuses["perf: emergency"][0] == 2
+    vehicle.node.wait_for(lambda: vehicle.node.values("node")["health"] == "SAFE_STOP", "the node's health")
+    told = vehicle.node.wait_for(
+        lambda: [s for array in vehicle.node.anomalies for s in array.status if s.name == "node: emergency stop"],
+        "the alert",
+    )
+    assert "scan shows" in told[0].message
+
+    # a frame is answered meanwhile, with the stop and not with its own result
+    vehicle.plans.clear()
+    withheld = int(vehicle.lane()["withheld"])
+    vehicle.node.answer(vehicle.topics["image"], image())
+    vehicle.node.wait_for(lambda: int(vehicle.lane()["withheld"]) > withheld, "the output to be withheld")
+    assert {plan.header.frame_id for plan in vehicle.plans} == {"odom"}
+    assert len(vehicle.plans) > 2  # again and again
+
+    done, why = vehicle.clear()
+    assert not done
+    assert why == "refused: scan still shows 13 points in the vehicle's way"
+    vehicle.see(math.inf, times=1)
+    vehicle.node.wait_for(lambda: vehicle.clear() == (True, "cleared: the last stage's outputs are published again"),
+                          "the way to be clear")  # fmt: skip
+    assert vehicle.clear() == (True, "nothing was latched")
+    vehicle.node.next_report()
+    assert vehicle.lane()["state"] == "watching"
+    assert vehicle.node.values("node")["health"] != "SAFE_STOP"
+    vehicle.plans.clear()
+    vehicle.node.answer(vehicle.topics["image"], image(width=48))
+    vehicle.node.wait_for(lambda: vehicle.plans, "the plan")
+    assert [(plan.header.frame_id, len(plan.poses)) for plan in vehicle.plans] == [("camera", 2)]
+
+
+def test_given_a_trigger_that_is_true_then_the_vehicle_stops_and_clearing_waits_until_it_is_false(vehicle):
+    vehicle.send("button", Bool(data=False))
+    vehicle.send("button", Bool(data=True))
+    assert vehicle.next_plan().header.frame_id == "odom"
+    assert vehicle.clear() == (False, "refused: button is true")
+    vehicle.send("button", Bool(data=False))
+    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
+
+
+def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_until_it_is_back(vehicle):
+    vehicle.send("beat", Bool(data=False))
+    assert vehicle.next_plan().header.frame_id == "odom"
+    said = vehicle.lane_says(state="latched", triggers_silent="1")
+    assert said["reason"].startswith("beat has sent nothing usable for 20")
+    done, why = vehicle.clear()
+    assert (done, why.partition(" for ")[0]) == (False, "refused: beat has sent nothing usable")
+
+
+def test_given_messages_that_cannot_be_used_then_each_is_counted_with_a_reason_and_nothing_else_is_disturbed(
+    vehicle, image
+):
+    before = int(vehicle.lane()["scan refused"])
+    lengths = [scan(math.inf, beams=beams) for beams in (2, 400, 7)]
+    broken = b"\0\1\0\0" + b"\xff" * 92
+    for message in (scan(0.0), scan(0.0), scan(math.nan), scan(-1.0), b"\0\1\0\0" + bytes(8), *lengths, broken):
+        vehicle.send("scan", message)
+        assert vehicle.clear()[0]  # the lane takes what has arrived before it answers
+    vehicle.send("odom", broken)
+    said = vehicle.node.wait_for(
+        lambda: (now := vehicle.lane()) and int(now["scan refused"]) == before + 6 and now, "six refused messages"
+    )
+    assert said["scan problem"].startswith("96 bytes are no sensor_msgs/LaserScan")
+    assert (said["state"], said["errors"], said["odom refused"]) == ("watching", "0", "1")
+    assert vehicle.node.answer(vehicle.topics["image"], image())["outcome"] == Outcome.ON_TIME
+    vehicle.node.wait_for(lambda: vehicle.plans, "the plan")
+    assert all(plan.header.frame_id == "camera" for plan in vehicle.plans)
+
+
+def test_given_a_lane_on_the_topic_of_another_type_when_configured_then_it_is_refused(start_node, obedient):
+    node = start_node({"stages": ["camera"], "autostart": False, "camera": obedient(), "emergency.sensors": ["scan"]})
+    assert not node.change_state("configure")
+    assert "parameter emergency.output: 'point' is not allowed, as the last stage publishes" in node.errors
+
+
+def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops(vehicle):
+    vehicle.node.wait_for(lambda: len(vehicle.node.workers()) == 2, "both workers")
+    children = vehicle.node.children()  # those that workers are forked from, too: new ones take seconds
+    for process in children:
+        process.kill()
+    vehicle.node.graph.wait_for_end(*children)
+    vehicle.see(5.0)
+    assert vehicle.next_plan().header.frame_id == "odom"
+    assert not vehicle.node.workers()
+    vehicle.see(math.inf, times=1)
+    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")

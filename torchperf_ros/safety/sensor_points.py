@@ -1,0 +1,179 @@
+"""Bytes of the sensors that the emergency lane watches, as points around the vehicle.
+
+Points are in the vehicle's axes: x forward, y left, from the reference point on the ground (REP 103). A sensor is
+mounted upright: it has a place and a yaw, and neither roll nor pitch.
+"""
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
+from torchperf_ros.frame.errors import BadInput
+
+Floats: TypeAlias = NDArray[np.float64]
+_FLOATS = {7: "f4", 8: "f8"}  # datatypes of `sensor_msgs/PointField`
+_CONE_POINTS = 7  # that stand for the arc on which what a range sensor sees may be
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """What one message shows.
+
+    Attributes:
+        x, y: of each return in m, in the vehicle's axes.
+        most: how many of them count at most; 1 where all of them stand for one measurement.
+        usable: measurements that say something, "nothing there" included; 0: the sensor is blind.
+        measured: how many there were.
+    """
+
+    x: Floats
+    y: Floats
+    most: int
+    usable: int
+    measured: int
+
+
+class _Cdr:
+    """Reads a message from behind its header on; numbers stand at multiples of their size after the encapsulation."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.order = data, byte_order(data)
+        self.at = header_at(data, 4, self.order)[2]
+
+    def numbers(self, kind: str) -> tuple[float, ...]:
+        """Numbers of one kind, for example `7f`."""
+        self.at = aligned(self.at, struct.calcsize(kind[-1]))
+        found = struct.unpack_from(f"{self.order}{kind}", self.data, self.at)
+        self.at += struct.calcsize(f"={kind}")
+        return found
+
+    def count(self) -> int:
+        return int(self.numbers("I")[0])
+
+    def text(self) -> bytes:
+        found, self.at = text_at(self.data, self.at, self.order)
+        return found
+
+    def bytes(self) -> int:
+        """Pass a list of bytes; where it begins."""
+        length = self.count()
+        self.at += length
+        if self.at > len(self.data):
+            raise ValueError("a list ends beyond the message")
+        return self.at - length
+
+
+def _read(data: bytes, name: str, read: Callable[[_Cdr], Points]) -> Points:
+    try:
+        return read(_Cdr(data))
+    except (struct.error, IndexError, ValueError, TypeError) as error:  # what reading beyond the end raises
+        raise BadInput(f"{len(data)} bytes are no {name}: {error}") from error
+
+
+class SensorPoints:
+    """Reads the messages of one sensor."""
+
+    def __init__(self, kind: str, place: tuple[float, float, float, float], heights_m: tuple[float, float]) -> None:
+        """Take what it is and where.
+
+        Args:
+            kind: LaserScan, PointCloud2 or Range.
+            place: x, y, z in m and yaw in rad in the vehicle's axes.
+            heights_m: least and greatest height above the ground at which points of a cloud count.
+        """
+        self._kind = kind
+        self._x, self._y, self._z, self._yaw = place
+        self._cos, self._sin = math.cos(self._yaw), math.sin(self._yaw)
+        self._heights = heights_m
+        self._directions: tuple[tuple[float, ...], Floats, Floats] | None = None  # of the last scan, with its geometry
+        self._reader = {"LaserScan": self._scan, "PointCloud2": self._cloud, "Range": self._range}[kind]
+
+    def read(self, data: bytes) -> Points:
+        """The points of a message, as CDR bytes.
+
+        Raises:
+            BadInput: the bytes are no such message, or its description of itself makes no sense.
+        """
+        return _read(data, f"sensor_msgs/{self._kind}", self._reader)
+
+    def _scan(self, cdr: _Cdr) -> Points:
+        """REP 117: +Inf is no return, -Inf too near to be measured, NaN and what is out of range an error."""
+        first, _, step, _, _, least, most = cdr.numbers("7f")
+        count = cdr.count()
+        ranges = np.frombuffer(cdr.data, f"{cdr.order}f4", count, cdr.at) if count else np.empty(0, np.float32)
+        if not (math.isfinite(first) and math.isfinite(step)):
+            raise BadInput(f"LaserScan: angle_min {first} and angle_increment {step} have to be finite")
+        if not 0 <= least < most:
+            raise BadInput(f"LaserScan: range_min {least} has to be below range_max {most}, and not negative")
+        geometry = (count, first, step)
+        if self._directions is None or self._directions[0] != geometry:
+            angles = self._yaw + first + step * np.arange(count)
+            self._directions = geometry, np.cos(angles), np.sin(angles)
+        _, cos, sin = self._directions
+        near = np.flatnonzero((ranges <= most) & ((ranges >= least) & (ranges > 0) | (ranges == -np.inf)))
+        found = np.maximum(ranges[near].astype(np.float64), least)
+        usable = len(near) + int(np.count_nonzero(ranges > most))
+        return Points(self._x + found * cos[near], self._y + found * sin[near], count, usable, count)
+
+    def _cloud(self, cdr: _Cdr) -> Points:
+        height, width = (int(size) for size in cdr.numbers("2I"))
+        fields: dict[bytes, tuple[int, str]] = {}
+        for _ in range(cdr.count()):
+            name, offset = cdr.text(), cdr.count()
+            (kind,) = cdr.numbers("B")
+            cdr.count()
+            fields[name] = offset, _FLOATS.get(int(kind), "")
+        (is_big,) = cdr.numbers("B")
+        step, row_step = cdr.count(), cdr.count()
+        begin = cdr.bytes()
+        if missing := [axis for axis in "xyz" if not fields.get(axis.encode(), (0, ""))[1]]:
+            raise BadInput(f"PointCloud2: field {missing[0]} has to be there as float32 or float64")
+        if step <= 0 or (height > 1 and row_step < width * step):
+            raise BadInput(f"PointCloud2: {width} points of {step} bytes do not fit rows of {row_step}")
+        count, order = height * width, ">" if is_big else "<"
+        none = np.empty(0)
+        if not count:
+            return Points(none, none, 0, 0, 0)
+        view, shape, strides = memoryview(cdr.data)[begin : cdr.at], (height, width), (row_step, step)
+        places = (fields[axis] for axis in (b"x", b"y", b"z"))
+        x, y, z = (np.ndarray(shape, order + kind, view, offset, strides).reshape(-1) for offset, kind in places)
+        usable = np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))  # drivers fill what has no return with zeros
+        low, high = (bound - self._z for bound in self._heights)
+        near = np.flatnonzero(usable & (z >= low) & (z <= high))
+        forward, left = x[near].astype(np.float64), y[near].astype(np.float64)
+        body_x = self._x + self._cos * forward - self._sin * left
+        return Points(
+            body_x, self._y + self._sin * forward + self._cos * left, count, int(np.count_nonzero(usable)), count
+        )
+
+    def _range(self, cdr: _Cdr) -> Points:
+        """What is seen is somewhere on an arc; a sensor of one fixed distance says -Inf for it."""
+        cdr.numbers("B")
+        view, least, most, found = cdr.numbers("4f")
+        if not (0 <= least <= most and 0 <= view <= 2 * math.pi):
+            raise BadInput(f"Range: min_range {least}, max_range {most} or field_of_view {view} rad makes no sense")
+        none = np.empty(0)
+        if math.isnan(found) or 0 <= found < least or (found < 0 and found != -math.inf) or found == 0:
+            return Points(none, none, 0, 0, 1)
+        if found > most:
+            return Points(none, none, 0, 1, 1)
+        angles = self._yaw + view * np.linspace(-0.5, 0.5, _CONE_POINTS)
+        distance = max(found, least)
+        return Points(self._x + distance * np.cos(angles), self._y + distance * np.sin(angles), 1, 1, 1)
+
+
+def read_bool(data: bytes) -> bool:
+    """The value of a `std_msgs/Bool`.
+
+    Raises:
+        BadInput: the bytes are none.
+    """
+    if len(data) < 5 or data[4] > 1:  # noqa: PLR2004 - the encapsulation and one byte
+        raise BadInput(f"{len(data)} bytes are no std_msgs/Bool")
+    return bool(data[4])
