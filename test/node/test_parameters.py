@@ -1,6 +1,7 @@
 """The node's parameters from outside: refused with one clear line at start and live, described, and all in the file."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,18 +104,23 @@ def test_given_a_command_line_that_cannot_be_meant_when_started_then_it_says_so_
 # -- the file that holds every parameter ------------------------------------------------------------------------------
 
 
+def flat(values, prefix=""):
+    for name, value in values.items():
+        yield from flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+
+
 def test_given_the_parameter_file_then_it_has_every_parameter_with_its_default_and_description():
     text = FILE.read_text()
     (settings,) = YAML(typ="safe").load(text).values()
-    found = {}
-    for name, value in settings["ros__parameters"].items():
-        found |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    found = dict(flat(settings["ros__parameters"]))
     assert found == {name: parameter.default for name, parameter in DEFAULTS.items()}
     assert {name: type(value) for name, value in found.items()} == {
         name: type(parameter.default) for name, parameter in DEFAULTS.items()
     }
+    described = set(re.findall(r"# (.+)\n(?: *# .+\n)? *(\w+): ", text))
     for parameter in DEFAULTS.values():
-        assert text.count(f"# {parameter.description}") == text.count(f" {parameter.name}: ")
+        name = parameter.name.rpartition(".")[2]
+        assert any(key == name and said.startswith(parameter.description) for said, key in described), parameter
 
 
 @pytest.fixture(scope="module")
