@@ -3,95 +3,26 @@
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
+from torchperf_ros.config.parameter import Parameter, declared, require, ros_field
+from torchperf_ros.config.scene_options import (
+    ODOMETRY,
+    SCENE_PREFIX,
+    SceneOptions,
+    parse_scenes,
+    refuse_unknown_scenes,
+    scene_parameters,
+)
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_PARAMETERS = "parameters"
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", type(None): "empty"}
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One ROS parameter.
-
-    Attributes:
-        name: relative to the node, or to the stage.
-        default: also gives the type: bool, int, float, str, list of str, list of int.
-        description: for `ros2 param describe`, with the unit.
-        minimum, maximum: closed range for numbers.
-        choices: the words allowed, for str and list of str.
-        live: may be changed while the node is configured.
-    """
-
-    name: str
-    default: Any
-    description: str
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    live: bool = False
-
-    def check(self, value: Any, prefix: str = "") -> Any:  # noqa: ANN401 - the value of any parameter
-        """Return the value, whole numbers as float where the parameter is one.
-
-        Raises:
-            ConfigError: wrong type, out of range, or not one of the choices.
-        """
-        name = f"{prefix}{self.name}"
-        if isinstance(self.default, float) and type(value) is int:
-            value = float(value)
-        if type(value) is not type(self.default):
-            raise ConfigError(f"parameter {name}: {value!r} is {_kind(value)}; it has to be {self.allowed}")
-        one = self.default[0] if isinstance(self.default, list) else self.default
-        for item in value if isinstance(value, list) else [value]:
-            if type(item) is not type(one) or not self._allows(item):
-                raise ConfigError(f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}")
-        return value
-
-    def _allows(self, item: Any) -> bool:  # noqa: ANN401
-        if self.choices:
-            return item in self.choices
-        if isinstance(item, (int, float)) and not isinstance(item, bool):
-            # written so that NaN, which compares false, is refused
-            return (self.minimum is None or item >= self.minimum) and (self.maximum is None or item <= self.maximum)
-        return True
-
-    @property
-    def allowed(self) -> str:
-        """What is allowed, in words."""
-        if self.choices:
-            return ("a list of: " if isinstance(self.default, list) else "one of: ") + ", ".join(self.choices)
-        one, each = (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")
-        span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
-        return f"{each}{_kind(one)}{span}"
-
-
-def _kind(value: object) -> str:
-    """Of what kind a value is, in words."""
-    kind = type(value)
-    return _KINDS.get(kind, f"a {kind.__name__}")
-
-
-def _ros(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
-    """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
-    return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
-
-
-def _declared(kind: type) -> tuple[Parameter, ...]:
-    """The parameters that a configuration is made of."""
-    return tuple(
-        parameter if parameter.name else replace(parameter, name=one.name)
-        for one in fields(kind)
-        for parameter in one.metadata.get(_PARAMETERS, ())
-    )
 
 
 @dataclass(frozen=True)
@@ -99,28 +30,28 @@ class StageConfig:
     """Parameters of one stage, checked; the first value of each is its default in ROS, whose type is a plain one."""
 
     name: str
-    adapter: str = _ros("", "module:Class of the adapter, imported in the worker only.")
-    options: dict[str, Any] = _ros("", "JSON object handed to the adapter; empty: none.")
-    output: str = _ros("", "Topic of the stage's output.")
-    budget_ms: float = _ros(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
-    budget_from: str = _ros(
+    adapter: str = ros_field("", "module:Class of the adapter, imported in the worker only.")
+    options: dict[str, Any] = ros_field("", "JSON object handed to the adapter; empty: none.")
+    output: str = ros_field("", "Topic of the stage's output.")
+    budget_ms: float = ros_field(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
+    budget_from: str = ros_field(
         "receipt", "What the budget counts from: the frame's receipt or its stamp.", choices=("receipt", "stamp")
     )
-    tiers: tuple[str, ...] = _ros(["full", "medium", "fast"], "Model variants, from most to least accurate.")
-    engine: str = _ros(
+    tiers: tuple[str, ...] = ros_field(["full", "medium", "fast"], "Model variants, from most to least accurate.")
+    engine: str = ros_field(
         AUTO,
         "How tiers run; auto: the fastest of what is installed, eager until that is built.",
         choices=ENGINE_CHOICES,
     )
-    compile_mode: str = _ros("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
-    dynamic: str = _ros("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
-    precision: tuple[str, ...] = _ros(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
-    channels_last: bool = _ros(False, "Images in memory with channels last.")
-    cuda_graphs: bool = _ros(False, "Replay CUDA graphs; for sizes that do not vary.")
-    packages: tuple[str, ...] = _ros(
+    compile_mode: str = ros_field("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
+    dynamic: str = ros_field("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
+    precision: tuple[str, ...] = ros_field(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
+    channels_last: bool = ros_field(False, "Images in memory with channels last.")
+    cuda_graphs: bool = ros_field(False, "Replay CUDA graphs; for sizes that do not vary.")
+    packages: tuple[str, ...] = ros_field(
         [""], "A .pt2 file of each tier to run instead of what the adapter builds; '': none."
     )
-    shapes: ShapeOptions = _ros(
+    shapes: ShapeOptions = ros_field(
         "dynamic", "Sizes: exact, bucket (rounded up and padded), dynamic.", choices=POLICIES,
         then=(
             Parameter("bucket_width", 32, "Step of the buckets' sizes.", 1, 65_536),
@@ -129,37 +60,67 @@ class StageConfig:
             ),
         ),
     )  # fmt: skip
-    backup: str = _ros(
+    backup: str = ros_field(
         "standby",
         "Second worker: none, standby (takes over), active (runs the last tier on every frame, poisonous ones too).",
         choices=("none", "standby", "active"),
     )
-    fallback: tuple[Fallback, ...] = _ros(
+    fallback: tuple[Fallback, ...] = ros_field(
         ["backup", "hold_last", "stop"], "What to publish instead of a missing result, in this order.",
         choices=tuple(kind.word for kind in Fallback),
     )  # fmt: skip
-    hold_last_ms: float = _ros(
+    hold_last_ms: float = ros_field(
         300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
     )
-    stop_deceleration: float = _ros(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
-    hang_ms: float = _ros(
+    stop_deceleration: float = ros_field(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
+    hang_ms: float = ros_field(
         1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True
     )
-    max_frame_bytes: int = _ros(8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30)
-    input_reliability: str = _ros("best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable"))
-    input_timeout_ms: float = _ros(
+    max_frame_bytes: int = ros_field(
+        8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30
+    )
+    input_reliability: str = ros_field(
+        "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")
+    )
+    input_timeout_ms: float = ros_field(
         1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
     )
-    sustained_misses: int = _ros(
+    sustained_misses: int = ros_field(
         10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000, live=True
     )
-    recover_frames: int = _ros(30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True)
-    window_s: float = _ros(10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True)
+    recover_frames: int = ros_field(
+        30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True
+    )
+    window_s: float = ros_field(
+        10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True
+    )
+    scenes: tuple[SceneOptions, ...] = ros_field(
+        [""], "Scenes beside default, the first that holds is chosen; scene.NAME.tiers and so on say more; '': none."
+    )
+    scenes_loaded: int = ros_field(4, "So many scenes beside default and emergency are kept loaded.", 0, 64)
+    scene_hold_s: float = ros_field(
+        1.0, "A scene is kept for so long, in s, unless emergency follows.", 0.1, 60.0, live=True
+    )
+    odometry: str = ros_field("odom", "Topic of nav_msgs/Odometry, for scenes by speed.")
+    situation_timeout_ms: float = ros_field(
+        1000.0, "A speed, or a scene's name on a topic, is unknown after so long, in ms.", 10.0, 600_000.0, live=True
+    )
 
     @property
     def workers(self) -> int:
         """Number of worker processes."""
         return 1 if self.backup == "none" else 2
+
+    def scene_budget_ms(self, scene: int) -> float:
+        """The budget of the scene of this index."""
+        return self.scenes[scene].budget_ms or self.budget_ms
+
+    @property
+    def situation_inputs(self) -> tuple[tuple[int, str, str], ...]:
+        """What scenes depend on: index (see `ODOMETRY`), topic and message type."""
+        topics = [(ODOMETRY - n, one.topic, "std_msgs/msg/String") for n, one in enumerate(self.scenes) if one.topic]
+        by_speed = any(one.by_speed for one in self.scenes)
+        return (*([(ODOMETRY, self.odometry, "nav_msgs/msg/Odometry")] if by_speed else []), *topics)
 
     def build_options(self, tier: int) -> BuildOptions:
         """How the tier of this index is built."""
@@ -173,43 +134,49 @@ class StageConfig:
 class NodeConfig:
     """Parameters of the node, checked; declared as those of a stage are."""
 
-    stages: tuple[StageConfig, ...] = _ros(["perception", "planning"], "Stages in the order that a frame passes them.")
-    device: str = _ros("auto", "Where models run: auto, cpu, cuda or cuda:N.")
-    autostart: bool = _ros(True, "Configure and activate at start; false where a launch file does it.")
-    metrics_port: int = _ros(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
-    metrics_address: str = _ros(
+    stages: tuple[StageConfig, ...] = ros_field(
+        ["perception", "planning"], "Stages in the order that a frame passes them."
+    )
+    device: str = ros_field("auto", "Where models run: auto, cpu, cuda or cuda:N.")
+    autostart: bool = ros_field(True, "Configure and activate at start; false where a launch file does it.")
+    metrics_port: int = ros_field(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
+    metrics_address: str = ros_field(
         "127.0.0.1", "Address that it listens on; 0.0.0.0: anyone who can reach it can read it."
     )
-    realtime_priority: int = _ros(10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98)
-    lock_memory: bool = _ros(False, "Lock the node process in memory (mlockall).")
-    cpu_affinity: tuple[int, ...] = _ros([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
-    worker_threads: int = _ros(0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024)
-    worker_kept_mib: int = _ros(256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047)
-    compile_missing: bool = _ros(True, "Compile in the background what is missing; false: such tiers stay eager.")
-    cache_dir: str = _ros("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
-    package_dirs: tuple[str, ...] = _ros(
+    realtime_priority: int = ros_field(10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98)
+    lock_memory: bool = ros_field(False, "Lock the node process in memory (mlockall).")
+    cpu_affinity: tuple[int, ...] = ros_field([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
+    worker_threads: int = ros_field(
+        0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024
+    )
+    worker_kept_mib: int = ros_field(256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047)
+    compile_missing: bool = ros_field(True, "Compile in the background what is missing; false: such tiers stay eager.")
+    cache_dir: str = ros_field("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
+    package_dirs: tuple[str, ...] = ros_field(
         [""], "Folders, beside that one, from which swapped packages are taken; '': none."
     )
-    cache_mib: int = _ros(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
-    memory_limit_mib: int = _ros(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
-    memory_share: float = _ros(
+    cache_mib: int = ros_field(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
+    memory_limit_mib: int = ros_field(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
+    memory_share: float = ros_field(
         0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
     )
-    evidence_dir: str = _ros("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
-    evidence_mib: int = _ros(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
-    evidence_count: int = _ros(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
-    recorder: bool = _ros(True, "Record in a process beside: records, black box, watch over signals.")
-    record_dir: str = _ros("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
-    record_mib: int = _ros(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
-    black_box_s: float = _ros(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
-    black_box_after_s: float = _ros(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
-    black_box_mib: int = _ros(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
-    watch: bool = _ros(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
-    start_timeout_s: float = _ros(120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0)
+    evidence_dir: str = ros_field("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
+    evidence_mib: int = ros_field(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
+    evidence_count: int = ros_field(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
+    recorder: bool = ros_field(True, "Record in a process beside: records, black box, watch over signals.")
+    record_dir: str = ros_field("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
+    record_mib: int = ros_field(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
+    black_box_s: float = ros_field(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
+    black_box_after_s: float = ros_field(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
+    black_box_mib: int = ros_field(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
+    watch: bool = ros_field(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
+    start_timeout_s: float = ros_field(
+        120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0
+    )
 
 
-NODE_PARAMETERS = _declared(NodeConfig)
-STAGE_PARAMETERS = _declared(StageConfig)
+NODE_PARAMETERS = declared(NodeConfig)
+STAGE_PARAMETERS = declared(StageConfig)
 
 STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
     "perception": {"adapter": "torchperf_ros.models.camera:CameraAdapter", "output": "detections"},
@@ -218,16 +185,18 @@ STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
 """Defaults of the stages that the package brings; a user's own stage has to name its adapter and output."""
 
 
-def stage_parameters(stage: str) -> tuple[Parameter, ...]:
-    """The parameters of a stage with its own defaults."""
+def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
+    """The parameters of a stage with its own defaults, and those of its `scenes`, as the parameter names them."""
     own = STAGE_DEFAULTS.get(stage, {})
-    return tuple(replace(one, default=own.get(one.name, one.default)) for one in STAGE_PARAMETERS)
+    plain = (replace(one, default=own.get(one.name, one.default)) for one in STAGE_PARAMETERS)
+    return (*plain, *scene_parameters(scenes))
 
 
-def _require(holds: object, text: str) -> None:
-    """Raise ConfigError with a text on a parameter unless something holds."""
-    if not holds:
-        raise ConfigError(f"parameter {text}")
+def _one_each(given: Sequence[str], tiers: Sequence[str], name: str) -> tuple[str, ...]:
+    """A value for each tier; a single one counts for all."""
+    allowed = f"it has to have 1, or {len(tiers)}, one per tier"
+    require(len(given) in {1, len(tiers)}, f"{name}: {given!r} has {len(given)} entries; {allowed}")
+    return tuple(given) * len(tiers) if len(given) == 1 else tuple(given)
 
 
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
@@ -236,28 +205,26 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
-    _require(
+    require(
         _NAME.fullmatch(name), f"stages: {name!r} is not a stage name; lower-case letters, digits and _ after a letter"
     )
     checked = {p.name: p.check(values.get(p.name, p.default), f"{name}.") for p in stage_parameters(name)}
-    _require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
-    _require(checked["output"], f"{name}.output: is empty; it has to be a topic")
+    require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
+    require(checked["output"], f"{name}.output: is empty; it has to be a topic")
     tiers = checked["tiers"]
     told_apart = tiers and all(tiers) and len(set(tiers)) == len(tiers)
-    _require(told_apart, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
-    _require(
+    require(told_apart, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
+    require(
         checked["hang_ms"] >= checked["budget_ms"],
         f"{name}.hang_ms: {checked['hang_ms']} is below {name}.budget_ms {checked['budget_ms']};"
         " it has to be at least the budget",
     )
-    for per_tier in ("precision", "packages"):  # a single one counts for all
-        given = checked[per_tier]
-        allowed = f"it has to have 1, or {len(tiers)}, one per tier"
-        text = f"{name}.{per_tier}: {given!r} has {len(given)} entries; {allowed}"
-        _require(len(given) in {1, len(tiers)}, text)
-        checked[per_tier] = tuple(given * len(tiers) if len(given) == 1 else given)
+    packages = _one_each(checked["packages"], tiers, f"{name}.packages")
+    checked["scenes"], package_of = parse_scenes(name, checked["scenes"], values, tiers, packages)
+    tiers, checked["packages"] = list(package_of), tuple(package_of.values())  # what only a scene has comes at the end
+    checked["precision"] = _one_each(checked["precision"], tiers, f"{name}.precision")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
-    _require(
+    require(
         len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
     )
     checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
@@ -273,7 +240,7 @@ def _json_object(text: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         msg = f"parameter {name}: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
         raise ConfigError(msg) from error
-    _require(isinstance(options, dict), f"{name}: {text!r} is not a JSON object such as {{}}")
+    require(isinstance(options, dict), f"{name}: {text!r} is not a JSON object such as {{}}")
     return dict(options)
 
 
@@ -290,17 +257,22 @@ def _ip_address(text: str) -> str:
 _NEARLY = 0.8  # of difflib: one or two letters of a word differ
 
 
-def refuse_unknown(names: Iterable[str], stages: Sequence[str]) -> None:
+def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
     """See that there is a parameter of every name; a stage that does not run may have some, too.
+
+    `values` are the given ones by name, of which only those of STAGE.scenes are read.
 
     Raises:
         ConfigError: there is none, or a stage that runs has none and one of nearly its name has some, so that a
             misspelt one would leave a default in force without a word.
     """
-    names = list(names)
+    names = list(values)
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
     for name in names:
         stage, dot, rest = name.partition(".")
+        if rest.startswith(SCENE_PREFIX):
+            refuse_unknown_scenes(stage, [rest], values.get(f"{stage}.scenes"))
+            continue
         if rest in of_stage if dot else name in {*own, *_ROS_PARAMETERS}:
             continue
         if stage == "qos_overrides":
@@ -330,17 +302,17 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     checked = {p.name: p.check(values.get(p.name, p.default)) for p in NODE_PARAMETERS}
     names, device = checked.pop("stages"), checked["device"]
     told_apart = names and len(set(names)) == len(names)
-    _require(told_apart, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
+    require(told_apart, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
     known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
-    _require(known, f"device: {device!r} is not allowed; it has to be auto, cpu, cuda or cuda:N")
+    require(known, f"device: {device!r} is not allowed; it has to be auto, cpu, cuda or cuda:N")
     checked["metrics_address"] = _ip_address(checked["metrics_address"])
     checked["cpu_affinity"] = tuple(cpu for cpu in checked["cpu_affinity"] if cpu >= 0)
     checked["package_dirs"] = tuple(filter(None, checked["package_dirs"]))
     for folder in checked["package_dirs"]:
         absolute = folder.startswith(("/", "~"))
-        _require(absolute, f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
+        require(absolute, f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
     configs = tuple(stage_config(name, stages.get(name, {})) for name in names)
     outputs = [config.output for config in configs]
     text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
-    _require(len(set(outputs)) == len(outputs), text)
+    require(len(set(outputs)) == len(outputs), text)
     return NodeConfig(stages=configs, **checked)

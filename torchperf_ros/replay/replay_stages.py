@@ -97,7 +97,8 @@ class ReplayStages:
             self._wait(actor, _is_described)
             assert actor.pool.description is not None
             self._record.types[index] = actor.pool.description.output
-            for number, (topic, type_name) in enumerate(actor.pool.description.inputs):
+            described = [(number, *one) for number, one in enumerate(actor.pool.description.inputs)]
+            for number, topic, type_name in [*described, *actor.config.situation_inputs]:
                 source = StageInput(actor, number, topic, type_name, has_header(type_name))
                 maker = made_by.get(absolute(topic))
                 if maker is not None and maker != index:

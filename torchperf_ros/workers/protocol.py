@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from torchperf_ros.frame.errors import ProtocolError
 
-VERSION = 4
+VERSION = 5
 MAX_CONTROL_BYTES = 65_536
 RESULT_OFFSET = 8
 """The worker's area begins with a u64: how many requests it has handled; the result follows."""
@@ -33,7 +33,7 @@ SOON: Final = b"soon"
 
 
 _REQUEST = struct.Struct("<HHIQQQQI")
-_RESPONSE = struct.Struct("<HHIQQ4q")
+_RESPONSE = struct.Struct("<HHIQQ4qh")
 
 
 class Request(NamedTuple):
@@ -60,7 +60,7 @@ class Request(NamedTuple):
 class Response:
     """Worker to node, for RUN: outcome index, and the length of the result (or of the reason) in the worker's area.
 
-    Step times are in ns, -1 where the step was not reached.
+    Step times are in ns, -1 where the step was not reached. `scene`: index of the one that the adapter named, -1: none.
     """
 
     outcome: int
@@ -71,12 +71,13 @@ class Response:
     preprocess_ns: int
     inference_ns: int
     postprocess_ns: int
+    scene: int = -1
 
     def pack(self) -> bytes:
         """As bytes."""
         return _RESPONSE.pack(
             VERSION, self.outcome, self.tier, self.seq, self.length,
-            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns,
+            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns, self.scene,
         )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Rules that make driving safer: which scene it is, and what follows from an alert."""
