@@ -117,7 +117,8 @@ def test_given_the_parameter_file_then_it_has_every_parameter_with_its_default_a
     assert {name: type(value) for name, value in found.items()} == {
         name: type(parameter.default) for name, parameter in DEFAULTS.items()
     }
-    described = set(re.findall(r"# (.+)\n(?: *# .+\n)? *(\w+): ", text))
+    comments = re.findall(r"((?: *# .+\n)+) *(\w+): ", text)
+    described = {(" ".join(line.strip(" #") for line in said.splitlines()), name) for said, name in comments}
     for parameter in DEFAULTS.values():
         name = parameter.name.rpartition(".")[2]
         assert any(key == name and said.startswith(parameter.description) for said, key in described), parameter

@@ -170,6 +170,13 @@ class Plain(Controlled):
     observe = Adapter.observe
 
 
+class NamesScenes(Plain):
+    """Names the scene that a frame's order `scene` says."""
+
+    def scene(self, messages):
+        return self._orders(messages["point"]).get("scene")
+
+
 class ManyInputs(Plain):
     """Takes three more inputs than its trigger."""
 
@@ -222,6 +229,7 @@ def recurse():
 def misbehave(orders):
     """Do what a bad model does."""
     {
+        "name": lambda: None,
         "sleep": lambda: time.sleep(orders["ms"] / 1000),
         "hold_gil": lambda: ctypes.PyDLL(None).usleep(int(orders["ms"] * 1000)),
         "spin": spin,

@@ -7,12 +7,13 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
+from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY
 
 from .conftest import wait_until
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TYPES = STORE.types
-ODOMETRY, DETECTIONS = -1, -2
+ODOMETRY, DETECTIONS = GUARD_ODOMETRY, GUARD_ODOMETRY - 1
 SPEED = 2.0  # of the paths of `adapters_under_test.Controlled`: a metre every 0.5 s
 GUARD = {"guard.act": ["all"], "guard.odometry_timeout_ms": 10_000.0, "guard.obstacles_timeout_ms": 10_000.0}
 
@@ -62,8 +63,8 @@ def boxes(*places):
 
 
 def tell(stage, *, x=0.0, obstacles=()):
-    stage.actor.tell_guard(ODOMETRY, odometry(x), time.time_ns())
-    stage.actor.tell_guard(DETECTIONS, boxes(*obstacles), 0)
+    stage.actor.hear(ODOMETRY, odometry(x), time.time_ns())
+    stage.actor.hear(DETECTIONS, boxes(*obstacles), 0)
 
 
 def positions(stage, answer):

@@ -46,6 +46,7 @@ def stream():
 def answer(stage=None, inputs=(), **changed):
     offset, length = stage.write(changed.get("seq", 7), inputs) if stage is not None else (0, 0)
     frame = Frame(changed.pop("seq", 7), b"", 12, changed.pop("age_ms", 1.5), 1000, 2000, Origin(1000, 1.5))
+    frame.scene, frame.budget_ms = changed.pop("scene", 3), changed.get("budget_ms", 50.0)
     values = {
         "outcome": Outcome.ON_TIME, "fallback": None, "reason": "", "tier": 1, "wait_ms": 0.5, "total_ms": 20.0,
         "budget_ms": 50.0, "lateness_ms": -30.0, "published_ns": 3000, "steps": StepTimes(1.0, 2.0, 3.0, 4.0),

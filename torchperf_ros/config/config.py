@@ -3,7 +3,7 @@
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,14 @@ from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENG
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, declared, nested, require, ros_field
+from torchperf_ros.config.scene_options import (
+    ODOMETRY,
+    SCENE_PREFIX,
+    SceneOptions,
+    parse_scenes,
+    refuse_unknown_scenes,
+    scene_parameters,
+)
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
@@ -88,6 +96,17 @@ class StageConfig:
     window_s: float = ros_field(
         10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True
     )
+    scenes: tuple[SceneOptions, ...] = ros_field(
+        [""], "Scenes beside default, the first that holds is chosen; scene.NAME.tiers and so on say more; '': none."
+    )
+    scenes_loaded: int = ros_field(4, "So many scenes beside default and emergency are kept loaded.", 0, 64)
+    scene_hold_s: float = ros_field(
+        1.0, "A scene is kept for so long, in s, unless emergency follows.", 0.1, 60.0, live=True
+    )
+    odometry: str = ros_field("odom", "Topic of nav_msgs/Odometry, for scenes by speed.")
+    situation_timeout_ms: float = ros_field(
+        1000.0, "A speed, or a scene's name on a topic, is unknown after so long, in ms.", 10.0, 600_000.0, live=True
+    )
 
     guard: GuardOptions | None = nested(GuardOptions)  # None: no check of it acts or is in shadow
 
@@ -95,6 +114,17 @@ class StageConfig:
     def workers(self) -> int:
         """Number of worker processes."""
         return 1 if self.backup == "none" else 2
+
+    def scene_budget_ms(self, scene: int) -> float:
+        """The budget of the scene of this index."""
+        return self.scenes[scene].budget_ms or self.budget_ms
+
+    @property
+    def situation_inputs(self) -> tuple[tuple[int, str, str], ...]:
+        """What scenes depend on: index (see `ODOMETRY`), topic and message type."""
+        topics = [(ODOMETRY - n, one.topic, "std_msgs/msg/String") for n, one in enumerate(self.scenes) if one.topic]
+        by_speed = any(one.by_speed for one in self.scenes)
+        return (*([(ODOMETRY, self.odometry, "nav_msgs/msg/Odometry")] if by_speed else []), *topics)
 
     def build_options(self, tier: int) -> BuildOptions:
         """How the tier of this index is built."""
@@ -160,10 +190,18 @@ STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
 """Defaults of the stages that the package brings; a user's own stage has to name its adapter and output."""
 
 
-def stage_parameters(stage: str) -> tuple[Parameter, ...]:
-    """The parameters of a stage with its own defaults."""
+def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
+    """The parameters of a stage with its own defaults, and those of its `scenes`, as the parameter names them."""
     own = STAGE_DEFAULTS.get(stage, {})
-    return tuple(replace(one, default=own.get(one.name, one.default)) for one in STAGE_PARAMETERS)
+    plain = (replace(one, default=own.get(one.name, one.default)) for one in STAGE_PARAMETERS)
+    return (*plain, *scene_parameters(scenes))
+
+
+def _one_each(given: Sequence[str], tiers: Sequence[str], name: str) -> tuple[str, ...]:
+    """A value for each tier; a single one counts for all."""
+    allowed = f"it has to have 1, or {len(tiers)}, one per tier"
+    require(len(given) in {1, len(tiers)}, f"{name}: {given!r} has {len(given)} entries; {allowed}")
+    return tuple(given) * len(tiers) if len(given) == 1 else tuple(given)
 
 
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
@@ -186,12 +224,10 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
         f"{name}.hang_ms: {checked['hang_ms']} is below {name}.budget_ms {checked['budget_ms']};"
         " it has to be at least the budget",
     )
-    for per_tier in ("precision", "packages"):  # a single one counts for all
-        given = checked[per_tier]
-        allowed = f"it has to have 1, or {len(tiers)}, one per tier"
-        text = f"{name}.{per_tier}: {given!r} has {len(given)} entries; {allowed}"
-        require(len(given) in {1, len(tiers)}, text)
-        checked[per_tier] = tuple(given * len(tiers) if len(given) == 1 else given)
+    packages = _one_each(checked["packages"], tiers, f"{name}.packages")
+    checked["scenes"], package_of = parse_scenes(name, checked["scenes"], values, tiers, packages)
+    tiers, checked["packages"] = list(package_of), tuple(package_of.values())  # what only a scene has comes at the end
+    checked["precision"] = _one_each(checked["precision"], tiers, f"{name}.precision")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(
         len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
@@ -228,18 +264,23 @@ def _ip_address(text: str) -> str:
 _NEARLY = 0.8  # of difflib: one or two letters of a word differ
 
 
-def refuse_unknown(names: Iterable[str], stages: Sequence[str]) -> None:
+def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
     """See that there is a parameter of every name; a stage that does not run may have some, too.
+
+    `values` are the given ones by name, of which only those of STAGE.scenes are read.
 
     Raises:
         ConfigError: there is none, or a stage that runs has none and one of nearly its name has some, so that a
             misspelt one would leave a default in force without a word.
     """
-    names = list(names)
+    names = list(values)
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
     groups = {name.partition(".")[0] for name in own if "." in name}
     for name in names:
         stage, dot, rest = name.partition(".")
+        if rest.startswith(SCENE_PREFIX):
+            refuse_unknown_scenes(stage, [rest], values.get(f"{stage}.scenes"))
+            continue
         if name in own or (rest in of_stage and stage not in groups if dot else name in _ROS_PARAMETERS):
             continue
         if stage == "qos_overrides":

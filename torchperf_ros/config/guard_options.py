@@ -1,7 +1,7 @@
 """The parameters of a stage's guard, `STAGE.guard.NAME`: what it checks, the vehicle, and the limits with sources."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torchperf_ros.config.parameter import declared, ros_field
@@ -74,7 +74,7 @@ class GuardOptions:
     margin_m: float = ros_field(0.3, "Distance in m kept to every obstacle, on all sides; RSS mu.", 0.0, 5.0)
 
 
-GUARD_PARAMETERS = tuple(replace(one, name=f"{_PREFIX}{one.name}") for one in declared(GuardOptions))
+GUARD_PARAMETERS = tuple(one.renamed(f"{_PREFIX}{one.name}") for one in declared(GuardOptions))
 """As they are declared below a stage: `guard.act` and so on."""
 
 

@@ -70,6 +70,7 @@ class Frame:
 
     Attributes:
         data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
+        budget_ms: its budget, counted as `budget_from` says.
     """
 
     seq: int  # number of the frame in its stage, counted from 0 over every frame received
@@ -80,6 +81,8 @@ class Frame:
     deadline_ns: int  # monotonic time by which the answer is published
     origin: Origin  # what the end-to-end latency counts from
     refusal: str = ""  # why the frame cannot be run at all, empty if it can
+    scene: int = 0  # index of the scene that it is answered for
+    budget_ms: float = math.nan
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
@@ -171,6 +174,7 @@ def admit(
     ros_now_ns: int,
     upstream: Frame | None = None,
     refusal: str = "",
+    scene: int = 0,
 ) -> Frame:
     """Make the frame of a trigger message; its number comes later.
 
@@ -186,14 +190,15 @@ def admit(
         ros_now_ns: ROS time of the receipt.
         upstream: the frame of the stage before that `data` is the output of.
         refusal: why the message cannot be used, if that is known already.
+        scene: the one that it is answered for, which has the budget.
     """
     age_ms = stamp_age_ms(stamp_ns, ros_now_ns)
     due_ns = received_ns if upstream is None else min(received_ns, upstream.deadline_ns)
-    budget_ms = config.budget_ms
+    budget_ms = left_ms = config.scene_budget_ms(scene)
     if config.budget_from == "stamp":
-        budget_ms -= usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
+        left_ms -= usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
     if data is not None and len(data) > config.max_frame_bytes:
         refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
     origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
-    deadline_ns = due_ns + round(budget_ms * NS_PER_MS)
-    return Frame(-1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal)
+    deadline_ns = due_ns + round(left_ms * NS_PER_MS)
+    return Frame(-1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, scene, budget_ms)

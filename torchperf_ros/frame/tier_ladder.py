@@ -128,22 +128,28 @@ class TierClock:
 class TierLadder:
     """Chooses a tier for every frame.
 
+    A ladder may have some of a stage's tiers only, in an order of its own. Tiers are named by their index in the stage,
+    `level` and `left_out` count the ladder's own.
+
     Steps down at once when the current tier's prediction no longer fits a fresh frame's budget. A tier above is run
     now and then outside any frame's answer, see `probe`, whatever is predicted of it: a prediction without own runs is
     a guess. `PROBES` such runs in a row that fit take the level up to it; one that does not fit, or a stay on the
     level that does not last, doubles the time until it is tried again, from 0.5 to 8 s.
 
     Attributes:
-        level: index of the most accurate tier that frames get now.
+        tiers: the ladder's, from the most accurate one.
+        level: place of the most accurate tier that frames get now.
         left_out: tiers that are not to run for now, from the most accurate one, as for want of memory.
         forecasts: what each tier is predicted to take; replaced as a whole, so that any thread may look.
     """
 
     PROBES = 3
 
-    def __init__(self, tiers: int) -> None:
-        """Start on the most accurate of `tiers` >= 1 tiers."""
-        self._clocks = [TierClock() for _ in range(tiers)]
+    def __init__(self, tiers: int | Sequence[int], clocks: Sequence[TierClock] = ()) -> None:
+        """Start on the most accurate of so many tiers, or of these; `clocks` are those of all of the stage's tiers."""
+        self.tiers = tuple(range(tiers)) if isinstance(tiers, int) else tuple(tiers)
+        self._clocks = [clocks[tier] if clocks else TierClock() for tier in self.tiers]
+        self._of = len(clocks) or len(self.tiers)
         self._overhead = SortedWindow(_WINDOW)
         self._slowdown = 1.0
         self._good = (0, 0)  # which tier is being probed, and how often it fitted
@@ -155,23 +161,36 @@ class TierLadder:
 
     @property
     def last(self) -> int:
-        """Index of the cheapest tier."""
-        return len(self._clocks) - 1
+        """The cheapest tier."""
+        return self.tiers[-1]
 
-    def calibrate(self, calibrations: list[Calibration]) -> None:
-        """Take a worker's measurements, one per tier; what was found before is of other models or other times."""
-        for clock, calibration in zip(self._clocks, calibrations, strict=True):
-            clock.calibrate(calibration)
+    @property
+    def tier(self) -> int:
+        """The most accurate tier that frames get now."""
+        return self.tiers[self.level]
+
+    def calibrate(self, calibrations: Sequence[Calibration]) -> None:
+        """Take a worker's measurements, one per tier of the stage; what was found before holds no more."""
+        measured = dict(zip(range(self._of), calibrations, strict=True))
+        for tier, clock in zip(self.tiers, self._clocks, strict=True):
+            clock.calibrate(measured[tier])
             clock.untry()
         self._predict()
 
     def predicted_ms(self, tier: int) -> float:
         """Predicted p99 of a whole run of the tier: inference plus decode, pre- and postprocessing and hand-over."""
-        return self.forecasts[tier].ms
+        return self.forecasts[self.tiers.index(tier)].ms
+
+    def take_over(self, before: "TierLadder") -> None:
+        """Go on where another ladder of the stage was in use: the machine is as slow as it was there."""
+        self._slowdown = before._slowdown
+        self._predict()
 
     def learn(self, tier: int, inference_ms: float, overhead_ms: float) -> None:
-        """Learn from one run: its inference, and all else from hand-over to result."""
-        self._clocks[tier].add(inference_ms, overhead_ms)
+        """Learn from one run: its inference, and all else from hand-over to result; none of another ladder."""
+        if tier not in self.tiers:
+            return
+        self._clocks[self.tiers.index(tier)].add(inference_ms, overhead_ms)
         self._overhead.add(overhead_ms)
         self._predict()
 
@@ -199,10 +218,11 @@ class TierLadder:
                 if self.forecasts[tier].runs:  # what only a guess rules out is tried at once
                     self._failed(tier, again=soon)
             self._step(level)
-        return self._first_fit(left_ms, self.level)
+        return self.tiers[self._first_fit(left_ms, self.level)]
 
     def _first_fit(self, left_ms: float, start: int) -> int:
-        return next((tier for tier in range(start, self.last) if self.forecasts[tier].ms <= left_ms), self.last)
+        last = len(self.tiers) - 1
+        return next((tier for tier in range(start, last) if self.forecasts[tier].ms <= left_ms), last)
 
     def _failed(self, tier: int, *, again: bool) -> None:
         """Leave the tier alone for a while, longer if it failed before."""
@@ -235,12 +255,12 @@ class TierLadder:
         for tier in self._above():
             clock = self._clocks[tier]
             likely_ms = clock.likely_ms(self._slowdown, self._overhead_ms)
-            fits = likely_ms <= max(room_ms, room_ms + fresh_ms - self.forecasts[self.last].ms)
+            fits = likely_ms <= max(room_ms, room_ms + fresh_ms - self.forecasts[-1].ms)
             fits = fits or (self._good[0] == tier and self._good[1] > 0)  # its last run did
             rarely_ns = (self._started_ns or 0) + _UNTRIED_NS if clock.tried_ns is None else clock.tried_ns + _RARELY_NS
             if likely_ms <= longest_ms and now_ns >= max(clock.due_ns, 0 if fits else rarely_ns):
                 clock.tried_ns = now_ns
-                return tier
+                return self.tiers[tier]
         return None
 
     def _above(self) -> list[int]:
@@ -252,8 +272,9 @@ class TierLadder:
 
         `inference_ms` of it was inference, NaN if it came to none. `whole_ms` is infinite if there was no good result.
         """
-        if tier >= self.level:
+        if tier not in self.tiers[: self.level]:
             return
+        tier = self.tiers.index(tier)
         clock = self._clocks[tier]
         if whole_ms > fresh_ms:
             self._failed(tier, again=True)
@@ -270,7 +291,11 @@ class TierLadder:
         self._predict()
 
     def explain(self, names: Sequence[str], now_ns: int) -> str:
-        """What keeps the ladder from a more accurate tier, in words; empty on the most accurate one."""
+        """What keeps the ladder from a more accurate tier, in words; empty on the most accurate one.
+
+        `names` are those of all of the stage's tiers.
+        """
+        names = [names[tier] for tier in self.tiers]
         level, left_out = self.level, self.left_out
         if not level:
             return ""

@@ -113,6 +113,14 @@ class Adapter(abc.ABC):
             messages: what `preprocess` got.
         """
 
+    def scene(self, messages: Mapping[str, Received]) -> str | None:
+        """The scene that the vehicle is in, by its name in the parameter `scenes`: for the frames from the next on.
+
+        Called after `postprocess`, whose outputs it may have kept, on the frame's time. Default: None, which leaves the
+        choice to the parameters' rules, as does a name that no scene has.
+        """
+        return None
+
 
 def load_adapter(path: str) -> type[Adapter]:
     """Import `module:Class`.

@@ -9,6 +9,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from torchperf_ros.model.capture import CaptureTaker, step_into_background
 from torchperf_ros.model.device import Device, choose_device, leave
 from torchperf_ros.model.history_buffer import history_bytes
 from torchperf_ros.model.output_message import PostprocessError, output_message, place_of
-from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier
+from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
 from torchperf_ros.model.tier_loader import TierLoader
 from torchperf_ros.packages.package_cache import use_compiler_cache
 from torchperf_ros.workers.frame_ring import FrameReader
@@ -107,8 +108,11 @@ class Session:
         self._results = ResultArea(result_fd, writable=True)
         self._device = Device(choose_device(setup["device"], before=setup.get("device_before", "")), setup["threads"])
         self._capture = CaptureTaker(control, self._say, setup["stage"], self._device.device)
-        self._tiers: list[Tier] = []
-        self._checks: list[OutputCheck] = []
+        self._loaded = sorted(setup.get("loaded", range(len(setup["tiers"]))))  # the others are not to be run
+        self._scenes = {name: number for number, name in enumerate(setup.get("scenes", ()))}
+        self._unknown_scene = ""
+        self._tiers: dict[int, Tier] = {}
+        self._checks: dict[int, OutputCheck] = {}
         self._reported_at = 0.0
         self._out_of_memory = 0
         self._unobserved = 0
@@ -124,31 +128,32 @@ class Session:
             warm_up(name)
         # asked of the bound method, so that an adapter that wraps another can pass the other's on
         self._observes = getattr(self._adapter.observe, "__func__", None) is not Adapter.observe
+        self._names_scenes = getattr(self._adapter.scene, "__func__", None) is not Adapter.scene
         self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes,
                   device=str(self._device.device), card=self._device.card)  # fmt: skip
         self._loader = TierLoader(
             self._adapter, self._setup, self._device, lambda text: self._say("anomaly", text=text)
         )
         with torch.inference_mode():
-            for number, _ in enumerate(self._each_tier("loading")):
-                self._tiers.append(self._loader.load(number))
+            for number, _ in self._each_tier("loading"):
+                self._tiers[number] = self._loader.load(number)
 
     def calibrate(self) -> None:
         """Warm up and time every tier, then report ready."""
         known: list[Calibration | None] = [Calibration(*pair) for pair in self._setup.get("calibrations", ())]
-        known = known or [None] * len(self._tiers)
-        calibrations = []
+        known = known or [None] * len(self._setup["tiers"])
+        calibrations = [Calibration(0.0, 0.0)] * len(known)
         fixed_sizes = not self._adapter.dynamic_dims()
         with torch.inference_mode():
-            for name, tier, measured in zip(self._each_tier("warming up"), self._tiers, known, strict=True):
-                example = self._adapter.example_inputs(name)
+            for number, name in self._each_tier("warming up"):
+                tier, example = self._tiers[number], self._adapter.example_inputs(name)
                 briefly = self._setup.get("background", False)
-                calibrations.append(tier.calibrate(example, briefly=briefly, known=measured))
+                calibrations[number] = tier.calibrate(example, briefly=briefly, known=known[number])
                 outputs, _ = tier.run(example)
-                self._checks.append(OutputCheck(outputs, fixed_sizes=fixed_sizes))
-                self._check_steps(tier, self._checks[-1], example)
-                self._warm_up(tier, self._checks[-1], example)
-        if any(tier.facts.engine == "compile" for tier in self._tiers):
+                self._checks[number] = OutputCheck(outputs, fixed_sizes=fixed_sizes)
+                self._check_steps(tier, self._checks[number], example)
+                self._warm_up(tier, self._checks[number], example)
+        if any(tier.facts.engine == "compile" for tier in self._tiers.values()):
             torch.compiler.set_stance("fail_on_recompile")  # from here on it would cost a frame its deadline
         self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
                   tiers=self._facts(), missing=self._loader.missing)  # fmt: skip
@@ -189,11 +194,12 @@ class Session:
             said = f"{kind}{_readable(error).decode()}"
             self._say("warn", text=f"tier {tier.facts.name}: its first whole frame, of examples, failed: {said}")
 
-    def _each_tier(self, doing: str) -> Iterator[str]:
-        tiers = self._setup["tiers"]
-        for number, tier in enumerate(tiers, start=1):
-            self._say("progress", text=f"{doing} {tier} ({number} of {len(tiers)})")
-            yield tier
+    def _each_tier(self, doing: str) -> Iterator[tuple[int, str]]:
+        """Number and name of each tier that is to be loaded."""
+        for place, number in enumerate(self._loaded, start=1):
+            tier = self._setup["tiers"][number]
+            self._say("progress", text=f"{doing} {tier} ({place} of {len(self._loaded)})")
+            yield number, tier
 
     def serve(self) -> None:
         """Answer requests until the node closes the socket."""
@@ -264,6 +270,8 @@ class Session:
                 tensors = self._adapter.preprocess(messages)
             response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
             payload = self._infer(tensors, messages, request, response)
+            if self._names_scenes:
+                response.scene = self._scene_of(self._adapter.scene(messages))
         self._capture.frame_done()
         return payload
 
@@ -306,9 +314,17 @@ class Session:
                 if response.tier == request.tier:
                     self._out_of_memory += 1
                     self._device.empty_cache()
-                if response.tier + 1 >= len(self._tiers):
+                lower = self._setup["lower"][response.tier] if "lower" in self._setup else response.tier + 1
+                if lower not in self._tiers:
                     raise
-                response.tier += 1
+                response.tier = lower
+
+    def _scene_of(self, name: str | None) -> int:
+        """Index of the scene that the adapter names, -1 where it names none; one that is not there is told of."""
+        if name is not None and name not in self._scenes and name != self._unknown_scene:
+            self._unknown_scene = name
+            self._say("anomaly", text=f"the adapter names the scene {name!r}; there are {', '.join(self._scenes)}")
+        return -1 if name is None else self._scenes.get(name, -1)
 
     def _run_steps(
         self, tier: Tier, tensors: tuple[torch.Tensor, ...], messages: dict[str, Received], request: Request,
@@ -384,7 +400,11 @@ class Session:
             torch.cuda.manual_seed_all(seed)
 
     def _facts(self) -> list[dict[str, Any]]:
-        return [tier.report() for tier in self._tiers]
+        names = self._setup["tiers"]
+        return [
+            self._tiers[number].report() if number in self._tiers else asdict(TierFacts(name, "not loaded"))
+            for number, name in enumerate(names)
+        ]
 
     def _say(self, kind: str, **fields: object) -> None:
         self._control.send(pack_control(kind, **fields))

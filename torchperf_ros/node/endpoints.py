@@ -38,6 +38,14 @@ def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:
     ]
 
 
+def situation_inputs(node: Node, stage: StageActor) -> list[StageInput]:
+    """What the stage's scenes depend on, beside the adapter's inputs."""
+    return [
+        StageInput(stage, index, node.resolve_topic_name(topic), type_name, stamped=False)
+        for index, topic, type_name in stage.config.situation_inputs
+    ]
+
+
 class RawPublisher:
     """Publishes CDR bytes, on the threads that answer frames.
 

@@ -15,6 +15,7 @@ from torchperf_ros.config.config import (
     stage_parameters,
 )
 from torchperf_ros.config.parameter import Parameter
+from torchperf_ros.config.scene_options import scene_parameters
 from torchperf_ros.frame.errors import ConfigError
 
 
@@ -50,7 +51,8 @@ class NodeParameters:
         self._stages = [str(name) for name in self._value("stages")]
         for stage in dict.fromkeys(self._stages):  # a name that stands there twice is refused by `_read`
             self._declare(f"{stage}.", stage_parameters(stage))
-        refuse_unknown(node._parameter_overrides, self._stages)
+            self._declare(f"{stage}.", scene_parameters(self._value(f"{stage}.scenes")))
+        refuse_unknown({n: _plain(one.value) for n, one in node._parameter_overrides.items()}, self._stages)
         self.config = self._read()
         node.add_on_set_parameters_callback(self._check_change)
         if hasattr(node, "add_pre_set_parameters_callback"):  # Humble keeps the integer, which counts as well
@@ -77,7 +79,8 @@ class NodeParameters:
         values = {name: self._value(name) for name in self._known} | (changed or {})
         own = {parameter.name: values[parameter.name] for parameter in NODE_PARAMETERS}
         stages = {
-            stage: {p.name: values[f"{stage}.{p.name}"] for p in stage_parameters(stage)} for stage in self._stages
+            stage: {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{stage}.")}
+            for stage in self._stages
         }
         return node_config(own, stages)
 
@@ -110,6 +113,10 @@ class NodeParameters:
                     continue
                 if self.configured and not self._known[name].live:
                     raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
+                if name.endswith(".scenes"):
+                    raise ConfigError(
+                        f"parameter {name}: is read from the parameter file at start; start the node anew"
+                    )
                 if name == "stages" and value != self._stages:
                     raise ConfigError("parameter stages: is read from the parameter file at start; start the node anew")
             config = self._read(known)

@@ -43,6 +43,7 @@ def _stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -> dict[st
     return {
         "name": config.name,
         "tiers": list(config.tiers),
+        "scenes": {scene.name: list(scene.tiers) for scene in config.scenes},
         "budget_ms": config.budget_ms,
         "output": (node.resolve_topic_name(config.output), "" if description is None else description.output),
         "inputs": [

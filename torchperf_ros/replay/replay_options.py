@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.config.config import NODE_PARAMETERS, STAGE_PARAMETERS, NodeConfig, node_config
+from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config, stage_parameters
 from torchperf_ros.config.params_file import config_of, params_of_file, read_yaml
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.workers import process_setup
@@ -87,7 +87,11 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
         values = found if isinstance(found, Mapping) else {}
     config = config_of({**values, **options.overrides})
     known = {p.name for p in NODE_PARAMETERS}
-    known |= {f"{stage.name}.{p.name}" for stage in config.stages for p in STAGE_PARAMETERS}
+    known |= {
+        f"{stage.name}.{p.name}"
+        for stage in config.stages
+        for p in stage_parameters(stage.name, [scene.name for scene in stage.scenes])
+    }
     if unknown := sorted(set(options.overrides) - known):
         stages = ", ".join(stage.name for stage in config.stages)
         what = "it has to be one of the node's, or STAGE.PARAMETER with a stage of"
@@ -107,7 +111,14 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
         return replace(config, stages=tuple(stages), worker_threads=1)
     if pace == "fast":
         stages = [
-            replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS)
+            replace(
+                stage,
+                budget_ms=_NO_DEADLINE_MS,
+                budget_from="receipt",
+                backup="none",
+                hang_ms=_LONGEST_RUN_MS,
+                scenes=tuple(replace(scene, budget_ms=0.0) for scene in stage.scenes),
+            )
             for stage in config.stages
         ]
         return replace(config, stages=tuple(stages))

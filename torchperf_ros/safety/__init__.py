@@ -1,1 +1,1 @@
-"""What keeps a vehicle safe whatever the models do; pure rules, without ROS and without torch."""
+"""What keeps a vehicle safe whatever the models do: guard, emergency lane, scenes; pure rules, no ROS, no torch."""

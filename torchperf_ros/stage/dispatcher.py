@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from torchperf_ros.frame.frame import Frame, StepTimes, stamp_age_ms
@@ -45,15 +46,17 @@ class Dispatcher:
 
     Attributes:
         latest: the newest message of each other input than the trigger, and its monotonic receipt.
+        ladder: the one of the scene that the last frame was answered for.
     """
 
     def __init__(
-        self, pool: WorkerPool, ladder: TierLadder, outputs: FallbackOutputs, statistics: StageCounters
+        self, pool: WorkerPool, ladders: Sequence[TierLadder], outputs: FallbackOutputs, statistics: StageCounters
     ) -> None:
-        """Take the stage's parts."""
+        """Take the stage's parts; there is a ladder for each scene."""
         self.latest: dict[int, tuple[InputBytes, int]] = {}
         self.hedge_rule = HedgeRule()  # whether the standby also runs frames that are overdue
-        self._pool, self._ladder, self._outputs, self._statistics = pool, ladder, outputs, statistics
+        self._pool, self._ladders, self._outputs, self._statistics = pool, ladders, outputs, statistics
+        self.ladder = ladders[0]
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
         self._probe: int | None = None  # tier that the practice is to try; None: a rehearsal
@@ -63,6 +66,12 @@ class Dispatcher:
         self._retrying: WorkerProcess | None = None
         self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
         self._last_received_ns = 0
+
+    def use(self, scene: int) -> None:
+        """Run frames on the tiers of a scene from now on."""
+        if self._ladders[scene] is not self.ladder:
+            self._ladders[scene].take_over(self.ladder)
+            self.ladder = self._ladders[scene]
 
     def write(self, in_flight: FrameInFlight, data: bytes | memoryview) -> None:
         """Write the frame and the latest other inputs into the ring."""
@@ -139,11 +148,11 @@ class Dispatcher:
         """
         tier = None
         while worker := self._idle_worker():
-            tier = self._ladder.choose(in_flight.left_ms(now_ns), fresh_ms, now_ns) if tier is None else tier
+            tier = self.ladder.choose(in_flight.left_ms(now_ns), fresh_ms, now_ns) if tier is None else tier
             if not self._hand_over(worker, in_flight, tier, now_ns):
                 continue  # it has just died and is no longer idle
-            backup_ms = self._ladder.predicted_ms(self._ladder.last)
-            in_flight.started(worker, tier, now_ns, self._ladder.predicted_ms(tier), backup_ms)
+            backup_ms = self.ladder.predicted_ms(self.ladder.last)
+            in_flight.started(worker, tier, now_ns, self.ladder.predicted_ms(tier), backup_ms)
             self._preferred = worker
             if self._pool.config.backup == "active":
                 self._start_backup(in_flight, now_ns)
@@ -162,7 +171,7 @@ class Dispatcher:
             in_flight.hedge_ns = 0  # it is no overdue frame, but one that has ended its runner
             return
         worker = self._idle_worker(other_than=in_flight.runner)
-        if worker is not None and self._hand_over(worker, in_flight, self._ladder.last, now_ns):
+        if worker is not None and self._hand_over(worker, in_flight, self.ladder.last, now_ns):
             in_flight.backup, in_flight.hedged = worker, hedged
             self._statistics.backups += 1
 
@@ -205,15 +214,15 @@ class Dispatcher:
             return
         spare = self._idle_worker(other_than=first)
         if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
-            tier, worker, self._probe = self._ladder.last, spare, None
+            tier, worker, self._probe = self.ladder.last, spare, None
             self._statistics.rehearsals += 1
         elif spare is not None and spare.has_run and self._to_retry is not None:
             in_flight, self._to_retry = self._to_retry, None
-            tier, worker, self._probe, self._retrying = self._ladder.last, spare, None, spare
+            tier, worker, self._probe, self._retrying = self.ladder.last, spare, None, spare
         else:
             next_ns = self._last_received_ns + min(self._intervals_ns, default=0)
             room_ms = math.inf if spare is not None else max(0.0, (next_ns - now_ns) / NS_PER_MS)
-            wanted = self._ladder.probe(fresh_ms, now_ns, room_ms, _LONGEST_PROBE * self._pool.config.hang_ms)
+            wanted = self.ladder.probe(fresh_ms, now_ns, room_ms, _LONGEST_PROBE * self._pool.config.hang_ms)
             if wanted is None:
                 return
             tier, worker, self._probe = wanted, spare or first, wanted
@@ -244,7 +253,7 @@ class Dispatcher:
         elif in_flight is None:
             if self._probe is not None:
                 good = outcome is Outcome.ON_TIME and response.tier == self._probe
-                self._ladder.probed(self._probe, steps.inference_ms, took_ms if good else math.inf, fresh_ms)
+                self.ladder.probed(self._probe, steps.inference_ms, took_ms if good else math.inf, fresh_ms)
         elif outcome is not Outcome.ON_TIME:
             self._failed(worker, in_flight, outcome, payload.decode(errors="replace"))
         elif in_flight.answered:
@@ -264,7 +273,7 @@ class Dispatcher:
         if answered.survived or answered.runner is None:  # nobody had time to run it: one of them is to see it
             self._observe(answered, now_ns, one=answered.runner is None)
         for tier, inference_ms, overhead_ms in self._lessons:
-            self._ladder.learn(tier, inference_ms, overhead_ms)
+            self.ladder.learn(tier, inference_ms, overhead_ms)
         self._lessons.clear()
 
     def lost(self, worker: WorkerProcess) -> None:
@@ -275,7 +284,7 @@ class Dispatcher:
             self._retrying = None
             self.hedge_rule.retried(in_time=False)
         elif practised and in_flight is None and self._probe is not None:
-            self._ladder.probed(self._probe, math.nan, math.inf, 0.0)
+            self.ladder.probed(self._probe, math.nan, math.inf, 0.0)
         if in_flight is not None:
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
             self._failed(worker, in_flight, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)

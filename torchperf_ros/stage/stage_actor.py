@@ -15,19 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.config import StageConfig
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.config.scene_options import ODOMETRY
 from torchperf_ros.frame.alert_rules import Alert, model_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.errors import BadInput, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import warm_up_stop
-from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
+from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
 from torchperf_ros.safety.guard import Guard
+from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
-from torchperf_ros.stage.stage_guard import StageGuard
+from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
 from torchperf_ros.workers.frame_ring import InputBytes
@@ -69,7 +73,8 @@ class StageActor:
     """One stage: a mailbox, one frame in flight, a pool of workers, a ladder of tiers and its fallbacks.
 
     Attributes:
-        statistics, ladder, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`.
+        statistics, ladders, scenes, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`;
+            there is a ladder for each scene.
         guard: checks every output before it is published; None where the parameters ask for none.
     """
 
@@ -85,7 +90,9 @@ class StageActor:
         self._clock = machinery.clock
         self.config = config  # parameters; replaced as a whole when one changes
         self.statistics = StageStatistics(config, self._clock)
-        self.ladder = TierLadder(len(config.tiers))
+        clocks = [TierClock() for _ in config.tiers]
+        self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
+        self.scenes = SceneChooser(config)
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
         self.mailbox = Mailbox()
@@ -97,13 +104,15 @@ class StageActor:
             self.guard = StageGuard(config.name, Guard(config.guard), self.statistics.counters)
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
+        self._budget_ms = config.budget_ms  # of the last frame that was begun
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
         self._open = True
         self._waiter: StageWaiter = machinery.waiter()
         self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
+        setup = {**setup, "loaded": self._to_load()}
         self.pool = machinery.pool(config, setup, self, ports.log)
-        self._dispatcher = Dispatcher(self.pool, self.ladder, self._outputs, self.statistics.counters)
+        self._dispatcher = Dispatcher(self.pool, self.ladders, self._outputs, self.statistics.counters)
         self.hedge_rule = self._dispatcher.hedge_rule
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
@@ -162,15 +171,16 @@ class StageActor:
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live)."""
-        self.config = self.pool.config = config
+        self.config = self.pool.config = self.scenes.config = config
         self.statistics.reconfigure(config)
 
     def limit_memory(self, used_share: float, share: float) -> None:
         """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either."""
         guard, was_tight = self.memory, self.memory.tight
-        guard.update(used_share, share, len(self.config.tiers))
+        guard.update(used_share, share, max(len(ladder.tiers) for ladder in self.ladders))
         self.pool.rolling_update.may_compile = not guard.tight
-        self.ladder.left_out = guard.left_out
+        for ladder in self.ladders:
+            ladder.left_out = min(guard.left_out, len(ladder.tiers) - 1)
         if guard.tight and not was_tight:
             text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
             text += "; lower tiers run, and nothing is compiled"
@@ -217,9 +227,12 @@ class StageActor:
         if not self._accepting:
             self.statistics.counters.ignored += 1
             return
+        scene = self.scenes.choose(received_ns)
+        if self.scenes.wanted not in self.scenes.ready:
+            self._load_wanted_scene()
         frame = admit(
             self.config, data, stamp_ns,
-            received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal,
+            received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal, scene=scene,
         )  # fmt: skip
         with self._lock:
             frame.seq = self.statistics.counters.frames
@@ -237,21 +250,41 @@ class StageActor:
         with self._lock:
             self._dispatcher.latest[index] = InputBytes(index, stamp_ns, age_ms, data), received_ns
 
-    def tell_guard(self, index: int, data: bytes, stamp_ns: int) -> None:
-        """A message for the stage's guard: its odometry, or obstacles."""
-        if self.guard is not None:
-            self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), self._clock())
+    def hear(self, index: int, data: bytes, stamp_ns: int = 0) -> None:
+        """A message of another input than the adapter's: for the guard, or what scenes depend on, see `inputs`."""
+        now_ns = self._clock()
+        try:
+            if index <= GUARD_ODOMETRY:
+                if self.guard is not None:
+                    self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), now_ns)
+            elif index == ODOMETRY:
+                self.scenes.moved(abs(Motion.read(data, now_ns).speed), now_ns)
+            else:
+                self.scenes.named(ODOMETRY - index, decode(data, "std_msgs/msg/String").data.strip(), now_ns)
+        except BadInput:
+            self.statistics.counters.refused_inputs += 1
 
     @property
     def inputs(self) -> list[tuple[int, str, str]]:
-        """Index, topic and message type: the adapter's inputs, the trigger first, then the guard's.
+        """Index, topic and message type: the adapter's inputs, the trigger first, then those of scenes and guard.
 
         Empty until a worker has described its adapter.
         """
         if self.pool.description is None:
             return []
         own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
-        return own + StageGuard.inputs(self.config.guard)
+        return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config.guard)]
+
+    def _load_wanted_scene(self) -> None:
+        """Frames run `default` while workers that have loaded the scene take the places of those that have not."""
+        scene = self.config.scenes[self.scenes.wanted]
+        if self.pool.ready and self.pool.rolling_update.renewal.load(self._to_load()):
+            text = f"scene {scene.name} is not loaded; default runs until it is"
+            self._untold.append(model_alert(self.config.name, text))
+
+    def _to_load(self) -> list[int]:
+        """The tiers that workers are to load, of the scenes that are to be there."""
+        return sorted({tier for number in self.scenes.to_load() for tier in self.config.scenes[number].tiers})
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
@@ -262,6 +295,10 @@ class StageActor:
                 self.statistics.stale()
                 self._ports.hand_on(None, waiting)  # the next stage still has to answer
             return
+        if frame.scene not in self.scenes.ready:  # its tiers may be gone since it was received
+            frame.scene = DEFAULT
+        self._budget_ms = frame.budget_ms
+        self._dispatcher.use(frame.scene)
         leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
         try:
@@ -332,6 +369,8 @@ class StageActor:
             self._drop(worker)
         else:
             if received is not None:
+                if received[0].outcome == Outcome.ON_TIME:
+                    self.scenes.word = received[0].scene
                 self._dispatcher.take(worker, *received, self._fresh_ms, self._clock())
 
     def _decide(self, in_flight: FrameInFlight, now_ns: int) -> Verdict | None:
@@ -377,7 +416,7 @@ class StageActor:
         self.margin.published((published_ns - started_ns) / NS_PER_MS)
         if result is not None and payload is result.payload:
             self._outputs.remember(result.payload, frame)
-        answer = in_flight.answer(verdict, fallback, result, payload, self.config.budget_ms, published_ns)
+        answer = in_flight.answer(verdict, fallback, result, payload, frame.budget_ms, published_ns)
         refusal = None if self.guard is None or checked is None else self.guard.judge(answer, checked)
         frame.data = None  # it is in the ring; who remembers the frame need not keep megabytes
         self._ports.answered(answer)
@@ -406,8 +445,9 @@ class StageActor:
         warm_up_stop(self._output_type)
         with self._lock:
             if not self.pool.ready:
-                self.ladder.calibrate(worker.calibrations)
+                self._calibrate(worker)
             worker.usable = True
+            self._note_loaded()
             self._waiter.add(worker)
             self.statistics.health.ready()
             self._waiter.wake()
@@ -430,7 +470,8 @@ class StageActor:
                 return False
             worker.usable = False
             self._waiter.drop(worker)
-            self.ladder.calibrate(successor.calibrations)
+            self._calibrate(successor)
+            self._note_loaded()
             return True
 
     def worker_told(self, text: str) -> None:
@@ -442,13 +483,26 @@ class StageActor:
     def _drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
         worker.usable = False
+        self._note_loaded()
         if self._waiter.drop(worker):
             self._dispatcher.lost(worker)
+
+    def _calibrate(self, worker: WorkerProcess) -> None:
+        for ladder in self.ladders:
+            ladder.calibrate(worker.calibrations)
+
+    def _note_loaded(self) -> None:
+        self.scenes.loaded(worker.loaded for worker in self.pool.everyone if worker.usable)
+
+    @property
+    def ladder(self) -> TierLadder:
+        """The one in use."""
+        return self._dispatcher.ladder
 
     @property
     def _fresh_ms(self) -> float:
         """Time that a frame has which did not wait."""
-        return self.config.budget_ms - self.margin.ms
+        return self._budget_ms - self.margin.ms
 
     @property
     def _output_type(self) -> str:
@@ -457,7 +511,10 @@ class StageActor:
 
 @dataclass
 class StageInput:
-    """One input of a stage: its topic as resolved, its message type, and whether that has a stamp."""
+    """One input of a stage: its topic as resolved, its message type, and whether that has a stamp.
+
+    The index is that of the adapter's inputs; what scenes depend on has one below 0, see `StageActor.hear`.
+    """
 
     stage: StageActor
     index: int
@@ -471,7 +528,7 @@ class StageInput:
         if self.index == 0:
             self.stage.offer(data, stamp_ns, stamped=self.stamped)
         elif self.index < 0:
-            self.stage.tell_guard(self.index, bytes(data), stamp_ns)
+            self.stage.hear(self.index, bytes(data), stamp_ns)
         else:
             self.stage.offer_latest(self.index, bytes(data), stamp_ns)
 
@@ -481,6 +538,6 @@ class StageInput:
             why = "" if data is not None else "the stage before had nothing to hand over"
             self.stage.offer(data, frame.stamp_ns, stamped=False, upstream=frame, refusal=why)
         elif data is not None and self.index < 0:
-            self.stage.tell_guard(self.index, data, frame.stamp_ns)
+            self.stage.hear(self.index, data, frame.stamp_ns)
         elif data is not None:
             self.stage.offer_latest(self.index, data, frame.stamp_ns)

@@ -12,8 +12,8 @@ from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.safety.guard import Checked, Guard
 
-ODOMETRY: Final = -1
-"""Index of the guard's odometry among a stage's inputs; the sources of obstacles have -2, -3, and so on."""
+GUARD_ODOMETRY: Final = -100
+"""Index of the guard's odometry among a stage's inputs, below those of scenes; obstacles have -101, -102, and so on."""
 _ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"
 _OBSTACLES_TYPE: Final = "visualization_msgs/msg/MarkerArray"
 
@@ -40,16 +40,16 @@ class StageGuard:
         """Index, topic and message type of what a guard takes."""
         if options is None:
             return []
-        sources = [(ODOMETRY - 1 - at, topic, _OBSTACLES_TYPE) for at, topic in enumerate(options.obstacles)]
-        return [(ODOMETRY, options.odometry, _ODOMETRY_TYPE), *sources]
+        sources = [(GUARD_ODOMETRY - 1 - at, topic, _OBSTACLES_TYPE) for at, topic in enumerate(options.obstacles)]
+        return [(GUARD_ODOMETRY, options.odometry, _ODOMETRY_TYPE), *sources]
 
     def take(self, index: int, data: bytes, age_ms: float, received_ns: int) -> None:
         """A message of one of `inputs`; it counts from its stamp where that is usable."""
         seen_ns = received_ns - round(usable_age_ms(age_ms) * NS_PER_MS)
-        if index == ODOMETRY:
+        if index == GUARD_ODOMETRY:
             self.guard.moved(data, seen_ns)
         else:
-            self.guard.saw(ODOMETRY - 1 - index, data, seen_ns)
+            self.guard.saw(GUARD_ODOMETRY - 1 - index, data, seen_ns)
 
     def check(self, output: bytes | None, source: Frame | None, now_ns: int, ros_now_ns: int) -> Checked:
         """What is to be published instead of an output.

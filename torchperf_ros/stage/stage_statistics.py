@@ -45,8 +45,10 @@ class StageStatistics:
     def answered(self, answer: Answer) -> Alert | None:
         """A frame was answered; returns what there is to tell about it."""
         self.counters.add(answer)
-        self.health.answered(answer.outcome, answer.fallback, answer.tier, answer.check)
         limits = self.health.limits
+        tiers = limits.scenes[answer.frame.scene].tiers
+        place = tiers.index(answer.tier) if answer.tier in tiers else -1  # in the ladder of its scene
+        self.health.answered(answer.outcome, answer.fallback, place, answer.check)
         return answer_alert(limits.name, answer, self.health.misses_in_a_row, limits.sustained_misses)
 
     def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Alert:

@@ -10,6 +10,7 @@ from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.frame.stage_figures import Spans, StageReading
+from torchperf_ros.frame.tier_ladder import Forecast
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.telemetry.latency_record import LatencyRecord
@@ -81,8 +82,14 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
     values = {
         "health": health.name,
         "progress": pool.progress,
-        "tier": config.tiers[stage.ladder.level],
+        "tier": config.tiers[stage.ladder.tier],
         "tiers": ",".join(config.tiers),
+        "scene": _scene(stage, stage.scenes.active),
+        "scene_wanted": _scene(stage, stage.scenes.wanted),
+        "scenes": ",".join(scene.name for scene in config.scenes),
+        "scenes_ready": ",".join(_scene(stage, number) for number in sorted(stage.scenes.ready)),
+        "scene_switches": str(stage.scenes.switches),
+        "scene_unknown": stage.scenes.unknown,
         "output": config.output,
         "ladder": _kept_down(stage),
         "hedging": stage.hedge_rule.words if config.backup == "standby" else "",
@@ -90,10 +97,10 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "hedges_lost": str(stage.hedge_rule.lost_hedges),
         "retrials": str(stage.hedge_rule.retrials),
         "retrials_slow": str(stage.hedge_rule.slow_retrials),
-        "engine": tiers[stage.ladder.level]["engine"] if tiers else config.engine,
+        "engine": tiers[stage.ladder.tier]["engine"] if tiers else config.engine,
         "device": pool.description.device if pool.description else "",
         **_timing(reading),
-        "budget_ms": _number(config.budget_ms),
+        "budget_ms": _number(config.scene_budget_ms(stage.scenes.active)),
         "reserve_ms": _number(stage.margin.ms),
         "miss_ratio": _number(statistics.miss_ratio),
         "frames": str(statistics.frames),
@@ -110,7 +117,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "compiling": pool.rolling_update.compiling,
         **{name: str(getattr(statistics, name)) for name in _COUNTERS},
     }
-    for name, forecast in zip(config.tiers, stage.ladder.forecasts, strict=True):
+    for name, forecast in _forecasts(stage).items():
         values[f"tier_{name}_predicted_ms"] = _number(forecast.ms)
         values[f"tier_{name}_predicted_from"] = forecast.source
     for tier in tiers:
@@ -174,9 +181,23 @@ def _summary(stage: StageActor, health: Health) -> str:
         return f"SAFE_STOP: {_why_stopped(stage)}"
     if health is Health.WAITING:
         return "WAITING: no input" if stage.statistics.counters.frames == 0 else "WAITING: input stopped"
-    tier, compiling = stage.config.tiers[stage.ladder.level], stage.pool.rolling_update.compiling
+    tier, compiling = stage.config.tiers[stage.ladder.tier], stage.pool.rolling_update.compiling
+    scene = f"scene {_scene(stage, stage.scenes.active)}" if len(stage.config.scenes) > 1 else ""
+    if stage.scenes.active != stage.scenes.wanted:
+        scene += f", {_scene(stage, stage.scenes.wanted)} is wanted"
     why = _kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED else "")
-    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", why, compiling]))
+    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", scene, why, compiling]))
+
+
+def _scene(stage: StageActor, number: int) -> str:
+    return stage.config.scenes[number].name
+
+
+def _forecasts(stage: StageActor) -> dict[str, Forecast]:
+    """By tier, in their order; of one in several scenes that of the scene in use, which learns from its runs."""
+    ladders = [*stage.ladders, stage.ladder]
+    found = {tier: one for ladder in ladders for tier, one in zip(ladder.tiers, ladder.forecasts, strict=True)}
+    return {stage.config.tiers[tier]: found[tier] for tier in sorted(found)}
 
 
 def _kept_down(stage: StageActor) -> str:

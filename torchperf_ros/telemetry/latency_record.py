@@ -39,7 +39,7 @@ class LabelledArray:
 
 LABELS = (
     "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
-    "budget_ms", "tier", "outcome", "fallback", "check",
+    "budget_ms", "tier", "outcome", "fallback", "check", "scene",
 )  # fmt: skip
 
 
@@ -59,5 +59,5 @@ class LatencyRecord:
             self.stage_index, answer.frame.seq, answer.frame.age_ms, answer.wait_ms,
             steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
             answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else nan,
-            answer.outcome, nan if fallback is None else fallback, nan if check is None else check,
+            answer.outcome, nan if fallback is None else fallback, nan if check is None else check, answer.frame.scene,
         )  # fmt: skip

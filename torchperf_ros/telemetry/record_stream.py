@@ -18,15 +18,15 @@ from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 
-VERSION = 1
+VERSION = 2
 MAX_PACKET_BYTES = 131_072
 _MAX_INLINE = 16_384
 """A payload up to this size travels in the packet itself, which takes less time than a ring does."""
 _MAX_REASON = 4_000
 _HEAD = struct.Struct("<BBHIqQII")
 """Version, kind, index, lost, ROS time; of the payload: offset and length in the ring, length in the packet."""
-_FRAME = struct.Struct("<Qbbbh?HQQqq10d")
-"""seq, outcome, fallback, check (-1: none), tier, profiled, step; place in the stage's ring; stamp, receipt, times."""
+_FRAME = struct.Struct("<Qbbbhb?HQQqq10d")
+"""seq, outcome, fallback, check (-1: none), tier, scene, profiled, step; place in the ring; stamp, receipt, times."""
 _FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NONE = -1
 _MOST_STEPS = 2**16 - 1
@@ -110,7 +110,7 @@ class StreamWriter:
             VERSION, _FRAME_KIND, stage, self.lost, t_ns, offset, length, len(inline),
             frame.seq, answer.outcome, _NONE if answer.fallback is None else answer.fallback,
             _NONE if answer.check is None else answer.check,
-            answer.tier, answer.profiled, min(answer.step, _MOST_STEPS), answer.offset, answer.length,
+            answer.tier, frame.scene, answer.profiled, min(answer.step, _MOST_STEPS), answer.offset, answer.length,
             frame.stamp_ns, frame.received_ns, frame.age_ms, answer.wait_ms, steps.decode_ms,
             steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms, answer.total_ms, answer.budget_ms,
             answer.lateness_ms, answer_ms,
@@ -218,11 +218,14 @@ class StreamReader:
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
         numbers = _FRAME.unpack_from(data, _HEAD.size)
-        seq, outcome, fallback, check, tier, profiled, step, offset, length, stamp_ns, received_ns, *times = numbers
+        seq, outcome, fallback, check, tier, scene, profiled, step, offset, length, stamp_ns, received_ns, *times = (
+            numbers
+        )
         age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
         published_ns = received_ns + round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else received_ns
+        origin = Origin(received_ns, age_ms)
         answer = Answer(
-            Frame(seq, None, stamp_ns, age_ms, received_ns, 0, Origin(received_ns, age_ms)), Outcome(outcome),
+            Frame(seq, None, stamp_ns, age_ms, received_ns, 0, origin, "", scene, budget_ms), Outcome(outcome),
             None if fallback == _NONE else Fallback(fallback), reason, tier, wait_ms, total_ms, budget_ms,
             lateness_ms, published_ns, StepTimes(*steps), output, offset, length, profiled,
             None if check == _NONE else GuardVerdict(check), step,

@@ -35,8 +35,15 @@ class StageSignals:
         superseded, stale: frames of this second that will never be answered; set by whoever hears of them.
     """
 
-    def __init__(self, stage: str, tiers: Sequence[str], budget_ms: float, trigger: str = "") -> None:
-        """Name the stage, its tiers, and the topic of its trigger; empty where another stage gives it out."""
+    def __init__(
+        self, stage: str, tiers: Sequence[str], budget_ms: float, trigger: str = "",
+        scenes: Sequence[Sequence[int]] = (),
+    ) -> None:  # fmt: skip
+        """Name the stage, its tiers, and the topic of its trigger; empty where another stage gives it out.
+
+        `scenes` have the tiers of each scene; none: there is one, which has all.
+        """
+        self._scenes = scenes or [range(len(tiers))]
         self.missed = 0  # deadlines that were missed in the last second
         self.harmed = False  # whether the last second had misses, or an unusual latency
         self.superseded = self.stale = 0
@@ -86,13 +93,20 @@ class StageSignals:
             if self._drops.update(time_s, 100 * values["drops_share"]):
                 alerts.append(self._drops.alert(self._stage))
         if answers:
-            values["tier"] = fmean(max(0, answer.tier) for answer in answers)
+            values["tier"] = fmean(self._place(answer) for answer in answers)
             if self._tier.update(time_s, values["tier"]):
-                now, usual = (self._tiers[round(tier)] for tier in (self._tier.value, self._tier.baseline))
+                tiers = self._scenes[answers[-1].frame.scene]
+                places = (min(round(place), len(tiers) - 1) for place in (self._tier.value, self._tier.baseline))
+                now, usual = (self._tiers[tiers[place]] for place in places)
                 alerts.append(self._tier.alert(self._stage, text=f"tier {now}, usually {usual}"))
             alerts += self._judge_latency(time_s, answers, values)
         self.harmed = self.missed > 0 or any(found.name.endswith(": latency") for found in alerts)
         return values, alerts
+
+    def _place(self, answer: Answer) -> int:
+        """Of its tier in the ladder of its scene: another scene's best tier is no lower one."""
+        tiers = self._scenes[answer.frame.scene]
+        return tiers.index(answer.tier) if answer.tier in tiers else 0
 
     def _judge_input(self, now_ns: int, frames: list[Frame], *, active: bool) -> Judged:
         """The receipt of the trigger. Frames that were dropped count, too: they leave gaps in the numbers."""

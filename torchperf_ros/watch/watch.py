@@ -39,7 +39,7 @@ class StageWatch:
         self.missed, self.harmed = 0, False
         self.values: dict[str, float] = {}  # what the last second was
         self.alerts: list[Alert] = []  # what was unusual about it
-        self.signals = StageSignals(name, tiers, budget_ms, trigger)
+        self.signals = StageSignals(name, tiers, budget_ms, trigger, list(setup.get("scenes", {}).values()))
         self.counters = CounterSignals(name, tiers)
         self._contents = {
             index: InputContent(name, *topic, trigger=index == 0)

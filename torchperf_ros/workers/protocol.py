@@ -31,7 +31,7 @@ SOON: Final = b"soon"
 
 
 _REQUEST = struct.Struct("<HHIQQQQII")
-_RESPONSE = struct.Struct("<HHIQQ4qI")
+_RESPONSE = struct.Struct("<HHIQQ4qIh")
 RESPONSE_BYTES: Final = _RESPONSE.size
 
 
@@ -61,7 +61,8 @@ class Request(NamedTuple):
 class Response:
     """Worker to node, for RUN: outcome index, and the length of the result (or of the reason) in the worker's area.
 
-    Step times are in ns, -1 where the step was not reached. `step` is how far an anytime model has come, 0 for others.
+    Step times are in ns, -1 where the step was not reached. `step` is how far an anytime model has come, 0 for others;
+    `scene` the index of the one that the adapter named, -1: none.
     """
 
     outcome: int
@@ -73,12 +74,13 @@ class Response:
     inference_ns: int
     postprocess_ns: int
     step: int = 0
+    scene: int = -1
 
     def pack(self) -> bytes:
         """As bytes."""
         return _RESPONSE.pack(
             VERSION, self.outcome, self.tier, self.seq, self.length,
-            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns, self.step,
+            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns, self.step, self.scene,
         )  # fmt: skip
 
 

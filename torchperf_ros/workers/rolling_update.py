@@ -78,6 +78,14 @@ class Renewal:
             self._try(changes, tries=1)
             return True
 
+    def load(self, tiers: Sequence[int]) -> bool:
+        """Have every worker replaced by one that loads these tiers; False if they all do, or a renewal goes on."""
+        with self._lock:
+            if not self.outcome or self.proven.setup.get("loaded", tiers) == tiers:
+                return False
+            self._try({"loaded": tiers, "swapped": None}, tries=1)
+            return True
+
     def _try(self, changes: dict[str, object], tries: int) -> None:
         self._numbers += 1
         self._trial = Kit({**self.proven.setup, **changes}, self._numbers)
@@ -216,6 +224,10 @@ class RollingUpdate:
         if built_for and built_for != here:
             was, wanted = (f"tier {name} of {adapter}" for adapter, name in (built_for, here))
             raise ConfigError(f"package {package} was built for {was}; it cannot run as {wanted} of {stage}")
+        if tiers.index(tier) not in setup.get("loaded", range(len(tiers))):
+            raise ConfigError(
+                f"tier {tier!r} of {stage} belongs to a scene that is not loaded; it can be swapped once it is"
+            )
         packages = list(setup["packages"])
         packages[tiers.index(tier)] = package
         if not self.renewal.swap(packages=packages, swapped=tiers.index(tier)):

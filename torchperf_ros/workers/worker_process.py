@@ -73,6 +73,8 @@ class WorkerProcess:
         self.usable = False  # ready and not known to be dead; cleared by whoever notices first
         self.generation = 0  # of the pool's renewal in which it was started
         self.swapped: int | None = setup.get("swapped")  # the tier that it has a new package for, None if none
+        loaded = setup.get("loaded")
+        self.loaded = None if loaded is None else frozenset(loaded)  # tiers that it can run, None: all
         self.compiles = bool(setup.get("compile", False)) and any(  # while it loads, which takes its time
             build["engine"] == "compile" for build in setup.get("build", ())
         )

@@ -37,6 +37,9 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "tiers": list(stage.tiers),
         "build": [stage.build_options(tier).as_dict() for tier in range(len(stage.tiers))],
         "packages": list(stage.packages),
+        "scenes": [scene.name for scene in stage.scenes],
+        "loaded": list(range(len(stage.tiers))),
+        "lower": [_lower(stage, tier) for tier in range(len(stage.tiers))],
         "package_dirs": folders,
         "shapes": stage.shapes.as_dict(),
         "device": node.device,
@@ -53,6 +56,12 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
             "evidence_mib": node.evidence_mib,
         },
     }
+
+
+def _lower(stage: StageConfig, tier: int) -> int:
+    """The tier to run where memory does not suffice for this one: the next of the first scene that has it; -1: none."""
+    tiers = next(scene.tiers for scene in stage.scenes if tier in scene.tiers)
+    return next(iter(tiers[tiers.index(tier) + 1 :]), -1)
 
 
 _PREFIX: Final = "torchperf_worker_"

@@ -250,7 +250,7 @@ class _Worker:
         """Take a process that is ready."""
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
-        self.tiers, self.missing = process.tiers, process.missing
+        self.tiers, self.missing, self.loaded = process.tiers, process.missing, process.loaded
         self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
         self.busy_since_ns = 0

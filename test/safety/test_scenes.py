@@ -1,0 +1,163 @@
+"""Which scene a frame gets: rules on a virtual clock."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchperf_ros.config.config import stage_config
+from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
+
+S = 1_000_000_000
+INTERSECTION, HIGHWAY, PARKING, EMERGENCY = 1, 2, 3, 4
+NAMES = ["intersection", "highway", "parking", "emergency"]
+
+
+def chooser(**values):
+    scenes = {
+        "scenes": NAMES,
+        "scene.intersection.tiers": ["fast"], "scene.intersection.topic": "scene", "scene.intersection.budget_ms": 30.0,
+        "scene.highway.tiers": ["full"], "scene.highway.min_speed": 22.0,
+        "scene.parking.tiers": ["round", "fast"], "scene.parking.max_speed": 3.0, "scene.parking.topic": "scene",
+        "scene.parking.word": "car park",
+        "scene.emergency.tiers": ["fast"], "scene.emergency.topic": "alarm",
+    }  # fmt: skip
+    found = SceneChooser(stage_config("seen", {"adapter": "a:B", "output": "seen", **scenes, **values}))
+    found.loaded([None])
+    return found
+
+
+@pytest.fixture
+def scenes():
+    return chooser()
+
+
+def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
+    plain = SceneChooser(stage_config("seen", {"adapter": "a:B", "output": "seen"}))
+    plain.moved(30.0, 0)
+    assert plain.choose(0) == DEFAULT
+    assert plain.config.situation_inputs == ()
+
+
+@pytest.mark.parametrize(
+    ("speed", "said", "scene"),
+    [
+        (None, None, DEFAULT),
+        (math.nan, None, DEFAULT),
+        (21.9, None, DEFAULT),
+        (22.0, None, HIGHWAY),
+        (2.0, None, DEFAULT),  # slow, but nobody says that it is a car park
+        (2.0, "car park", PARKING),
+        (4.0, "car park", DEFAULT),
+        (None, "car park", DEFAULT),
+        (None, "intersection", INTERSECTION),
+        (30.0, "intersection", INTERSECTION),  # before the highway in the list
+        (30.0, "moon", HIGHWAY),
+    ],
+)
+def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_chosen(scenes, speed, said, scene):
+    if speed is not None:
+        scenes.moved(speed, 0)
+    if said is not None:
+        for number in (INTERSECTION, PARKING):
+            scenes.named(number, said, 0)
+    assert scenes.choose(1) == scene
+    assert scenes.unknown == ("moon" if said == "moon" else "")
+
+
+def test_given_the_adapters_word_when_asked_then_it_is_chosen_without_any_rule(scenes):
+    scenes.word = PARKING
+    assert scenes.choose(0) == PARKING
+
+
+@pytest.mark.parametrize(("after_s", "scene"), [(1.0, HIGHWAY), (1.001, DEFAULT)])
+def test_given_a_speed_that_is_too_old_when_asked_then_it_is_unknown(scenes, after_s, scene):
+    scenes.moved(30.0, 0)
+    assert scenes.choose(round(after_s * S)) == scene
+
+
+def test_given_an_active_scene_when_the_speed_is_at_its_limit_then_it_lasts_within_a_band(scenes):
+    scenes.moved(22.0, 0)
+    assert scenes.choose(0) == HIGHWAY
+    for at_s, speed, scene in ((2, 21.6, HIGHWAY), (4, 21.4, DEFAULT), (6, 21.6, DEFAULT)):
+        scenes.moved(speed, at_s * S)
+        assert scenes.choose(at_s * S) == scene
+
+
+def test_given_a_scene_that_is_cold_when_it_holds_then_default_runs_until_it_is_loaded(scenes):
+    scenes.loaded([frozenset({0, 1, 2}), frozenset({0, 1, 2, 3})])  # one of two workers has no `round`
+    scenes.moved(1.0, 0)
+    scenes.named(PARKING, "car park", 0)
+    assert (scenes.choose(0), scenes.wanted) == (DEFAULT, PARKING)
+    scenes.loaded([None, frozenset({0, 1, 2, 3})])
+    assert scenes.choose(1) == PARKING
+
+
+def test_given_an_active_scene_when_its_tiers_are_gone_then_the_same_frame_gets_default(scenes):
+    scenes.moved(30.0, 0)
+    assert scenes.choose(0) == HIGHWAY
+    scenes.loaded([])
+    assert scenes.choose(1) == DEFAULT
+
+
+def test_given_an_emergency_when_a_scene_has_just_begun_then_it_is_chosen_at_once_and_left_later(scenes):
+    scenes.moved(30.0, 0)
+    assert scenes.choose(0) == HIGHWAY
+    scenes.named(EMERGENCY, "emergency", 1)
+    scenes.named(INTERSECTION, "intersection", 1)
+    assert scenes.choose(1) == EMERGENCY
+    scenes.named(EMERGENCY, "over", 2)
+    assert scenes.choose(2) == EMERGENCY
+    assert scenes.choose(1 + S) == INTERSECTION
+
+
+def test_given_a_forced_scene_when_asked_then_only_an_emergency_outranks_it(scenes):
+    scenes.forced = PARKING
+    scenes.moved(30.0, 0)
+    assert scenes.choose(0) == PARKING
+    scenes.named(EMERGENCY, "emergency", 1)
+    assert scenes.choose(1) == EMERGENCY
+
+
+def test_given_more_scenes_than_may_be_loaded_when_used_then_those_used_last_and_emergency_stay():
+    scenes = chooser(scenes_loaded=1)
+    assert scenes.to_load() == (DEFAULT, INTERSECTION, EMERGENCY)
+    for at_s, word in enumerate((HIGHWAY, PARKING), start=2):
+        scenes.word = word
+        scenes.choose(at_s * S)
+        assert scenes.to_load() == (DEFAULT, word, EMERGENCY)
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(1, 300_000_000),
+        st.none() | st.floats(0, 40) | st.sampled_from(["intersection", "car park", "over", "x"]),
+        st.integers(-1, 3),
+    ),
+    min_size=1,
+    max_size=200,
+)
+
+
+@settings(max_examples=200)
+@given(steps=steps, hold_s=st.floats(0.1, 5.0))
+def test_given_inputs_that_flap_when_chosen_then_scenes_switch_once_in_their_time_and_emergency_at_once(steps, hold_s):
+    scenes, now_ns, switches_ns = chooser(scene_hold_s=hold_s), 0, []
+    for waited_ns, heard, word in steps:
+        now_ns += waited_ns
+        scenes.word = word
+        if isinstance(heard, float):
+            scenes.moved(heard, now_ns)
+        elif heard is not None:
+            for number in (INTERSECTION, PARKING):
+                scenes.named(number, heard, now_ns)
+        before = scenes.active
+        if scenes.choose(now_ns) != before:
+            switches_ns.append(now_ns)
+        assert scenes.active in scenes.ready
+    gaps = [later - earlier for earlier, later in zip(switches_ns, switches_ns[1:], strict=False)]
+    assert all(gap >= hold_s * S for gap in gaps)
+    assert scenes.switches == len(switches_ns)
+    scenes.named(EMERGENCY, "emergency", now_ns)
+    assert scenes.choose(now_ns) == EMERGENCY

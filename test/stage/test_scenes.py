@@ -1,0 +1,106 @@
+"""A stage with scenes and real workers: a scene's tiers and budget count from the frame on that it is chosen for."""
+
+import struct
+import time
+
+import pytest
+from rosbags.typesys import Stores, get_typestore
+
+from torchperf_ros.config.scene_options import ODOMETRY
+from torchperf_ros.frame.outcome import Health, Outcome
+
+from .conftest import wait_until
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+TIER_OFFSET = 1000.0
+SCENES = {
+    "tiers": ["full", "fast"], "scenes": ["highway", "parking"], "scene_hold_s": 0.1, "budget_ms": 5000.0,
+    "scene.highway.tiers": ["far", "fast"], "scene.highway.min_speed": 22.0, "scene.highway.budget_ms": 4000.0,
+    "scene.parking.tiers": ["round"], "scene.parking.topic": "scene",
+    "options": {"tiers": ["full", "fast", "far", "round"]}, "adapter": "NamesScenes", "situation_timeout_ms": 600_000.0,
+}  # fmt: skip
+
+
+def odometry(speed):
+    """At that speed in m/s straight ahead; a frame name of 3 and no child frame, all other numbers are 0."""
+    header = bytes(8) + b"\x04\x00\x00\x00map\x00" + b"\x01\x00\x00\x00\x00" + bytes(3)
+    return b"\x00\x01\x00\x00" + header + struct.pack("<85d", *[0.0] * 6, 1.0, *[0.0] * 36, speed, *[0.0] * 41)
+
+
+def word(text):
+    return bytes(STORE.serialize_cdr(STORE.types["std_msgs/msg/String"](data=text), "std_msgs/msg/String"))
+
+
+def model_of(stage, answer):
+    """Which of the adapter's models made the output."""
+    return round(stage.payload(answer).poses[0].pose.position.x / TIER_OFFSET)
+
+
+@pytest.fixture(scope="module")
+def stage(start_stage):
+    return start_stage(backup="standby", **SCENES)
+
+
+def settle(stage):
+    """Let the hold of the last change pass, and every worker be idle."""
+    stage.wait_for_workers()
+    time.sleep(0.11)
+
+
+def test_given_a_speed_and_a_word_when_frames_come_then_each_scene_has_its_tiers_and_budget_and_nothing_compiles(stage):
+    actor = stage.actor
+    for index, data, scene, tier, budget_ms in (
+        (ODOMETRY, odometry(10.0), 0, 0, 5000.0),
+        (ODOMETRY, odometry(30.0), 1, 2, 4000.0),
+        (ODOMETRY, odometry(10.0), 0, 0, 5000.0),
+        (ODOMETRY - 2, word("parking"), 2, 3, 5000.0),
+        (ODOMETRY - 2, word("over"), 0, 0, 5000.0),
+    ):
+        settle(stage)
+        actor.hear(index, data)
+        answer = stage.ask()
+        assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, scene, tier), answer.reason
+        assert answer.budget_ms == budget_ms
+        assert model_of(stage, answer) == tier
+    assert stage.health is Health.NOMINAL  # the best tier of a scene is no lower one
+    assert [row["recompiles"] for row in actor.pool.tally.rows(actor.pool.everyone)] == [0] * 4
+    assert actor.scenes.switches == 4
+    assert actor.ladder.tiers == (0, 1)
+
+
+def test_given_the_adapters_own_word_when_it_names_a_scene_then_the_next_frame_is_answered_for_it(stage):
+    settle(stage)
+    first = stage.ask({"do": "name", "scene": "parking", "once": False})
+    settle(stage)
+    second = stage.ask({"do": "name", "scene": "mars", "once": False})
+    settle(stage)
+    third = stage.ask()
+    assert [answer.frame.scene for answer in (first, second, third)] == [0, 2, 0]
+    wait_until(lambda: any("'mars'" in alert.message for alert in stage.anomalies), lambda: stage.anomalies)
+
+
+def test_given_odometry_that_is_none_when_heard_then_it_is_counted_and_changes_nothing(stage):
+    before = stage.counters.refused_inputs
+    stage.actor.hear(ODOMETRY, b"nonsense")
+    assert stage.counters.refused_inputs == before + 1
+
+
+def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default_runs_and_it_is_loaded_beside(
+    start_own_stage, monkeypatch
+):
+    monkeypatch.setattr("torchperf_ros.workers.rolling_update._SETTLE_NS", 0)
+    stage = start_own_stage(backup="none", **{**SCENES, "scenes_loaded": 1})
+    (first,) = stage.pids
+    tiers = stage.actor.pool.everyone[0].loaded
+    assert tiers == {0, 1, 2}
+    stage.actor.hear(ODOMETRY - 2, word("parking"))
+    answer = stage.ask()
+    assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 0, 0)
+    wait_until(lambda: stage.actor.scenes.ready == {0, 2}, lambda: stage.actor.pool.progress)
+    settle(stage)
+    answer = stage.ask()
+    assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 2, 3)
+    assert model_of(stage, answer) == 3
+    assert stage.pids != [first]
+    assert stage.actor.pool.everyone[0].loaded == {0, 1, 3}
+    assert any("parking is not loaded" in alert.message for alert in stage.anomalies)

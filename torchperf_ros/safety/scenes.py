@@ -1,0 +1,124 @@
+"""Which scene a frame is answered for: by speed, by what a topic says, or by the adapter's own word."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.config.scene_options import EMERGENCY_SCENE, SceneOptions
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+
+DEFAULT = 0
+"""Index of the scene that runs where no other holds, or none that can run."""
+_SPEED_BAND = 0.5  # m/s: the active scene holds so much beyond its limits, or noise at a limit would switch each second
+
+
+class _Heard(NamedTuple):
+    """A value and when it came; the time is monotonic."""
+
+    value: float | str
+    at_ns: int
+
+
+class SceneChooser:
+    """Chooses the scene of each frame.
+
+    The rules take the first scene that holds, `emergency` before all others. A change needs `scene_hold_s` since the
+    last one, but for one to `emergency`. A scene that cannot run, as its tiers are not loaded, is `default` meanwhile.
+
+    `moved` and `named` are for any thread, `choose` is for the one that offers frames; each replaces whole objects.
+
+    Attributes:
+        active: index of the scene that the last frame got.
+        wanted: the one that the rules took for it, loaded or not.
+        forced: one that is to run whatever the rules take, but for `emergency`; None mostly.
+        ready: scenes whose tiers are loaded in every worker that serves.
+        word: index of the scene that the adapter named last; -1: it named none.
+        switches: how often the active scene has changed.
+        unknown: the last name on a topic that no scene has, "" if there was none.
+    """
+
+    def __init__(self, config: StageConfig) -> None:
+        """Start with `default`, and nothing known."""
+        self.config = config  # the stage's; replaced as a whole when a parameter changes
+        self.active = self.wanted = DEFAULT
+        self.forced: int | None = None
+        self.ready: frozenset[int] = frozenset()
+        self.word = -1
+        self.switches = 0
+        self.unknown = ""
+        self._speed: _Heard | None = None
+        self._names: dict[int, _Heard] = {}
+        self._changed_ns: int | None = None
+        self._used_ns = [0] * len(config.scenes)
+        emergency = next((n for n, one in enumerate(config.scenes) if one.name == EMERGENCY_SCENE), None)
+        self.emergency = emergency  # its index, None where there is none
+        others = [number for number in range(1, len(config.scenes)) if number != emergency]
+        self._order = others if emergency is None else [emergency, *others]
+
+    def moved(self, speed: float, now_ns: int) -> None:
+        """The vehicle's speed in m/s; NaN where it is unknown."""
+        self._speed = _Heard(speed, now_ns)
+
+    def named(self, scene: int, word: str, now_ns: int) -> None:
+        """The topic of a scene said `word`."""
+        self._names[scene] = _Heard(word, now_ns)
+        if word not in {one.word or one.name for one in self.config.scenes}:
+            self.unknown = word
+
+    def speed(self, now_ns: int) -> float | None:
+        """The speed in m/s, None where it is unknown or too old."""
+        heard = self._speed
+        known = heard is not None and self._is_fresh(heard, now_ns) and heard.value == heard.value
+        return float(heard.value) if heard is not None and known else None
+
+    def choose(self, now_ns: int) -> int:
+        """The scene of a frame that is received now."""
+        if len(self._used_ns) == 1:
+            return DEFAULT
+        wanted = next((number for number in self._order if self._holds(number, now_ns)), DEFAULT)
+        if self.forced is not None and wanted != self.emergency:
+            wanted = self.forced
+        self.wanted, self._used_ns[wanted] = wanted, now_ns
+        scene = wanted if wanted in self.ready else DEFAULT
+        if scene != self.active and (self._may_change(now_ns) or scene == self.emergency):
+            self.active, self._changed_ns = scene, now_ns
+            self.switches += 1
+        elif self.active not in self.ready:  # its tiers are gone: this frame is not to wait for the right to change
+            self.active = DEFAULT
+        return self.active
+
+    def _may_change(self, now_ns: int) -> bool:
+        return self._changed_ns is None or now_ns - self._changed_ns >= self.config.scene_hold_s * NS_PER_S
+
+    def _is_fresh(self, heard: _Heard, now_ns: int) -> bool:
+        return now_ns - heard.at_ns <= self.config.situation_timeout_ms * NS_PER_MS
+
+    def _holds(self, number: int, now_ns: int) -> bool:
+        scene = self.config.scenes[number]
+        if self.word == number:
+            return True
+        if not scene.topic and not scene.by_speed:
+            return False
+        if scene.topic:
+            heard = self._names.get(number)
+            if heard is None or heard.value != scene.word or not self._is_fresh(heard, now_ns):
+                return False
+        return not scene.by_speed or self._has_speed_of(scene, number, now_ns)
+
+    def _has_speed_of(self, scene: SceneOptions, number: int, now_ns: int) -> bool:
+        speed, band = self.speed(now_ns), _SPEED_BAND if number == self.active else 0.0
+        return speed is not None and scene.min_speed - band <= speed <= scene.max_speed + band
+
+    def to_load(self) -> tuple[int, ...]:
+        """Scenes whose tiers are to be loaded: `default`, `emergency`, and of the others those wanted last."""
+        always = [DEFAULT] if self.emergency is None else [DEFAULT, self.emergency]
+        others = sorted((n for n in self._order if n != self.emergency), key=lambda number: -self._used_ns[number])
+        return tuple(sorted([*always, *others[: self.config.scenes_loaded]]))
+
+    def loaded(self, tiers: Iterable[frozenset[int] | None]) -> None:
+        """Take which of the stage's tiers each worker that serves has loaded; None: all."""
+        every = list(tiers)
+        self.ready = frozenset(
+            number for number, scene in enumerate(self.config.scenes)
+            if every and all(has is None or has.issuperset(scene.tiers) for has in every)
+        )  # fmt: skip
