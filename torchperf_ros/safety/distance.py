@@ -6,15 +6,15 @@ in a bend.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.config.guard_options import GuardOptions
-from torchperf_ros.safety.lane import Complex, Lane
+from torchperf_ros.safety.lane import Lane, unit
 from torchperf_ros.safety.limits import Finding, Track
-from torchperf_ros.safety.obstacles import Seen
+from torchperf_ros.safety.obstacles import Complex, Seen
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -24,6 +24,7 @@ _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in 
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
 _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded poses
+_FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
 _SLACK_M = 0.05  # that a plan may come closer to what is already too close
 
 
@@ -65,7 +66,8 @@ def closeness(track: Track, widened_m: float, lane: Lane, seen: Seen, options: G
     if not len(seen.yaws):
         return Closeness()
     others = _Others(lane, seen, t_s)
-    clearance, now_m, moves = _clearances(track, place, widened_m, others, options)
+    between, moves = _clearances(track, place, widened_m, others, options)
+    clearance = between[1:]
     front = options.rear_m if lane.backward else options.length_m - options.rear_m
     gap = others.s - others.reach_s - (lane.own_s[:, None] + front)
     beside = np.abs(others.left) - others.reach_left - (0.5 * options.width_m + options.margin_m)
@@ -73,10 +75,10 @@ def closeness(track: Track, widened_m: float, lane: Lane, seen: Seen, options: G
     # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
     # something in another lane would be our doing.
     follows = others.same & (beside[0] < 0) & (gap[0] < -options.length_m - 2 * others.reach_s)
-    allowed = np.clip(now_m - _SLACK_M, 0.0, options.margin_m)
+    allowed = np.minimum(np.maximum(between[0] - _SLACK_M, 0.0), options.margin_m)
     ours = moves[:, None] & ~follows
     touches = ours & (clearance < 0.0)
-    finding = _rss(t_s, speeds, gap, ahead, others, lane.length, options)
+    finding = _rss(t_s, speeds, gap, ahead & ~follows, others, lane.length, options)
     short = np.where(ours, clearance - allowed, math.inf)
     if short.min() < 0.0:
         at, which = np.unravel_index(short.argmin(), short.shape)
@@ -88,22 +90,20 @@ def closeness(track: Track, widened_m: float, lane: Lane, seen: Seen, options: G
 
 def _speeds(t_s: Floats, place: Complex) -> Floats:
     """At each pose: the mean of the steps before and after, led on at both ends; exact under constant acceleration."""
-    steps = np.abs(np.diff(place)) / np.diff(t_s)
-    half = 0.5 * np.diff(steps)
+    steps = np.abs(place[1:] - place[:-1]) / (t_s[1:] - t_s[:-1])
+    half = 0.5 * (steps[1:] - steps[:-1])
     ends = (steps[0] - half[0], steps[-1] + half[-1]) if len(half) else (steps[0], steps[0])
     return np.maximum(np.concatenate((ends[:1], steps[:-1] + half, ends[1:])), 0.0)
 
 
 def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speed: float, options: GuardOptions) -> Seen:
     """The obstacles that may matter: circles around them and around all of the plan with its stopping distance."""
-    if not len(seen.yaws):
+    if len(seen.yaws) <= _FEW:
         return seen
     stopping = rss_distance(np.array([speed]), np.zeros(1), seen.response_s.max(), options)[0]
     reach = way_m + stopping + options.length_m + options.width_m + options.margin_m
     far = np.abs(seen.places - here) - np.abs(seen.velocities) * lasts_s - seen.halves.sum(axis=1)
     near = far <= reach
-    if near.all():
-        return seen
     parts = (seen.places, seen.yaws, seen.halves, seen.velocities, seen.response_s)
     return Seen(*(part[near] for part in parts))
 
@@ -113,7 +113,7 @@ class _Others:
 
     def __init__(self, lane: Lane, seen: Seen, t_s: Floats) -> None:
         s, left, heading = lane.project(seen.places)
-        local = seen.velocities * np.exp(-1j * heading)
+        local = seen.velocities * unit(-heading)
         speed = np.abs(local)
         self.stands = (speed < _STANDS) & (not lane.both_ways)
         self.along = ~self.stands & (np.abs(local.real) >= _ALONG * speed) & (np.abs(left) < _ASIDE_M)
@@ -121,7 +121,7 @@ class _Others:
         self.same = self.along & (local.real > 0)
         self.speed = np.where(self.along, local.real, 0.0)  # along the lane
         self.response_s = seen.response_s
-        turned = np.exp(1j * (seen.yaws - heading))
+        turned = unit(seen.yaws - heading)
         cosine, sine = np.abs(turned.real), np.abs(turned.imag)
         self.half_length, self.half_width = seen.halves.T
         self.reach_s = self.half_length * cosine + self.half_width * sine
@@ -140,31 +140,35 @@ class _Others:
 
 def _clearances(
     track: Track, place: Complex, widened_m: float, others: _Others, options: GuardOptions
-) -> tuple[Floats, Floats, Flags]:
-    """How far apart the footprint and each box are: between two poses [n - 1, objects], now [objects]; if we move.
+) -> tuple[Floats, Flags]:
+    """How far apart the footprint and each box are, now and between each two poses [n, objects]; whether we move [n - 1].
 
     Separating axes: two boxes are apart by at least the largest gap between their shadows on the four directions of
     their sides. From one pose to the next a gap is no smaller than the smaller of both, or 0 if the sides change;
     turning in between by an angle moves no corner by more than its radius times half of that.
     """
-    turn, way = np.diff(track.yaw), np.abs(np.diff(place))
+    turn, way = track.yaw[1:] - track.yaw[:-1], np.abs(place[1:] - place[:-1])
     half_length, half_width = 0.5 * options.length_m, 0.5 * options.width_m
     offset = half_length - options.rear_m  # of the middle from the reference point
-    off = others.places - (place + offset * np.exp(1j * track.yaw))[:, None]
-    own = np.exp(-1j * (track.yaw[:-1] + 0.5 * turn))
-    bent_m = np.abs(turn) * (0.5 * math.hypot(half_length, half_width) + 0.125 * (way + abs(offset * turn))) + widened_m
-    moves = way > _MOVES * np.diff(track.t_s)
-    yaws, other_bent_m = others.yaws, np.zeros(1)
+    turning = np.abs(turn)
+    bent_m = turning * (0.5 * math.hypot(half_length, half_width) + 0.125 * (way + abs(offset) * turning)) + widened_m
+    bent_m = _now_and(np.zeros(1), bent_m)[:, None]
+    off = others.places - (place + offset * unit(track.yaw))[:, None]
+    own = unit(-_now_and(track.yaw[:1], track.yaw[:-1] + 0.5 * turn))[:, None]
+    yaws = others.yaws
     if yaws.ndim > 1:
-        other_turn = np.abs(np.diff(yaws, axis=0))
-        yaws = 0.5 * (yaws[1:] + yaws[:-1])
+        their_turn = np.abs(yaws[1:] - yaws[:-1])
         radius = np.hypot(others.half_length, others.half_width)
-        other_bent_m = other_turn * (0.5 * radius + 0.125 * np.abs(np.diff(others.places, axis=0)))
-    theirs = np.exp(-1j * yaws)
+        their_way = np.abs(others.places[1:] - others.places[:-1])
+        bent_m = bent_m + _now_and(0.0 * yaws[:1], their_turn * (0.5 * radius + 0.125 * their_way))
+        yaws = _now_and(yaws[:1], 0.5 * (yaws[1:] + yaws[:-1]))
     halves = (half_length, half_width, others.half_length, others.half_width)
-    between = _apart(off[:-1], off[1:], own[:, None], theirs, halves) - bent_m[:, None] - other_bent_m
-    own_now, theirs_now = np.exp(-1j * track.yaw[:1]), np.exp(-1j * (others.yaws[0] if others.yaws.ndim > 1 else yaws))
-    return between, _apart(off[:1], off[:1], own_now[:, None], theirs_now, halves)[0], moves
+    apart = _apart(_now_and(off[:1], off[:-1]), off, own, unit(-yaws), halves)
+    return apart - bent_m, way > _MOVES * (track.t_s[1:] - track.t_s[:-1])
+
+
+def _now_and(now: Any, later: Any) -> Any:  # noqa: ANN401 - arrays of one kind
+    return np.concatenate((now, later))
 
 
 def _apart(
@@ -176,10 +180,10 @@ def _apart(
     cosine, sine = np.abs(turned.real), np.abs(turned.imag)
     ours_before, ours_after, theirs_before, theirs_after = before * own, after * own, before * theirs, after * theirs
     gaps = (
-        _gap(ours_before.real, ours_after.real) - half_length - cosine * their_half_length - sine * their_half_width,
-        _gap(ours_before.imag, ours_after.imag) - half_width - sine * their_half_length - cosine * their_half_width,
-        _gap(theirs_before.real, theirs_after.real) - their_half_length - cosine * half_length - sine * half_width,
-        _gap(theirs_before.imag, theirs_after.imag) - their_half_width - sine * half_length - cosine * half_width,
+        _gap(ours_before.real, ours_after.real) - cosine * their_half_length - sine * their_half_width - half_length,
+        _gap(ours_before.imag, ours_after.imag) - sine * their_half_length - cosine * their_half_width - half_width,
+        _gap(theirs_before.real, theirs_after.real) - cosine * half_length - sine * half_width - their_half_length,
+        _gap(theirs_before.imag, theirs_after.imag) - sine * half_length - cosine * half_width - their_half_width,
     )
     return np.maximum(np.maximum(gaps[0], gaps[1]), np.maximum(gaps[2], gaps[3]))
 
