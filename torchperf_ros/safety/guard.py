@@ -21,6 +21,7 @@ from torchperf_ros.safety.odometry import Motion, age_s
 _JUMP_AT_S = (0.0, 0.25, 0.5, 0.75, 1.0)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
+_ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
 
@@ -246,7 +247,8 @@ class Guard:
         if "distance" in checks and motion is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            close = closeness(ahead, widened_m, lane, situation.seen, options)
+            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else 0.0
+            close = closeness(ahead, widened_m, lane, bend, situation.seen, options)
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane)
 

@@ -12,6 +12,7 @@ Complex = NDArray[np.complex128]
 
 _ARC_M = np.array([5.0, 10.0, 20.0, 30.0, 45.0, 60.0])  # beyond its ends, a lane goes on so far in the same bend
 _BEND_M = 10.0  # over which the bend at an end is found
+_LEAST_BEND_M = 1.0  # a shorter way says little of a bend
 _MOST_TURN = 1.2  # rad that it is led on for, at most
 _FAR_M = 400.0  # and then straight on: further than anything that a guard looks at
 _SAME_M = 1e-6  # two poses closer than this are one place
@@ -75,7 +76,7 @@ class Lane:
             )
         near = np.abs(own_s - own_s[end]) <= _BEND_M
         turn = float(heading[near][-1] - heading[near][0])
-        bend = turn / max(float(own_s[near][-1] - own_s[near][0]), _BEND_M / 2)
+        bend = turn / max(float(own_s[near][-1] - own_s[near][0]), _LEAST_BEND_M)
         out = way * _ARC_M * min(1.0, _MOST_TURN / max(abs(bend) * float(_ARC_M[-1]), _MOST_TURN))
         turned = 0.5 * bend * out
         arc = place[end] + out * np.sinc(turned / math.pi) * unit(heading[end] + turned)

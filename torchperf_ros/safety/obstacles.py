@@ -74,7 +74,7 @@ class Seen:
     response_s: Floats
 
 
-_NOTHING = Seen(np.zeros(0, complex), np.zeros(0), np.zeros((0, 2)), np.zeros(0, complex), np.zeros(0))
+_NOTHING = Seen(np.zeros(0, np.complex128), np.zeros(0), np.zeros((0, 2)), np.zeros(0, np.complex128), np.zeros(0))
 
 
 def seen_now(
@@ -104,7 +104,7 @@ def seen_now(
     parts = zip(*((one.places, one.yaws, one.halves, one.velocities) for one in fresh), strict=True)
     places, yaws, halves, velocities = (np.concatenate(part) for part in parts)
     response_s = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
-    return Seen(places + velocities * age_s, yaws, halves, velocities, response_s), missing
+    return Seen(np.asarray(places + velocities * age_s), yaws, halves, velocities, response_s), missing
 
 
 class _Reader:
