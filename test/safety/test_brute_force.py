@@ -133,6 +133,10 @@ def what_is_unsafe(plan, other):
     far_round = plan.bend and abs(other.s) + plan.s[-1] > 1.1 / abs(plan.bend)
     if other.kind == "along" and unknown and (abs(other.drift) > 0.34 or far_round):
         return ""  # it follows a bend beyond the plan, for all that is known
+    if plan.aside and other.kind == "along":  # what drives along is known not to bend with us for 2 s, where it is near
+        moves[20 * STEPS :] = False
+        if other.s > plan.s[-1]:
+            return ""
     if (apart[moves] <= 0).any():
         return "touches"
     if apart[0] > FAR_APART and (apart[moves] < MARGIN).any():
