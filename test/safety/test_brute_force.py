@@ -121,7 +121,7 @@ def stays_behind(speed, lead_speed, gap):
     return gap - float(np.cumsum(closing * step).max(initial=0.0)) > -0.1
 
 
-def what_is_unsafe(plan, other):
+def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the other
     """Why this plan is not safe beside this obstacle, "" if it is."""
     apart, moves = distances(plan, other)
     reach_s = other.length / 2 * abs(math.cos(other.turned)) + other.width / 2 * abs(math.sin(other.turned))

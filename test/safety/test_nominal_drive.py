@@ -108,13 +108,17 @@ def stop_and_go(speed):
     return lambda t: max(0.0, speed * (0.5 + 0.55 * np.cos(2 * np.pi * t / 40)))
 
 
+def brakes(speed):
+    return lambda t: max(8.0, speed - 4.0 * max(0.0, (t % 20) - 10))
+
+
 SCENES = {
     "highway": (0.001, 33.0, steady(27.0), (-LANE_M, LANE_M), True, False),
     "country road in bends": (0.006, 17.0, steady(15.0), (), True, True),
     "two lanes in bends": (0.008, 15.0, steady(14.0), (-LANE_M, LANE_M), True, False),
     "stop and go": (0.002, 15.0, stop_and_go(15.0), (-LANE_M, LANE_M), True, False),
     "stop and go in bends": (0.01, 12.0, stop_and_go(12.0), (), False, True),
-    "a lead that brakes by 4 m/s^2": (0.0, 25.0, lambda t: max(8.0, 25.0 - 4.0 * max(0.0, (t % 20) - 10)), (LANE_M,), True, False),
+    "a lead that brakes by 4 m/s^2": (0.0, 25.0, brakes(25.0), (LANE_M,), True, False),
 }  # fmt: skip
 
 
