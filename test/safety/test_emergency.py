@@ -112,6 +112,7 @@ def test_given_points_all_around_then_those_that_the_vehicle_will_come_over_are_
     assert not found[swept(corridor, x, y, wider_m=-0.01)[1]].any()  # what is in the vehicle is the vehicle
     passed = ~swept(corridor, x, y, wider_m=0.02, longer_m=0.1)[0]
     assert not found[~ahead & passed].any()  # beside the vehicle there is no margin
+    assert not corridor.inside(-x, y).any()  # nor is anything behind it in its way
 
 
 def test_given_a_speed_when_the_corridor_is_made_then_it_is_as_long_as_reaction_and_braking_take():
