@@ -14,6 +14,7 @@ from benchmarks.rig.scraper import free_port
 from torchperf_ros import __version__
 from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector
 
 FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d" * 8, "recompiles": 2, "hits": 8, "waste": 0.5}
@@ -103,6 +104,20 @@ def test_given_workers_when_scraped_then_memory_is_in_bytes_and_its_share_is_of_
     assert registry.get_sample_value("torchperf_shared_memory_bytes") == 6 << 20
     assert registry.get_sample_value("torchperf_memory_used_ratio") == 0.25
     assert registry.get_sample_value("torchperf_memory_share_ratio") == 0.7
+
+
+def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_it_are_there(stages):
+    lane = Emergency(config(**{"emergency.sensors": ["button"], "emergency.types": ["Bool"]}).emergency)
+    lane.activate(0)
+    registry = CollectorRegistry()
+    registry.register(StageCollector(config(), stages, lane))
+    assert registry.get_sample_value("torchperf_emergency_latched") == 0
+    lane.saw(0, b"", 1)
+    lane.saw(0, b"\0\1\0\0\1", 2)
+    assert registry.get_sample_value("torchperf_emergency_latched") == 1
+    assert registry.get_sample_value("torchperf_emergency_triggers_total", {"why": "trigger"}) == 1
+    assert registry.get_sample_value("torchperf_emergency_triggers_total", {"why": "obstacle"}) == 0
+    assert registry.get_sample_value("torchperf_emergency_refused_total") == 1
 
 
 def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statistic_is_there_for_each(stages):

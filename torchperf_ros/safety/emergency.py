@@ -66,10 +66,10 @@ class Corridor:
     def inside(self, x: Floats, y: Floats) -> NDArray[np.bool_]:
         """Which of the points, in m in the vehicle's axes, the vehicle or its margin will reach; those in it are not.
 
-        On an arc of radius R, a point at a distance r from its centre and an angle t around it meets the vehicle's
-        front, which reaches from R - w/2 to hypot(R + w/2, front), after R (t - asin(front / r)). What is beside the
-        vehicle on the inner side meets the side behind which the centre lies: there r > R - w/2, without a margin, so
-        that a wall along which the vehicle drives is no obstacle.
+        On an arc of radius R, a point at distance r from its centre and angle t around it meets the front, which spans
+        R - w/2 to hypot(R + w/2, front), after R (t - asin(front / r)), or the inner side, if that is earlier,
+        after R (t - acos((R - w/2) / r)). Beside the vehicle, where only the inner side comes closer, there is no
+        margin: a wall along which it drives is no obstacle. The tail, which swings out a little, is left out.
         """
         x = -x if self.backwards else x
         wide_m, front_m = self.half_width_m + self.margin_m, self.ahead_m
@@ -78,12 +78,15 @@ class Corridor:
         y, radius_m = (y if self.curvature > 0 else -y), 1 / abs(self.curvature)
         distance = np.maximum(np.hypot(x, radius_m - y), 1e-9)
         angle = np.arctan2(x, radius_m - y)
-        to_front = radius_m * (angle - np.arcsin(np.minimum(front_m / distance, 1.0)))
-        outer_m, inner_m = math.hypot(radius_m + wide_m, front_m), radius_m - wide_m
-        ahead = (x > front_m) & (distance >= inner_m) & (distance <= outer_m) & (to_front <= self.length_m)
-        side_m = radius_m - self.half_width_m
-        to_side = radius_m * (angle - np.arccos(np.clip(side_m / distance, -1.0, 1.0)))
-        beside = (x > 0) & (x <= front_m) & (y > self.half_width_m) & (distance > side_m) & (to_side <= self.length_m)
+        at_front = np.arcsin(np.minimum(front_m / distance, 1.0))
+
+        def is_met(inner_m: float) -> NDArray[np.bool_]:
+            at_side = np.arccos(np.clip(inner_m / distance, -1.0, 1.0))
+            soon = radius_m * (angle - np.minimum(at_front, at_side)) <= self.length_m
+            return np.asarray(soon & (distance >= inner_m))
+
+        ahead = (x > front_m) & (distance <= math.hypot(radius_m + wide_m, front_m)) & is_met(radius_m - wide_m)
+        beside = (x > 0) & (x <= front_m) & (y > self.half_width_m) & is_met(radius_m - self.half_width_m)
         return np.asarray(ahead | beside)
 
 

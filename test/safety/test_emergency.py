@@ -1,0 +1,448 @@
+"""The emergency lane's rules on a virtual clock: what is in the way, when it latches and is cleared, how it stops."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from torchperf_ros.config.config import node_config
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.frame.alert_rules import Level
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, VirtualClock
+from torchperf_ros.safety.emergency import OBSTACLE, SILENT, TRIGGER, Corridor, Emergency
+from torchperf_ros.safety.odometry import Motion
+
+from .sensor_messages import bool_bytes, odometry_bytes, range_bytes, scan_bytes
+
+SENSORS = {
+    "sensors": ["scan", "sonar", "button"], "types": ["LaserScan", "Range", "Bool"], "timeouts_ms": [300.0, 0.0, 0.0],
+    "mounting": [3.5, 0.0, 0.5, 0.0, 3.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+}  # fmt: skip
+SCAN, SONAR, BUTTON = range(3)
+ROS_S = 1_700_000_000
+FREE = scan_bytes(np.full(91, np.inf))
+BLOCKED = scan_bytes(np.full(91, 4.0))
+
+
+def options(**changed):
+    return node_config({f"emergency.{key}": value for key, value in {**SENSORS, **changed}.items()}, {}).emergency
+
+
+def motion(speed=0.0, yaw_rate=0.0):
+    return Motion.read(odometry_bytes(speed, yaw_rate), 0)
+
+
+class Lane:
+    """The rules, a clock, and messages that come now."""
+
+    def __init__(self, **changed):
+        self.clock = VirtualClock()
+        self.rules = Emergency(options(**changed))
+        self.rules.activate(self.clock())
+
+    def see(self, *messages, sensor=SCAN, every_ms=0.0):
+        for message in messages:
+            self.clock.advance_ms(every_ms)
+            self.rules.saw(sensor, message, self.clock())
+        return self.rules.latch
+
+    def move(self, speed=10.0, yaw_rate=0.0, **how):
+        self.rules.moved(odometry_bytes(speed, yaw_rate, **how), self.clock())
+
+    def wait(self, ms):
+        self.clock.advance_ms(ms)
+        self.rules.look_for_silence(self.clock())
+        return self.rules.latch
+
+    def clear(self):
+        return self.rules.clear(self.clock())
+
+    def stop(self, ros_now_ns=ROS_S * NS_PER_S):
+        return decode(self.rules.stop_path(self.clock(), ros_now_ns), "nav_msgs/msg/Path")
+
+
+@pytest.fixture
+def lane():
+    lane = Lane()
+    lane.move()
+    return lane
+
+
+# -- the corridor -----------------------------------------------------------------------------------------------------
+
+
+def swept(corridor, x, y, *, wider_m=0.0, longer_m=0.0):
+    """Which points the part of the vehicle ahead of its axle comes over, step by step; and those in it now.
+
+    By brute force: the points as the vehicle sees them from each place on its arc.
+    """
+    s = np.linspace(0.0, corridor.length_m + longer_m, 200)[:, None]
+    x, k = (-x if corridor.backwards else x), corridor.curvature
+    chord = s * np.sinc(k * s / (2 * math.pi))
+    dx, dy = x - chord * np.cos(k * s / 2), y - chord * np.sin(k * s / 2)
+    own_x, own_y = np.cos(k * s) * dx + np.sin(k * s) * dy, np.cos(k * s) * dy - np.sin(k * s) * dx
+    inside = (own_x >= 0) & (own_x <= corridor.ahead_m) & (np.abs(own_y) <= corridor.half_width_m + wider_m)
+    return inside.any(axis=0), inside[0]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("speed", "turn"), [
+    (6.0, 0.0), (6.0, 0.2), (6.0, -0.2), (7.0, 0.13), (8.0, -0.07), (9.0, 0.01), (4.0, 0.2), (0.0, 0.0),
+])  # fmt: skip
+def test_given_points_all_around_then_those_that_the_vehicle_will_come_over_are_in_the_corridor_and_no_others(
+    speed, turn, backwards
+):
+    sign = -1 if backwards else 1
+    corridor = Corridor.of(options(), motion(sign * speed, speed * turn * sign))
+    assert corridor.curvature == pytest.approx(turn)
+    backwards = corridor.backwards  # not at a standstill
+    sign = -1 if backwards else 1
+    x, y = (grid.ravel() for grid in np.meshgrid(sign * np.arange(0.03, 13.0, 0.12), np.arange(-6.0, 6.0, 0.12)))
+    found = corridor.inside(x, y)
+    ahead = np.abs(x) > corridor.ahead_m
+    comes_over, _ = swept(corridor, x, y, wider_m=-0.01, longer_m=-0.05)
+    _, is_there = swept(corridor, x, y, wider_m=0.01)
+    assert found[comes_over & ~is_there].all()
+    assert found[ahead & swept(corridor, x, y, wider_m=corridor.margin_m - 0.01, longer_m=-0.05)[0]].all()
+    may_come_over, _ = swept(corridor, x, y, wider_m=corridor.margin_m + 0.02, longer_m=0.1)
+    assert may_come_over[found].all()
+    assert not found[swept(corridor, x, y, wider_m=-0.01)[1]].any()  # what is in the vehicle is the vehicle
+    passed = ~swept(corridor, x, y, wider_m=0.02, longer_m=0.1)[0]
+    assert not found[~ahead & passed].any()  # beside the vehicle there is no margin
+    assert not corridor.inside(-x, y).any()  # nor is anything behind it in its way
+
+
+def test_given_a_speed_when_the_corridor_is_made_then_it_is_as_long_as_reaction_and_braking_take():
+    given_options = options(reaction_ms=500.0, deceleration=5.0, min_length_m=0.7)
+    lengths = [Corridor.of(given_options, motion(speed)).length_m for speed in (0.0, 1.0, 10.0, -10.0)]
+    assert lengths == pytest.approx([0.7, 0.7, 15.0, 15.0])
+    assert Corridor.of(given_options, None).length_m == 0.7
+    back = Corridor.of(given_options, motion(-3.0))
+    assert (back.ahead_m, back.backwards) == (1.0, True)
+
+
+@pytest.mark.parametrize(("speed", "yaw_rate", "expected"), [
+    (10.0, 1.0, 0.1), (10.0, -1.0, -0.1), (-10.0, 1.0, -0.1), (0.0, 0.05, 0.1), (1.0, 9.0, 0.2), (5.0, 0.0, 0.0),
+])  # fmt: skip
+def test_given_speed_and_yaw_rate_when_the_arc_is_found_then_it_is_one_that_the_vehicle_can_drive(
+    speed, yaw_rate, expected
+):
+    assert Corridor.of(options(), motion(speed, yaw_rate)).curvature == pytest.approx(expected)
+
+
+def test_given_a_wall_beside_the_vehicle_when_it_drives_along_it_then_it_is_not_in_the_way():
+    x = np.linspace(-5.0, 20.0, 400)
+    for side in (-1, 1):
+        beside = side * np.full_like(x, 1.9 / 2 + 0.21)
+        assert not Corridor.of(options(), motion(10.0)).inside(x, beside).any()
+        close = side * np.full_like(x, 1.9 / 2 + 0.1)
+        assert (x[Corridor.of(options(), motion(10.0)).inside(x, close)] > 3.5).all()
+
+
+# -- when it latches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scans", [1, 2, 4])
+def test_given_an_obstacle_when_so_many_successive_scans_show_it_then_it_latches_with_the_last(scans):
+    lane = Lane(scans=scans)
+    lane.move()
+    for _ in range(3):
+        assert lane.see(*[BLOCKED] * (scans - 1), FREE) is None
+    assert lane.see(*[BLOCKED] * (scans - 1)) is None
+    latch = lane.see(BLOCKED)
+    assert (latch.kind, latch.at_ns) == (OBSTACLE, lane.clock())
+    assert latch.reason.startswith("scan shows ")
+    assert lane.rules.triggers == {OBSTACLE: 1, TRIGGER: 0, SILENT: 0}
+
+
+@pytest.mark.parametrize("points", [2, 3])
+def test_given_few_points_when_they_are_fewer_than_an_obstacle_has_then_nothing_happens(lane, points):
+    ranges = np.full(91, np.inf)
+    ranges[45 : 45 + points] = 4.0
+    assert (lane.see(*[scan_bytes(ranges)] * 5) is None) == (points == 2)
+
+
+def test_given_an_obstacle_beyond_the_braking_distance_then_it_is_none_until_the_vehicle_is_faster(lane):
+    far = scan_bytes(np.where(np.abs(np.linspace(-90, 90, 361)) < 2, 12.0, np.inf))
+    assert lane.see(far, far, far) is None
+    lane.move(11.0)
+    assert lane.see(far, far) is not None
+
+
+def test_given_a_range_sensor_whose_messages_are_one_point_then_as_many_have_to_follow_each_other(lane):
+    near, free = range_bytes(1.0), range_bytes(math.inf)
+    assert lane.see(near, near, free, near, near, sensor=SONAR) is None
+    assert lane.see(near, sensor=SONAR).kind == OBSTACLE
+
+
+def test_given_two_sensors_when_each_shows_something_once_then_that_is_not_twice(lane):
+    lane.see(range_bytes(1.0), sensor=SONAR)
+    assert lane.see(BLOCKED) is None
+
+
+def test_given_a_trigger_when_it_is_true_then_it_latches_at_once_and_a_false_one_does_not(lane):
+    assert lane.see(bool_bytes(False), sensor=BUTTON) is None
+    assert lane.see(bool_bytes(True), sensor=BUTTON).kind == TRIGGER
+
+
+@given(st.lists(st.floats(0.1, 299.0), max_size=20), st.floats(0.0, 1000.0))
+def test_given_a_sensor_that_stops_then_it_latches_when_its_timeout_is_over_and_not_before(intervals_ms, more_ms):
+    lane = Lane(odometry_timeout_ms=60_000.0)
+    lane.move()
+    assert lane.see(FREE) is None
+    for interval_ms in intervals_ms:
+        assert lane.wait(interval_ms) is None
+        lane.see(FREE)
+    assert lane.rules.next_silence_ns() == lane.clock() + 300 * NS_PER_MS
+    assert lane.wait(299.9) is None
+    latch = lane.wait(0.1 + more_ms)
+    assert latch.kind == SILENT
+    assert latch.reason == f"scan has sent nothing usable for {300 + more_ms:.0f} ms"
+    assert lane.rules.next_silence_ns() is None
+
+
+def test_given_a_sensor_that_never_came_when_it_had_time_to_then_it_latches():
+    lane = Lane(start_s=2.0)
+    assert lane.wait(1999.0) is None
+    assert "scan has sent nothing usable for 2000 ms" in lane.wait(1.0).reason
+
+
+def test_given_odometry_that_stops_then_it_latches_as_nobody_knows_where_the_vehicle_goes(lane):
+    for _ in range(3):
+        latch = lane.wait(99.9) or lane.see(FREE)
+    assert latch is None
+    assert lane.wait(0.4).reason == "odom has sent nothing usable for 300 ms"
+
+
+def test_given_scans_of_which_nothing_can_be_used_when_they_go_on_then_each_is_counted_and_the_sensor_is_silent(lane):
+    lane.see(FREE)
+    blind = [scan_bytes(np.zeros(91)), scan_bytes(np.full(20, np.nan)), b"\0\1\0\0", b""]
+    for message in blind:
+        lane.clock.advance_ms(74.0)
+        lane.move()
+        assert lane.see(message) is None
+    assert (lane.rules.sensors[SCAN].messages, lane.rules.sensors[SCAN].refused) == (5, 4)
+    assert lane.wait(3.0) is None
+    assert lane.wait(1.0).reason.startswith("scan has sent nothing usable for 300 ms; 0 bytes are no sensor_msgs/Las")
+
+
+def test_given_a_message_that_cannot_be_used_between_two_that_show_an_obstacle_then_it_changes_nothing(lane):
+    assert lane.see(BLOCKED, scan_bytes(np.zeros(91))) is None
+    assert lane.rules.sensors[SCAN].problem == ("none of 91 measurements can be used: zero, NaN, or out of range")
+    assert lane.see(BLOCKED) is not None
+
+
+def test_given_scans_of_infinities_and_of_other_lengths_when_they_come_then_nothing_is_in_the_way(lane):
+    assert lane.see(*(scan_bytes(np.full(length, np.inf)) for length in (1, 500, 2, 91))) is None
+    assert lane.rules.sensors[SCAN].refused == 0
+    assert lane.wait(299.0) is None
+
+
+def test_given_odometry_that_cannot_be_used_then_the_last_counts_and_it_is_told(lane):
+    before = lane.rules.motion
+    lane.move(math.nan)
+    lane.rules.moved(b"\0\1\0\0", lane.clock())
+    assert lane.rules.motion is before
+    assert lane.rules.odometry.refused == 2
+    assert lane.rules.odometry.problem == "4 bytes are no nav_msgs/Odometry"[:7] + lane.rules.odometry.problem[7:]
+
+
+def test_given_no_activation_then_nothing_is_judged_and_a_latch_outlasts_it(lane):
+    lane.rules.deactivate()
+    assert lane.see(BLOCKED, BLOCKED) is None
+    assert lane.wait(10_000.0) is None
+    lane.rules.activate(lane.clock())
+    lane.see(bool_bytes(True), sensor=BUTTON)
+    lane.rules.deactivate()
+    lane.rules.activate(lane.clock())
+    assert lane.rules.state == "latched"
+    assert lane.clear() == ""
+    assert lane.rules.state == "watching"
+
+
+# -- when it is cleared -----------------------------------------------------------------------------------------------
+
+
+def test_given_a_reason_that_lasts_when_it_is_to_be_cleared_then_that_is_refused_with_the_reason(lane):
+    lane.see(FREE, BLOCKED, BLOCKED)
+    lane.see(bool_bytes(True), sensor=BUTTON)
+    reasons = lane.clear().split("; ")
+    assert reasons[0].startswith("scan still shows ")
+    assert reasons[1] == "button is true"
+    lane.see(bool_bytes(False), sensor=BUTTON)
+    lane.see(FREE)
+    lane.wait(300.0)
+    assert [reason.partition(" has")[0] for reason in lane.clear().split("; ")] == ["scan", "odom"]
+    lane.see(FREE)
+    lane.move(0.0)
+    assert lane.clear() == ""
+    assert (lane.rules.latch, lane.rules.clears) == (None, 1)
+    assert lane.clear() == ""
+    assert lane.rules.clears == 1
+
+
+class Latching(RuleBasedStateMachine):
+    """Whatever comes in which order: latched stays latched until it is cleared, and that only where no reason lasts."""
+
+    @initialize()
+    def begin(self):
+        self.lane, self.was = Lane(), None
+        self.lane.move()
+
+    @rule(message=st.sampled_from([FREE, BLOCKED, scan_bytes(np.zeros(9)), b"junk"]), ms=st.floats(0.0, 200.0))
+    def scan(self, message, ms):
+        self.lane.see(message, every_ms=ms)
+
+    @rule(value=st.booleans())
+    def press(self, value):
+        self.lane.see(bool_bytes(value), sensor=BUTTON)
+
+    @rule(speed=st.floats(-5.0, 30.0))
+    def drive(self, speed):
+        self.lane.move(speed)
+
+    @rule(ms=st.floats(0.0, 400.0))
+    def wait(self, ms):
+        self.lane.wait(ms)
+
+    @rule()
+    def clear(self):
+        lasting = self.lane.rules.lasting(self.lane.clock())
+        assert self.lane.clear() == "; ".join(lasting)
+        if not lasting:
+            assert self.lane.rules.latch is None
+            self.was = None
+
+    @invariant()
+    def stays(self):
+        latch = self.lane.rules.latch
+        if self.was is not None:
+            assert latch is self.was
+        self.was = latch
+        if latch is not None:
+            assert self.lane.stop().poses
+
+
+TestLatching = Latching.TestCase
+TestLatching.settings = settings(max_examples=40, stateful_step_count=20)
+
+
+# -- how it stops -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speed", [20.0, 3.0, -4.0])
+@pytest.mark.parametrize("yaw_rate", [0.0, 0.4, -0.4])
+def test_given_a_motion_when_it_stops_then_the_path_is_its_arc_to_standstill_from_where_it_is_by_now(speed, yaw_rate):
+    lane = Lane(deceleration=5.0)
+    lane.move(speed, yaw_rate, x=7.0, y=-3.0, yaw=0.5)
+    lane.clock.advance_ms(100.0)
+    path = lane.stop()
+    assert {pose.header.frame_id for pose in path.poses} | {path.header.frame_id} == {"odom"}
+    xy = np.array([[pose.pose.position.x, pose.pose.position.y] for pose in path.poses])
+    assert {pose.pose.position.z for pose in path.poses} == {0.5}
+    times_s = np.array([pose.header.stamp.sec - ROS_S + pose.header.stamp.nanosec / 1e9 for pose in path.poses])
+    assert (path.header.stamp.sec, path.header.stamp.nanosec, times_s[0]) == (ROS_S, 0, 0.0)
+    assert (np.diff(times_s) > 0).all()
+    assert times_s[-1] == pytest.approx(abs(speed) / 5.0)
+
+    # the state of a vehicle on an arc that brakes, step by step
+    x, y, yaw = Motion.read(odometry_bytes(speed, yaw_rate, x=7.0, y=-3.0, yaw=0.5), 0).after(0.1)
+    assert xy[0] == pytest.approx([x, y])
+    now, step_s = speed, 1e-4
+    for _ in range(round(abs(speed) / 5.0 / step_s)):
+        x, y = x + now * math.cos(yaw) * step_s, y + now * math.sin(yaw) * step_s
+        yaw += yaw_rate * now / speed * step_s
+        now -= math.copysign(5.0 * step_s, speed)
+    assert xy[-1] == pytest.approx([x, y], abs=0.01)
+    turn = path.poses[-1].pose.orientation
+    assert 2 * math.atan2(turn.z, turn.w) == pytest.approx(yaw, abs=1e-3)
+
+
+def test_given_a_stop_when_it_is_asked_for_again_then_it_is_the_same_until_it_has_ended_and_the_vehicle_still_moves():
+    lane = Lane()
+    lane.move(6.0)
+    first = lane.rules.stop_path(lane.clock(), ROS_S * NS_PER_S)
+    lane.clock.advance_ms(900.0)
+    lane.move(0.5)
+    assert lane.rules.stop_path(lane.clock(), (ROS_S + 1) * NS_PER_S) is first
+    lane.clock.advance_ms(101.0)
+    again = lane.rules.stop_path(lane.clock(), (ROS_S + 1) * NS_PER_S)
+    assert again is not first
+    lane.move(0.0)
+    lane.clock.advance_ms(5000.0)
+    assert lane.rules.stop_path(lane.clock(), (ROS_S + 6) * NS_PER_S) is again
+
+
+def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_is_one_place(lane):
+    lane.move(0.0, x=4.0)
+    assert {pose.pose.position.x for pose in lane.stop().poses} == {4.0}
+    unknown = Lane().stop()
+    assert unknown.header.frame_id == "base_link"
+    assert {(pose.pose.position.x, pose.pose.position.y) for pose in unknown.poses} == {(0.0, 0.0)}
+
+
+# -- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def test_given_each_state_when_asked_then_the_status_says_it_with_ages_and_counters(lane):
+    assert Emergency(node_config({}, {}).emergency).state == "off"
+    assert Emergency(options()).state == "inactive"
+    lane.see(FREE)
+    lane.clock.advance_ms(50.0)
+    watching = lane.rules.status(lane.clock())
+    assert (watching.level, watching.message) == (Level.OK, "watching")
+    assert watching.values["scan age_ms"] == "50.0"
+    assert watching.values["sonar age_ms"] == "nan"
+    assert watching.values["corridor_m"] == "11.33"
+    lane.see(BLOCKED, BLOCKED, b"")
+    latched = lane.rules.status(lane.clock())
+    assert latched.level is Level.ERROR
+    assert latched.message.startswith("latched: scan shows ")
+    assert latched.values["lasting"].startswith("scan still shows ")
+    assert (latched.values["triggers_obstacle"], latched.values["scan refused"]) == ("1", "1")
+    lane.rules.deactivate()
+    lane.rules.latch = None
+    assert lane.rules.status(lane.clock()).level is Level.WARN
+
+
+# -- false stops ------------------------------------------------------------------------------------------------------
+
+HOURS, RATE_HZ, BEAMS, BLOCK = 10, 10, 181, 10_000
+FALSE_RETURNS = 1e-3  # share of beams that see rain, dust or nothing at all
+
+
+def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_falsely_at_most_once():
+    """Walls at 2 m, noise of 3 cm, a yaw rate that is off by 0.01 rad/s; whatever two scans show goes to the rules."""
+    random = np.random.default_rng(14)
+    lane = Lane(odometry_timeout_ms=60_000.0, timeouts_ms=[0.0, 0.0, 0.0])
+    angles = np.linspace(-math.pi / 2, math.pi / 2, BEAMS)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    walls_m = np.minimum(2.0 / np.maximum(np.abs(sin), 1e-9), 60.0).astype(np.float32)
+    stops = suspects = 0
+    for _ in range(HOURS * 3600 * RATE_HZ // BLOCK):
+        yaw_rate = random.normal(0.0, 0.01)
+        ranges = random.standard_normal((BLOCK, BEAMS), np.float32)
+        ranges *= 0.03
+        ranges += walls_m
+        false = random.integers(0, ranges.size, random.binomial(ranges.size, FALSE_RETURNS))
+        ranges.flat[false] = random.uniform(0.1, 30.0, len(false))
+        corridor = Corridor.of(lane.rules.options, motion(10.0, yaw_rate))
+        assert abs(corridor.curvature) * corridor.length_m**2 < 0.7  # so that no wall is in it, and this is all of it:
+        row, beam = np.nonzero((np.abs(ranges * sin) < 1.9) & (ranges < 16.0))
+        x, y = 3.5 + (ranges * cos)[row, beam], (ranges * sin)[row, beam]
+        shown = np.bincount(row[corridor.inside(x.astype(float), y.astype(float))], minlength=BLOCK)
+        rows = np.flatnonzero(shown >= lane.rules.options.min_points)
+        suspects += len(rows)
+        lane.move(10.0, yaw_rate)
+        lane.see(FREE)
+        for first in rows:
+            following = ranges[first : first + 2]
+            stops += lane.see(FREE, *(scan_bytes(each) for each in following)) is not None
+            lane.see(FREE)
+            lane.clear()
+    assert stops <= 1
+    assert lane.see(*[scan_bytes(np.where(np.abs(angles) < 0.2, 5.0, walls_m))] * 2) is not None  # a real one
+    assert 0 < suspects < HOURS * 3600  # scans that show enough by themselves

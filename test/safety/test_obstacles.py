@@ -1,0 +1,269 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rosbags.typesys import Stores, get_typestore
+
+from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes
+from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.safety.obstacles import read_obstacles, seen_now
+from torchperf_ros.safety.odometry import Motion
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+T, ARRAY = STORE.types, "visualization_msgs/msg/MarkerArray"
+OPTIONS = guard_options({})
+HERE = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, speed=10.0), 10 * S)
+QUARTER = {"x": 0.0, "y": 0.0, "z": math.sin(math.pi / 4), "w": math.cos(math.pi / 4)}
+
+
+def read(data, frame="body", motion=HERE, before=None, received_ns=10 * S, **options):
+    return read_obstacles(data, received_ns, guard_options({"guard.obstacles_frame": frame, **options}), motion, before)
+
+
+def edited(data, edit, *, little=True):
+    message = STORE.deserialize_cdr(data, ARRAY)
+    for marker in message.markers:
+        edit(marker)
+    return bytes(STORE.serialize_cdr(message, ARRAY, little_endian=little))
+
+
+def fill(marker):
+    """Every list and text of a marker, so that nothing lies where it does in a plain one."""
+    point, colour = T["geometry_msgs/msg/Point"], T["std_msgs/msg/ColorRGBA"]
+    if marker.type != 0:
+        marker.points = [point(x=1.0, y=2.0, z=3.0)] * 3
+    marker.colors = [colour(r=1.0, g=1.0, b=1.0, a=1.0)] * 2
+    marker.texture_resource, marker.text, marker.mesh_resource = "abc", "a car", "mesh://x"
+    marker.texture.header.frame_id, marker.texture.format = "tex", "png"
+    marker.texture.data, marker.mesh_file.data = np.arange(5, dtype=np.uint8), np.arange(3, dtype=np.uint8)
+    marker.uv_coordinates = [T["visualization_msgs/msg/UVCoordinate"](u=0.5, v=0.5)] * 3
+    marker.mesh_file.filename = "file"
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("little", [True, False])
+@pytest.mark.parametrize("frame", ["odom", "odo", "o"])
+def test_given_boxes_in_the_odometrys_frame_when_read_then_they_are_as_they_were_written(frame, little, filled):
+    motion = Motion.read(odometry_bytes(frame=frame), 10 * S)
+    boxes = [Box(1.0, 2.0, 0.3, 4.0, 2.0, (5.0, -6.0)), Box(-3.0, 4.0, -2.0, 0.5, 0.6, (0.0, 1.0))]
+    data = edited(markers_bytes(boxes, frame=frame), fill if filled else lambda marker: None, little=little)
+    found = read(data, "plan", motion)
+    assert found.places.tolist() == [1 + 2j, -3 + 4j]
+    assert found.velocities.tolist() == [5 - 6j, 1j]
+    assert found.yaws == pytest.approx([0.3, -2.0])
+    assert found.halves.tolist() == [[2.0, 1.0], [0.25, 0.3]]
+    assert found.stamps_ns.tolist() == [START_NS] * 2
+    assert (found.no_velocity, found.received_ns) == (0, 10 * S)
+
+
+def test_given_boxes_seen_from_the_vehicle_when_read_then_they_are_turned_with_it():
+    data = markers_bytes([Box(10.0, 2.0, 0.0, 4.0, 2.0, (3.0, 1.0))], frame="lidar")
+    found = read(data, "body", **{"guard.sensor_forward_m": 1.5})
+    assert found.places[0] == pytest.approx(98 + 61.5j)  # ahead is +y, left is -x
+    assert found.velocities[0] == pytest.approx(-1 + 3j)
+    assert found.yaws[0] == pytest.approx(math.pi / 2)
+    own = read(markers_bytes([Box(10.0, 2.0)], frame="base_link"))
+    assert own.places[0] == pytest.approx(98 + 60j)  # the odometry's own child: whatever obstacles_frame says
+    assert read(markers_bytes([Box(10.0, 2.0)], frame="base_link"), "optical").places[0] == pytest.approx(98 + 60j)
+
+
+def optical(marker):
+    """Ten metres ahead and 2 to the left of a camera: x is right, y down, z forward."""
+    marker.pose.position.x, marker.pose.position.y, marker.pose.position.z = -2.0, 0.7, 10.0
+    marker.scale.x, marker.scale.y, marker.scale.z = 1.9, 1.5, 4.5
+    if marker.points:
+        marker.points[1].x, marker.points[1].y, marker.points[1].z = -1.0, 0.0, 3.0
+
+
+def test_given_boxes_in_optical_axes_when_read_then_forward_is_z_and_left_is_minus_x():
+    found = read(edited(markers_bytes([Box(0.0, 0.0)], frame="camera"), optical), "optical")
+    assert found.places[0] == pytest.approx(98 + 60j)
+    assert found.velocities[0] == pytest.approx(-1 + 3j)
+    assert found.halves[0] == pytest.approx([2.25, 0.95])
+    assert found.yaws[0] == pytest.approx(math.pi / 2)
+
+    def turn_left(marker):
+        optical(marker)
+        turn = marker.pose.orientation  # about y, which is down: a left turn is negative
+        turn.x, turn.y, turn.z, turn.w = 0.0, -math.sin(0.2), 0.0, math.cos(0.2)
+
+    turned = read(edited(markers_bytes([Box(0.0, 0.0)], frame="camera"), turn_left), "optical")
+    assert turned.yaws[0] == pytest.approx(math.pi / 2 + 0.4)
+
+
+def test_given_an_arrow_with_a_pose_when_read_then_the_velocity_is_turned_as_rviz_draws_it():
+    def turn_arrows(marker):
+        if marker.type == 0:
+            for name, value in QUARTER.items():
+                setattr(marker.pose.orientation, name, 3 * value)
+
+    found = read(edited(markers_bytes([Box(1.0, 2.0, velocity=(4.0, 1.0))]), turn_arrows), "plan")
+    assert found.velocities[0] == pytest.approx(-1 + 4j)
+
+
+def test_given_an_orientation_of_zeros_when_read_then_it_is_no_rotation():
+    def no_turn(marker):
+        marker.pose.orientation.w = 0.0
+
+    found = read(edited(markers_bytes([Box(1.0, 2.0)]), no_turn), "plan")
+    assert found.yaws[0] == 0.0
+
+
+def test_given_other_markers_when_read_then_only_solids_that_are_added_are_obstacles():
+    kinds = iter([(1, 3), (2, 0), (3, 0), (9, 0), (1, 2), (1, 0)])
+
+    def set_kind(marker):
+        marker.type, marker.action = next(kinds)
+
+    data = edited(markers_bytes([Box(float(x), 0.0, velocity=None) for x in range(6)]), set_kind)
+    assert read(data, "plan").places.tolist() == [1, 2, 5]
+
+
+@pytest.mark.parametrize("lag_ms", [-100, 0, 150])
+def test_given_markers_of_another_moment_when_read_then_the_vehicle_is_where_it_was_then(lag_ms):
+    data = markers_bytes([Box(10.0, 0.0)], stamp_ns=START_NS + lag_ms * S // 1000, frame="lidar")
+    assert read(data).places[0] == pytest.approx(100 + (60 + 10 * lag_ms / 1000) * 1j)
+
+
+@pytest.mark.parametrize("stamp_ns", [0, START_NS + 11 * S])
+def test_given_markers_of_another_clock_when_read_then_the_time_of_receipt_counts(stamp_ns):
+    data = markers_bytes([Box(10.0, 0.0)], stamp_ns=stamp_ns, frame="lidar")
+    assert read(data, received_ns=10 * S + S // 10).places[0] == pytest.approx(100 + 61j)
+
+
+def step(x, after_s, before, y=0.0, number=0):
+    data = markers_bytes([Box(x, y, velocity=None)] if number == 0 else [], stamp_ns=START_NS + round(after_s * S))
+    return read(data, "plan", before=before, received_ns=10 * S)
+
+
+def test_given_no_arrow_when_an_object_moves_evenly_then_its_velocity_counts_from_the_third_array_on():
+    first = step(0.0, 0.0, None)
+    second = step(1.0, 0.1, first)
+    third = step(2.1, 0.2, second, y=0.1)
+    assert [one.no_velocity for one in (first, second, third)] == [1, 1, 0]
+    assert (first.velocities[0], second.velocities[0]) == (0, 0)
+    assert third.velocities[0] == pytest.approx(11 + 1j)
+    assert step(2.1, 0.2, third, y=0.1).velocities[0] == pytest.approx(11 + 1j)  # the same array once more
+
+
+@pytest.mark.parametrize(
+    ("places", "times_s", "known"),
+    [
+        ([0.0, 1.0, 2.3], [0.0, 0.1, 0.2], True),
+        ([0.0, 1.0, 2.31], [0.0, 0.1, 0.2], False),  # 10 and then 13.1 m/s
+        ([0.0, 7.0, 14.0], [0.0, 0.1, 0.2], True),
+        ([0.0, 7.1, 14.2], [0.0, 0.1, 0.2], False),  # 71 m/s
+        ([0.0, 10.0, 20.0], [0.0, 1.0, 2.0], True),
+        ([0.0, 10.1, 20.2], [0.0, 1.01, 2.02], False),  # seen too long ago
+        ([0.0, 0.1, 0.2], [0.0, 0.01, 0.02], True),
+        ([0.0, 0.09, 0.18], [0.0, 0.009, 0.018], False),  # too soon
+        ([0.0, -1.0, -2.0], [0.2, 0.1, 0.0], False),  # back in time
+    ],
+)
+def test_given_steps_when_they_do_not_agree_then_the_object_counts_as_standing(places, times_s, known):
+    found = None
+    for place, after_s in zip(places, times_s, strict=True):
+        found = step(place, after_s, found)
+    assert found.no_velocity == (not known)
+    assert bool(found.velocities[0]) == known
+
+
+def bad_value(name):
+    def edit(marker):
+        *way, last = name.split(".")
+        owner = marker
+        for part in way:
+            owner = getattr(owner, part)
+        setattr(owner, last, math.nan if last != "z" else 10_001.0)
+
+    return edit
+
+
+def two_frames(marker):
+    marker.header.frame_id = "map" if marker.id else "odom"
+
+
+def one_point(marker):
+    marker.points = marker.points[:1]
+
+
+ONE = markers_bytes([Box(1.0, 2.0)])
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "0 bytes are no MarkerArray"),
+        (b"\0\1\0\0\xff\xff\xff\xff" + bytes(300), "an array of 4294967295 markers; at most 4000 are read"),
+        (b"\0\1\0\0\1\0\0\0" + b"\xff" * 300, "are no MarkerArray"),
+        (ONE[:-1], "end within a marker"),
+        (ONE[:-40], "are no MarkerArray"),
+        (edited(ONE, bad_value("pose.position.x")), "is not finite, or beyond 10000"),
+        (edited(ONE, bad_value("scale.z")), "is not finite, or beyond 10000"),
+        (markers_bytes([Box(1.0, 2.0, velocity=(math.nan, 0.0))]), "is not finite, or beyond 10000"),
+        (edited(markers_bytes([Box(1.0, 2.0)] * 2), two_frames), "markers in several frames: 'map', 'odom'"),
+        (edited(ONE, one_point), "an ARROW has to have two points"),
+    ],
+)
+def test_given_a_bad_array_when_read_then_the_reason_is_clear(data, text):
+    with pytest.raises(BadInput) as raised:
+        read(data)
+    assert text in str(raised.value)
+
+
+def test_given_an_unknown_frame_when_only_the_plans_is_allowed_then_the_reason_says_that_tf_is_not_looked_up():
+    with pytest.raises(BadInput, match="frame_id 'map' is not the odometry's, 'odom'; tf is not looked up"):
+        read(markers_bytes([Box(1.0, 2.0)], frame="map"), "plan")
+
+
+@pytest.mark.parametrize(
+    ("motion", "received_ns", "there"),
+    [(None, 10 * S, False), (HERE, 10 * S + 200_000_000, True), (HERE, 10 * S + 200_000_001, False)],
+)
+def test_given_no_fresh_odometry_when_read_then_boxes_have_no_place_but_nothing_needs_none(motion, received_ns, there):
+    assert len(read(markers_bytes([]), motion=motion, received_ns=received_ns).yaws) == 0
+    if there:
+        assert len(read(ONE, motion=motion, received_ns=received_ns).yaws) == 1
+    else:
+        with pytest.raises(BadInput, match="no fresh odometry"):
+            read(ONE, motion=motion, received_ns=received_ns)
+
+
+def test_given_sources_when_looked_at_now_then_they_are_led_on_and_what_is_missing_is_named():
+    one = read(markers_bytes([Box(1.0, 2.0, velocity=(10.0, 0.0))], stamp_ns=START_NS - S // 10), "plan")
+    two = read(markers_bytes([Box(5.0, 0.0), Box(6.0, 0.0)], stamp_ns=0), "plan")
+    options = guard_options({"guard.obstacles": ["a", "b", "c"]})
+    seen, missing = seen_now((one, None, two), options, 10 * S + S // 5, START_NS, 0.15)
+    assert missing == {1: "were not received"}
+    assert seen.places == pytest.approx([2 + 2j, 5, 6])
+    assert seen.response_s == pytest.approx([0.3, 0.35, 0.35])  # frame 0.15 s, receipt 0.2 s; 0.15 s of actuation
+    assert seen.halves.shape == (3, 2)
+    seen, missing = seen_now((one,), OPTIONS, 10 * S, START_NS + 250_000_000, math.nan)
+    assert missing == {0: "are 350 ms old"}
+    assert not len(seen.yaws)
+    seen, missing = seen_now((one,), OPTIONS, 10 * S, START_NS + 200_000_000, math.nan)
+    assert missing == {}
+    assert seen.response_s == pytest.approx([0.45])
+    assert seen_now((read(markers_bytes([])),), OPTIONS, 10 * S + 300_000_001, START_NS, 0.0)[1] == {
+        0: "are 300 ms old"
+    }
+    assert seen_now((read(markers_bytes([])),), OPTIONS, 10 * S + 300_000_000, START_NS, 0.0)[1] == {}
+
+
+@settings(max_examples=200)
+@given(length=st.integers(0, 700), flips=st.lists(st.tuples(st.integers(0, 699), st.integers(0, 255)), max_size=8))
+def test_given_any_bytes_when_read_then_there_are_boxes_or_a_reason(length, flips):
+    data = bytearray(markers_bytes([Box(1.0, 2.0), Box(3.0, 4.0)])[:length])
+    for at, value in flips:
+        if at < len(data):
+            data[at] = value
+    try:
+        found = read(bytes(data))
+    except BadInput as error:
+        assert "obstacles: " in str(error)  # noqa: PT017 - either is right
+    else:
+        assert np.isfinite(found.places).all()
+        assert np.isfinite(found.velocities).all()

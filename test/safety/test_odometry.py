@@ -1,0 +1,89 @@
+import math
+
+import numpy as np
+import pytest
+from rosbags.typesys import Stores, get_typestore
+
+from benchmarks.rig.plan_messages import START_NS, S, odometry_bytes
+from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.safety.odometry import Motion, age_s, yaw_of
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+ODOMETRY = "nav_msgs/msg/Odometry"
+
+
+def changed(**fields):
+    """The bytes of an odometry with some fields changed, by their paths with `__` for a dot."""
+    message = STORE.deserialize_cdr(odometry_bytes(), ODOMETRY)
+    for path, value in fields.items():
+        *way, last = path.split("__")
+        owner = message
+        for name in way:
+            owner = getattr(owner, name)
+        setattr(owner, last, value)
+    return bytes(STORE.serialize_cdr(message, ODOMETRY))
+
+
+@pytest.mark.parametrize("frame", ["", "m", "ma", "map", "odom", "odomx"])  # every alignment
+@pytest.mark.parametrize("little", [True, False])
+def test_given_an_odometry_when_read_then_pose_and_motion_are_found(frame, little):
+    data = odometry_bytes(x=1.0, y=2.0, yaw=0.5, speed=-3.0, yaw_rate=0.25, frame=frame, child="base")
+    message = STORE.deserialize_cdr(data, ODOMETRY)
+    message.pose.pose.position.z = 7.0
+    found = Motion.read(bytes(STORE.serialize_cdr(message, ODOMETRY, little_endian=little)), 42)
+    assert (found.frame, found.child_frame, found.stamp_ns, found.received_ns) == (
+        frame.encode(),
+        b"base",
+        START_NS,
+        42,
+    )
+    assert (found.x, found.y, found.z, found.speed, found.yaw_rate) == (1.0, 2.0, 7.0, -3.0, 0.25)
+    assert found.yaw == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "0 bytes are no nav_msgs/Odometry"),
+        (b"\0\1", "2 bytes are no nav_msgs/Odometry"),
+        (odometry_bytes()[:-300], "are no nav_msgs/Odometry"),
+        (b"\0\1\0\0" + b"\xff" * 60, "are no nav_msgs/Odometry"),
+        (changed(pose__pose__position__x=math.nan), "a value of pose or twist is not finite"),
+        (changed(twist__twist__linear__x=math.inf), "a value of pose or twist is not finite"),
+        (changed(twist__twist__linear__x=100.1), "100.1 m/s or 0 rad/s is beyond 100 m/s, 10 rad/s"),
+        (changed(twist__twist__angular__z=-10.1), "10 m/s or -10.1 rad/s is beyond"),
+        (changed(pose__pose__orientation__w=0.0), "all zeros, which is no rotation"),
+    ],
+)
+def test_given_a_bad_odometry_when_read_then_the_reason_is_clear(data, text):
+    with pytest.raises(BadInput, match="(?s)" + ".*") as raised:
+        Motion.read(data, 0)
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("yaw_rate", [0.0, 1e-9, 0.4, -0.4])
+def test_given_a_motion_when_led_on_then_small_steps_come_to_the_same_place(yaw_rate):
+    motion = Motion.read(odometry_bytes(x=5.0, y=-1.0, yaw=0.3, speed=8.0, yaw_rate=yaw_rate), 0)
+    x, y, yaw = 5.0, -1.0, 0.3
+    for _ in range(20_000):
+        middle = yaw + 0.5 * yaw_rate * 1e-4
+        x, y, yaw = x + 8e-4 * math.cos(middle), y + 8e-4 * math.sin(middle), yaw + yaw_rate * 1e-4
+    assert motion.after(2.0) == pytest.approx((x, y, yaw), abs=1e-6)
+    many = motion.after(np.array([0.0, 2.0]))
+    assert (many[0][1], many[1][1]) == pytest.approx((x, y), abs=1e-6)
+    assert (many[0][0], many[2][0]) == (5.0, pytest.approx(0.3))
+
+
+def test_given_stamps_when_aged_then_one_of_another_clock_counts_from_its_receipt():
+    assert age_s(5 * S, 0, 3 * S, 5 * S + S // 2) == 0.5
+    assert age_s(0, S, 3 * S, 5 * S) == 2.0
+    assert age_s(6 * S, S, 3 * S, 5 * S) == 2.0  # ahead of now
+    assert age_s(5 * S, S, 3 * S, 15 * S) == 10.0
+    assert age_s(5 * S, S, 3 * S, 15 * S + 1) == 2.0
+    assert age_s(0, 4 * S, 3 * S, 5 * S) == 0.0
+
+
+def test_given_a_quaternion_of_any_length_when_read_then_the_yaw_is_that_of_the_forward_axis():
+    assert yaw_of(0.0, 0.0, 3 * math.sin(0.4), 3 * math.cos(0.4)) == pytest.approx(0.8)
+    assert yaw_of(1.0, 0.0, 0.0, 1.0) == 0.0  # a roll
+    assert yaw_of(0.5, 0.5, 0.5, 0.5) == pytest.approx(math.pi / 2)
