@@ -141,6 +141,9 @@ class StageConfig:
     hold_last_ms: float = _ros(
         300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
     )
+    priority: int = _ros(
+        0, "Which stage goes first: a lower one begins nothing while a higher one has a frame due.", -10, 10
+    )
     stop_deceleration: float = _ros(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
     hang_ms: float = _ros(
         1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True

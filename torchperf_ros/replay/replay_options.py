@@ -97,8 +97,8 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
 def paced(config: NodeConfig, pace: str) -> NodeConfig:
     """The parameters for a pace. Nothing is compiled meanwhile: all frames are to be run by the same engine.
 
-    `fast` has no deadline, and so no use for a second worker; a model may take ten minutes for a frame. `virtual` is to
-    come to the same on any machine: eager, whose arithmetic varies least, on one thread.
+    `fast` has no deadline, and so no use for a second worker or priorities; a model may take ten minutes for a frame.
+    `virtual` is to come to the same on any machine: eager, whose arithmetic varies least, on one thread.
     """
     config = replace(config, compile_missing=False)
     if pace == "virtual":
@@ -106,7 +106,14 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
         return replace(config, stages=tuple(stages), worker_threads=1)
     if pace == "fast":
         stages = [
-            replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS)
+            replace(
+                stage,
+                budget_ms=_NO_DEADLINE_MS,
+                budget_from="receipt",
+                backup="none",
+                hang_ms=_LONGEST_RUN_MS,
+                priority=0,
+            )  # fmt: skip
             for stage in config.stages
         ]
         return replace(config, stages=tuple(stages))

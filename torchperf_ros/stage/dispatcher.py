@@ -11,6 +11,7 @@ from torchperf_ros.frame.tier_ladder import TierLadder
 from torchperf_ros.frame.waiting import HedgeRule
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Result, Verdict
+from torchperf_ros.stage.right_of_way import RightOfWay, expected_ns
 from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
@@ -45,6 +46,7 @@ class Dispatcher:
 
     Attributes:
         latest: the newest message of each other input than the trigger, and its monotonic receipt.
+        right_of_way: of stages with a higher priority; None where there is none.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Dispatcher:
         """Take the stage's parts."""
         self.latest: dict[int, tuple[InputBytes, int]] = {}
         self.hedge_rule = HedgeRule()  # whether the standby also runs frames that are overdue
+        self.right_of_way: RightOfWay | None = None
         self._pool, self._ladder, self._outputs, self._statistics = pool, ladder, outputs, statistics
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
@@ -63,6 +66,7 @@ class Dispatcher:
         self._retrying: WorkerProcess | None = None
         self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
         self._last_received_ns = 0
+        self._comes_by_itself = False  # rather than from the stage before
 
     def write(self, in_flight: FrameInFlight, data: bytes | memoryview) -> None:
         """Write the frame and the latest other inputs into the ring."""
@@ -70,6 +74,7 @@ class Dispatcher:
         if self._last_received_ns:
             self._intervals_ns.append(frame.received_ns - self._last_received_ns)
         self._last_received_ns = frame.received_ns
+        self._comes_by_itself = frame.origin.received_ns == frame.received_ns
         inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, data)]
         inputs += [aged(item, received_ns, frame) for item, received_ns in self.latest.values()]
         try:
@@ -111,6 +116,11 @@ class Dispatcher:
         if worker := self._idle_worker():
             worker.expect()
 
+    def expected_ns(self, now_ns: int) -> int:
+        """When the next frame is expected, `NEVER_NS` if none is: what the stage before causes is not foreseen."""
+        period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0
+        return expected_ns(self._last_received_ns, period_ns, now_ns)
+
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
         """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
         if in_flight.failure is Outcome.BAD_INPUT or in_flight.backup_result is not None or in_flight.backup_failed:
@@ -123,6 +133,8 @@ class Dispatcher:
         """What a frame without a result comes to when its time is up, and why."""
         if in_flight.failure is not None:
             return in_flight.failure, in_flight.reason
+        if in_flight.runner is None and in_flight.held_by:
+            return Outcome.LATE, in_flight.held_by
         if in_flight.runner is not None:
             busy_ms = (now_ns - in_flight.runner.busy_since_ns) / NS_PER_MS
             tier = self._pool.config.tiers[in_flight.tier]
@@ -137,9 +149,14 @@ class Dispatcher:
 
         `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
         """
-        tier = None
+        tier, left_ms = None, in_flight.left_ms(now_ns)
+        if self.right_of_way is not None:
+            if blocked := self.right_of_way.blocks(now_ns, self._ladder.predicted_ms(self._ladder.last)):
+                in_flight.held_ns, in_flight.held_by = blocked
+                return
+            left_ms = min(left_ms, (self.right_of_way.due(now_ns)[0] - now_ns) / NS_PER_MS)
         while worker := self._idle_worker():
-            tier = self._ladder.choose(in_flight.left_ms(now_ns), fresh_ms, now_ns) if tier is None else tier
+            tier = self._ladder.choose(left_ms, fresh_ms, now_ns) if tier is None else tier
             if not self._hand_over(worker, in_flight, tier, now_ns):
                 continue  # it has just died and is no longer idle
             backup_ms = self._ladder.predicted_ms(self._ladder.last)
@@ -203,6 +220,9 @@ class Dispatcher:
         first = self._idle_worker()
         if first is None or not in_flight.length or None in self._running.values():
             return
+        way = self.right_of_way
+        if way is not None and way.blocks(now_ns, self._ladder.predicted_ms(self._ladder.last)):
+            return
         spare = self._idle_worker(other_than=first)
         if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
             tier, worker, self._probe = self._ladder.last, spare, None
@@ -213,6 +233,7 @@ class Dispatcher:
         else:
             next_ns = self._last_received_ns + min(self._intervals_ns, default=0)
             room_ms = math.inf if spare is not None else max(0.0, (next_ns - now_ns) / NS_PER_MS)
+            room_ms = room_ms if way is None else min(room_ms, (way.due(now_ns)[0] - now_ns) / NS_PER_MS)
             wanted = self._ladder.probe(fresh_ms, now_ns, room_ms, _LONGEST_PROBE * self._pool.config.hang_ms)
             if wanted is None:
                 return

@@ -40,6 +40,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "package_dirs": folders,
         "shapes": stage.shapes.as_dict(),
         "device": node.device,
+        "nice": _nice(stage, node),
         "threads": node.worker_threads,
         "kept_mib": node.worker_kept_mib,
         "cache_dir": node.cache_dir,
@@ -53,6 +54,11 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
             "evidence_mib": node.evidence_mib,
         },
     }
+
+
+def _nice(stage: StageConfig, node: NodeConfig) -> int:
+    """The nice value of a stage's workers: 10 more for each higher priority that there is, at most 19."""
+    return min(19, 10 * len({each.priority for each in node.stages if each.priority > stage.priority}))
 
 
 _PREFIX: Final = "torchperf_worker_"
