@@ -19,6 +19,7 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 
 _REHEARSE_AFTER_NS = 5 * NS_PER_S
 _LONGEST_PROBE = 0.5  # of what a worker is killed for
+_RECENT = 3  # runs
 _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
 
@@ -66,6 +67,7 @@ class Dispatcher:
         self._retrying: WorkerProcess | None = None
         self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
         self._last_received_ns = 0
+        self._recent_ms: deque[float] = deque(maxlen=_RECENT)
         self._comes_by_itself = False  # rather than from the stage before
 
     def write(self, in_flight: FrameInFlight, data: bytes | memoryview) -> None:
@@ -121,6 +123,11 @@ class Dispatcher:
         period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0
         return expected_ns(self._last_received_ns, period_ns, now_ns)
 
+    @property
+    def _least_ms(self) -> float:
+        """What the cheapest tier takes now, by its last few runs: a high percentile would be right for too long."""
+        return max(self._recent_ms, default=self._ladder.predicted_ms(self._ladder.last))
+
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
         """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
         if in_flight.failure is Outcome.BAD_INPUT or in_flight.backup_result is not None or in_flight.backup_failed:
@@ -151,7 +158,7 @@ class Dispatcher:
         """
         tier, left_ms = None, in_flight.left_ms(now_ns)
         if self.right_of_way is not None:
-            if blocked := self.right_of_way.blocks(now_ns, self._ladder.predicted_ms(self._ladder.last)):
+            if blocked := self.right_of_way.blocks(now_ns, self._least_ms):
                 in_flight.held_ns, in_flight.held_by = blocked
                 return
             left_ms = min(left_ms, (self.right_of_way.due(now_ns)[0] - now_ns) / NS_PER_MS)
@@ -221,7 +228,7 @@ class Dispatcher:
         if first is None or not in_flight.length or None in self._running.values():
             return
         way = self.right_of_way
-        if way is not None and way.blocks(now_ns, self._ladder.predicted_ms(self._ladder.last)):
+        if way is not None and way.blocks(now_ns, self._least_ms):
             return
         spare = self._idle_worker(other_than=first)
         if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
@@ -256,6 +263,7 @@ class Dispatcher:
         if in_flight is not None and worker.has_run and not math.isnan(steps.inference_ms):
             known_ms = steps.inference_ms  # one that was stopped takes longer than there was time
             inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
+            self._recent_ms.extend([took_ms] * (response.tier == self._ladder.last))
             self._lessons.append((response.tier, inference_ms, took_ms - known_ms))
         worker.has_run = True  # what came before was a cold run
         if worker is self._retrying:

@@ -93,10 +93,8 @@ def test_given_a_lower_stage_when_replayed_then_it_runs_between_the_higher_ones_
     messages = drive(60)
     other = [("/other", t_ns + 1, data) for _, t_ns, data in messages]
     log = write_points(tmp_path / "log", sorted(messages + other, key=lambda message: message[1]))
-    second = {
-        "adapter": "replay_adapters:Counting",
-        "options": '{"inputs": {"other": "geometry_msgs/msg/PointStamped"}}',
-    }
+    inputs = {"inputs": {"other": "geometry_msgs/msg/PointStamped"}}
+    second = {"adapter": "replay_adapters:Counting", "options": json.dumps(inputs)}
     values = two_stages(first={"priority": 1}, second={**second, "budget_ms": 38.0, "fallback": ["none"]})
     times = {"first": {"full": {"inference_ms": 10}}, "second": {"full": {"inference_ms": run_ms}}}
     result, _ = run(log, tmp_path, times, values=values)
@@ -105,7 +103,8 @@ def test_given_a_lower_stage_when_replayed_then_it_runs_between_the_higher_ones_
     lower = result.stage("second")
     assert set(lower.outcomes) - {"starting"} == outcomes
     if outcomes == {"late"}:
-        assert all("not begun: stage first, of higher priority" in why for why in list(lower.reasons.values())[8:])
+        begun = [why for why in list(lower.reasons.values())[8:] if "not begun: stage first, of higher" not in why]
+        assert len(begun) == 1  # one trial in 2 s
     else:  # it waited until the other one was done
         assert np.all(rows(result, "second")["total_ms"][8:] >= 10.0 + run_ms - 1.0)
         assert np.all(rows(result, "second")["total_ms"] <= 38.0)
