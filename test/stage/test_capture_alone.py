@@ -17,7 +17,7 @@ class WorkerOnPaper:
         self.busy_since_ns = busy_since_ns
         self.seq, self.usable, self.caught_up = None, True, True
         self.away = self.recording = self.kill_reason = ""
-        self.ready_at_ns, self.pid = 0, os.getpid()
+        self.ready_at_ns, self.pid, self.nice = 0, os.getpid(), 0
         self.told = []
 
     @property

@@ -74,6 +74,9 @@ class StageConfig:
     hold_last_ms: float = ros_field(
         300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
     )
+    priority: int = ros_field(
+        0, "Which stage goes first: a lower one begins nothing while a higher one has a frame due.", -10, 10
+    )
     stop_deceleration: float = ros_field(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
     hang_ms: float = ros_field(
         1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True

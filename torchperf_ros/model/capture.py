@@ -38,14 +38,15 @@ _MIB = 1 << 20
 
 
 def step_into_background() -> Callable[[], None]:
-    """Lower this process's priority below the worker that serves; returns what makes it normal again.
+    """Lower this process's priority below the worker that serves; returns what makes it what it was again.
 
     Only where the way back is permitted: to root, or with an RLIMIT_NICE that allows nice 0 (20).
     """
     if os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < _RLIMIT_NICE_0:
         return lambda: None
-    set_nice(os.getpid(), _BACKGROUND_NICE)
-    return lambda: set_nice(os.getpid(), 0)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    set_nice(os.getpid(), nice + _BACKGROUND_NICE)
+    return lambda: set_nice(os.getpid(), nice)
 
 
 class CaptureTaker:

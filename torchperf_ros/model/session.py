@@ -39,7 +39,7 @@ from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
 from torchperf_ros.model.tier_loader import TierLoader
 from torchperf_ros.packages.package_cache import use_compiler_cache
 from torchperf_ros.workers.frame_ring import FrameReader
-from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, kept_bytes
+from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, kept_bytes, set_nice
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     OBSERVE,
@@ -76,6 +76,8 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
         os.environ["AMENT_PREFIX_PATH"] = os.pathsep.join(filter(None, [setup["definitions"], others]))
     keep_freed_memory(LARGEST_KEPT_BYTES, setup["kept_mib"] << 20)
     try:
+        if setup.get("nice"):
+            set_nice(os.getpid(), setup["nice"])
         come_forward = step_into_background() if setup["background"] else lambda: None
         if setup.get("compile") and any(build["engine"] == "compile" for build in setup["build"]):
             setup["compiler_cache"] = use_compiler_cache(setup["cache_dir"], setup["cache_mib"] << 20)

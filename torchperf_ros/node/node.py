@@ -30,6 +30,7 @@ from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Taker, checked_taker
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
+from torchperf_ros.stage.right_of_way import set_right_of_way
 from torchperf_ros.stage.stage_actor import StageActor, StageInput, StagePorts
 from torchperf_ros.telemetry.diagnostics import warm_up
 from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
@@ -106,6 +107,7 @@ class PerfNode(LifecycleNode):
             return _FAILURE
         self._set_up_process(config)
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
+        set_right_of_way(self._stages, config)
         self._followers = [[] for _ in self._stages]
         self._outputs = [None for _ in self._stages]
         for stage in self._stages:

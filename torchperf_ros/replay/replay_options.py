@@ -102,8 +102,8 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
 def paced(config: NodeConfig, pace: str) -> NodeConfig:
     """The parameters for a pace. Nothing is compiled meanwhile: all frames are to be run by the same engine.
 
-    `fast` has no deadline, and so no use for a second worker; a model may take ten minutes for a frame. `virtual` is to
-    come to the same on any machine: eager, whose arithmetic varies least, on one thread.
+    `fast` has no deadline, and so no use for a second worker or priorities; a model may take ten minutes for a frame.
+    `virtual` is to come to the same on any machine: eager, whose arithmetic varies least, on one thread.
     """
     config = replace(config, compile_missing=False)
     if pace == "virtual":
@@ -118,6 +118,7 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
                 backup="none",
                 hang_ms=_LONGEST_RUN_MS,
                 scenes=tuple(replace(scene, budget_ms=0.0) for scene in stage.scenes),
+                priority=0,
             )
             for stage in config.stages
         ]

@@ -12,6 +12,7 @@ from torchperf_ros.frame.frame import Frame
 from torchperf_ros.replay.log_feed import Wanted, absolute
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.stage.right_of_way import set_right_of_way
 from torchperf_ros.stage.stage_actor import StageActor, StageInput, StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
 
@@ -49,6 +50,7 @@ class ReplayStages:
         self._config, self._pace, self._record, self._say = config, pace, record, say
         self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
+        set_right_of_way(self.actors, config, None if pace.threaded else 0)  # at `virtual` on any machine alike
         self.outputs = frozenset(record.topics)
         self.takers: dict[str, list[StageInput]] = {}
         self.start_up_s = self._started_s = 0.0

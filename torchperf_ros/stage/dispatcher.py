@@ -12,6 +12,7 @@ from torchperf_ros.frame.tier_ladder import TierLadder
 from torchperf_ros.frame.waiting import HedgeRule
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Result, Verdict
+from torchperf_ros.stage.right_of_way import RightOfWay, expected_ns
 from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
@@ -19,6 +20,7 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 
 _REHEARSE_AFTER_NS = 5 * NS_PER_S
 _LONGEST_PROBE = 0.5  # of what a worker is killed for
+_RECENT = 3  # runs
 _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
 
@@ -47,6 +49,7 @@ class Dispatcher:
     Attributes:
         latest: the newest message of each other input than the trigger, and its monotonic receipt.
         ladder: the one of the scene that the last frame was answered for.
+        right_of_way: of stages with a higher priority; None where there is none.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Dispatcher:
         """Take the stage's parts; there is a ladder for each scene."""
         self.latest: dict[int, tuple[InputBytes, int]] = {}
         self.hedge_rule = HedgeRule()  # whether the standby also runs frames that are overdue
+        self.right_of_way: RightOfWay | None = None
         self._pool, self._ladders, self._outputs, self._statistics = pool, ladders, outputs, statistics
         self.ladder = ladders[0]
         self._preferred: WorkerProcess | None = None
@@ -66,6 +70,8 @@ class Dispatcher:
         self._retrying: WorkerProcess | None = None
         self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
         self._last_received_ns = 0
+        self._recent_ms: deque[float] = deque(maxlen=_RECENT)
+        self._comes_by_itself = False  # rather than from the stage before
 
     def use(self, scene: int) -> None:
         """Run frames on the tiers of a scene from now on."""
@@ -79,6 +85,7 @@ class Dispatcher:
         if self._last_received_ns:
             self._intervals_ns.append(frame.received_ns - self._last_received_ns)
         self._last_received_ns = frame.received_ns
+        self._comes_by_itself = frame.origin.received_ns == frame.received_ns
         inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, data)]
         inputs += [aged(item, received_ns, frame) for item, received_ns in self.latest.values()]
         try:
@@ -120,6 +127,16 @@ class Dispatcher:
         if worker := self._idle_worker():
             worker.expect()
 
+    def expected_ns(self, now_ns: int) -> int:
+        """When the next frame is expected, `NEVER_NS` if none is: what the stage before causes is not foreseen."""
+        period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0
+        return expected_ns(self._last_received_ns, period_ns, now_ns)
+
+    @property
+    def _least_ms(self) -> float:
+        """What the cheapest tier takes now, by its last few runs: a high percentile would be right for too long."""
+        return max(self._recent_ms, default=self.ladder.predicted_ms(self.ladder.last))
+
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
         """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
         if in_flight.failure is Outcome.BAD_INPUT or in_flight.backup_result is not None or in_flight.backup_failed:
@@ -132,6 +149,8 @@ class Dispatcher:
         """What a frame without a result comes to when its time is up, and why."""
         if in_flight.failure is not None:
             return in_flight.failure, in_flight.reason
+        if in_flight.runner is None and in_flight.held_by:
+            return Outcome.LATE, in_flight.held_by
         if in_flight.runner is not None:
             busy_ms = (now_ns - in_flight.runner.busy_since_ns) / NS_PER_MS
             tier = self._pool.config.tiers[in_flight.tier]
@@ -146,9 +165,14 @@ class Dispatcher:
 
         `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
         """
-        tier = None
+        tier, left_ms = None, in_flight.left_ms(now_ns)
+        if self.right_of_way is not None:
+            if blocked := self.right_of_way.blocks(now_ns, self._least_ms):
+                in_flight.held_ns, in_flight.held_by = blocked
+                return
+            left_ms = min(left_ms, (self.right_of_way.due(now_ns)[0] - now_ns) / NS_PER_MS)
         while worker := self._idle_worker():
-            tier = self.ladder.choose(in_flight.left_ms(now_ns), fresh_ms, now_ns) if tier is None else tier
+            tier = self.ladder.choose(left_ms, fresh_ms, now_ns) if tier is None else tier
             if not self._hand_over(worker, in_flight, tier, now_ns):
                 continue  # it has just died and is no longer idle
             backup_ms = self.ladder.predicted_ms(self.ladder.last)
@@ -212,6 +236,9 @@ class Dispatcher:
         first = self._idle_worker()
         if first is None or not in_flight.length or None in self._running.values():
             return
+        way = self.right_of_way
+        if way is not None and way.blocks(now_ns, self._least_ms):
+            return
         spare = self._idle_worker(other_than=first)
         if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
             tier, worker, self._probe = self.ladder.last, spare, None
@@ -222,6 +249,7 @@ class Dispatcher:
         else:
             next_ns = self._last_received_ns + min(self._intervals_ns, default=0)
             room_ms = math.inf if spare is not None else max(0.0, (next_ns - now_ns) / NS_PER_MS)
+            room_ms = room_ms if way is None else min(room_ms, (way.due(now_ns)[0] - now_ns) / NS_PER_MS)
             wanted = self.ladder.probe(fresh_ms, now_ns, room_ms, _LONGEST_PROBE * self._pool.config.hang_ms)
             if wanted is None:
                 return
@@ -244,6 +272,7 @@ class Dispatcher:
         if in_flight is not None and worker.has_run and not math.isnan(steps.inference_ms):
             known_ms = steps.inference_ms  # one that was stopped takes longer than there was time
             inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
+            self._recent_ms.extend([took_ms] * (response.tier == self.ladder.last))
             self._lessons.append((response.tier, inference_ms, took_ms - known_ms))
         worker.has_run = True  # what came before was a cold run
         if worker is self._retrying:

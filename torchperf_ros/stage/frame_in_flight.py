@@ -55,6 +55,8 @@ class FrameInFlight:
     backup_failed: bool = False  # the backup ran and gave nothing; it is not tried twice
     failure: Outcome | None = None
     reason: str = ""
+    held_ns: int = 0  # when to ask again whether it may begin beside stages of higher priority
+    held_by: str = ""  # why it may not, the last time
     number: int = -1  # how many frames were started before it; -1: it was not
     survived: bool = False  # whether the runner came through it, well or not; only then others get to see it
     answered: bool = False  # it is over; what still comes for it is late
@@ -102,7 +104,7 @@ class FrameInFlight:
 
     def next_event_ns(self, now_ns: int) -> int:
         """When to look at this turn again if nothing happens before."""
-        events = (self.hedge_ns, self.prepare_ns, self.leave_ns)
+        events = (self.hedge_ns, self.held_ns, self.prepare_ns, self.leave_ns)
         return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)
 
     def answer(

@@ -31,6 +31,7 @@ from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
+from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
@@ -117,6 +118,16 @@ class StageActor:
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
     # -- life ---------------------------------------------------------------------------------------------------------
+
+    def give_way(self, right_of_way: RightOfWay) -> None:
+        """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
+        self._dispatcher.right_of_way = right_of_way
+
+    def due_ns(self, now_ns: int) -> int:
+        """When this stage has or expects a frame that a worker is to run; `NEVER_NS`: none; takes no lock."""
+        if not self.pool.ready:
+            return NEVER_NS
+        return now_ns if self._in_flight is not None else self._dispatcher.expected_ns(now_ns)
 
     def start(self) -> None:
         """Start the workers and the stage's thread; frames are taken from `activate` on."""

@@ -100,7 +100,7 @@ class Capture:
         else:
             if self._phase is _Phase.ASKED and not _ready(workers):
                 with contextlib.suppress(PermissionError):  # it gives way to the other one, which is gone
-                    set_nice(worker.pid, 0)
+                    set_nice(worker.pid, worker.nice)
             self._advance(worker, now_ns)
 
     def _advance(self, worker: WorkerProcess, now_ns: int) -> None:

@@ -88,6 +88,7 @@ class WorkerProcess:
         self.missing: list[str] = []  # tiers that run in eager because they are not compiled yet
         self.out_of_memory = 0  # frames for which the device's memory did not suffice
         self.memory_bytes: dict[str, int] = {}
+        self.nice = int(setup.get("nice", 0))  # while it serves
         self._hurried = not setup.get("background", False)
         self._sent = self._handled_at_last_look = self._waiting_since_ns = 0
         self._tail = b""
@@ -294,7 +295,7 @@ class WorkerProcess:
         if not self._hurried:
             self._hurried = True
             with contextlib.suppress(PermissionError):
-                set_nice(self.pid, 0)
+                set_nice(self.pid, self.nice)
 
     def is_dead(self) -> bool:
         """Whether the process has ended; not yet reaped."""

@@ -43,6 +43,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "package_dirs": folders,
         "shapes": stage.shapes.as_dict(),
         "device": node.device,
+        "nice": _nice(stage, node),
         "threads": node.worker_threads,
         "kept_mib": node.worker_kept_mib,
         "cache_dir": node.cache_dir,
@@ -62,6 +63,11 @@ def _lower(stage: StageConfig, tier: int) -> int:
     """The tier to run where memory does not suffice for this one: the next of the first scene that has it; -1: none."""
     tiers = next(scene.tiers for scene in stage.scenes if tier in scene.tiers)
     return next(iter(tiers[tiers.index(tier) + 1 :]), -1)
+
+
+def _nice(stage: StageConfig, node: NodeConfig) -> int:
+    """The nice value of a stage's workers: 10 more for each higher priority that there is, at most 19."""
+    return min(19, 10 * len({each.priority for each in node.stages if each.priority > stage.priority}))
 
 
 _PREFIX: Final = "torchperf_worker_"

@@ -85,6 +85,31 @@ def test_given_an_anytime_model_when_its_time_is_up_then_the_share_of_its_steps_
     assert again.stage("first").outcomes == stage.outcomes
 
 
+@pytest.mark.parametrize(("run_ms", "outcomes"), [(22.0, {"on_time"}), (32.0, {"late"})])
+def test_given_a_lower_stage_when_replayed_then_it_runs_between_the_higher_ones_frames_or_not_at_all(
+    tmp_path, run_ms, outcomes
+):
+    """The higher one runs for 10 of each 40 ms; frames of both come together."""
+    messages = drive(60)
+    other = [("/other", t_ns + 1, data) for _, t_ns, data in messages]
+    log = write_points(tmp_path / "log", sorted(messages + other, key=lambda message: message[1]))
+    inputs = {"inputs": {"other": "geometry_msgs/msg/PointStamped"}}
+    second = {"adapter": "replay_adapters:Counting", "options": json.dumps(inputs)}
+    values = two_stages(first={"priority": 1}, second={**second, "budget_ms": 38.0, "fallback": ["none"]})
+    times = {"first": {"full": {"inference_ms": 10}}, "second": {"full": {"inference_ms": run_ms}}}
+    result, _ = run(log, tmp_path, times, values=values)
+    assert set(result.stage("first").outcomes) == {"on_time"}
+    assert set(rows(result)["total_ms"]) == {10.0}
+    lower = result.stage("second")
+    assert set(lower.outcomes) - {"starting"} == outcomes
+    if outcomes == {"late"}:
+        begun = [why for why in list(lower.reasons.values())[8:] if "not begun: stage first, of higher" not in why]
+        assert len(begun) == 1  # one trial in 2 s
+    else:  # it waited until the other one was done
+        assert np.all(rows(result, "second")["total_ms"][8:] >= 10.0 + run_ms - 1.0)
+        assert np.all(rows(result, "second")["total_ms"] <= 38.0)
+
+
 def test_given_a_seed_when_replayed_twice_then_the_files_are_the_same_bytes(tmp_path):
     messages = drive(120, words={20: "raise", 40: "nan", 41: "nan", 60: "sigkill"})
     log = write_points(tmp_path / "log", messages)

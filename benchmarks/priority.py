@@ -1,0 +1,181 @@
+"""What a busy stage of lower priority costs a stage of higher priority: its misses, with and without it.
+
+Two stages without a node, with real workers, models of a known cost and frames at their own rates that have nothing to
+do with each other. The higher one runs alone; beside the lower one with the same priority; and beside it with
+`priority` one below. The arms take turns with the same workers; a stage that is not of the arm gets no frames.
+"""
+
+import argparse
+import math
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.rig.arguments import add_stage, arguments_of
+from benchmarks.rig.bench_stage import ADAPTER, TIERS
+from benchmarks.rig.figures import distribution
+from benchmarks.rig.graph import model_options
+from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.config.config import NodeConfig, node_config
+from torchperf_ros.config.message_types import encode, header, message_class
+from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.outcome import IN_TIME, Outcome
+from torchperf_ros.replay.replay_options import prefer_this_process
+from torchperf_ros.stage.right_of_way import set_right_of_way
+from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.workers.worker_setup import worker_setup
+
+_ARMS: Final = {"alone": "", "beside an equal": "equal", "beside a lower one": "lower"}
+_IMAGE: Final = "sensor_msgs/msg/Image"
+_HEIGHT, _WIDTH = 72, 128
+_READY_S, _SETTLE_S = 120.0, 1.0
+_LARGEST_RISE: Final = 0.1  # percentage points
+_EPILOG = """\
+target: beside a lower one, the higher stage's misses rise by at most 0.1 percentage points
+
+examples:
+  ./run bench priority
+  ./run bench priority --seconds 300 --lower-ms 20 --lower-rate 60 --json priority.json"""
+
+
+def main() -> int:
+    """Measure, show, write."""
+    arguments = _parser().parse_args()
+    report = Report("priority", arguments)
+    stages = _Stages(arguments)
+    turns = max(1, round(arguments.seconds / arguments.slice))
+    answers: dict[str, dict[str, list[Answer]]] = {arm: {"higher": [], "other": []} for arm in _ARMS}
+    try:
+        stages.start()
+        for turn in range(turns):
+            for arm, other in _ARMS.items():
+                say(f"turn {turn + 1} of {turns}: {arm}, {arguments.slice:g} s")
+                found = stages.drive(other, arguments.slice)
+                answers[arm]["higher"] += found["higher"]
+                answers[arm]["other"] += found.get(other, [])
+    finally:
+        stages.stop()
+    figures = {arm: {who: _figures(each) for who, each in both.items()} for arm, both in answers.items()}
+    shown = ("frames", "miss_percent", "p50_ms", "p99_ms", "max_ms", "not_begun")
+    rows = [
+        [f"{arm}: {who}", *(found[name] for name in shown),
+         ", ".join(f"{count} {word}" for word, count in found["outcomes"].items())]
+        for arm, both in figures.items() for who, found in both.items() if found["frames"]
+    ]  # fmt: skip
+    columns = ["stage", "frames", "misses %", "p50 ms", "p99 ms", "max ms", "not begun", "outcomes"]
+    report.table(f"budget {arguments.budget_ms:g} ms, model {arguments.model_ms:g} ms", columns, rows)
+    alone, beside = (figures[arm]["higher"]["miss_percent"] for arm in ("alone", "beside a lower one"))
+    report.finish(
+        figures, [Target("rise of the higher stage's misses", beside - alone, "<=", _LARGEST_RISE, "percentage points")]
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of frames for each arm (default 60)")
+    parser.add_argument("--slice", type=float, default=10.0, help="seconds of each arm's turn (default 10)")
+    parser.add_argument("--rate", type=float, default=30.0, help="frames of the higher stage a second (default 30)")
+    parser.add_argument("--lower-rate", type=float, default=47.0, help="and of the other one (default 47)")
+    parser.add_argument(
+        "--lower-ms", type=float, default=15.0, help="what its model takes (default 15; 0: the smallest)"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="of each model (default 2)")
+    add_stage(parser, model_ms=12.0, budget_ms=25.0)
+    return parser
+
+
+class _Stages:
+    """The three of them, and what drives them."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._rates = {"higher": arguments.rate, "equal": arguments.lower_rate, "lower": arguments.lower_rate}
+        sized = {ms: model_options(ms) for ms in {arguments.model_ms, arguments.lower_ms}}
+        own = {"adapter": ADAPTER, "engine": "eager", "backup": "none", "tiers": [TIERS[0]], "fallback": ["hold_last"]}
+        stages = {
+            "higher": {**own, "output": "a", "priority": 0, "budget_ms": arguments.budget_ms},
+            "equal": {**own, "output": "b", "priority": 0, "budget_ms": 100.0},
+            "lower": {**own, "output": "c", "priority": -1, "budget_ms": 100.0},
+        }
+        values = {"stages": list(stages), "worker_threads": arguments.threads, "device": "cpu"}
+        self._config = node_config(values, stages)
+        prefer_this_process(self._config)
+        self.answers: dict[str, list[Answer]] = {name: [] for name in stages}
+        options = {name: sized[arguments.model_ms if name == "higher" else arguments.lower_ms] for name in stages}
+        self._actors = {
+            each.name: self._actor(each.name, self._config, options[each.name]) for each in self._config.stages
+        }
+        set_right_of_way([self._actors["higher"], self._actors["lower"]], self._config)
+        image = message_class(_IMAGE)(
+            header=header(0, "camera"), height=_HEIGHT, width=_WIDTH, encoding="rgb8", is_bigendian=0, step=_WIDTH * 3,
+            data=np.zeros(_HEIGHT * _WIDTH * 3, np.uint8),
+        )  # fmt: skip
+        self._image = bytes(encode(image, _IMAGE))
+
+    def _actor(self, name: str, config: NodeConfig, options: Mapping[str, Any]) -> StageActor:
+        stage = next(each for each in config.stages if each.name == name)
+        ports = StagePorts(
+            publish=lambda payload: None, hand_on=lambda payload, frame: None, answered=self.answers[name].append,
+            anomaly=lambda alert: None, log=lambda severity, text: None,
+        )  # fmt: skip
+        return StageActor(stage, {**worker_setup(stage, config), "options": dict(options)}, ports, time.time_ns)
+
+    def start(self) -> None:
+        for actor in self._actors.values():
+            actor.start()
+        until = time.monotonic() + _READY_S
+        while not all(actor.pool.ready for actor in self._actors.values()):
+            if time.monotonic() > until:
+                raise TimeoutError("; ".join(actor.pool.progress for actor in self._actors.values()))
+            time.sleep(0.05)
+        for actor in self._actors.values():
+            actor.activate()
+        self.drive("lower", _SETTLE_S)
+        self.drive("equal", _SETTLE_S)
+
+    def drive(self, other: str, seconds: float) -> dict[str, list[Answer]]:
+        """Frames for the higher stage, and for the other one if there is one; what they were answered with."""
+        names = ["higher", *filter(None, [other])]
+        for name in names:
+            self.answers[name].clear()
+        threads = [threading.Thread(target=self._feed, args=(name, seconds)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for name in names:
+            self._actors[name].finish()
+        time.sleep(self._config.stages[1].budget_ms / 1e3)  # the next arm is not to find what this one has begun
+        return {name: list(self.answers[name]) for name in names}
+
+    def _feed(self, name: str, seconds: float) -> None:
+        actor, period_s = self._actors[name], 1.0 / self._rates[name]
+        begin = time.monotonic()
+        for number in range(round(seconds * self._rates[name])):
+            time.sleep(max(0.0, begin + number * period_s - time.monotonic()))
+            actor.offer(self._image, time.time_ns(), stamped=True)
+
+    def stop(self) -> None:
+        for actor in self._actors.values():
+            actor.stop()
+
+
+def _figures(answers: list[Answer]) -> dict[str, Any]:
+    counted = [answer for answer in answers if answer.outcome is not Outcome.STARTING]
+    missed = sum(answer.outcome not in IN_TIME for answer in counted)
+    total_ms = distribution([answer.total_ms for answer in counted])
+    return {
+        "frames": len(counted), "miss_percent": 100 * missed / len(counted) if counted else math.nan,
+        "p50_ms": total_ms["p50"], "p99_ms": total_ms["p99"], "max_ms": total_ms["max"],
+        "not_begun": sum("not begun: " in answer.reason for answer in counted),
+        "outcomes": dict(Counter(answer.outcome.word for answer in counted)),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Stages of different priority: the lower one's frame is not begun where the higher one has a frame due."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.config.config import node_config, stage_config
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay, expected_ns, set_right_of_way
+from torchperf_ros.workers.worker_setup import worker_setup
+
+from .conftest import wait_until
+
+MS = 1_000_000
+times = st.integers(0, 10**15)
+
+
+@given(times, st.integers(1, 10**10), times)
+def test_given_frames_with_a_period_when_asked_then_the_next_is_never_past_and_no_longer_expected_after_two(
+    last_ns, period_ns, after_ns
+):
+    now_ns = last_ns + after_ns
+    due_ns = expected_ns(last_ns, period_ns, now_ns)
+    if after_ns > 2 * period_ns:
+        assert due_ns == NEVER_NS
+    else:
+        assert due_ns == max(now_ns, last_ns + period_ns)
+    assert expected_ns(last_ns, 0, now_ns) == NEVER_NS
+
+
+class StageOnPaper:
+    def __init__(self, name="low", priority=0, due_ns=NEVER_NS, device="cpu"):
+        self.config = SimpleNamespace(name=name, priority=priority)
+        self.pool = SimpleNamespace(description=SimpleNamespace(device=device))
+        self.at_ns, self.way = due_ns, None
+
+    def due_ns(self, now_ns):
+        return max(self.at_ns, now_ns)
+
+    def give_way(self, way):
+        self.way = way
+
+
+@given(st.lists(st.integers(0, 100), max_size=3), st.integers(0, 100), st.integers(0, 100))
+def test_given_higher_stages_when_a_run_would_end_after_the_first_is_due_then_it_is_blocked(due_ms, now_ms, run_ms):
+    higher = [StageOnPaper(f"s{at}", 1, at * MS) for at in due_ms]
+    way = RightOfWay(StageOnPaper(), higher, has_own_cores=False)
+    blocked = way.blocks(now_ms * MS, float(run_ms))
+    first = min((max(at, now_ms) for at in due_ms), default=1000)
+    assert (blocked is not None) == (now_ms + run_ms > first)
+    if blocked is not None:
+        at_ns, why = blocked
+        assert at_ns == (first + 1) * MS
+        assert why.startswith("not begun: stage s")
+        assert ("had a frame to answer" in why) == (first == now_ms)
+
+
+def test_given_a_run_that_is_always_too_long_when_nothing_is_in_flight_then_it_is_tried_ever_more_rarely():
+    high = StageOnPaper("high", 1)
+    way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
+    begun_s = []
+    for now_ms in range(0, 300_000, 10):
+        high.at_ns = (now_ms + 5) * MS
+        if way.blocks(now_ms * MS, 50.0) is None:
+            begun_s.append(now_ms / 1000)
+    assert begun_s == [1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 127.0, 191.0, 255.0]
+    high.at_ns = 300_005 * MS
+    assert way.blocks(300_000 * MS, 1.0) is None  # it fits: from now on as at first
+    high.at_ns = 300_905 * MS
+    assert way.blocks(300_900 * MS, 50.0) is not None
+    high.at_ns = 301_005 * MS
+    assert way.blocks(301_000 * MS, 50.0) is None
+    high.at_ns = 0
+    assert way.blocks(900_000 * MS, 50.0) is not None  # a frame in flight: never
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "device", "blocked"),
+    [(1, 2, "cpu", True), (1, 3, "cpu", False), (1, 3, "cuda:0", True), (0, 64, "cpu", True), (2, 0, "cpu", True)],
+)
+def test_given_a_core_for_every_thread_when_asked_then_only_stages_on_a_gpu_give_way(threads, cores, device, blocked):
+    low, high = StageOnPaper(device=device), StageOnPaper("high", 1, 0, device)
+    set_right_of_way([high, low], node_config({"worker_threads": threads}, {}), cores)
+    assert high.way is None
+    assert (low.way.blocks(0, 1.0) is not None) == blocked
+
+
+def test_given_priorities_when_set_up_then_workers_of_lower_stages_are_nicer():
+    own = {name: {"adapter": "m:C", "output": name, "priority": value} for name, value in
+           {"a": 2, "b": 0, "c": 2, "d": -3, "e": -9}.items()}  # fmt: skip
+    node = node_config({"stages": list(own)}, own)
+    assert [worker_setup(stage, node)["nice"] for stage in node.stages] == [0, 10, 0, 19, 19]
+    alone = stage_config("a", own["a"])
+    assert worker_setup(alone, node_config({}, {}))["nice"] == 0
+
+
+def test_given_a_lower_stage_with_real_workers_when_its_right_of_way_says_no_then_a_fallback_says_why_and_it_waits_else(
+    start_own_stage,
+):
+    stage = start_own_stage(priority=-1, fallback=["hold_last", "none"], tiers=["full"])
+
+    def found():  # while it loads beside another worker it is nicer still
+        tasks = [int(task) for pid in stage.pids for task in os.listdir(f"/proc/{pid}/task")]
+        return {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
+
+    wait_until(lambda: found() == {10}, found)
+    assert stage.ask(x=1.0).outcome is Outcome.ON_TIME
+    high = StageOnPaper("high", 1, due_ns=0)
+    stage.actor.give_way(RightOfWay(stage.actor, [high], has_own_cores=False))
+    stage.reconfigure(budget_ms=50.0)
+    answer = stage.ask(x=2.0)
+    assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.LATE, Fallback.HOLD_LAST, -1)
+    assert "not begun: stage high, of higher priority, had a frame to answer" in answer.reason
+    stage.wait_for_workers()
+    stage.reconfigure()
+    seq, _ = stage.offer(x=3.0)
+    high.at_ns = NEVER_NS  # the other one is done: it looks again
+    assert stage.answer(seq).outcome is Outcome.ON_TIME
+    assert stage.payload(stage.answer(seq)).poses[0].pose.position.x == 3.0
