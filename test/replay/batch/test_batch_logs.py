@@ -157,7 +157,7 @@ def test_given_a_result_when_what_it_depends_on_changes_then_its_key_does(tmp_pa
     params.write_text("perf: {}", encoding="utf-8")
 
     def key(**changed):
-        return result_keys(find_logs([tmp_path]), ReplayOptions(params=params, **changed), keep_output=False)
+        return result_keys(find_logs([tmp_path]), ReplayOptions(params=params, **changed))
 
     before = key()
     assert key() == before
