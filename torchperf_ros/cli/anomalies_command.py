@@ -106,8 +106,6 @@ class Row:
 
 @dataclass
 class _Event:
-    """One anomaly: its first row, its last and its highest."""
-
     first: Row
     last: Row
     peak: Row
@@ -204,7 +202,6 @@ def run_rows(path: Path, stage: str) -> list[Row]:
 
 
 def _judge(rows: list[Row], detector: "SeriesDetector") -> list[_Event]:
-    """Score each row by those before it; the events, in order."""
     events: list[_Event] = []
     on = False
     for row in rows:
@@ -259,7 +256,6 @@ def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> Non
 
 
 def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None:
-    """Value and baseline above, score below, events marked in both, as a PNG."""
     import numpy as np
     from matplotlib.figure import Figure
 

@@ -133,7 +133,6 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def _sides(runs: list[Path], base: list[Path], new: list[Path], baseline: str) -> tuple[list[Path], list[Path]]:
-    """The runs of each side; an empty base is a baseline."""
     if baseline and not base:
         new = new or runs
         if new and not (runs and new is not runs):

@@ -93,7 +93,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 def _jobs(
     config: NodeConfig, stage: str | None, tiers: Sequence[str], more: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """By stage, what its compile process gets."""
     jobs = {}
     for found in config.stages:
         if stage not in {None, found.name}:

@@ -117,7 +117,6 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 def _many(
     logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], *, dry_run: bool
 ) -> int:
-    """Replay several logs; the exit status."""
     from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 
     if files:
@@ -132,7 +131,6 @@ def _many(
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    """Replay one log, show and write what it came to; whether that was all of it."""
     told, shown = console(stderr=True), console(_PLAIN_WIDTH)
     with told.status("loading"):
         from torchperf_ros.replay.replay import plan
@@ -169,7 +167,6 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
 
 
 def _stage_table(result: "ReplayResult") -> "Table":
-    """A row for each stage."""
     from rich import box
     from rich.table import Table
 
@@ -197,7 +194,6 @@ def _stage_table(result: "ReplayResult") -> "Table":
 
 
 def _lines(result: "ReplayResult") -> Iterator[str]:
-    """What there is to say below the table."""
     summary = result.summary
     log_s, took_s = summary["log"]["duration_s"], summary["took_s"]
     speed = f", {log_s / took_s:.1f} times as fast as it was" if took_s and summary["pace"] != "real" else ""

@@ -103,12 +103,9 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (), kept: tuple[str, ...] = ()) -> None:
-    """See that everything can be written, and replaces no input, before anything is read.
+    """See that every output, by its flag, can be written, and replaces no input, before anything is read.
 
-    Args:
-        outputs: by flag; None: not asked for.
-        inputs: files and folders that are read.
-        kept: how the names of files end that an input folder is made of; other files in it may be replaced.
+    Files of an input folder whose names end in one of `kept` are what it is made of; others in it may be replaced.
 
     Raises:
         ConfigError: an output is an input, another output, or lies in no folder.

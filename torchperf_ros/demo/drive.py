@@ -176,7 +176,6 @@ class Drive:
         return self._state.player_ready and started
 
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        """Start the node and the player."""
         parameters = folder / "parameters.yaml"
         values = drive_parameters(self._options, self._image_type, folder)
         parameters.write_text(json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8")  # JSON is YAML, too
@@ -213,10 +212,8 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
     """The node's parameters for a drive with images of this type; journals of faults go to the folder."""
     stages: dict[str, Any] = {}
     for stage in STAGES:
-        own: dict[str, Any] = {}
         adapter = STAGE_DEFAULTS[stage]["adapter"]
-        if stage == "perception" and image_type != IMAGE_TYPE:
-            own = {"compressed": True}
+        own: dict[str, Any] = {"compressed": True} if stage == "perception" and image_type != IMAGE_TYPE else {}
         if options.sabotage:
             own = {
                 "adapter": adapter, "options": own, "journal": str(_journal(folder, stage)),

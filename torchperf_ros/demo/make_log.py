@@ -6,7 +6,6 @@ The demo plays it; `torchperf make-log` writes it as a log: all of it, or nothin
 import contextlib
 import heapq
 import io
-import itertools
 import operator
 import shutil
 import sqlite3
@@ -101,11 +100,10 @@ class DriveLog:
     def messages(self) -> Iterator[LogMessage]:
         """All messages in the order of their receipt; one image is held at a time, or as many as the jitter mixes."""
         waiting: list[tuple[int, int, LogMessage]] = []
-        numbers = itertools.count()
-        for stamp_ns, message in self._sent():
+        for number, (stamp_ns, message) in enumerate(self._sent()):
             while waiting and waiting[0][0] <= stamp_ns:
                 yield heapq.heappop(waiting)[2]
-            heapq.heappush(waiting, (message.t_ns, next(numbers), message))
+            heapq.heappush(waiting, (message.t_ns, number, message))
         while waiting:
             yield heapq.heappop(waiting)[2]
 
@@ -128,20 +126,17 @@ class DriveLog:
             late_ns = round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6)
             received_ns = sent_ns + max(_RECEIVE_NS + late_ns, 0)
             in_gap = self.active("gap", at_s) is not None
-            found = []
-            if not (random.random() < self.drop or in_gap):
-                if is_image:
-                    data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
-                    found.append((self.image_topic, image_type, data))
-                else:
-                    found.append((ODOMETRY_TOPIC, ODOMETRY_TYPE, restamped(road_scene.odometry_cdr(at_s), sent_ns)))
+            is_lost = random.random() < self.drop or in_gap
+            if is_image and not is_lost:
+                data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
+                yield sent_ns, LogMessage(self.image_topic, image_type, data, received_ns)
+            elif not is_lost:
+                data = restamped(road_scene.odometry_cdr(at_s), sent_ns)
+                yield sent_ns, LogMessage(ODOMETRY_TOPIC, ODOMETRY_TYPE, data, received_ns)
             if is_image and self.labelled and not in_gap:
-                found.append((OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns)))
-            for topic, type_name, data in found:
-                yield sent_ns, LogMessage(topic, type_name, data, received_ns)
+                yield sent_ns, LogMessage(OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns), received_ns)
 
     def _image_cdr(self, scene: RoadScene, at_s: float) -> bytes:
-        """The image of a time, stamped and spoilt as it should be."""
         frozen = self.active("frozen", at_s)
         pixels = scene.draw(frozen.start_s if frozen else at_s)
         if self.active("black", at_s):

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +50,6 @@ def drive_topics(log: LogReader) -> list[LogTopic]:
 
 
 def _rate_hz(log: LogReader, image: LogTopic) -> float:
-    """Images per second at the log's beginning; 0 from a single image."""
     times = [message.t_ns for message in itertools.islice(log.messages({image.name}), _RATE_IMAGES)]
     return (len(times) - 1) * NS_PER_S / (times[-1] - times[0]) if times[-1] > times[0] else 0.0
 
@@ -69,14 +67,13 @@ def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
     if log is None:
         drawn = DriveLog(seconds, rate_hz or DRAWN_HZ, labelled=False)
         chosen = [LogTopic(drawn.image_topic, IMAGE_TYPE), LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
-        messages: Iterator[LogMessage | None] = drawn.messages()
     else:
         chosen = drive_topics(log)
         recorded_hz = _rate_hz(log, chosen[0])
         speed = rate_hz / recorded_hz if rate_hz and recorded_hz else 1.0
-        messages = LogRounds(log, {topic.name: topic for topic in chosen}, loop=True).messages()
     topics = {topic.name: topic for topic in chosen}
     names = {topic.name: IMAGE_TOPICS.get(topic.type_name, ODOMETRY_TOPIC) for topic in chosen}
+    messages = drawn.messages() if log is None else LogRounds(log, topics, loop=True).messages()
     published: Counter[str] = Counter()
     with PlayNode(topics, names, publishes_time=False) as node:
 

@@ -107,7 +107,6 @@ class RoadScene:
         return image
 
     def _draw_car(self, image: Pixels, car: SceneObject) -> None:
-        """Seen from behind, in boxes: shadow, body, cabin, rear window, lights and plate."""
         paint = np.array(car.rgb)
 
         for sides_m, rgb in (

@@ -170,8 +170,7 @@ class ChunkedFile(abc.ABC):
 
     def _find_without_index(self) -> None:
         """Find the chunks one after the other, and read each to learn its channels, times and counts."""
-        for known in (self._channels, self._counts, self._chunks):
-            known.clear()
+        self._channels, self._counts, self._chunks = {}, Counter(), []
         damage, sound = "", len(self._magic)
         try:
             for kind, begin, end, _, _ in self._records(self._file, sound, self._size):
@@ -204,14 +203,13 @@ class ChunkedFile(abc.ABC):
         self._chunks = [self._learned(chunk) for chunk in self._chunks]
 
     def _learned(self, chunk: Chunk) -> Chunk:
-        """The chunk with its times and channels, for which it is read; its messages are counted."""
         times, numbers = [], set()
         for number, t_ns, _ in self._noted(chunk, self._walk(chunk, None)):
             self._counts[number] += 1
             times.append(t_ns)
             numbers.add(number)
-        begin_ns, end_ns = min(times, default=0), max(times, default=0)
-        return replace(chunk, start_ns=begin_ns, end_ns=end_ns, numbers=frozenset(numbers))
+        start_ns, end_ns = min(times, default=0), max(times, default=0)
+        return replace(chunk, start_ns=start_ns, end_ns=end_ns, numbers=frozenset(numbers))
 
     def parts(self, channels: Collection[Channel], start_ns: int | None, end_ns: int | None) -> Iterator[Part]:
         """What has to be read for these channels and this time range, `start_ns <= t_ns < end_ns`."""
@@ -240,8 +238,9 @@ class ChunkedFile(abc.ABC):
 
     def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
         """The messages of these channels; None: of all, without their data, to count them and learn their channels."""
-        opened = (self._file, chunk.offset, chunk.end, False) if chunk.loose else self._opened(chunk)
-        stream, begin, end, cut = opened
+        stream, begin, end, cut = (
+            self._opened(chunk) if not chunk.loose else (self._file, chunk.offset, chunk.end, False)
+        )
         try:
             for kind, at, after, number, t_ns in self._records(stream, begin, end):
                 if kind == self._message:

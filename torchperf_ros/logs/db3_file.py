@@ -76,7 +76,6 @@ class Db3File:
                 self._shared.unlink(missing_ok=True)
 
     def _opened(self, file: Path, how: str) -> dict[int, Channel]:
-        """Open the database; returns its topics."""
         self._db = sqlite3.connect(f"file:{quote(os.fsencode(file))}?{how}", uri=True, check_same_thread=False)
         self._db.set_progress_handler(self._goes_in_circles, _STEPS_AT_ONCE)
         self._db.text_factory = lambda data: data.decode(errors="replace")

@@ -244,7 +244,6 @@ class LogReader:
 
 
 def _sum(counts: Collection[int]) -> int:
-    """The sum of counts, -1 if one is not known."""
     return -1 if -1 in counts else sum(counts)
 
 

@@ -92,12 +92,11 @@ class LogType:
     def _compare(self, channel: Channel, here: Typestore, notes: LogNotes) -> None:
         """Note a definition that lays out other bytes; where the log has none, a hash that is another one."""
         ours = _hash(here, self.name)
+        theirs = channel.digest or (_hash(self.own, self.name) if self.own is not None else "")
         if self.own is not None:
             differs = _layout(self.own, self.name) != _layout(here, self.name)
-            theirs = channel.digest or _hash(self.own, self.name)
         else:
-            differs = channel.digest.startswith("RIHS01_") and bool(ours) and channel.digest != ours
-            theirs = channel.digest
+            differs = theirs.startswith("RIHS01_") and ours not in {"", theirs}
         if differs:
             notes.findings.types_differing += 1
             what = f"the log defines it in another way ({theirs}) than this machine ({ours})"
@@ -141,8 +140,6 @@ def _hash(store: Typestore, name: str) -> str:
 
 
 def _layout(store: Typestore, name: str) -> tuple[object, ...]:
-    """How a type is laid out in bytes, whatever its fields are called."""
-
     def of(field: FieldDesc) -> object:
         kind, what = field
         if isinstance(what, str):

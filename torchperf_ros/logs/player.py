@@ -1,5 +1,6 @@
 """Which messages of a log are played and when they are due; reading ahead, so that none waits for a disk."""
 
+import contextlib
 import math
 import threading
 import time
@@ -206,17 +207,11 @@ class Player:
         clock: Clock = time.monotonic_ns,
         wait: Callable[[float], object] | None = None,
     ) -> None:
-        """Prepare to play.
+        """Prepare to play, so much faster than recorded (`rate` > 0), and to begin with a pause if `paused`.
 
-        Args:
-            publish: takes a message when it is due.
-            rate: how much faster than recorded, > 0.
-            prepare: does with a message, given when it is due, what can be done before that.
-            publish_time: takes the log's time, in ns, just before each message.
-            clock_hz: how often it takes it besides, also during a pause; 0: not.
-            paused: whether to begin with a pause.
-            clock: the monotonic clock.
-            wait: waits on it for so many seconds, or less if there is news.
+        `publish` takes a message when it is due, on the monotonic `clock`; `prepare` does with it, given when that is,
+        what can be done before. `publish_time` takes the log's time in ns before each message, and `clock_hz` times a
+        second besides, also during a pause (0: not). `wait` waits for so many seconds, or less if there is news.
         """
         self.tally = Tally()
         self._publish, self._prepare, self._publish_time = publish, prepare, publish_time
@@ -233,15 +228,13 @@ class Player:
 
     def pause(self) -> None:
         """Let the log's time stand still."""
-        with self._changed:
+        with self._news():
             self._pace.pause(self._clock())
-            self._changed.notify_all()
 
     def resume(self) -> None:
         """Go on where the pause began."""
-        with self._changed:
+        with self._news():
             self._pace.resume(self._clock())
-            self._changed.notify_all()
 
     def toggle(self) -> bool:
         """Pause or go on; returns whether it is paused now."""
@@ -250,19 +243,23 @@ class Player:
 
     def play_next(self) -> bool:
         """Have the next message go out and no further one; False if there is no pause, or no message yet."""
-        with self._changed:
+        with self._news():
             if self._waiting is None or not self._pace.paused:
                 return False
             now_ns = self._clock()
             self._pace.jump(max(self._waiting.t_ns, self._pace.log_ns(now_ns)), now_ns)
             self._waiting = None
-            self._changed.notify_all()
             return True
 
     def end(self) -> None:
         """Have `play` return."""
-        with self._changed:
+        with self._news():
             self._ended = True
+
+    @contextlib.contextmanager
+    def _news(self) -> Iterator[None]:
+        with self._changed:
+            yield
             self._changed.notify_all()
 
     @property
@@ -291,7 +288,6 @@ class Player:
                 return
 
     def _play(self, message: LogMessage) -> bool:
-        """Play a message when it is due; False at the end."""
         with self._changed:
             self._waiting = message
             due_ns = self._pace.due_ns(message.t_ns)
@@ -348,9 +344,7 @@ class ReadAhead(Generic[T]):
         try:
             for item in self._source:
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._closed or not self._items or self._held_bytes < self._limit_bytes
-                    )
+                    self._changed.wait_for(lambda: self._closed or self._held_bytes < self._limit_bytes)
                     if self._closed:
                         break
                     self._items.append(item)

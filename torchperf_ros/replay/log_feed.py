@@ -62,14 +62,8 @@ def match_topics(
 ) -> dict[str, str]:  # fmt: skip
     """The topic of the log for each topic of a stage that has one.
 
-    One that was named by `remap`, else one of the same name, else the only one of the type.
-
-    Args:
-        wanted: what the stages need.
-        topics: what the log has.
-        remap: topic of the log by topic of a stage.
-        log: its name, for messages.
-        say: gets topics that were chosen by their type, and inputs that are not there and can be done without.
+    One that was named by `remap` (topic of the log by topic of a stage), else one of the same name, else the only one
+    of the type. `say` gets topics that were chosen by their type, and inputs that are absent and can be done without.
 
     Raises:
         LogError: a trigger is not there, of another type, or more than one topic could be it.
@@ -81,17 +75,16 @@ def match_topics(
     first: dict[str, Wanted] = {}
     found: dict[str, str] = {}
     for item in wanted:
-        key = absolute(item.topic)
+        key, msg = absolute(item.topic), ""
         other = first.setdefault(key, item)
+        topic = topics.get(named.get(key, key))
         if full_name(other.type_name) != full_name(item.type_name):
             msg = f"topic {item.topic}: {other.stage} takes it as {other.type_name}, {item.stage} as {item.type_name}"
-            raise LogError(msg)
-        topic = topics.get(named.get(key, key))
-        if key in named and topic is None:
+        elif key in named and topic is None:
             msg = f"log {log}: has no topic {named[key]}, which --map names; it has: {_listed(topics.values())}"
-            raise LogError(msg)
-        if topic is not None and key in named and not item.is_of(topic):
+        elif key in named and topic is not None and not item.is_of(topic):
             msg = f"log {log}: {topic.name} is {topic.type_name}; {item.stage} takes {item.type_name}{_hint(topic)}"
+        if msg:
             raise LogError(msg)
         if topic is None or not item.is_of(topic):
             topic = _only_one(item, topics.values(), log, say)
@@ -144,18 +137,12 @@ class LogFeed:
         """Take a log, and which part of it is wanted."""
         self._reader, self._options = reader, options
         first_ns = reader.start_ns or next((message.t_ns for message in reader.messages()), 0)
-        self.start_ns = first_ns + round(options.start_s * NS_PER_S)
-        self._end_ns: int | None = None
-        if options.duration_s is not None:
-            self._end_ns = self.start_ns + round(options.duration_s * NS_PER_S)
+        self.start_ns, length_s = first_ns + round(options.start_s * NS_PER_S), options.duration_s
+        self._end_ns = None if length_s is None else self.start_ns + round(length_s * NS_PER_S)
         self.length_ns = max(0, (self._end_ns or reader.end_ns) - self.start_ns)
 
     def to_copy(self, given: Collection[str], published: Collection[str]) -> frozenset[str]:
-        """The topics that `--inputs` copies into the output.
-
-        Args:
-            given: topics of the log that stages take.
-            published: topics that the stages publish.
+        """The topics that `--inputs` copies into the output: `all` are those of the log that are `given` to stages.
 
         Raises:
             LogError: a topic is not in the log, or the replay itself publishes it.
@@ -178,8 +165,7 @@ class LogFeed:
         Raises:
             LogError: the log is damaged.
         """
-        ahead = ReadAhead(self._read(topics), lambda message: len(message.data), _AHEAD_BYTES)
-        with contextlib.closing(ahead):
+        with contextlib.closing(ReadAhead(self._read(topics), lambda m: len(m.data), _AHEAD_BYTES)) as ahead:
             yield from ahead
 
     def _read(self, topics: frozenset[str]) -> Iterator[LogMessage]:

@@ -28,12 +28,7 @@ class OutputLog:
     def __init__(
         self, path: Path, *, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None
     ) -> None:
-        """Begin the file.
-
-        Args:
-            path: its name, once it is whole.
-            compress: compressing images is not worth the time.
-            metadata: a named table of texts to begin with.
+        """Begin the file, with `metadata`, a named table of texts. To compress images is not worth the time.
 
         Raises:
             ConfigError: the name cannot be that of an MCAP file.
@@ -75,11 +70,7 @@ class OutputLog:
             raise self._error
 
     def close(self) -> None:
-        """Write what is left, and give the file its name.
-
-        Raises:
-            OSError, ReplayError: not all could be written; nothing is there under the final name.
-        """
+        """Write what is left, and give the file its name. Where not all can be written it gets none, see `check`."""
         self._end()
         try:
             if self._error is None:

@@ -48,12 +48,10 @@ class StageFigure:
     only_missed = True
 
 
-class _Float(StageFigure, float):
-    pass
+class _Float(StageFigure, float): ...
 
 
-class _Count(StageFigure, int):
-    pass
+class _Count(StageFigure, int): ...
 
 
 class _Counts(StageFigure, Counter[str]):
@@ -66,10 +64,9 @@ _Figure = TypeVar("_Figure", bound=StageFigure)
 
 def text_columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Rows as lines whose cells stand below each other; the last cell of a row may be of any length."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1] + [0]
     return [
-        indent + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 
 
@@ -123,12 +120,12 @@ class StageResult:
     def miss_ratio(self) -> float:
         """Share of the answered frames that were not on time, 0 to 1; NaN without frames."""
         missed = self.frames["outcome"] != Outcome.ON_TIME
-        return self._figure(_Float(np.mean(missed) if len(missed) else "nan"))
+        return self._figure(_Float(np.mean(missed) if len(missed) else math.nan))
 
     def quantile_ms(self, share: float) -> float:
         """Latency, receipt to publish, that this share (0 to 1) of the frames did not exceed; NaN without frames."""
         total_ms = self.frames["total_ms"]
-        return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else "nan"), only_missed=False)
+        return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else math.nan), only_missed=False)
 
     @property
     def p50_ms(self) -> float:

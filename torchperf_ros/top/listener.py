@@ -61,8 +61,6 @@ class NodeListener:
 
 
 class _KeptNode(NodeState):
-    """A node of which everything is kept, for a report."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.builder = RunLogBuilder(name)

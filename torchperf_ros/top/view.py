@@ -53,16 +53,11 @@ def node_picture(
     node: NodeState, width: int, height: int, title: RenderableType, waits: Sequence[str], note: Text | None = None,
     began_s: float | None = None,
 ) -> RenderableType:  # fmt: skip
-    """The whole view, to fill a terminal of this size.
+    """The whole view, to fill a terminal of this size; in few rows, stages leave out what matters least.
 
-    Args:
-        node: what to show.
-        width: columns.
-        height: rows; with few of them, stages leave out what matters least.
-        title: the first row.
-        waits: lines that are shown as long as no stage is known.
-        note: stands below in the frame of the events.
-        began_s: seconds since 1970 when the listening began, for the time of day of events; None: seconds since then.
+    The `title` is its first row, the `note` stands below in the frame of the events, and `waits` are shown as long as
+    no stage is known. `began_s`: seconds since 1970 when the listening began, for the time of day of events; None:
+    events show seconds since then.
     """
     head = (title, _numbers(node, width))
     if not node.stages:
@@ -146,7 +141,6 @@ def event_line(event: Event, began_s: float | None = None, *, now: bool = False)
 
 
 def _news(node: NodeState, width: int, count: int, began_s: float | None) -> list[Text]:
-    """What is wrong now, in half of the rows at most, then the last events, in rows of this width."""
     alerts: list[Text] = []
     for alert in node.alerts:
         alerts += _wrapped(event_line(alert, began_s, now=True), alert, width, count // 2 - len(alerts))
@@ -167,7 +161,6 @@ def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
 
 
 def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: str = "") -> Panel:
-    """A frame around so many rows of lines."""
     filled = Group(*lines, *[Text()] * (rows - len(lines)))
     return Panel(
         filled, title=Text(f" {title} ", "bold") if title else None, title_align="left", border_style=colour,
@@ -176,12 +169,11 @@ def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, tit
 
 
 def _numbers(node: NodeState, width: int) -> Table:
-    """End to end, and memory with where it goes."""
     left, right = Text(" "), Text()
-    recent = [value for value in node.end_to_end_ms if math.isfinite(value)]
-    if recent:
-        left.append("end to end p50 ", "grey62").append(f"{np.percentile(recent, 50):.1f}", "bold")
-        left.append(" p99 ", "grey62").append(f"{np.percentile(recent, 99):.1f}", "bold").append(" ms", "grey62")
+    if recent := [value for value in node.end_to_end_ms if math.isfinite(value)]:
+        for word, share in (("end to end p50 ", 50), (" p99 ", 99)):
+            left.append(word, "grey62").append(f"{np.percentile(recent, share):.1f}", "bold")
+        left.append(" ms", "grey62")
     if node.memory:
         right.append("workers ", "grey62").append(f"{node.memory[-1][1]:,.0f} MiB ", "bold")
         right.append(_spark([mib for _, mib in node.memory]), "deep_sky_blue1")
@@ -203,7 +195,6 @@ def _spark(values: list[float]) -> str:
 
 
 def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -> Panel:
-    """All that is known about a stage, in a frame of so many rows; the least important are left out first."""
     health = stage.health or "NO WORD YET"
     colour = _HEALTH_COLOURS.get(health, "grey62")
     why = _why(stage)
@@ -229,7 +220,6 @@ def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -
 
 
 def _why(stage: StageState) -> str:
-    """The tier, and what keeps the stage in its state; the node's own words."""
     return stage.message.partition(": ")[2] or (f"tier {stage.tier}" if stage.tier else "")
 
 
@@ -240,7 +230,6 @@ def _stage_line(stage: StageState) -> str:
 
 
 def _rows(stage: StageState, width: int, count: int) -> list[Text]:
-    """Those that matter most, in the order in which they are read; the strip takes what is left."""
     first = [_latency(stage, width), *_last_error(stage)]
     numbers = [_counters(stage), _fallbacks(stage), _workers(stage), *_steps(stage, width)]
     bars = min(max(count - len(first) - len(numbers) - 1, 1), _MOST_BARS)
@@ -250,14 +239,11 @@ def _rows(stage: StageState, width: int, count: int) -> list[Text]:
 
 def _last_error(stage: StageState) -> list[Text]:
     lines = stage.values.get("last_error", "").strip().splitlines()
-    if not lines:
-        return []
-    line = lines[-1 if lines[0].startswith("Traceback") else 0]
-    return [Text.assemble(("last error ", "grey62"), line)]
+    last = lines[-1:] if lines and lines[0].startswith("Traceback") else lines[:1]
+    return [Text.assemble(("last error ", "grey62"), line) for line in last]
 
 
 def _latency(stage: StageState, width: int) -> Text:
-    """p50 and p99 in numbers, and as a bar on the scale of the budget."""
     row = Text()
     for key, unit in (("p50_ms", ""), ("p95_ms", ""), ("p99_ms", ""), ("max_ms", ""), ("budget_ms", " ms")):
         row.append(f"{key.removesuffix('_ms')} ", "grey62").append(f"{short(stage.values.get(key)):>5}{unit}  ", "bold")
@@ -306,9 +292,8 @@ def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
 
 def _eighths(record: SeenFrame, most: int) -> int:
     """Height of a frame's bar in eighths of a row, never none: the top is its budget."""
-    if not record.budget_ms > 0 or not math.isfinite(record.total_ms):
-        return 1
-    return max(1, min(round(record.total_ms / record.budget_ms * most), most))
+    known = record.budget_ms > 0 and math.isfinite(record.total_ms)
+    return max(1, min(round(record.total_ms / record.budget_ms * most), most)) if known else 1
 
 
 def _counters(stage: StageState) -> Text:
@@ -367,6 +352,4 @@ def _float(text: str | None) -> float:
 def short(text: str | None) -> str:
     """A number of a status in at most four characters, a dash if it is none."""
     number = _float(text)
-    if not math.isfinite(number):
-        return DASH
-    return f"{number:.1f}" if number < 100 else f"{number:.0f}"  # noqa: PLR2004 - four characters
+    return f"{number:.{int(number < 100)}f}" if math.isfinite(number) else DASH  # noqa: PLR2004 - four characters

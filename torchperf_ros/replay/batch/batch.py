@@ -85,12 +85,7 @@ def replay_batch(
 ) -> BatchResult:
     """Replay logs side by side; what is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
 
-    Args:
-        paths: logs, and folders to search.
-        options: how to replay each; `output` is not used.
-        batch: where to, how many at a time, and the rest.
-        told: for progress and what fails; standard error.
-        shown: for the table.
+    Progress and what fails go to `told`, which is standard error, the table to `shown`. `options.output` is not used.
 
     Raises:
         TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
@@ -142,7 +137,6 @@ def replay_batch(
 
 
 def _for_workers(options: ReplayOptions, batch: BatchOptions) -> ReplayOptions:
-    """The same for a process that runs elsewhere."""
     params = None if options.params is None else options.params.resolve()
     times = options.step_times if options.step_times == "log" else str(Path(options.step_times).resolve())
     output = Path(OUTPUT_FILE) if batch.keep_output else None
@@ -152,7 +146,6 @@ def _for_workers(options: ReplayOptions, batch: BatchOptions) -> ReplayOptions:
 def _found(
     paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, say: Callable[[str], None]
 ) -> tuple[Sequence[FoundLog], dict[str, str]]:
-    """The logs, and what the result of each depends on, by name."""
     logs = find_logs(paths, owner_in(batch.folder), say)
     check_results(logs, batch.folder)
     return logs, result_keys(logs, options)

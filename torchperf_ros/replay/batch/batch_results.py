@@ -265,11 +265,13 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
     from torchperf_ros.runs.report.report_page import Overview, OverviewRow, write_report
     from torchperf_ros.runs.report.report_words import stage_figures
+    from torchperf_ros.runs.run_log import RunLog
     from torchperf_ros.runs.run_log_source import read_runs
 
     names = list(dict.fromkeys(row["name"] for row in rows))
     anomalies = {(row["name"], row["stage"]): row["anomalies"] for row in rows}
-    detailed, shown = [], []
+    detailed: list[RunLog] = []
+    shown: list[OverviewRow] = []
     for name in names:
         (run,) = read_runs(folder / name, lambda _done, _total: None)
         shown += [OverviewRow(name, s.name, stage_figures(s), anomalies[name, s.name]) for s in run.stages]

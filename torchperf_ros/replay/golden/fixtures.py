@@ -62,9 +62,6 @@ class ReplayFixture:
                 evidence, else every default.
             options: the other fields of `ReplayOptions`, for example `pace`, `overrides`, `duration_s`; `step_times`
                 are looked for as `params` are.
-
-        Returns:
-            The result, with its messages; assertions on figures of its stages show frames when they fail.
         """
         __tracebackhide__ = True
         path = self._marked_log() if log is None else self._find_log(str(log), optional=False)
@@ -109,9 +106,9 @@ class ReplayFixture:
         config = self._request.config
         field_logs = config.getoption("--fieldlogs") or os.environ.get(_FOLDER, "")
         places = [*self._places(name), *([config.invocation_params.dir / field_logs / name] if field_logs else [])]
-        found = next((path for path in places if path.exists()), None)
-        if found is not None:
-            return found
+        for place in places:
+            if place.exists():
+                return place
         text = f"log {name} is not there: looked for {', '.join(dict.fromkeys(map(str, places)))}"
         if not field_logs and not Path(name).is_absolute():
             text += f"; --fieldlogs DIR or {_FOLDER} can say where field logs are"
@@ -120,20 +117,17 @@ class ReplayFixture:
         pytest.fail(text)
 
     def _places(self, name: str | Path) -> list[Path]:
-        """Where a file of the test can be; an absolute path is found in each of them."""
         return [folder / name for folder in (self._file.parent, self._request.config.rootpath)]
 
     def _beside(self, what: str, name: str | Path) -> Path:
-        """A file or folder that belongs to the test."""
         __tracebackhide__ = True
-        found = next((path for path in self._places(name) if path.exists()), None)
-        if found is None:
-            pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._request.config.rootpath}")
-        return found
+        for place in self._places(name):
+            if place.exists():
+                return place
+        pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._request.config.rootpath}")
 
 
 def _identity(path: object) -> object:
-    """What changes if a file does."""
     try:
         status = os.stat(str(path))
     except OSError:
@@ -178,11 +172,8 @@ class GoldenFixture:
         Outputs that agree pass, with a warning if parameters or models are others than those of the golden outputs.
         What one check of a test has written, the others of the same `name` are compared with.
 
-        Args:
-            result: of a replay; all of it, not one of its stages.
-            stages: which ones; default: all.
-            name: tells several golden files of a test apart.
-            rules: for this check only, before those of `golden_rules` and the built-in ones.
+        The `result` is of a whole replay; without `stages` all of them are compared. A `name` tells several golden
+        files of a test apart; `rules` are for this check, before those of `golden_rules` and the built-in ones.
 
         Raises:
             AssertionError: they differ, there are none, or they are those of another log; the text says where they
@@ -207,12 +198,10 @@ class GoldenFixture:
         except (TorchperfError, OSError) as error:
             raise AssertionError(str(error)) from None
         if problem:
-            raise AssertionError("\n".join([*problem, self._advice(path)]))
-
-    def _advice(self, path: Path) -> str:
-        if path in self._written:
-            return f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
-        return f"the command that refreshes it: {self._command()}"
+            advice = f"the command that refreshes it: {self._command()}"
+            if path in self._written:
+                advice = f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
+            raise AssertionError("\n".join([*problem, advice]))
 
     def _write(self, golden: Golden, path: Path) -> None:
         try:
@@ -251,7 +240,6 @@ class GoldenFixture:
         return os.path.relpath(path, self._request.config.invocation_params.dir)
 
     def _command(self) -> str:
-        """What refreshes this test's golden outputs, from the folder in which pytest was started."""
         config = self._request.config
         python = Path(sys.executable)
         program = shutil.which("pytest")
