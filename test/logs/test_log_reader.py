@@ -46,22 +46,6 @@ def test_given_a_topic_and_a_time_range_when_read_then_only_those_messages_come_
         assert len(list(log.messages())) == 40  # may be read again
 
 
-@pytest.mark.parametrize(("kind", "offset"), [("mcap", 1500), ("mcap zstd", 1500), ("bag bz2", 5600)])
-def test_given_a_chunk_that_cannot_be_read_when_another_topic_or_time_is_asked_for_then_nobody_looks_at_it(
-    tmp_path, kind, offset
-):
-    path = logs.KINDS[kind](tmp_path)
-    content = bytearray(path.read_bytes())
-    content[offset : offset + 10] = bytes(10)  # in the first chunk
-    path.write_bytes(content)
-    with LogReader(path) as log:
-        assert list(log.messages({"/other"})) == []
-        assert len(list(log.messages(start_ns=logs.START_NS + 10 * logs.STEP_NS))) == 20
-        assert log.findings.chunks_lost == 0
-        assert len(list(log.messages())) < 40
-        assert log.findings.chunks_lost == 1
-
-
 def test_given_two_iterations_at_once_when_they_take_turns_then_each_gets_all_messages(tmp_path):
     with LogReader(logs.KINDS["mcap"](tmp_path)) as log:
         pairs = list(zip(log.messages(), log.messages(), strict=True))

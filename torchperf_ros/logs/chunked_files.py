@@ -52,7 +52,10 @@ def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = Tru
     """
     if compression not in _UNPACK or raw_bytes > _MAX_CHUNK_BYTES:
         raise Damaged(f"it claims to hold {raw_bytes:,} bytes, compressed as {compression!r}; known are zstd, lz4, bz2")
-    raw = _UNPACK[compression](data, raw_bytes)
+    try:
+        raw = _UNPACK[compression](data, raw_bytes)
+    except OSError as error:  # bz2 says so of garbage; nothing is read from a disk here
+        raise Damaged(str(error)) from error
     if whole and len(raw) != raw_bytes:
         raise Damaged(f"it unpacks to {len(raw):,} bytes instead of {raw_bytes:,}")
     return raw
