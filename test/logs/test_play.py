@@ -130,8 +130,7 @@ def test_given_a_terminal_when_shown_then_there_is_a_bar_and_a_word_on_the_keys(
 
 
 @pytest.mark.parametrize(
-    ("late_ms", "says"),
-    [(2.0, ", none later than 5 ms (the worst 2.0 ms)"), (30.0, ", 1 late, the worst by 30.0 ms")],
+    ("late_ms", "says"), [(2.0, ", none later than 5 ms (the worst 2.0 ms)"), (30.0, ", 1 late, the worst by 30.0 ms")]
 )
 def test_given_messages_when_all_is_over_then_the_summary_says_how_late_they_were(late_ms, says):
     _, summary = seen(terminal=False, late_ms=late_ms)

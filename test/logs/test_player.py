@@ -40,10 +40,7 @@ def test_given_a_pause_when_resumed_then_time_stood_still_and_all_that_follows_m
     assert pace.log_ns(START_NS + 1010 * NS_PER_MS) == LOG_NS + 20 * NS_PER_MS
 
 
-@given(
-    st.lists(st.integers(-10 * NS_PER_S, 100 * NS_PER_S), min_size=1, max_size=20),
-    st.floats(0.01, 100.0),
-)
+@given(st.lists(st.integers(-10 * NS_PER_S, 100 * NS_PER_S), min_size=1, max_size=20), st.floats(0.01, 100.0))
 def test_given_any_log_when_asked_in_its_order_then_nothing_is_due_before_what_came_earlier(times_ns, rate):
     pace = Pace(times_ns[0], START_NS, rate)
     due_ns = [pace.due_ns(t_ns) for t_ns in times_ns]

@@ -34,8 +34,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
     stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
     tier: Annotated[
-        list[str] | None,
-        Option(help="Only this; repeatable. Default: those of full, medium, fast that it has."),
+        list[str] | None, Option(help="Only this; repeatable. Default: those of full, medium, fast that it has.")
     ] = None,
     options: AdapterOptions = "{}",
     device: Device = "auto",

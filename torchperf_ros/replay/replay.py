@@ -23,13 +23,7 @@ from torchperf_ros.replay.replay_options import (
     recording_in,
 )
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_result import (
-    ReplayResult,
-    anomalies_summary,
-    log_hash,
-    models_summary,
-    stage_results,
-)
+from torchperf_ros.replay.replay_result import ReplayResult, anomalies_summary, log_hash, models_summary, stage_results
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.workers.fork_server import start_base
 
