@@ -34,9 +34,7 @@ def test_given_a_sound_log_of_any_kind_when_read_then_each_message_comes_as_it_w
 
 
 @pytest.mark.parametrize("kind", ["mcap", "mcap without chunks", "db3", "bag"])
-def test_given_a_topic_and_a_time_range_when_read_then_only_those_messages_come_and_the_end_is_not_in_it(
-    tmp_path, kind
-):
+def test_given_a_topic_and_a_time_range_when_read_then_only_those_messages_come_without_the_end(tmp_path, kind):
     start_ns, end_ns = logs.START_NS + 3 * logs.STEP_NS, logs.START_NS + 7 * logs.STEP_NS
     with LogReader(logs.KINDS[kind](tmp_path)) as log:
         found = [(m.topic, m.t_ns) for m in log.messages({"/text"}, start_ns, end_ns)]

@@ -41,8 +41,7 @@ class Broken:
     def messages(self, *_):
         yield from (LogMessage("/text", logs.TEXT, b"", number * NS_PER_S) for number in range(2))
         yield LogMessage("/text", logs.NUMBERS, b"", 2 * NS_PER_S)
-        msg = "log broken: cannot be read: Input/output error"
-        raise LogError(msg)
+        raise LogError("log broken: cannot be read: Input/output error")
 
 
 def seconds(messages):

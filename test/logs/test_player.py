@@ -191,8 +191,7 @@ def test_given_a_slow_taker_when_read_ahead_then_no_more_waits_than_allowed():
 def test_given_a_source_that_breaks_off_when_read_ahead_then_what_came_before_is_given_first():
     def source():
         yield from range(1000)
-        msg = "damaged here"
-        raise ValueError(msg)
+        raise ValueError("damaged here")
 
     items = iter(ReadAhead(source(), lambda _: 1, 4000))
     assert [next(items) for _ in range(1000)] == list(range(1000))

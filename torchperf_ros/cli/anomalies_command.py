@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import check_outputs, fail
+from torchperf_ros.cli.shell import File, check_outputs, fail
 from torchperf_ros.frame.errors import TorchperfError
 
 if TYPE_CHECKING:
@@ -34,16 +34,11 @@ class SeriesError(TorchperfError):
 
 def anomalies(
     file: Annotated[Path, Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")],
-    output: Annotated[Path | None, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")] = None,
-    plot: Annotated[Path | None, Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
-    direction: Annotated[
-        Literal["both", "up", "down"], Option(help="Which departures count: both, only up, only down.")
-    ] = "both",
+    output: Annotated[File, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")] = None,
+    plot: Annotated[File, Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
+    direction: Annotated[Literal["both", "up", "down"], Option(help="Which departures count.")] = "both",
     floor: Annotated[float, Option(min=0.0, help="The smallest departure to report, in the unit of the value.")] = 0.0,
-    caution: Annotated[
-        float | None,
-        Option(min=1.0, max=4.0, help="Ask for more surprise; default: 1 for a file, 1.4 for a run's frames."),
-    ] = None,
+    caution: Annotated[float | None, Option(min=1.0, max=4.0, help="More surprise; default 1, of a run 1.4.")] = None,
     stage: Annotated[str, Option(help="Of a run: whose latency; default: the last stage's.")] = "",
 ) -> None:
     """Score every row of a time series from 0 (usual) to 1 (never seen the like).
@@ -227,9 +222,7 @@ def _write(rows: list[Row], target: Path | None) -> None:
 def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> None:
     times = [row.time_s for row in rows]
     span_s = max(times) - min(times)
-    unit_s, unit = next(
-        (pair for pair in ((_DAY_S, "days"), (3600.0, "h"), (60.0, "min")) if span_s >= pair[0]), (1, "s")
-    )
+    unit_s, unit = next((one for one in ((_DAY_S, "days"), (3600.0, "h"), (60.0, "min")) if span_s >= one[0]), (1, "s"))
     pairs = list(zip(times, times[1:], strict=False))
     parts = [f"{file}: {len(rows)} rows over {span_s / unit_s:.3g} {unit}"]
     for number, what in (
@@ -266,9 +259,7 @@ def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None
     ordered = sorted(rows, key=lambda row: row.time_s)  # a time that goes back would draw lines across the picture
     dated = ordered[0].time_s >= _DATES_FROM_S
     unit_s = _DAY_S if dated else 1.0
-    x, value, baseline, score = np.array(
-        [(row.time_s / unit_s, row.value, row.baseline, row.score) for row in ordered]
-    ).T
+    x, value, baseline, score = np.array([(r.time_s / unit_s, r.value, r.baseline, r.score) for r in ordered]).T
     value[~np.isfinite(value)] = math.nan
     above.plot(x, value, color="#2a78d6", linewidth=0.8, label="value")
     above.plot(x, baseline, color="#1baf7a", linewidth=0.8, label="baseline")

@@ -33,18 +33,14 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     adapter: Annotated[str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
     params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
     stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
-    tier: Annotated[
-        list[str] | None, Option(help="Only this; repeatable. Default: those of full, medium, fast that it has.")
-    ] = None,
+    tier: Annotated[list[str] | None, Option(help="Only this; repeatable. Default: full, medium, fast.")] = None,
     options: AdapterOptions = "{}",
     device: Device = "auto",
     engine: Annotated[str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")] = AUTO,
     precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
     dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
     channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")] = None,
     force: Force = False,
     dry_run: DryRun = False,
     json_file: JsonFile = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import DryRun, console, fail, follow, pairs, progress_bars, say
+from torchperf_ros.cli.shell import DryRun, File, Texts, console, fail, follow, pairs, progress_bars, say
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,31 +29,18 @@ _NS_PER_S = 1e9
 
 def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     logs: Annotated[list[Path], Argument(help="rosbag2 folder, .mcap, .db3 or .bag; several, or folders of such.")],
-    params: Annotated[
-        Path | None, Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None, Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML.")
-    ] = None,
-    maps: Annotated[
-        list[str] | None,
-        Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's, as /camera/front:=image."),
-    ] = None,
+    params: Annotated[File, Option(metavar="FILE", help="Parameter file; default: of the incident, or none.")] = None,
+    sets: Annotated[Texts, Option("--set", metavar="NAME=VALUE", help="A parameter, in place of the file's.")] = None,
+    maps: Annotated[Texts, Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's.")] = None,
     pace: Annotated[str, Option(help="fast: no deadlines; real: as it was; virtual: on a virtual clock.")] = "fast",
-    times: Annotated[
-        str, Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file.")
-    ] = "log",
+    times: Annotated[str, Option(metavar="log|FILE", help="For virtual: step times of the log, or of a file.")] = "log",
     seed: Annotated[int, Option(help="Of what is drawn at random.")] = 0,
     start: Annotated[float, Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
     duration: Annotated[float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")] = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="MCAP of outputs and /perf/*; several logs: a folder.")
-    ] = None,
+    output: Annotated[File, Option("--output", "-o", help="MCAP of outputs and /perf/*; of several: folder.")] = None,
     inputs: Annotated[str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")] = "none",
-    json_file: Annotated[
-        Path | None, Option("--json", metavar="FILE", help="Summary and a row for each frame.")
-    ] = None,
-    parquet_file: Annotated[Path | None, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,
+    json_file: Annotated[File, Option("--json", metavar="FILE", help="Summary and a row for each frame.")] = None,
+    parquet_file: Annotated[File, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,
     dry_run: DryRun = False,
     parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
     scheduler: Annotated[str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")] = "",

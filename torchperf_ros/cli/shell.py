@@ -187,6 +187,11 @@ def node_option(flag: str, text: str) -> Any:  # noqa: ANN401 - typer's own type
     return typer.Option(flag, metavar="NAME", callback=_node_name, help=text)
 
 
+Text = str | None
+Texts = list[str] | None
+File = Path | None
+Files = list[Path] | None
+"""What options take that need not be given; the last of each two may be given again and again."""
 NodeName = Annotated[str, node_option("--node", "The node, with its namespace, for example /robot1/perf.")]
 AdapterOptions = Annotated[str, typer.Option("--options", help="JSON object, handed to the adapter.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]

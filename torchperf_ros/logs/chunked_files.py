@@ -241,9 +241,7 @@ class ChunkedFile(abc.ABC):
 
     def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
         """The messages of these channels; None: of all, without their data, to count them and learn their channels."""
-        stream, begin, end, cut = (
-            self._opened(chunk) if not chunk.loose else (self._file, chunk.offset, chunk.end, False)
-        )
+        stream, begin, end, cut = (self._file, chunk.offset, chunk.end, False) if chunk.loose else self._opened(chunk)
         try:
             for kind, at, after, number, t_ns in self._records(stream, begin, end):
                 if kind == self._message:

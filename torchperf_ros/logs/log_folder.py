@@ -52,10 +52,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
     kinds = {next(suffix for suffix in _KINDS if suffix in file.suffixes): file.name for file in reversed(inside)}
     if len(kinds) > 1:
         shown = " and ".join(sorted(kinds.values()))
-        msg = (
-            f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} that says which; name one of them"
-        )
-        raise LogError(msg)
+        raise LogError(f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} says which; name one")
     if kinds.keys() != {".bag"}:
         notes.note(f"log {path}: {trouble}; the files in the folder are read")
     return inside

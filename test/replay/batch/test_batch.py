@@ -153,9 +153,7 @@ def scheduler(tmp_path_factory):
         yield cluster.scheduler_address
 
 
-def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_the_next_one_replayed(
-    tmp_path, scheduler
-):
+def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_ends_and_the_next_one_is_replayed(tmp_path, scheduler):
     drives = Drives(tmp_path)
     endless = write_drive(drives.logs / "endless", "slow", frames=5000)
     result = drives.replay(endless, timeout_s=2.0, retries=0, scheduler=scheduler)

@@ -213,9 +213,7 @@ def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_
         ("drives/monday.mcap", "is a file"),
     ],
 )
-def test_given_results_that_would_replace_what_is_no_result_when_asked_for_then_nothing_is_touched(
-    tmp_path, results, words
-):
+def test_given_results_that_would_replace_what_is_none_when_asked_for_then_nothing_is_touched(tmp_path, results, words):
     make(tmp_path, "drives/wednesday/", "drives/monday.mcap", "out/wednesday/notes.txt", "page/report.html", "one/x")
     (tmp_path / "one" / "summary.json").write_text(json.dumps({"kind": KIND}), encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))

@@ -136,9 +136,7 @@ def test_given_a_hang_when_replayed_then_the_worker_is_replaced_and_its_history_
     assert min(np.diff(observed)) < 0  # a new worker begins to count anew
 
 
-def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again_and_hedges_come_with_proofs(
-    log, tmp_path
-):
+def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again_until_hedges_pay(log, tmp_path):
     late = [30, 31, 60, 90, 120, 140]
     frames = np.zeros(150, dtype=FRAME)
     frames["seq"], frames["stamp_ns"] = np.arange(150), START_NS + np.arange(150) * 40 * MS

@@ -96,9 +96,7 @@ def check_installed() -> None:
     Raises:
         BatchError: it is not installed.
     """
-    missing = [
-        name for name in ("cryptography", "dask", "distributed", "pyarrow") if not importlib.util.find_spec(name)
-    ]
+    missing = [one for one in ("cryptography", "dask", "distributed", "pyarrow") if not importlib.util.find_spec(one)]
     if missing:
         are = "is" if len(missing) == 1 else "are"
         msg = f"several logs need {', '.join(missing)}, which {are} not installed: `pip install 'torchperf_ros[logs]'`"

@@ -94,9 +94,7 @@ class ReplayFixture:
         __tracebackhide__ = True
         marker = self._request.node.get_closest_marker("fieldlog")
         if marker is None:
-            pytest.fail(
-                'replay() needs a log: replay("drive.mcap"), or @pytest.mark.fieldlog("drive.mcap") on the test'
-            )
+            pytest.fail('replay() needs a log: replay("drive.mcap"), or @pytest.mark.fieldlog("drive.mcap")')
         if len(marker.args) != 1 or marker.kwargs.keys() - {"optional"}:
             pytest.fail(f'@pytest.mark.fieldlog takes one log and optional=..., as in fieldlog("drive.mcap"): {marker}')
         return self._find_log(str(marker.args[0]), optional=bool(marker.kwargs.get("optional")))

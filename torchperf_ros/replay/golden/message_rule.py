@@ -108,9 +108,7 @@ BUILT_IN: Final[Rules] = MappingProxyType(
             matched={"detections": Matched("bbox.center.position", within=20.0)},  # pixels
             tolerances={"detections.bbox": Tolerance(absolute=0.1, relative=1e-3)},
         ),
-        "vision_msgs/msg/Detection3DArray": MessageRule(
-            matched={"detections": Matched("bbox.center.position", within=0.5)}
-        ),
+        "vision_msgs/msg/Detection3DArray": MessageRule(matched={"detections": Matched("bbox.center.position", 0.5)}),
         "vision_msgs/msg/Pose2D": MessageRule(angles=("theta",)),
         "geometry_msgs/msg/Pose2D": MessageRule(angles=("theta",)),
     }
