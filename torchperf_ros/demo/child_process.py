@@ -43,8 +43,7 @@ class GrowingFile:
 class ChildProcess:
     """A Python module run as a process in a session of its own, so that Ctrl-C in the terminal is the parent's alone.
 
-    Attributes:
-        output, errors: what it wrote to its standard output and to its standard error.
+    Its `output` and its `errors` are what it wrote to its standard output and to its standard error.
     """
 
     def __init__(self, name: str, arguments: list[str], folder: Path) -> None:

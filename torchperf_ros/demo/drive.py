@@ -54,19 +54,14 @@ class DriveError(TorchperfError):
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """What the user asked for, see `torchperf demo --help`.
-
-    Attributes:
-        engine: None: packages that are on this machine, else eager.
-        tui: whether the terminal shows the live view.
-    """
+    """What the user asked for, see `torchperf demo --help`."""
 
     log: Path | None = None
     seconds: float = 20.0
     rate_hz: float | None = None
     sabotage: bool = False
-    engine: str | None = None
-    tui: bool = True
+    engine: str | None = None  # None: packages that are on this machine, else eager
+    tui: bool = True  # whether the terminal shows the live view
     metrics_port: int = 0
     json_file: Path | None = None
     svg_file: Path | None = None

@@ -67,30 +67,18 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class DriveLog:
-    """A drive to be played or written.
+    """A drive to be played or written."""
 
-    Attributes:
-        seconds: how long.
-        rate_hz: images per second; odometry comes at 30 Hz.
-        width, height: of the images, in pixels.
-        compressed: JPEG images instead of rgb8.
-        jitter_ms: standard deviation of the time from stamp to receipt, which is 5 ms in the mean.
-        drop: share of the images and odometries that are lost, 0 to 1.
-        faults: what goes wrong.
-        seed: of delays and losses.
-        labelled: whether the cars come as markers on `/ground_truth/objects`.
-    """
-
-    seconds: float = 10.0
-    rate_hz: float = 30.0
-    width: int = 1280
+    seconds: float = 10.0  # how long
+    rate_hz: float = 30.0  # images per second; odometry comes at 30 Hz
+    width: int = 1280  # of the images, in pixels
     height: int = 720
-    compressed: bool = False
-    jitter_ms: float = 0.0
-    drop: float = 0.0
-    faults: tuple[Fault, ...] = ()
-    seed: int = 1
-    labelled: bool = True
+    compressed: bool = False  # JPEG images instead of rgb8
+    jitter_ms: float = 0.0  # standard deviation of the time from stamp to receipt, which is 5 ms in the mean
+    drop: float = 0.0  # share of the images and odometries that are lost, 0 to 1
+    faults: tuple[Fault, ...] = ()  # what goes wrong
+    seed: int = 1  # of delays and losses
+    labelled: bool = True  # whether the cars come as markers on `/ground_truth/objects`
 
     @property
     def image_topic(self) -> str:

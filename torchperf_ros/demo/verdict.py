@@ -46,26 +46,17 @@ class Injection:
 
 
 class DriveState(NodeState):
-    """The node, its player and its saboteurs: everything that the view and the verdict are made of.
-
-    Attributes:
-        title: what is driven.
-        seconds: how long it is to last.
-        phase: `starting`, `driving`, or what is going on in words.
-        injections: what was sabotaged.
-        player: what the player wrote at its end, empty before.
-        player_ready: whether the player can start.
-        others_share: of the processor, that other programs took, 0 to 1; NaN if unknown.
-    """
+    """The node, its player and its saboteurs: everything that the view and the verdict are made of."""
 
     def __init__(self, title: str, seconds: float) -> None:
         """Know nothing yet but what is to be driven."""
         super().__init__("/perf")
-        self.title, self.seconds, self.phase = title, seconds, "starting"
-        self.injections: list[Injection] = []
-        self.player: dict[str, Any] = {}
+        self.title, self.seconds = title, seconds  # what is driven, and how long it is to last
+        self.phase = "starting"  # or `driving`, or what is going on in words
+        self.injections: list[Injection] = []  # what was sabotaged
+        self.player: dict[str, Any] = {}  # what the player wrote at its end
         self.player_ready = False
-        self.others_share = math.nan
+        self.others_share = math.nan  # of the processor, that other programs took, 0 to 1
 
     def on_player(self, line: str) -> None:
         """Fold in a line that the player wrote."""

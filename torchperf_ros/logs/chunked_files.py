@@ -87,21 +87,14 @@ _UNPACK: Final[Mapping[str, Callable[[bytes, int], bytes]]] = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a chunk lies in a file.
+    """Where a chunk lies in a file."""
 
-    Attributes:
-        offset, end: of its record, in bytes; `end` is the end of the file if the file breaks off before.
-        start_ns, end_ns: of its messages.
-        numbers: of the channels that have messages in it.
-        loose: True for messages outside of a chunk.
-    """
-
-    offset: int
-    end: int
-    start_ns: int = 0
+    offset: int  # of its record, in bytes
+    end: int  # likewise; that of the file if the file breaks off before
+    start_ns: int = 0  # of its messages
     end_ns: int = 0
-    numbers: frozenset[int] = frozenset()
-    loose: bool = False
+    numbers: frozenset[int] = frozenset()  # of the channels that have messages in it
+    loose: bool = False  # True for messages outside of a chunk
 
 
 class ChunkedFile(abc.ABC):
@@ -109,10 +102,7 @@ class ChunkedFile(abc.ABC):
 
     Its file is a stranger's: what is not as it should be leads the libraries to any error, which is caught where the
     rest of the file can be used.
-
-    Attributes:
-        counts: messages by channel.
-        start_ns, end_ns: of the first and last message, 0 without any.
+    `counts` has messages by channel; `start_ns` and `end_ns` are of the first and last message, 0 without any.
     """
 
     _magic: ClassVar[bytes]

@@ -23,9 +23,8 @@ _RECOVER: Final = "`sqlite3 .recover` may find more"
 class Db3File:
     """One `.db3` file, up to where it is damaged.
 
-    Attributes:
-        counts: messages by channel, -1 where the database is damaged.
-        start_ns, end_ns: of the first and last message, 0 where that is not known.
+    `counts` has messages by channel, -1 where the database is damaged; `start_ns` and `end_ns` are of the first and
+    last message, 0 where that is not known.
     """
 
     def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:

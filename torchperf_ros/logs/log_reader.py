@@ -27,36 +27,22 @@ _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {".mcap": McapFile
 
 
 class LogMessage(NamedTuple):
-    """One message of a log.
+    """One message of a log."""
 
-    Attributes:
-        topic: where it was published.
-        type_name: for example `sensor_msgs/msg/Image`.
-        data: CDR bytes; those of a ROS 1 log converted.
-        t_ns: when it was received, ns since the epoch.
-    """
-
-    topic: str
-    type_name: str
-    data: bytes
-    t_ns: int
+    topic: str  # where it was published
+    type_name: str  # for example `sensor_msgs/msg/Image`
+    data: bytes  # CDR bytes; those of a ROS 1 log converted
+    t_ns: int  # when it was received, ns since the epoch
 
 
 @dataclass(frozen=True)
 class LogTopic:
-    """A topic of a log.
+    """A topic of a log."""
 
-    Attributes:
-        name, type_name: for example `/tf_static`, `tf2_msgs/msg/TFMessage`; of two types on one topic, that of most of
-            its messages, and each message says its own.
-        count: messages that the log says it has, -1: it does not say.
-        latched: whether its publisher kept messages for those who subscribe later (transient local).
-    """
-
-    name: str
-    type_name: str
-    count: int = -1
-    latched: bool = False
+    name: str  # for example `/tf_static`
+    type_name: str  # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
+    count: int = -1  # messages that the log says it has, -1: it does not say
+    latched: bool = False  # whether its publisher kept messages for those who subscribe later (transient local)
 
 
 class LogReader:
@@ -65,11 +51,8 @@ class LogReader:
     What is damaged is left out, noted, and counted in `findings`; stamps are left as they are. One chunk of the log is
     held at a time, or several where they overlap in time.
 
-    Attributes:
-        path: the log.
-        topics: by name.
-        start_ns, end_ns: of its first and last message as far as the log says so, 0 otherwise.
-        count: messages in it, -1 if it does not say.
+    It has `topics` by name, `start_ns` and `end_ns` of its first and last message as far as the log says so, 0
+    otherwise, and `count` messages, -1 if it does not say.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:

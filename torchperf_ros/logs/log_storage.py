@@ -22,24 +22,15 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """Messages of one topic and type in one file.
+    """Messages of one topic and type in one file."""
 
-    Attributes:
-        topic, type_name: for example `/camera`, `sensor_msgs/msg/Image`.
-        encoding: of the messages: `cdr`, `ros1`, or something that cannot be read.
-        definition: the type's definition as it stands in the log, empty if it does not.
-        definition_format: `ros2msg`, `ros2idl`, `ros1msg` or empty.
-        digest: the type's hash in the log: RIHS01 of ROS 2, MD5 of ROS 1; empty if there is none.
-        latched: whether its publisher kept messages for those who subscribe later.
-    """
-
-    topic: str
-    type_name: str
-    encoding: str
-    definition: str = ""
-    definition_format: str = ""
-    digest: str = ""
-    latched: bool = False
+    topic: str  # for example `/camera`
+    type_name: str  # for example `sensor_msgs/msg/Image`
+    encoding: str  # of the messages: `cdr`, `ros1`, or something that cannot be read
+    definition: str = ""  # the type's definition as it stands in the log, empty if it does not
+    definition_format: str = ""  # `ros2msg`, `ros2idl`, `ros1msg` or empty
+    digest: str = ""  # the type's hash in the log: RIHS01 of ROS 2, MD5 of ROS 1; empty if there is none
+    latched: bool = False  # whether its publisher kept messages for those who subscribe later
 
 
 def is_latched(qos_profiles: str) -> bool:
@@ -71,23 +62,14 @@ class Part:
 
 @dataclass
 class LogFindings:
-    """What was noticed while a log was opened and read; all zero for a sound one.
+    """What was noticed while a log was opened and read; all zero for a sound one."""
 
-    Attributes:
-        unindexed: files without a usable index, which were searched from begin to end.
-        out_of_order: messages of the last reading that were received before the one that came before them.
-        chunks_lost: chunks that could not be read, or not to their end.
-        messages_lost: messages that are known to be lost; there may be more.
-        bytes_skipped: bytes of the files that could not be understood.
-        types_differing: types whose definition or hash in the log is another one than here.
-    """
-
-    unindexed: int = 0
-    out_of_order: int = 0
-    chunks_lost: int = 0
-    messages_lost: int = 0
-    bytes_skipped: int = 0
-    types_differing: int = 0
+    unindexed: int = 0  # files without a usable index, which were searched from begin to end
+    out_of_order: int = 0  # messages of the last reading that were received before the one that came before them
+    chunks_lost: int = 0  # chunks that could not be read, or not to their end
+    messages_lost: int = 0  # messages that are known to be lost; there may be more
+    bytes_skipped: int = 0  # bytes of the files that could not be understood
+    types_differing: int = 0  # types whose definition or hash in the log is another one than here
 
 
 class LogNotes:

@@ -21,12 +21,9 @@ _BYTES: Final = {"byte": "uint8", "char": "uint8", "octet": "uint8"}
 
 
 class LogType:
-    """A type of a log.
+    """A type of a log: `own` is a store with its definition in the log, None if it has none that can be understood.
 
-    Attributes:
-        name: for example `sensor_msgs/msg/Image`.
-        own: a store with its definition in the log, None if the log has none that can be understood.
-        only_here: whether no other definition than the log's is known on this machine.
+    `only_here`: whether no other definition than the log's is known on this machine.
     """
 
     def __init__(self, channel: Channel, path: Path, notes: LogNotes) -> None:

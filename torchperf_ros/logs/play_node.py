@@ -38,11 +38,7 @@ _LAST_S: Final = 1
 
 
 class PlayNode:
-    """Publishes on the player's thread; a thread of its own answers the services.
-
-    Attributes:
-        left_out: topics that cannot be published, by name, and why.
-    """
+    """Publishes on the player's thread; its own thread answers the services. `left_out`: topics by name, and why."""
 
     def __init__(self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool) -> None:
         """Join the graph that the environment names, to publish these topics of the log, some under other names.

@@ -52,10 +52,8 @@ def _listed(names: Iterable[str]) -> str:
 class LogRounds:
     """The part of a log that is played, once or again and again.
 
-    Attributes:
-        log: opened.
-        topics: of the log, by name; a message of another type than its topic's is left out.
-        span_ns: begin and end of the part, in the log's time; equal where the log does not say.
+    Of its `topics`, by name; a message of another type than its topic's is left out. `span_ns` is begin and end of the
+    part, in the log's time; equal where the log does not say.
     """
 
     def __init__(
@@ -93,8 +91,7 @@ class LogRounds:
 class HeaderStamps:
     """What `--restamp` does: headers get the time at which their message is published.
 
-    Attributes:
-        kept: how many messages went on with the stamp they had, as they are too short for one or the time is too late.
+    `kept` messages went on with the stamp they had, as they are too short for one or the time is too late.
     """
 
     def __init__(self, topics: Collection[str], *, log_time: bool) -> None:
@@ -167,19 +164,12 @@ class Pace:
 
 @dataclass
 class Tally:
-    """What a player has done.
+    """What a player has done."""
 
-    Attributes:
-        played: messages.
-        late: those of them that went out more than 5 ms after they were due.
-        worst_late_ms: by how much the latest one was.
-        rounds: how often the log was begun.
-    """
-
-    played: int = 0
-    late: int = 0
-    worst_late_ms: float = 0.0
-    rounds: int = 0
+    played: int = 0  # messages
+    late: int = 0  # those of them that went out more than 5 ms after they were due
+    worst_late_ms: float = 0.0  # by how much the latest one was
+    rounds: int = 0  # how often the log was begun
 
     def add(self, late_ns: int) -> None:
         """Count a message that went out so long after it was due."""
@@ -189,24 +179,14 @@ class Tally:
 
 
 class Player:
-    """Plays on the thread that calls `play`; the other methods are for any thread.
-
-    Attributes:
-        tally: what it has done.
-    """
+    """Plays on the thread that calls `play`; the other methods are for any thread. `tally`: what it has done."""
 
     def __init__(
-        self,
-        publish: Callable[[LogMessage], None],
-        *,
-        rate: float = 1.0,
+        self, publish: Callable[[LogMessage], None], *, rate: float = 1.0,
         prepare: Callable[[LogMessage, int], LogMessage] = lambda message, _due_ns: message,
-        publish_time: Callable[[int], None] = lambda _log_ns: None,
-        clock_hz: float = 0.0,
-        paused: bool = False,
-        clock: Clock = time.monotonic_ns,
-        wait: Callable[[float], object] | None = None,
-    ) -> None:
+        publish_time: Callable[[int], None] = lambda _log_ns: None, clock_hz: float = 0.0, paused: bool = False,
+        clock: Clock = time.monotonic_ns, wait: Callable[[float], object] | None = None,
+    ) -> None:  # fmt: skip
         """Prepare to play, so much faster than recorded (`rate` > 0), and to begin with a pause if `paused`.
 
         `publish` takes a message when it is due, on the monotonic `clock`; `prepare` does with it, given when that is,

@@ -128,9 +128,7 @@ def _listed(topics: Iterable[LogTopic]) -> str:
 class LogFeed:
     """The part of a log that is to be replayed.
 
-    Attributes:
-        start_ns: time of the log at which it begins; 0 for an empty log.
-        length_ns: how long it is, 0 if the log does not say.
+    It begins at `start_ns`, 0 for an empty log, and is `length_ns` long, 0 if the log does not say.
     """
 
     def __init__(self, reader: LogReader, options: ReplayOptions) -> None:

@@ -17,12 +17,9 @@ _ROS2: Final = 2
 
 
 class OutputLog:
-    """An MCAP file with message definitions; a context that leaves all of it, or nothing under its name.
+    """An MCAP file with message definitions; a context that leaves all of it, or nothing under its `path`.
 
     A thread writes it, so that no stage waits for the disk.
-
-    Attributes:
-        path: the file as it is called when it is whole.
     """
 
     def __init__(

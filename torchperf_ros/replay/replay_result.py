@@ -37,15 +37,10 @@ _MOST_ANOMALIES: Final = 1000
 
 
 class StageFigure:
-    """A figure of a stage; a number like any other, but a failed assertion on it shows the frames behind it.
+    """A figure of a stage; a number like any other, but a failed assertion on it shows the frames behind it."""
 
-    Attributes:
-        stage: whose it is.
-        only_missed: whether it counts frames that were not on time, rather than how long frames took.
-    """
-
-    stage: "StageResult"
-    only_missed = True
+    stage: "StageResult"  # whose it is
+    only_missed = True  # it counts frames that were not on time, rather than how long frames took
 
 
 class _Float(StageFigure, float): ...
@@ -92,29 +87,20 @@ class PublishedFrame(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class StageResult:
-    """What became of one stage's frames.
-
-    Attributes:
-        name, tiers, output_topic, output_type, budget_ms: of the stage.
-        frames: answered frames, rows of `FRAME`.
-        received, superseded, stale: frames that came, and those that were never started.
-        anomalies: findings about this stage, with the time of the log in ns.
-        reasons: why a frame was not on time, by its `seq`.
-        output: the MCAP that holds what it published, None if none was written.
-    """
+    """What became of one stage's frames."""
 
     name: str
     tiers: tuple[str, ...]
     output_topic: str
     output_type: str
     budget_ms: float
-    frames: NDArray[np.void]
+    frames: NDArray[np.void]  # answered frames, rows of `FRAME`
     received: int
     superseded: int
     stale: int
-    anomalies: tuple[tuple[int, Alert], ...]
-    reasons: Mapping[int, str]
-    output: Path | None
+    anomalies: tuple[tuple[int, Alert], ...]  # findings about this stage, with the time of the log in ns
+    reasons: Mapping[int, str]  # why a frame was not on time, by its `seq`
+    output: Path | None  # the MCAP that holds what it published, None if none was written
 
     @property
     def miss_ratio(self) -> float:
@@ -223,23 +209,14 @@ class StageResult:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A whole replay.
+    """A whole replay."""
 
-    Attributes:
-        log: what was replayed.
-        stages: by name, in the order of the parameters.
-        anomalies: every finding, with the time of the log in ns.
-        summary: what `--json` writes beside the frames; a JSON object.
-        output: the MCAP, None if none was written.
-        complete: False if it was interrupted.
-    """
-
-    log: Path
-    stages: Mapping[str, StageResult]
-    anomalies: tuple[tuple[int, Alert], ...]
-    summary: Mapping[str, Any]
-    output: Path | None
-    complete: bool = True
+    log: Path  # what was replayed
+    stages: Mapping[str, StageResult]  # by name, in the order of the parameters
+    anomalies: tuple[tuple[int, Alert], ...]  # every finding, with the time of the log in ns
+    summary: Mapping[str, Any]  # what `--json` writes beside the frames; a JSON object
+    output: Path | None  # the MCAP, None if none was written
+    complete: bool = True  # False if it was interrupted
 
     def stage(self, name: str) -> StageResult:
         """One stage's result.

@@ -51,27 +51,16 @@ _NO_PAGES: Final[dict[str, list[str]]] = {  # every user of this machine could r
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What `torchperf replay` takes besides for several logs.
+    """What `torchperf replay` takes besides for several logs."""
 
-    Attributes:
-        folder: where the results go, a folder for each log; made if it is not there.
-        parallel: so many logs at a time; 0: as `default_parallel` says.
-        scheduler: address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine.
-        retries: how often a log is tried again after a worker was lost or something failed that may not fail again.
-        timeout_s: how long a log may take; 0: as long as it needs.
-        fresh: replay what is done already, too.
-        keep_output: write what was published to an MCAP file beside each log's results.
-        dashboard: address of Dask's dashboard, for example `:8787`; "": none.
-    """
-
-    folder: Path
-    parallel: int = 0
-    scheduler: str = ""
-    retries: int = 1
-    timeout_s: float = 0.0
-    fresh: bool = False
-    keep_output: bool = False
-    dashboard: str = ""
+    folder: Path  # where the results go, a folder for each log; made if it is not there
+    parallel: int = 0  # so many logs at a time; 0: as `default_parallel` says
+    scheduler: str = ""  # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
+    retries: int = 1  # how often a log is tried again after a worker was lost, or what may not fail again failed
+    timeout_s: float = 0.0  # how long a log may take; 0: as long as it needs
+    fresh: bool = False  # replay what is done already, too
+    keep_output: bool = False  # write what was published to an MCAP file beside each log's results
+    dashboard: str = ""  # address of Dask's dashboard, for example `:8787`; "": none
 
 
 @dataclass(frozen=True)

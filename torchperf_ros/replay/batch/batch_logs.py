@@ -29,19 +29,12 @@ class BatchError(TorchperfError):
 
 @dataclass(frozen=True)
 class FoundLog:
-    """A log to replay.
+    """A log to replay."""
 
-    Attributes:
-        path: what a `LogReader` takes; absolute.
-        name: of its folder of results; unique.
-        files: those that it consists of.
-        size_bytes: of all of them.
-    """
-
-    path: Path
-    name: str
-    files: tuple[Path, ...]
-    size_bytes: int
+    path: Path  # what a `LogReader` takes; absolute
+    name: str  # of its folder of results; unique
+    files: tuple[Path, ...]  # those that it consists of
+    size_bytes: int  # of all of them
 
 
 def is_batch(paths: Sequence[Path]) -> bool:

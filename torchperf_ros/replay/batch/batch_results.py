@@ -117,22 +117,15 @@ def _check_replaceable(path: Path, is_ours: bool) -> None:
 
 @dataclass(frozen=True)
 class LogTask:
-    """What a worker gets: small, and paths that mean the same on every machine.
-
-    Attributes:
-        options: with an `output` if the messages are to be kept, which then lie in the log's own folder.
-        folder, run_folder: of all results; in it that of this start, where what is not complete lies.
-        key: see `result_keys`.
-        beside: so many logs are replayed on one machine at a time, this one among them.
-    """
+    """What a worker gets: small, and paths that mean the same on every machine."""
 
     log: FoundLog
-    options: ReplayOptions
-    folder: Path
-    run_folder: Path
-    key: str
+    options: ReplayOptions  # with an `output` if the messages are to be kept, which then lie in the log's own folder
+    folder: Path  # of all results
+    run_folder: Path  # in it that of this start, where what is not complete lies
+    key: str  # see `result_keys`
     attempt: int = 0
-    beside: int = 1
+    beside: int = 1  # so many logs are replayed on one machine at a time, this one among them
 
 
 @dataclass(frozen=True)

@@ -44,24 +44,19 @@ class Tolerance:
 class Matched:
     """Elements of a list belong together if they are near each other, whatever their order.
 
-    Attributes:
-        position: field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`.
-        within: the farthest that two may be apart, in the unit of the position. One without a partner is a difference.
-        same: fields in which two elements have to be equal to belong together.
+    One without a partner is a difference.
     """
 
-    position: str
-    within: float
-    same: tuple[str, ...] = ()
+    position: str  # field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`
+    within: float  # the farthest that two may be apart, in the unit of the position
+    same: tuple[str, ...] = ()  # fields in which two elements have to be equal to belong together
 
 
 @dataclass(frozen=True)
 class ImageTolerance:
-    """How far the pixels of an image may be from those of the golden one.
+    """How far the pixels of an image may be from those of the golden one: a `share` of them, 0 to 1, may differ.
 
-    Attributes:
-        share: of the pixels that may differ, 0 to 1.
-        by: a pixel differs if one of its channels is off by more than this: of 255 for 8 bits, in mm or m for depths.
+    A pixel differs if one of its channels is off by more than `by`: of 255 for 8 bits, in mm or m for depths.
     """
 
     share: float = 0.0
@@ -154,21 +149,16 @@ _Seen = tuple[tuple[MessageRule, str], ...]
 class Difference:
     """A field in which a message is not as the golden one.
 
-    Attributes:
-        path: with indexes, for example `markers[3].pose.position.x`.
-        value, golden: what is there, and what should be; `none` for a part that only one of them has.
-        error: how far they are apart, in the field's unit, s for a time; NaN for what has no distance. Of an image, of
-            which `value` and `golden` are the worst pixels, it is the share of those that differ.
-        allowed: how far they may be apart; NaN likewise.
-        told: the last two for people, where their numbers alone do not say it.
+    The `error` is how far they are apart, in the field's unit, s for a time; NaN for what has no distance. Of an image,
+    of which `value` and `golden` are the worst pixels, it is the share of those that differ.
     """
 
-    path: str
-    value: object
-    golden: object
+    path: str  # with indexes, for example `markers[3].pose.position.x`
+    value: object  # what is there; `none` for a part that only the other one has
+    golden: object  # what should be
     error: float = math.nan
-    allowed: float = math.nan
-    told: tuple[str, str] | None = None
+    allowed: float = math.nan  # how far they may be apart; NaN likewise
+    told: tuple[str, str] | None = None  # the last two for people, where their numbers alone do not say it
 
     @property
     def field(self) -> str:

@@ -34,15 +34,10 @@ _TOO_SLOW: Final = 2.0  # budgets: no probe of it fits, and none keeps the stand
 
 @dataclass(frozen=True)
 class Spread:
-    """What a step takes in ms: always the same, one of a list, or a log-normal distribution.
+    """What a step takes in ms: always the same, one of a list, or a log-normal distribution."""
 
-    Attributes:
-        samples: at least one; drawn from.
-        sigma: of the logarithm, around the one sample, its median; 0: always the same.
-    """
-
-    samples: tuple[float, ...]
-    sigma: float = 0.0
+    samples: tuple[float, ...]  # at least one; drawn from
+    sigma: float = 0.0  # of the logarithm, around the one sample, its median; 0: always the same
 
     def draw(self, rng: random.Random) -> float:
         """One value in ms, to 1 us, so that no machine's arithmetic shows."""
@@ -76,36 +71,25 @@ class RunTimes:
     """What one run of a model takes, on the virtual clock or in a log.
 
     Attributes:
-        steps: in ms.
-        overhead_ms: besides them.
         ending: `ON_TIME`: the model decides; `CRASHED`: the worker dies at the end of it; `LATE`, `HUNG`: it takes
             longer than anybody waits.
-        tier: in a log: on which it ran; -1: not known.
-        backup: in a log: whether it was the backup's run, which answered the frame.
     """
 
-    steps: StepTimes
-    overhead_ms: float = 0.0
+    steps: StepTimes  # in ms
+    overhead_ms: float = 0.0  # besides them
     ending: Outcome = Outcome.ON_TIME
-    tier: int = -1
-    backup: bool = False
+    tier: int = -1  # in a log: on which it ran; -1: not known
+    backup: bool = False  # in a log: whether it was the backup's run, which answered the frame
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What the runs of one stage take.
+    """What the runs of one stage take."""
 
-    Attributes:
-        tiers: by index, one for each of the stage's.
-        known: frames of the log by stamp in ns.
-        seed: of what is drawn.
-        restart_ms: from a worker's death until its replacement is ready.
-    """
-
-    tiers: Sequence[TierTimes]
-    known: Mapping[int, RunTimes] = field(default_factory=dict)
-    seed: int = 0
-    restart_ms: float = _RESTART_MS
+    tiers: Sequence[TierTimes]  # by index, one for each of the stage's
+    known: Mapping[int, RunTimes] = field(default_factory=dict)  # frames of the log by stamp in ns
+    seed: int = 0  # of what is drawn
+    restart_ms: float = _RESTART_MS  # from a worker's death until its replacement is ready
 
     def calibrations(self) -> list[Calibration]:
         """What a worker would have measured before its first frame, for each tier."""
