@@ -99,11 +99,7 @@ class Row:
     baseline: float = math.nan
 
 
-@dataclass
-class _Event:
-    first: Row
-    last: Row
-    peak: Row
+_Event = list[Row]  # one anomaly, from its first row to its last
 
 
 def csv_rows(path: Path) -> list[Row]:
@@ -203,12 +199,15 @@ def _judge(rows: list[Row], detector: "SeriesDetector") -> list[_Event]:
         reading = detector.update(row.time_s, row.value)
         row.score, row.kind, row.baseline = reading.score, reading.kind, reading.baseline
         if detector.active and not on:
-            events.append(_Event(row, row, row))
+            events.append([row])
         elif detector.active and row.kind not in {"", "gap"}:
-            events[-1].last = row
-            events[-1].peak = max(events[-1].peak, row, key=lambda one: one.score)
+            events[-1].append(row)
         on = detector.active
     return events
+
+
+def _peak(event: _Event) -> Row:
+    return max(event, key=lambda row: row.score)
 
 
 def _write(rows: list[Row], target: Path | None) -> None:
@@ -235,12 +234,12 @@ def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> Non
     rate = f", {len(events) * _DAY_S / span_s:.2g} a day" if events and span_s >= _DAY_S else ""
     most = f"; the {_SHOWN_EVENTS} that score most:" if len(events) > _SHOWN_EVENTS else ""
     say.write(f"{len(events) or 'no'} event{'' if len(events) < 2 else 's'}{rate} (score 0.5 and more){most}\n")  # noqa: PLR2004
-    shown = sorted(events, key=lambda event: -event.peak.score)[:_SHOWN_EVENTS]
+    shown = sorted(events, key=lambda event: -_peak(event).score)[:_SHOWN_EVENTS]
     lines = [("from", "to", "kind", "value", "baseline", "score")]
-    for event in sorted(shown, key=lambda event: event.first.time_s):
-        peak = event.peak
+    for event in sorted(shown, key=lambda event: event[0].time_s):
+        peak = _peak(event)
         numbers = (f"{peak.value:.6g}", f"{peak.baseline:.6g}", f"{peak.score:.2f}")
-        lines.append((event.first.timestamp, event.last.timestamp, peak.kind, *numbers))
+        lines.append((event[0].timestamp, event[-1].timestamp, peak.kind, *numbers))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines if events else []:
         words = [cell.ljust(width) for cell, width in zip(line[:3], widths, strict=False)]
@@ -268,10 +267,11 @@ def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None
     below.set(ylim=(0, 1), ylabel="score")
     for event in events:
         for axes in (above, below):
-            axes.axvspan(event.first.time_s / unit_s, event.last.time_s / unit_s, color="#e34948", alpha=0.25)
-        peak = event.peak.time_s / unit_s, event.peak.value
-        above.plot(*peak, "o", color="#e34948", markersize=5, markerfacecolor="none")
-        above.annotate(event.peak.kind, peak, (4, 6), textcoords="offset points", fontsize="x-small", color="#e34948")
+            axes.axvspan(event[0].time_s / unit_s, event[-1].time_s / unit_s, color="#e34948", alpha=0.25)
+        peak = _peak(event)
+        place = peak.time_s / unit_s, peak.value
+        above.plot(*place, "o", color="#e34948", markersize=5, markerfacecolor="none")
+        above.annotate(peak.kind, place, (4, 6), textcoords="offset points", fontsize="x-small", color="#e34948")
     if dated:
         below.xaxis_date("UTC")
     else:

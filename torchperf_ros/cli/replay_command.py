@@ -114,7 +114,7 @@ def _many(
             say(shown, line)
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    return replay_batch(logs, options, batch, console(stderr=True), shown).status
+    return replay_batch(logs, options, batch, progress_bars(), shown).status
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:

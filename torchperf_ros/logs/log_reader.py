@@ -45,7 +45,7 @@ class LogTopic:
     latched: bool = False  # whether its publisher kept messages for those who subscribe later (transient local)
 
 
-class LogReader:
+class LogReader(contextlib.AbstractContextManager["LogReader"]):
     """Reads a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`; memory does not grow with the log.
 
     What is damaged is left out, noted, and counted in `findings`; stamps are left as they are. One chunk of the log is
@@ -137,9 +137,6 @@ class LogReader:
     def close(self) -> None:
         """Close the files."""
         self._files.close()
-
-    def __enter__(self) -> "LogReader":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

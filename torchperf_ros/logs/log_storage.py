@@ -1,7 +1,8 @@
 """What the kinds of log files have in common: channels, parts that are read at once, and notes of what is wrong."""
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -10,10 +11,17 @@ from torchperf_ros.frame.errors import TorchperfError
 
 _TRANSIENT_LOCAL: Final = re.compile(r"\bdurability: *(1\b|transient_local)")
 _SHOWN_PER_FILE: Final = 5
+_SHOWN: Final = 8
 
 
 class LogError(TorchperfError):
     """A log cannot be read; the message names file, topic and offset as far as they are known, and what would do."""
+
+
+def listed(words: Collection[str]) -> str:
+    """The first eight of some words, and how many more there are."""
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return (", ".join(itertools.islice(words, _SHOWN)) + more) or "none"
 
 
 class Damaged(Exception):

@@ -18,7 +18,7 @@ from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.logs.play_node import PlayNode
 from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player, ReadAhead, choose_topics
 from torchperf_ros.node.middleware import carry_images, end_within
-from torchperf_ros.top.top import Keys
+from torchperf_ros.top.top import key_presses
 from torchperf_ros.workers.process_setup import prefer_this_process
 
 _MIB: Final = 1 << 20
@@ -153,10 +153,10 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     acts = {" ": player.toggle, "n": player.play_next, "q": player.end}
     try:
         _wait_for_listeners(node, options, console)
-        with Keys() as keys, view:
+        with key_presses() as pressed_keys, view:
             thread.start()
             while thread.is_alive():
-                for key in keys.pressed():
+                for key in pressed_keys():
                     acts.get(key, bool)()
                 view.show()
                 thread.join(_LOOK_S)

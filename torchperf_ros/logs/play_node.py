@@ -37,7 +37,7 @@ _ASK_AGAIN_S: Final = 1
 _LAST_S: Final = 1
 
 
-class PlayNode:
+class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
     """Publishes on the player's thread; its own thread answers the services. `left_out`: topics by name, and why."""
 
     def __init__(self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool) -> None:
@@ -185,9 +185,6 @@ class PlayNode:
         self._executor.shutdown()
         self._node.destroy_node()
         rclpy.try_shutdown()
-
-    def __enter__(self) -> "PlayNode":
-        return self
 
     def __exit__(self, *_: object) -> None:
         end_s = time.monotonic() + _LAST_S

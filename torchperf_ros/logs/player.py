@@ -13,10 +13,10 @@ from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame import restamped
 from torchperf_ros.logs.log_reader import LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.log_storage import listed
 
 T = TypeVar("T")
 
-_SHOWN: Final = 6
 _SET_BACK_NS: Final = NS_PER_S
 _LATE_NS: Final = 5 * NS_PER_MS
 _ROUND_GAP_NS: Final = NS_PER_S // 10  # between the last message of a round and the first of the next
@@ -36,17 +36,11 @@ def choose_topics(log: LogReader, names: Set[str] | None, renamed: Set[str] = fr
     """
     filled = {name: topic for name, topic in log.topics.items() if topic.count}
     if unknown := sorted(((names or frozenset()) | renamed) - log.topics.keys()):
-        raise PlayError(f"log {log.path}: has no topic {_listed(unknown)}; it has: {_listed(filled)}")
+        raise PlayError(f"log {log.path}: has no topic {listed(unknown)}; it has: {listed(sorted(filled))}")
     chosen = filled if names is None else {name: log.topics[name] for name in sorted(names)}
     if not chosen:
         raise PlayError(f"log {log.path}: has no messages")
     return chosen
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = sorted(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) + more) or "nothing"
 
 
 class LogRounds:
@@ -82,7 +76,9 @@ class LogRounds:
                     yield message
                     played = True
             if not played:
-                raise PlayError(f"log {self.log.path}: has no message of {_listed(self.topics)} in this part of it")
+                raise PlayError(
+                    f"log {self.log.path}: has no message of {listed(sorted(self.topics))} in this part of it"
+                )
             if not self._loop:
                 return
             yield None

@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 from torchperf_ros.config.message_types import full_name
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.log_storage import listed
 from torchperf_ros.logs.player import ReadAhead
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.workers.process_setup import step_back
 
 _AHEAD_BYTES: Final = 64 << 20
-_SHOWN: Final = 8
 _COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")
 _OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
@@ -120,9 +120,7 @@ def _hint(topic: LogTopic) -> str:
 
 
 def _listed(topics: Iterable[LogTopic]) -> str:
-    shown = [f"{topic.name} ({topic.type_name})" for topic in topics]
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) + more) or "none"
+    return listed([f"{topic.name} ({topic.type_name})" for topic in topics])
 
 
 class LogFeed:

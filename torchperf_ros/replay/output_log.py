@@ -16,7 +16,7 @@ _WAITING: Final = 256  # messages; a writer that is slower than this holds up th
 _ROS2: Final = 2
 
 
-class OutputLog:
+class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
     """An MCAP file with message definitions; a context that leaves all of it, or nothing under its `path`.
 
     A thread writes it, so that no stage waits for the disk.
@@ -85,9 +85,6 @@ class OutputLog:
         with contextlib.suppress(OSError):  # a full disk says so again when the buffer is flushed
             self._file.close()
         self._part.unlink(missing_ok=True)
-
-    def __enter__(self) -> "OutputLog":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.discard()

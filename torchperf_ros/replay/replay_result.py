@@ -113,25 +113,10 @@ class StageResult:
         total_ms = self.frames["total_ms"]
         return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else math.nan), only_missed=False)
 
-    @property
-    def p50_ms(self) -> float:
-        """Median latency."""
-        return self.quantile_ms(0.5)
-
-    @property
-    def p95_ms(self) -> float:
-        """95th percentile of the latency."""
-        return self.quantile_ms(0.95)
-
-    @property
-    def p99_ms(self) -> float:
-        """99th percentile of the latency."""
-        return self.quantile_ms(0.99)
-
-    @property
-    def max_ms(self) -> float:
-        """Longest latency."""
-        return self.quantile_ms(1.0)
+    p50_ms = property(lambda self: self.quantile_ms(0.5), doc="Median latency.")
+    p95_ms = property(lambda self: self.quantile_ms(0.95), doc="95th percentile of the latency.")
+    p99_ms = property(lambda self: self.quantile_ms(0.99), doc="99th percentile of the latency.")
+    max_ms = property(lambda self: self.quantile_ms(1.0), doc="Longest latency.")
 
     @property
     def outcomes(self) -> Counter[str]:

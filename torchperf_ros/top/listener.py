@@ -1,5 +1,6 @@
 """Subscribes to what a node publishes about itself and folds it into a state, for views and for reports."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ _DEPTH: Final = 200  # the picture may take its time: nothing is lost meanwhile
 _STEP_S: Final = 0.5
 
 
-class NodeListener:
+class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
     """Listens while `listen` runs, on the thread that calls it."""
 
     def __init__(self, state: NodeState, own_name: str) -> None:
@@ -46,9 +47,6 @@ class NodeListener:
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             self._executor.spin_once(timeout_sec=left_s)
-
-    def __enter__(self) -> "NodeListener":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown()

@@ -9,9 +9,9 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -30,25 +30,22 @@ _NOTHING_HEARD: Final = 1
 _WEB_FONT: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
 
 
-class Keys:
-    """While it is open, keys come one by one and unseen; where standard input is no terminal, none ever come."""
+@contextlib.contextmanager
+def key_presses() -> Iterator[Callable[[], str]]:
+    """Gives what tells the keys since the last time, unseen; where standard input is no terminal, none ever come."""
+    if not sys.stdin.isatty():
+        yield str  # which gives ""
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield lambda: os.read(sys.stdin.fileno(), 64).decode(errors="ignore") if _is_pressed() else ""
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
-    def __enter__(self) -> "Keys":
-        self._before: list[Any] | None = None
-        if sys.stdin.isatty():
-            self._before = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
-
-    def pressed(self) -> str:
-        """The keys since the last time, empty if there were none."""
-        if self._before is None or not select.select([sys.stdin], [], [], 0)[0]:
-            return ""
-        return os.read(sys.stdin.fileno(), 64).decode(errors="ignore")
+def _is_pressed() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 class Screen:
@@ -125,11 +122,11 @@ def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: P
         contextlib.suppress(KeyboardInterrupt),
         Console(stderr=True).status(f"listening to {name}") if once else contextlib.nullcontext(),
         NodeListener(node, "torchperf_top") as listener,
-        Keys() as keys,
+        key_presses() as pressed_keys,
         screen,
     ):
         start_s = time.monotonic()
-        while not is_enough(pressed := keys.pressed()):
+        while not is_enough(pressed := pressed_keys()):
             listener.listen(_REFRESH_S)
             node.at(time.monotonic() - start_s)
             if "p" in pressed:

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
@@ -48,7 +49,11 @@ class Drives:
         self.said = io.StringIO()
         console = Console(file=self.said, width=200)
         return replay_batch(
-            paths or [self.logs], self.options, BatchOptions(self.out, **{"parallel": 2, **many}), console, console
+            paths or [self.logs],
+            self.options,
+            BatchOptions(self.out, **{"parallel": 2, **many}),
+            Progress(console=console, disable=True),
+            console,
         )
 
     def plan(self, **many):

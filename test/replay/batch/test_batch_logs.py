@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
@@ -198,7 +199,7 @@ def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "dask" else find_spec(name))
     console = Console(file=io.StringIO())
     with pytest.raises(BatchError, match=r"several logs need dask, which is not installed: `pip install 'torch"):
-        replay_batch([tmp_path], ReplayOptions(), BatchOptions(tmp_path / "out"), console, console)
+        replay_batch([tmp_path], ReplayOptions(), BatchOptions(tmp_path / "out"), Progress(console=console), console)
     assert not (tmp_path / "out").exists()
 
 
@@ -221,7 +222,7 @@ def test_given_results_that_would_replace_what_is_none_when_asked_for_then_nothi
     batch = BatchOptions(tmp_path / results)
     for act in (
         lambda: list(plan_batch([tmp_path / "drives"], ReplayOptions(), batch)),
-        lambda: replay_batch([tmp_path / "drives"], ReplayOptions(), batch, console, console),
+        lambda: replay_batch([tmp_path / "drives"], ReplayOptions(), batch, Progress(console=console), console),
     ):
         with pytest.raises(BatchError, match=words):
             act()

@@ -31,7 +31,7 @@ from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
 _RUN: Final = ".run-"
@@ -81,17 +81,18 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
 
 
 def replay_batch(
-    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, told: "Console", shown: "Console"
+    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, bars: "Progress", shown: "Console"
 ) -> BatchResult:
     """Replay logs side by side; what is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
 
-    Progress and what fails go to `told`, which is standard error, the table to `shown`. `options.output` is not used.
+    Progress and what fails go to the `bars`, on standard error, the table to `shown`. `options.output` is not used.
 
     Raises:
         TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
         OSError: the folder of results cannot be written.
     """
     check_installed()
+    told = bars.console
     say = functools.partial(told.print, highlight=False, markup=False, soft_wrap=True)
     options = _for_workers(options, batch)
     read_config(options)  # an error for every log comes before one is looked at
@@ -111,7 +112,7 @@ def replay_batch(
         ]
         try:
             if tasks:
-                _replay(tasks, batch, told, say, ended)
+                _replay(tasks, batch, bars, say, ended)
         except KeyboardInterrupt:
             interrupted = True
             say("interrupted: what is done is kept, and the same command goes on from there")
@@ -152,15 +153,16 @@ def _found(
 
 
 def _replay(
-    tasks: Sequence[LogTask], batch: BatchOptions, console: "Console", say: Callable[[str], None],
+    tasks: Sequence[LogTask], batch: BatchOptions, bars: "Progress", say: Callable[[str], None],
     ended: dict[FoundLog, Ended],
 ) -> None:  # fmt: skip
     with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster:
         if cluster.dashboard:
             say(f"dashboard: {cluster.dashboard}")
         sharing = [dataclasses.replace(task, beside=cluster.beside) for task in tasks]
-        with _Bars(console, say, [task.log for task in tasks], ended) as bars:
-            replay_on(cluster, sharing, batch, bars.ended, bars.progress)
+        with bars:
+            shown = _Bars(bars, say, [task.log for task in tasks], ended)
+            replay_on(cluster, sharing, batch, shown.ended, shown.progress)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> "Table":
@@ -192,28 +194,21 @@ def _table(rows: Sequence[dict[str, Any]]) -> "Table":
     return table
 
 
-class _Bars(contextlib.ExitStack):
+class _Bars:
     """Bars in a terminal, a line for each log elsewhere. A log counts by its bytes. `kept` gets how each has ended."""
 
     def __init__(
-        self, console: "Console", say: Callable[[str], None], logs: Sequence[FoundLog], kept: dict[FoundLog, Ended]
+        self, bars: "Progress", say: Callable[[str], None], logs: Sequence[FoundLog], kept: dict[FoundLog, Ended]
     ) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        super().__init__()
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-            console=console, transient=True, disable=not console.is_terminal, refresh_per_second=4,
-            speed_estimate_period=600.0,
-        )  # fmt: skip
+        self._bars = bars
         self._say, self._kept, self._tasks = say, kept, dict[FoundLog, "TaskID"]()
         self._bytes = dict.fromkeys(logs, 0.0)
-        self._all = self.enter_context(self._bars).add_task("", total=sum(max(1.0, log.size_bytes) for log in logs))
+        self._all = bars.add_task("", total=sum(max(1.0, log.size_bytes) for log in logs), at="")
         self._update()
 
     def progress(self, log: FoundLog, done_ns: int, total_ns: int) -> None:
         if log not in self._tasks:
-            self._tasks[log] = self._bars.add_task(f"  {log.name}", total=None)
+            self._tasks[log] = self._bars.add_task(f"  {log.name}", total=None, at="")
         self._bars.update(self._tasks[log], completed=done_ns, total=total_ns or None)
         self._bytes[log] = log.size_bytes * min(1.0, done_ns / total_ns) if total_ns else 0.0
         self._update()
