@@ -13,20 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.percent import percent
+from torchperf_ros.replay.batch import batch_results as results
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, check_installed, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, duration_s, find_logs
-from torchperf_ros.replay.batch.batch_results import (
-    OUTPUT_FILE,
-    Ended,
-    LogTask,
-    check_results,
-    finished,
-    owner_in,
-    result_keys,
-    summary_rows,
-    write_page,
-    write_summary,
-)
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
 if TYPE_CHECKING:
@@ -69,7 +58,7 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
     """
     passed_over: list[str] = []
     logs, keys = _found(paths, _for_workers(options, batch), batch, passed_over.append)
-    kept = {} if batch.fresh else finished(batch.folder, keys)
+    kept = {} if batch.fresh else results.finished(batch.folder, keys)
     yield from passed_over
     for log in logs:
         length = "" if (seconds := duration_s(log)) is None else f"{seconds:,.1f} s"
@@ -99,14 +88,14 @@ def replay_batch(
     logs, keys = _found(paths, options, batch, say)
     batch.folder.mkdir(parents=True, exist_ok=True)
     folder = batch.folder.resolve()
-    ended: dict[FoundLog, Ended] = {}
+    ended: dict[FoundLog, results.Ended] = {}
     interrupted = False
     with _own(folder) as run_folder:
-        kept = {} if batch.fresh else finished(folder, keys)
+        kept = {} if batch.fresh else results.finished(folder, keys)
         if kept:
             say(f"{len(kept)} of {len(logs)} logs are done already; --fresh replays them, too")
         tasks = [
-            LogTask(log, options, folder, run_folder, keys[log.name])
+            results.LogTask(log, options, folder, run_folder, keys[log.name])
             for log in sorted(logs, key=lambda log: -log.size_bytes)  # the longest one does not begin last
             if log.name not in kept
         ]
@@ -117,9 +106,9 @@ def replay_batch(
             interrupted = True
             say("interrupted: what is done is kept, and the same command goes on from there")
         failed = {log: how for log, how in ended.items() if how.reason}
-        summaries = finished(folder, {name: keys[name] for name in [*kept, *(log.name for log in ended)]})
-        rows = summary_rows({name: summaries[name] for name in keys if name in summaries})
-        write_summary(folder, rows, failed)
+        summaries = results.finished(folder, {name: keys[name] for name in [*kept, *(log.name for log in ended)]})
+        rows = results.summary_rows({name: summaries[name] for name in keys if name in summaries})
+        results.write_summary(folder, rows, failed)
         text = f"{len(summaries):,} of {len(logs):,} logs have results in {folder}"
         if rows:
             if not shown.is_terminal:  # a file is as wide as it needs to be
@@ -127,7 +116,7 @@ def replay_batch(
             shown.print(_table(rows))
             with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
                 try:
-                    text += f"; {write_page(folder, rows, failed)}"
+                    text += f"; {results.write_page(folder, rows, failed)}"
                 except (TorchperfError, OSError) as error:
                     text += f"; no page: {error}"
         shown.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -140,21 +129,21 @@ def replay_batch(
 def _for_workers(options: ReplayOptions, batch: BatchOptions) -> ReplayOptions:
     params = None if options.params is None else options.params.resolve()
     times = options.step_times if options.step_times == "log" else str(Path(options.step_times).resolve())
-    output = Path(OUTPUT_FILE) if batch.keep_output else None
+    output = Path(results.OUTPUT_FILE) if batch.keep_output else None
     return dataclasses.replace(options, params=params, step_times=times, output=output)
 
 
 def _found(
     paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, say: Callable[[str], None]
 ) -> tuple[Sequence[FoundLog], dict[str, str]]:
-    logs = find_logs(paths, owner_in(batch.folder), say)
-    check_results(logs, batch.folder)
-    return logs, result_keys(logs, options)
+    logs = find_logs(paths, results.owner_in(batch.folder), say)
+    results.check_results(logs, batch.folder)
+    return logs, results.result_keys(logs, options)
 
 
 def _replay(
-    tasks: Sequence[LogTask], batch: BatchOptions, bars: "Progress", say: Callable[[str], None],
-    ended: dict[FoundLog, Ended],
+    tasks: Sequence[results.LogTask], batch: BatchOptions, bars: "Progress", say: Callable[[str], None],
+    ended: dict[FoundLog, results.Ended],
 ) -> None:  # fmt: skip
     with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster:
         if cluster.dashboard:
@@ -198,7 +187,11 @@ class _Bars:
     """Bars in a terminal, a line for each log elsewhere. A log counts by its bytes. `kept` gets how each has ended."""
 
     def __init__(
-        self, bars: "Progress", say: Callable[[str], None], logs: Sequence[FoundLog], kept: dict[FoundLog, Ended]
+        self,
+        bars: "Progress",
+        say: Callable[[str], None],
+        logs: Sequence[FoundLog],
+        kept: dict[FoundLog, results.Ended],
     ) -> None:
         self._bars = bars
         self._say, self._kept, self._tasks = say, kept, dict[FoundLog, "TaskID"]()
@@ -213,7 +206,7 @@ class _Bars:
         self._bytes[log] = log.size_bytes * min(1.0, done_ns / total_ns) if total_ns else 0.0
         self._update()
 
-    def ended(self, log: FoundLog, ended: Ended, again: bool) -> None:
+    def ended(self, log: FoundLog, ended: results.Ended, again: bool) -> None:
         if (task := self._tasks.pop(log, None)) is not None:
             self._bars.remove_task(task)
         self._bytes[log] = 0.0 if again else max(1.0, log.size_bytes)

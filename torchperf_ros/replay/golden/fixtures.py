@@ -14,14 +14,7 @@ from typing import Any, Final
 import pytest
 
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.replay.golden.golden_file import (
-    Golden,
-    GoldenError,
-    compare_frames,
-    golden_of,
-    read_golden,
-    write_golden,
-)
+from torchperf_ros.replay.golden import golden_file
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, Rules, check_rules
 from torchperf_ros.replay.golden.pytest_plugin import REFRESHED
 from torchperf_ros.replay.replay import replay
@@ -188,7 +181,7 @@ class GoldenFixture:
         own_rules = {**self._rules, **(rules or {})}
         try:
             check_rules(own_rules)
-            now = golden_of(result, names)
+            now = golden_file.golden_of(result, names)
             if self._request.config.getoption("--refresh-golden") and path not in self._written:
                 self._write(now, path)
                 return
@@ -201,22 +194,24 @@ class GoldenFixture:
                 advice = f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
             raise AssertionError("\n".join([*problem, advice]))
 
-    def _write(self, golden: Golden, path: Path) -> None:
+    def _write(self, golden: golden_file.Golden, path: Path) -> None:
         try:
-            write_golden(golden, path)
+            golden_file.write_golden(golden, path)
         except OSError as error:
-            raise GoldenError(f"golden file {self._shown(path)}: cannot be written ({error.strerror})") from error
+            raise golden_file.GoldenError(
+                f"golden file {self._shown(path)}: cannot be written ({error.strerror})"
+            ) from error
         self._written.add(path)
         count = sum(map(len, golden.frames.values()))
         self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs"))
 
-    def _problem(self, now: Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
+    def _problem(self, now: golden_file.Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
         shown = self._shown(path)
         if not path.exists():
             return [f"golden file {shown} is missing"]
         try:
-            golden = read_golden(path)
-        except GoldenError as error:
+            golden = golden_file.read_golden(path)
+        except golden_file.GoldenError as error:
             return [str(error)]
         changes = now.changed_since(golden)
         if "log" in changes:
@@ -224,7 +219,8 @@ class GoldenFixture:
         if absent := [stage for stage, found in now.frames.items() if found and stage not in golden.frames]:
             return [f"golden file {shown} holds no outputs of {', '.join(absent)}, only of {', '.join(golden.frames)}"]
         compared = [
-            compare_frames(name, found, golden.frames.get(name, ()), rules) for name, found in now.frames.items()
+            golden_file.compare_frames(name, found, golden.frames.get(name, ()), rules)
+            for name, found in now.frames.items()
         ]
         if lines := [line for stage in compared if stage.differing for line in stage.text()]:
             cause = f" ({', '.join(changes)} changed since)" if changes else ""
