@@ -36,6 +36,8 @@ _RECORD: Final = struct.Struct("<BQ")  # of MCAP: what it is, and how many bytes
 _CHUNK: Final = struct.Struct("<BQQQQII")  # of MCAP, with its record's head: two times, size, CRC, length of a word
 _MESSAGE: Final = struct.Struct("<HIQQ")  # of MCAP, before the data: channel, sequence, when logged, when published
 
+_NO_SCHEMA: Final = mcap_records.Schema(data=b"", encoding="", id=0, name="")
+
 Records = Iterator[tuple[int, int, int, int, int]]
 """Of each record what it is in its format, its begin and end, and of a message its channel's number and time in ns."""
 Walk = Iterator[tuple[int, int, bytes]]
@@ -106,14 +108,11 @@ class ChunkedFile(abc.ABC):
     """
 
     _magic: ClassVar[bytes]
-    _recover: ClassVar[str]
-    """The command that finds more in a damaged file."""
-    _chunk: ClassVar[int]
+    _recover: ClassVar[str]  # the command that finds more in a damaged file
+    _chunk: ClassVar[int]  # what the records are that are looked at
     _message: ClassVar[int]
     _definitions: ClassVar[frozenset[int]]
-    """What the records are that are looked at."""
-    _data_end: ClassVar[int] = -1
-    """The record without which the file breaks off; -1: there is no such record in this format."""
+    _data_end: ClassVar[int] = -1  # the record without which the file breaks off; -1: there is none in this format
 
     def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:
         """Open the file, called `path` in notes and errors, and find its chunks; its bytes are in `file`.
@@ -314,16 +313,10 @@ class McapFile(ChunkedFile):
             self._channels.setdefault(record.id, self._channel(record))
 
     def _channel(self, record: mcap_records.Channel) -> Channel:
-        schema = self._schemas.get(record.schema_id)
-        return Channel(
-            record.topic,
-            ros2_name(schema.name) if schema else "",
-            record.message_encoding,
-            schema.data.decode(errors="replace") if schema else "",
-            schema.encoding if schema else "",
-            record.metadata.get("topic_type_hash", ""),
-            is_latched(record.metadata.get("offered_qos_profiles", "")),
-        )
+        schema = self._schemas.get(record.schema_id) or _NO_SCHEMA
+        digest, qos = (record.metadata.get(key, "") for key in ("topic_type_hash", "offered_qos_profiles"))
+        text, encoding = schema.data.decode(errors="replace"), record.message_encoding
+        return Channel(record.topic, ros2_name(schema.name), encoding, text, schema.encoding, digest, is_latched(qos))
 
     def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
         self._file.seek(chunk.offset)

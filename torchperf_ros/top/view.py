@@ -78,7 +78,8 @@ def node_picture(
     if node.alerts:
         title = f"{len(node.alerts)} alert{'' if len(node.alerts) == 1 else 's'}, then {title}"
         colour = "red1" if any(alert.kind == "error" for alert in node.alerts) else "gold1"
-    return Group(*head, *panels, _panel(_news(node, width - 4, count, began_s), count, colour, note, title))
+    news = _news(node, width - 4, count, began_s)
+    return Group(*head, *panels, _panel(news, count, colour, note, Text(f" {title} ", "bold")))
 
 
 def whole_height(node: NodeState) -> int:
@@ -160,11 +161,11 @@ def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
     return [line[:indent].append(texts[0], style), *(Text(" " * indent).append(text, style) for text in texts[1:])]
 
 
-def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: str = "") -> Panel:
+def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: Text | None = None) -> Panel:
     filled = Group(*lines, *[Text()] * (rows - len(lines)))
     return Panel(
-        filled, title=Text(f" {title} ", "bold") if title else None, title_align="left", border_style=colour,
-        padding=(0, 1), subtitle=note, subtitle_align="right",
+        filled, title=title, title_align="left", border_style=colour, padding=(0, 1), subtitle=note,
+        subtitle_align="right",
     )  # fmt: skip
 
 
@@ -213,10 +214,7 @@ def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -
     shown = _rows(stage, inside, rows - 2)
     for row in shown:
         row.truncate(inside, overflow="ellipsis")
-    return Panel(
-        Group(*shown), title=title, title_align="left", border_style=colour, width=width, padding=(0, 1),
-        subtitle=below.append(" ") if below else None, subtitle_align="right",
-    )  # fmt: skip
+    return _panel(shown, len(shown), colour, below.append(" ") if below else None, title)
 
 
 def _why(stage: StageState) -> str:
