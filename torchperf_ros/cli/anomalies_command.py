@@ -151,7 +151,6 @@ def _row(fields: list[str], columns: tuple[int, int], where: str) -> Row:
 
 
 def _number(text: str) -> float | None:
-    """A number, NaN where it is missing, None for another text."""
     try:
         return math.nan if text.strip().lower() in _MISSING else float(text)
     except ValueError:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _TABLE_WIDTH = 140
-_POLL_S = 0.2
 _MIB = 1 << 20
 _COLUMNS = (
     "stage", "tier", "engine", "package", "MiB", "compiled in", "p50 / p99 ms", "eager p50 / p99", "faster", "parity",
@@ -138,7 +137,7 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
                         progress.advance(bar)
                         waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
                         yield {"stage": stage, **message}
-                select.select([process.news], [], [], _POLL_S)
+                select.select([process.news], [], [], 0.2)
         if waiting:
             reason = process.death_reason() or "nothing was said"
             yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}

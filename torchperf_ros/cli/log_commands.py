@@ -11,7 +11,6 @@ from torchperf_ros.cli import shell
 from torchperf_ros.frame.errors import ConfigError
 
 _PLAIN_WIDTH = 1000  # a line is a line
-_INTERRUPTED = 130
 _LEAST_PX, _MOST_PX = 8, 8192
 
 
@@ -104,7 +103,7 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
         with shell.progress_bars() as bars:
             write_drive(output, drive, format_=format_, force=force, progress=shell.follow(bars, output.name, 1e9))
     except KeyboardInterrupt:
-        shell.fail("interrupted; nothing was written", _INTERRUPTED)
+        shell.fail("interrupted; nothing was written", 130)
     _wrote(output, sum(file.stat().st_size for file in ([output] if output.is_file() else output.iterdir())))
 
 

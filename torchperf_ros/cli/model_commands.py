@@ -12,7 +12,6 @@ from torchperf_ros.cli import shell
 from torchperf_ros.config.build_options import ENGINES
 from torchperf_ros.frame.errors import ConfigError
 
-_TABLE_WIDTH = 140
 _MOST_BATCH = 1000
 _USUAL_TIERS = "those of full, medium, fast that it has"
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
@@ -180,4 +179,4 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         list(map(int, sizes)) if tables else None, seconds, timeout, minutes, not no_resume, dry_run, output,
         json_file,
     )  # fmt: skip
-    raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(_TABLE_WIDTH)))
+    raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(140)))

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 _PARTIAL = 1
 _GOOD = {"on_time", "late", "starting"}  # outcomes of frames that the model has answered, or will
-_PLAIN_WIDTH = 120
 _WORST = 5
-_NS_PER_S = 1e9
 
 
 def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -118,7 +116,7 @@ def _many(
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    told, shown = console(stderr=True), console(_PLAIN_WIDTH)
+    told, shown = console(stderr=True), console(120)
     with told.status("loading"):
         from torchperf_ros.replay.replay import plan
         from torchperf_ros.replay.replay import replay as play_back
@@ -139,7 +137,7 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         if ":" in scheduling:
             sys.stderr.write(f"scheduling is {scheduling}\n")
     with progress_bars() as bars:
-        result = play_back(log, options, follow(bars, log.name, per_s=_NS_PER_S), lambda text: say(told, text))
+        result = play_back(log, options, follow(bars, log.name, per_s=1e9), lambda text: say(told, text))
     for file in files:
         write_run(result.run, file)
     shown.print(_stage_table(result))

@@ -43,7 +43,6 @@ _START_S: Final = 180.0
 _LATEST_S: Final = 15.0
 _SETTLE_S: Final = 4.0
 _SETTLE_REPORTS: Final = 2  # the first of them may have been on its way already
-_REFRESH_S: Final = 0.125
 _PROGRESS_CELLS: Final = 20
 _LOG_LINES: Final = 12
 
@@ -145,7 +144,7 @@ class Drive:
         while not until():
             if time.monotonic() > end_s:
                 return False
-            self._listener.listen(_REFRESH_S)
+            self._listener.listen(0.125)
             for line in self._player.output.lines():
                 state.on_player(line)
             for stage, journal in self._journals.items():

@@ -46,7 +46,6 @@ _ODOMETRY_HZ: Final = 30.0
 _CAR_LENGTH_M: Final = 4.5
 _SPREAD: Final = 4.0  # standard deviations, beyond which no delay is drawn
 _RECEIVE_NS: Final = 5_000_000
-_JPEG_QUALITY: Final = 90
 _JPEG_SHARE: Final = 0.05  # of an image's bytes, about
 _CUBE: Final = 1
 _VERSION: Final = 9  # of rosbag2's metadata
@@ -101,7 +100,6 @@ class DriveLog:
         return next((fault for fault in on if fault.kind == kind), None)
 
     def _sent(self) -> Iterator[tuple[int, LogMessage]]:
-        """When a message was sent, and the message; images, objects and odometry in the order of sending."""
         random = np.random.default_rng(self.seed)
         scene = half = RoadScene(self.width, self.height)
         if any(fault.kind == "other-size" for fault in self.faults):
@@ -240,7 +238,7 @@ def _jpeg_cdr(pixels: Pixels) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=90)
     type_name, data = list(IMAGE_TOPICS)[1], np.frombuffer(buffer.getbuffer(), np.uint8)
     message = empty_message(type_name, header=header(0, "camera"), format="rgb8; jpeg compressed bgr8", data=data)
     return bytes(encode(message, type_name))

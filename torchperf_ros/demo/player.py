@@ -25,8 +25,6 @@ from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player
 from torchperf_ros.workers.process_setup import prefer_this_process
 
 DRAWN_HZ: Final = 30.0
-_MATCH_S: Final = 10.0
-_PRIORITY: Final = 1
 _RATE_IMAGES: Final = 31
 
 
@@ -86,8 +84,8 @@ def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
         if sys.stdin.readline().strip() != "go":
             return
         # A camera does not wait for a free processor core. The node's own priority is higher, so this costs it nothing.
-        prefer_this_process(_PRIORITY)
-        node.wait_for_subscribers(_MATCH_S)
+        prefer_this_process(1)
+        node.wait_for_subscribers(10.0)
         player = Player(publish, rate=speed, prepare=HeaderStamps(set(topics), log_time=False).stamp)
         end = threading.Timer(seconds, player.end)
         end.start()

@@ -83,7 +83,6 @@ class RoadScene:
         return x[0], y[0], x[1], y[1]
 
     def _background(self, travelled_m: float) -> Pixels:
-        """Sky, grass, road and markings, after so many metres; repeats every 12 m."""
         horizon = round(_HORIZON * self._scale_y)
         image = np.empty((self._height, self._width, 3), np.uint8)
         rows = np.linspace(0, 1, horizon)[:, None, None]

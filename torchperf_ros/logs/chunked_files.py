@@ -161,7 +161,6 @@ class ChunkedFile(abc.ABC):
         """A stream with the records of a chunk, from where to where, and whether the file breaks off in it."""
 
     def _find_without_index(self) -> None:
-        """Find the chunks one after the other, and read each to learn its channels, times and counts."""
         self._channels, self._counts, self._chunks = {}, Counter(), []
         damage, sound = "", len(self._magic)
         try:

@@ -127,7 +127,6 @@ class Db3File:
         self.counts = {channel: counts[number] for number, channel in self._channels.items()}
 
     def _read(self, wanted: dict[int, Channel], start_ns: int | None, end_ns: int | None) -> Iterator[RawMessage]:
-        """By time, up to where the database is damaged."""
         self._steps = reached_ns = 0
         rows = (
             f"SELECT id, timestamp, topic_id, data FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"

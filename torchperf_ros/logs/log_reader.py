@@ -165,7 +165,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         return storages
 
     def _readable(self) -> list[Channel]:
-        """The channels in an encoding that can be read; the others are noted."""
         channels = [channel for storage in self._storages for channel in storage.counts]
         readable = [channel for channel in channels if channel.encoding in _ENCODINGS]
         if others := [channel for channel in channels if channel not in readable]:

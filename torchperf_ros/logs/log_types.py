@@ -15,7 +15,6 @@ from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 from torchperf_ros.logs.log_storage import Channel, LogNotes
 
 _NAME: Final = re.compile(r"[A-Za-z]\w*/msg/[A-Za-z]\w*", re.ASCII)
-_HEADER: Final = "std_msgs/msg/Header"
 _IDL_SEPARATOR: Final = "=" * 80 + "\n"
 _BYTES: Final = {"byte": "uint8", "char": "uint8", "octet": "uint8"}
 
@@ -115,7 +114,7 @@ def _understood(name: str, definition: str, definition_format: str, encoding: st
     else:
         types.update(get_types_from_msg(definition, name))
     if encoding == "ros1":
-        types.pop(_HEADER, None)  # ROS 2's is taken, which has no `seq`
+        types.pop("std_msgs/msg/Header", None)  # ROS 2's is taken, which has no `seq`
     known = get_typestore(Stores.ROS2_JAZZY).fielddefs
     waiting = list(types)
     while waiting:

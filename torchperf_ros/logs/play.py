@@ -22,12 +22,8 @@ from torchperf_ros.top.top import key_presses
 from torchperf_ros.workers.process_setup import prefer_this_process
 
 _MIB: Final = 1 << 20
-_LOOK_S: Final = 0.1
 _PLAIN_EVERY_S: Final = 10.0
-_PRIORITY: Final = 1
 _NODE_S: Final = 120.0
-_DAMAGED: Final = 1
-_ENDS_WITHIN_S: Final = 5
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     # What is due does not wait for a free processor core, nor for a thread that has none and holds the interpreter
     # lock; the perf node's own priority is higher.
-    prefer_this_process(_PRIORITY)
+    prefer_this_process(1)
     node.serve(player)
     ahead = ReadAhead(rounds.messages(), lambda m: len(m.data) if m else 0, options.read_ahead_mib * _MIB)
     failed: list[Exception] = []
@@ -159,11 +155,11 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
                 for key in pressed_keys():
                     acts.get(key, bool)()
                 view.show()
-                thread.join(_LOOK_S)
+                thread.join(0.1)
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one need not stop what is bounded anyway
             signal.signal(number, signal.SIG_IGN)
-        end_within(_ENDS_WITHIN_S)
+        end_within(5)
         console.print("interrupted")
     finally:
         player.end()
@@ -179,7 +175,7 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     for error in failed:
         console.print(f"played up to the damage: {error}")
     found = rounds.log.findings
-    return _DAMAGED if failed or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
+    return 1 if failed or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
 
 
 def _wait_for_listeners(node: PlayNode, options: PlayOptions, console: Console) -> None:

@@ -29,7 +29,6 @@ from torchperf_ros.node.endpoints import ros_message_class
 CLOCK_TOPIC: Final = "/clock"
 _DEPTH: Final = 10
 _MOST_LATCHED: Final = 1000
-_POLL_S: Final = 0.02
 _MUTUAL_S: Final = 0.5
 """Who knows of a subscriber is not yet known to it; what is published before that, it never gets."""
 _ASK_AGAIN_S: Final = 1
@@ -195,10 +194,9 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds; false if it does not within so long."""
     end_s = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end_s:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(0.02)
     return True

@@ -12,7 +12,6 @@ from torchperf_ros.logs.player import ReadAhead
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.workers.process_setup import step_back
 
-_AHEAD_BYTES: Final = 64 << 20
 _COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")
 _OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
@@ -161,7 +160,7 @@ class LogFeed:
         Raises:
             LogError: the log is damaged.
         """
-        with contextlib.closing(ReadAhead(self._read(topics), lambda m: len(m.data), _AHEAD_BYTES)) as ahead:
+        with contextlib.closing(ReadAhead(self._read(topics), lambda m: len(m.data), 64 << 20)) as ahead:
             yield from ahead
 
     def _read(self, topics: frozenset[str]) -> Iterator[LogMessage]:

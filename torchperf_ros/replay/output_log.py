@@ -13,7 +13,6 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.replay.replay_options import ReplayError
 
 _WAITING: Final = 256  # messages; a writer that is slower than this holds up the replay, which loses nothing
-_ROS2: Final = 2
 
 
 class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
@@ -109,7 +108,7 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
         if (topic, type_name) not in self._channels:
             name = full_name(type_name)
             if name not in self._schemas:
-                text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
+                text, _ = typestore({name}).generate_msgdef(name, ros_version=2)
                 self._schemas[name] = self._writer.register_schema(name, "ros2msg", text.encode())
             self._channels[topic, type_name] = self._writer.register_channel(topic, "cdr", self._schemas[name])
         channel = self._channels[topic, type_name]

@@ -59,8 +59,6 @@ def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
 
 
 class _Replay(contextlib.ExitStack):
-    """One replay while it runs; a context that ends what it starts."""
-
     def __init__(self, log: Path, options: ReplayOptions, progress: Progress, say: Say) -> None:
         super().__init__()
         self._log, self._options, self._progress, self._say = log, options, progress, say

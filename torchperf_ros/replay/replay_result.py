@@ -30,10 +30,7 @@ from torchperf_ros.runs.run_file import Run
 from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME
 from torchperf_ros.stage.stage_actor import StageActor
 
-_MOST_FRAMES: Final = 10
 _LONGEST_REASON: Final = 60
-_BLOCK: Final = 1 << 20
-_MOST_ANOMALIES: Final = 1000
 
 
 class StageFigure:
@@ -157,7 +154,7 @@ class StageResult:
     def worst_frames(self, *, only_missed: bool) -> list[str]:
         """A table of the frames that took longest, of those that were not on time if only these are asked for."""
         frames = self.frames[self.frames["outcome"] != Outcome.ON_TIME] if only_missed else self.frames
-        worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:_MOST_FRAMES]
+        worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:10]
         which = "not on time" if only_missed else "in all"
         head = f"{self.name}: {len(frames)} of {len(self.frames)} frames {which}; those that took longest:"
         rows = [("seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"), *map(self._row, worst)]
@@ -230,7 +227,7 @@ def log_hash(path: Path) -> str:
         if file != path:
             digest.update(os.fsencode(file.relative_to(path)) + f"\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:
-            while block := content.read(_BLOCK):
+            while block := content.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
 
@@ -287,5 +284,5 @@ def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, 
     """The first 1,000 anomalies as JSON values."""
     return [
         {"t_ns": t_ns, "level": a.level.name, "name": a.name, "message": a.message, "values": dict(a.values)}
-        for t_ns, a in anomalies[:_MOST_ANOMALIES]
+        for t_ns, a in anomalies[:1000]
     ]

@@ -17,7 +17,6 @@ from torchperf_ros.runs.run_log import RunLog, RunLogBuilder, RunLogError
 from torchperf_ros.telemetry.node_state import NodeState, by_label
 
 _DEPTH: Final = 200  # the picture may take its time: nothing is lost meanwhile
-_STEP_S: Final = 0.5
 
 
 class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
@@ -91,7 +90,7 @@ def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) 
         while (passed_s := time.monotonic() - start_s) < seconds:
             progress(round(passed_s * 1e3), round(seconds * 1e3))
             node.at(passed_s)
-            listener.listen(min(_STEP_S, seconds - passed_s))
+            listener.listen(min(0.5, seconds - passed_s))
     run = node.builder.build(f"{name}, live", None)
     if run.span_ns == (0, 0) and not node.heard:
         heard = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""

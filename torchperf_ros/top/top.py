@@ -23,10 +23,8 @@ from torchperf_ros.top.view import event_line, node_line, node_picture, node_tit
 
 SVG_WIDTH: Final = 100
 SVG_HEIGHT: Final = 30
-_REFRESH_S: Final = 0.25
 _LINE_EVERY_S: Final = 1.0  # where there is no terminal
 _ENOUGH_REPORTS: Final = 3  # until `--once` has a picture worth looking at
-_NOTHING_HEARD: Final = 1
 _WEB_FONT: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
 
 
@@ -127,7 +125,7 @@ def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: P
     ):
         start_s = time.monotonic()
         while not is_enough(pressed := pressed_keys()):
-            listener.listen(_REFRESH_S)
+            listener.listen(0.25)
             node.at(time.monotonic() - start_s)
             if "p" in pressed:
                 paused = not paused
@@ -137,11 +135,10 @@ def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: P
         console.print(picture(console.width, max(console.height, whole_height(node))))
     if svg_file:
         save_svg(picture(SVG_WIDTH, SVG_HEIGHT), svg_file, "torchperf top")
-    return 0 if node.heard else _NOTHING_HEARD
+    return int(not node.heard)
 
 
 def _waits_for(node: NodeState) -> list[str]:
-    """What is looked for, and what may be wrong, as long as there is nothing to see."""
     if node.heard:
         return [
             f"{node.name} is there, and has no stages yet",

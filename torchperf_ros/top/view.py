@@ -152,7 +152,6 @@ def _news(node: NodeState, width: int, count: int, began_s: float | None) -> lis
 
 
 def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
-    """An event's line in rows of this width, so many at most: its text goes on below itself."""
     if most <= 0:
         return []
     indent, most = len(line) - len(event.text), min(most, _MOST_EVENT_ROWS)
@@ -187,7 +186,6 @@ def _numbers(node: NodeState, width: int) -> Table:
 
 
 def _spark(values: list[float]) -> str:
-    """The course of a number in a few cells, the highest of each part of the time."""
     cells = min(_SPARK_CELLS, len(values))
     parts = [values[len(values) * cell // cells : len(values) * (cell + 1) // cells] for cell in range(cells)]
     low, span = min(values), max(values) - min(values)
@@ -256,7 +254,6 @@ def _latency(stage: StageState, width: int) -> Text:
 
 
 def _steps(stage: StageState, width: int) -> list[Text]:
-    """Where the time goes: each step in the median, and as its share of a bar where there is room."""
     steps = stage.steps_ms
     if not steps:
         return []
@@ -311,7 +308,6 @@ def _on_time(stage: StageState) -> str:
 
 
 def _fallbacks(stage: StageState) -> Text:
-    """What was published, in the colours of the strip; then the frames that no one started."""
     row = Text()
     shares = [("own", "on_time", _OWN)]
     shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _RUN: Final = ".run-"
-_LOCK: Final = ".lock"
 _MIB: Final = 1 << 20
 _PLAIN_WIDTH: Final = 120
 _MOST_ROWS: Final = 40
@@ -232,7 +231,7 @@ def _own(folder: Path) -> Iterator[Path]:
     Raises:
         BatchError: another command writes its results there.
     """
-    with open(folder / _LOCK, "w", encoding="ascii") as lock:
+    with open(folder / ".lock", "w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

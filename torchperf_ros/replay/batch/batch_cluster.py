@@ -30,9 +30,7 @@ _LOG_BYTES: Final = 2 << 30
 _HERE: Final = "127.0.0.1"
 _ADDRESS: Final = re.compile(r"(tcp|tls)://\S+:\d+")
 _CONNECT_S: Final = 15.0
-_WORKERS_S: Final = 30.0
 _LOOK_S: Final = 0.25
-_RESTART_S: Final = 30.0
 _GONE: Final = Ended("the connection to the scheduler was lost")
 _QUIET: Final = {
     "distributed.scheduler.allowed-failures": 0,  # a lost worker is known at once; the log is tried again from here
@@ -168,7 +166,7 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
     except (OSError, ValueError, Overdue) as error:
         raise BatchError(f"--scheduler {batch.scheduler}: nobody answers there: {error}") from error
     with contextlib.suppress(Overdue):
-        client.wait_for_workers(1, timeout=_WORKERS_S)
+        client.wait_for_workers(1, timeout=30.0)
     hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
     if not hosts:
         example = f"dask worker {batch.scheduler} --nworkers 1 --nthreads 1"
@@ -260,7 +258,7 @@ def _end(cluster: Cluster, futures: "list[Future]", heard: dict[str, dict[str, A
     if futures and cluster.reachable:
         cluster.client.cancel(futures, force=True)
         if workers := [heard[future.key]["worker"] for future in futures if future.key in heard]:
-            cluster.client.restart_workers(workers, timeout=_RESTART_S, raise_for_error=False)
+            cluster.client.restart_workers(workers, timeout=30.0, raise_for_error=False)
 
 
 def _in_worker(task: LogTask, topic: str, key: str) -> Ended:

@@ -20,7 +20,6 @@ from torchperf_ros.runs.run_file import RUN_FILE
 _METADATA: Final = "metadata.yaml"
 _SPLIT: Final = re.compile(r"(?P<stem>.+)_(?P<number>\d+)\.(mcap|db3)(\.zstd)?")
 _ODD: Final = re.compile(r"[^\w.+-]+")
-_DIGITS: Final = 6
 
 
 class BatchError(TorchperfError):
@@ -144,7 +143,7 @@ def _named(logs: Sequence[FoundLog], owner: Callable[[str], str]) -> tuple[Found
     for log in logs:
         of = owner(log.name)
         if of != str(log.path) and (count[log.name] > 1 or (of and Path(of).exists())):
-            digest = hashlib.blake2b(str(log.path).encode(), digest_size=8).hexdigest()[:_DIGITS]
+            digest = hashlib.blake2b(str(log.path).encode(), digest_size=8).hexdigest()[:6]
             beside = _ODD.sub("_", log.path.parent.name).lstrip(".")
             log = replace(log, name=f"{beside}-{log.name}-{digest}".lstrip("-"))  # noqa: PLW2901 - the same log
         named.append(log)

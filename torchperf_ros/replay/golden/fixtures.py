@@ -23,8 +23,6 @@ from torchperf_ros.replay.replay_result import ReplayResult
 
 _FOLDER: Final = "TORCHPERF_FIELDLOGS"
 _OF_THE_LOG: Final = "log"
-_GOLDEN: Final = "golden"
-_HASH_BYTES: Final = 4
 _EXAMPLE: Final = 'golden.check(result, "perception", name="night")'
 Replays = dict[object, ReplayResult]
 """Results by what they are of."""
@@ -135,7 +133,7 @@ def file_stem(name: str) -> str:
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
     if stem == name:
         return name
-    return f"{stem}-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=_HASH_BYTES).hexdigest()}"
+    return f"{stem}-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
 
 
 class GoldenFixture:
@@ -155,7 +153,7 @@ class GoldenFixture:
         """
         test = self._request.node.nodeid.partition("::")[2].replace("::", ".")
         words = [self._file.stem, test, *filter(None, [name])]
-        return self._file.parent / _GOLDEN / f"{file_stem('.'.join(words))}.mcap"
+        return self._file.parent / "golden" / f"{file_stem('.'.join(words))}.mcap"
 
     def check(self, result: ReplayResult, *stages: str, name: str = "", rules: Rules | None = None) -> None:
         """Compare what stages published with the golden outputs; with `--refresh-golden` write those.

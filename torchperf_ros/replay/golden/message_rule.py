@@ -263,7 +263,6 @@ def _numbers(
 
 
 def _image_tolerance(seen: _Seen) -> ImageTolerance | None:
-    """The rule for the pixels of an image; None: its bytes are compared as any others."""
     data = [(rule, f"{path}.data" if path else "data") for rule, path in seen]
     if any(path in rule.ignore for rule, path in data):
         return None
@@ -277,7 +276,6 @@ def _image_tolerance(seen: _Seen) -> ImageTolerance | None:
 
 
 def _is_laid_out_alike(message: Any, golden: Any) -> bool:  # noqa: ANN401
-    """Whether two images have their pixels in the same places; if not, the fields that differ say so."""
     if golden.__msgtype__ != _IMAGE:
         return True
     layouts = [(of.height, of.width, of.encoding, of.is_bigendian, of.step, len(of.data)) for of in (message, golden)]
