@@ -95,12 +95,16 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
     come to the same on any machine: eager, whose arithmetic varies least, on one thread.
     """
     config = replace(config, compile_missing=False)
-    own: dict[str, Any] = {}
     if pace == "virtual":
-        config, own = replace(config, worker_threads=1), {"engine": "eager"}
-    elif pace == "fast":
-        own = {"budget_ms": _NO_DEADLINE_MS, "budget_from": "receipt", "backup": "none", "hang_ms": _LONGEST_RUN_MS}
-    return replace(config, stages=tuple(replace(stage, **own) for stage in config.stages))
+        stages = [replace(stage, engine="eager") for stage in config.stages]
+        return replace(config, stages=tuple(stages), worker_threads=1)
+    if pace == "fast":
+        stages = [
+            replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS)
+            for stage in config.stages
+        ]
+        return replace(config, stages=tuple(stages))
+    return config
 
 
 def prefer_this_process(config: NodeConfig) -> str:

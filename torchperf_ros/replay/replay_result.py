@@ -103,12 +103,12 @@ class StageResult:
     def miss_ratio(self) -> float:
         """Share of the answered frames that were not on time, 0 to 1; NaN without frames."""
         missed = self.frames["outcome"] != Outcome.ON_TIME
-        return self._figure(_Float(np.mean(missed) if len(missed) else math.nan))
+        return self._figure(_Float(np.mean(missed) if len(missed) else "nan"))
 
     def quantile_ms(self, share: float) -> float:
         """Latency, receipt to publish, that this share (0 to 1) of the frames did not exceed; NaN without frames."""
         total_ms = self.frames["total_ms"]
-        return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else math.nan), only_missed=False)
+        return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else "nan"), only_missed=False)
 
     p50_ms = property(lambda self: self.quantile_ms(0.5), doc="Median latency.")
     p95_ms = property(lambda self: self.quantile_ms(0.95), doc="95th percentile of the latency.")
