@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PARTIAL = 1
 _GOOD = {"on_time", "late", "starting"}  # outcomes of frames that the model has answered, or will
+_PLAIN_WIDTH = 120
 _WORST = 5
 
 
@@ -116,7 +117,7 @@ def _many(
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    told, shown = console(stderr=True), console(120)
+    told, shown = console(stderr=True), console(_PLAIN_WIDTH)
     with told.status("loading"):
         from torchperf_ros.replay.replay import plan
         from torchperf_ros.replay.replay import replay as play_back

@@ -71,15 +71,19 @@ class RunTimes:
     """What one run of a model takes, on the virtual clock or in a log.
 
     Attributes:
+        steps: in ms.
+        overhead_ms: besides them.
         ending: `ON_TIME`: the model decides; `CRASHED`: the worker dies at the end of it; `LATE`, `HUNG`: it takes
             longer than anybody waits.
+        tier: in a log: on which it ran; -1: not known.
+        backup: in a log: whether it was the backup's run, which answered the frame.
     """
 
-    steps: StepTimes  # in ms
-    overhead_ms: float = 0.0  # besides them
+    steps: StepTimes
+    overhead_ms: float = 0.0
     ending: Outcome = Outcome.ON_TIME
-    tier: int = -1  # in a log: on which it ran; -1: not known
-    backup: bool = False  # in a log: whether it was the backup's run, which answered the frame
+    tier: int = -1
+    backup: bool = False
 
 
 @dataclass(frozen=True)
