@@ -24,6 +24,7 @@ Say = Callable[[str], None]
 _P99_SIGMAS: Final = 2.3263478740408408  # the 99th percentile of the standard normal distribution
 _NEAR_NS: Final = 5_000_000  # between a stamp and what a recorder's row says of it
 _PARTS: Final = ("decode", "preprocess", "inference", "postprocess")
+_STEPS: Final = tuple(f"{part}_ms" for part in _PARTS)
 _ENDS_BADLY: Final = frozenset({Outcome.LATE, Outcome.HUNG, Outcome.CRASHED})
 _EXAMPLE: Final = "perception: {full: {inference_ms: {median: 20, p99: 35}}, fast: {inference_ms: 6}}"
 _RESTART: Final = "restart_ms"
@@ -168,7 +169,7 @@ def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path
 
 
 def _run_of(row: np.void, tier_of: Mapping[int, int]) -> RunTimes:
-    steps = [round(float(row[f"{part}_ms"]), 3) for part in _PARTS]
+    steps = [round(float(row[name]), 3) for name in _STEPS]
     outcome = Outcome(int(row["outcome"]))
     rest_ms = float(row["total_ms"]) - sum(part for part in (float(row["wait_ms"]), *steps) if math.isfinite(part))
     counts = outcome is Outcome.ON_TIME and math.isfinite(rest_ms)
