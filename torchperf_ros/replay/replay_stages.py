@@ -23,7 +23,11 @@ _COMPILING_TAKES: Final = 10  # times as long as loading
 
 
 class ReplayStages:
-    """Starts the stages of a configuration, and hands one's outputs to the next as the node does."""
+    """Starts the stages of a configuration, and hands one's outputs to the next as the node does.
+
+    Its `actors` are in the order of the parameters; `takers` are the inputs that take a topic of the log, see
+    `connect`; `outputs` are the topics that the stages publish; `start_up_s` is how long it took until all was ready.
+    """
 
     def __init__(
         self, config: NodeConfig, pace: "ReplayPace", record: ReplayRecord, say: Callable[[str], None],
@@ -37,9 +41,9 @@ class ReplayStages:
         self._config, self._pace, self._record, self._say = config, pace, record, say
         self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
-        self.outputs = frozenset(record.topics)  # the topics that the stages publish
-        self.takers: dict[str, list[StageInput]] = {}  # the inputs that take a topic of the log, see `connect`
-        self.start_up_s = self._started_s = 0.0  # how long it took until every worker was ready
+        self.outputs = frozenset(record.topics)
+        self.takers: dict[str, list[StageInput]] = {}
+        self.start_up_s = self._started_s = 0.0
         self._followers: list[list[StageInput]] = [[] for _ in self.actors]
         self._by_topic: dict[str, list[StageInput]] = {}
 
