@@ -44,6 +44,8 @@ def found(*paths, results=Path("/nowhere")):
 
 
 def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_depth(tmp_path):
+    others = "notes.txt", ".hidden.mcap", "out/monday/run.parquet", "out/monday/output.mcap", ".trash/d.bag"  # results
+    incident = "20260301T120000.250Z_late"
     make(
         tmp_path,
         "a.mcap",
@@ -51,21 +53,13 @@ def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_d
         "deep/c.bag",
         "e.mcap.zstd",
         "split/",
-        "notes.txt",
-        ".hidden.mcap",
-        "20260301T120000.250Z_late/black_box/",
-        "out/monday/run.parquet",
-        "out/monday/output.mcap",
-        ".trash/d.bag",
-    )  # fmt: skip - out/monday: a replay's results
+        f"{incident}/black_box/",
+        *others,
+    )
     assert found(tmp_path) == {
-        "20260301T120000.250Z_late": tmp_path / "20260301T120000.250Z_late",
-        "a": tmp_path / "a.mcap",
-        "b": tmp_path / "deep/deeper/b.db3",
-        "c": tmp_path / "deep/c.bag",
-        "e": tmp_path / "e.mcap.zstd",
-        "split": tmp_path / "split",
-    }
+        incident: tmp_path / incident, "a": tmp_path / "a.mcap", "b": tmp_path / "deep/deeper/b.db3",
+        "c": tmp_path / "deep/c.bag", "e": tmp_path / "e.mcap.zstd", "split": tmp_path / "split",
+    }  # fmt: skip
     (split,) = find_logs([tmp_path / "split"])
     assert [file.name for file in split.files] == ["metadata.yaml", "part_0.mcap", "part_1.mcap"]
     assert split.size_bytes == 15
