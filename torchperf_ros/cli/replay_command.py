@@ -36,7 +36,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     seed: Annotated[int, Option(help="Of what is drawn at random.")] = 0,
     start: Annotated[float, Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
     duration: Annotated[float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")] = None,
-    output: Annotated[File, Option("--output", "-o", help="MCAP of outputs and /perf/*; of several: folder.")] = None,
+    output: Annotated[File, Option("--output", "-o", help="Outputs and /perf/*, MCAP; several: a folder.")] = None,
     inputs: Annotated[str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")] = "none",
     json_file: Annotated[File, Option("--json", metavar="FILE", help="Summary and a row for each frame.")] = None,
     parquet_file: Annotated[File, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,

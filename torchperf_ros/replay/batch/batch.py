@@ -9,7 +9,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, TaskID
+from rich.table import Table
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.percent import percent
@@ -17,11 +23,6 @@ from torchperf_ros.replay.batch import batch_results as results
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, check_installed, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, duration_s, find_logs
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-    from rich.table import Table
 
 _RUN: Final = ".run-"
 _MIB: Final = 1 << 20
@@ -69,7 +70,7 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
 
 
 def replay_batch(
-    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, bars: "Progress", shown: "Console"
+    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, bars: Progress, shown: Console
 ) -> BatchResult:
     """Replay logs side by side; what is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
 
@@ -141,7 +142,7 @@ def _found(
 
 
 def _replay(
-    tasks: Sequence[results.LogTask], batch: BatchOptions, bars: "Progress", say: Callable[[str], None],
+    tasks: Sequence[results.LogTask], batch: BatchOptions, bars: Progress, say: Callable[[str], None],
     ended: dict[FoundLog, results.Ended],
 ) -> None:  # fmt: skip
     with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster:
@@ -153,12 +154,8 @@ def _replay(
             replay_on(cluster, sharing, batch, shown.ended, shown.progress)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> "Table":
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
     """The first 40 rows of `summary_rows`: the worst. `notes`: what was wrong with a log and could be done without."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("log", overflow="fold", min_width=20)
     table.add_column("stage", no_wrap=True)
@@ -187,13 +184,13 @@ class _Bars:
 
     def __init__(
         self,
-        bars: "Progress",
+        bars: Progress,
         say: Callable[[str], None],
         logs: Sequence[FoundLog],
         kept: dict[FoundLog, results.Ended],
     ) -> None:
         self._bars = bars
-        self._say, self._kept, self._tasks = say, kept, dict[FoundLog, "TaskID"]()
+        self._say, self._kept, self._tasks = say, kept, dict[FoundLog, TaskID]()
         self._bytes = dict.fromkeys(logs, 0.0)
         self._all = bars.add_task("", total=sum(max(1.0, log.size_bytes) for log in logs), at="")
         self._update()
