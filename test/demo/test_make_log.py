@@ -74,6 +74,8 @@ def test_given_a_drive_when_read_then_images_objects_and_odometry_belong_togethe
     assert stamps_ns(SMALL) == [START_NS + round(number / 30 * 1e9) for number in range(30)]
     last = decode(next(m for m in reversed(messages) if m.topic == "/odom").data, "nav_msgs/msg/Odometry")
     assert last.pose.pose.position.x == pytest.approx(SPEED_MPS * 29 / 30)
+    assert (last.twist.twist.linear.x, last.pose.pose.orientation.w) == (SPEED_MPS, 1)
+    assert (last.header.frame_id, last.child_frame_id) == ("odom", "base_link")
 
 
 def test_given_the_labels_when_drawn_over_the_image_then_each_near_car_has_its_paint_in_its_box():
