@@ -51,9 +51,7 @@ def test_given_a_drive_when_written_then_the_reader_gives_back_each_message_and_
 
 
 @pytest.mark.parametrize("name", ["log.mcap", "log.db3", "log.bag"])
-def test_given_the_same_arguments_when_written_twice_then_the_bytes_are_the_same_and_another_seed_gives_others(
-    tmp_path, name
-):
+def test_given_the_same_arguments_when_written_then_the_bytes_are_the_same_and_other_seeds_give_others(tmp_path, name):
     drive = replace(SMALL, seconds=0.5, jitter_ms=3.0, drop=0.1, compressed=True)
     contents = []
     for number, seed in enumerate((1, 1, 2)):

@@ -72,9 +72,7 @@ def odd(state):
         ], "PASS"),
     ],
 )  # fmt: skip
-def test_given_a_drive_when_judged_then_it_fails_for_frames_and_tells_of_oddities(
-    unanswered, change, failures, notes, shown
-):
+def test_given_a_drive_when_judged_then_it_fails_for_frames_only(unanswered, change, failures, notes, shown):
     state = drive(unanswered)
     if change is not None:
         change(state)

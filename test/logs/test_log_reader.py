@@ -17,9 +17,7 @@ FIELD_LOGS = Path(__file__).parents[3] / "shared" / "fieldlogs"
 
 
 @pytest.mark.parametrize("kind", logs.KINDS)
-def test_given_a_sound_log_of_any_kind_when_read_then_each_message_comes_as_it_was_written_and_nothing_is_said(
-    tmp_path, kind
-):
+def test_given_a_sound_log_of_any_kind_when_read_then_each_message_comes_as_written_and_nothing_is_said(tmp_path, kind):
     notes = []
     with LogReader(logs.KINDS[kind](tmp_path), notes.append) as log:
         assert [(m.topic, m.type_name, m.data, m.t_ns) for m in log.messages()] == logs.cdr()
@@ -109,9 +107,7 @@ def test_given_an_mcap_with_the_messages_of_ros1_when_read_then_they_are_cdr(tmp
 
 
 @pytest.mark.parametrize(("durability", "latched"), [("1", True), ("transient_local", True), ("2", False)])
-def test_given_qos_profiles_in_the_old_and_the_new_form_when_opened_then_a_latched_topic_is_told(
-    tmp_path, durability, latched
-):
+def test_given_qos_profiles_of_old_and_new_form_when_opened_then_a_latched_topic_is_told(tmp_path, durability, latched):
     metadata = {"offered_qos_profiles": f"- history: 3\n  durability: {durability}\n  depth: 1"}
     with LogReader(logs.mcap(tmp_path / "log.mcap", metadata=metadata)) as log:
         assert log.topics["/text"].latched is latched

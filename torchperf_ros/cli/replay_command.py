@@ -93,16 +93,14 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
         folder = output or Path("replays")
         batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
-        raise typer.Exit(_many(logs, options, batch, files, dry_run=dry_run))
+        raise typer.Exit(_many(logs, options, batch, files, dry_run))
     of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
     if unused := [name for name, given in of_several.items() if given]:
         raise ConfigError(f"--{unused[0]}: is for several logs, or a folder of them; this is one log")
     raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
 
 
-def _many(
-    logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], *, dry_run: bool
-) -> int:
+def _many(logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], dry_run: bool) -> int:
     from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 
     if files:

@@ -21,9 +21,7 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
     A thread writes it, so that no stage waits for the disk.
     """
 
-    def __init__(
-        self, path: Path, *, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None
-    ) -> None:
+    def __init__(self, path: Path, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None) -> None:
         """Begin the file, with `metadata`, a named table of texts. To compress images is not worth the time.
 
         Raises:

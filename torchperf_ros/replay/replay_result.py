@@ -57,9 +57,7 @@ _Figure = TypeVar("_Figure", bound=StageFigure)
 def text_columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Rows as lines whose cells stand below each other; the last cell of a row may be of any length."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1] + [0]
-    return [
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return [indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def stamp_text(stamp_ns: int) -> str:

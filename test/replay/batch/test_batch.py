@@ -177,9 +177,7 @@ def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_ends_and_the_ne
         ({"dashboard": "nowhere.invalid:8787"}, r"^--dashboard nowhere\.invalid:8787: [^\n]+$"),
     ],
 )
-def test_given_no_cluster_and_no_place_for_pages_when_asked_for_then_the_error_names_it(
-    tmp_path, monkeypatch, options, words
-):
+def test_given_no_cluster_and_no_place_for_pages_then_the_error_names_it(tmp_path, monkeypatch, options, words):
     monkeypatch.setattr("torchperf_ros.replay.batch.batch_cluster._CONNECT_S", 0.2)
     drives = Drives(tmp_path)
     with pytest.raises(BatchError, match=words):

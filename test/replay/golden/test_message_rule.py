@@ -111,9 +111,7 @@ SAME_OR_NOT = [
 
 
 @pytest.mark.parametrize(("message", "golden", "rules", "differing"), SAME_OR_NOT)
-def test_given_two_messages_when_compared_then_only_what_the_rules_do_not_allow_differs(
-    message, golden, rules, differing
-):
+def test_given_two_messages_when_compared_then_only_what_rules_do_not_allow_differs(message, golden, rules, differing):
     assert paths(message, golden, rules) == differing
 
 

@@ -92,9 +92,7 @@ def test_given_a_model_that_draws_at_random_when_replayed_then_what_it_draws_fol
 
 
 @pytest.mark.parametrize("inference_ms", [5, 70])  # a frame is computed as it is given; as the one before is answered
-def test_given_ctrl_c_while_a_frame_is_computed_when_replayed_then_its_row_is_as_ever(
-    log, tmp_path, monkeypatch, inference_ms
-):
+def test_given_ctrl_c_while_a_frame_is_computed_then_its_row_is_as_ever(log, tmp_path, monkeypatch, inference_ms):
     values, times = one_stage(budget_ms=200.0), {"first": {"full": {"inference_ms": inference_ms}}}
     whole, _ = run(log, tmp_path, times, values=values)
     computed, run_process = [], WorkerProcess.run
