@@ -184,8 +184,7 @@ def _processor_s() -> float:
 
 
 def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
-    for _, how in replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0)):
-        _check(how)
+    replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0), lambda _log, how, _again: _check(how))
 
 
 def _cluster(folder: Path, logs: tuple[FoundLog, ...], options: ReplayOptions, workers: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from torchperf_ros.config.message_types import decode
-from torchperf_ros.demo.road_scene import HEIGHT, IMAGE_TYPE, ODOMETRY_TYPE, SPEED_MPS, WIDTH, RoadScene, odometry_cdr
+from torchperf_ros.demo.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
 
 
 def test_given_a_scene_when_time_passes_then_it_moves_below_the_horizon_and_its_pixels_survive_the_wire() -> None:
@@ -17,10 +17,3 @@ def test_given_a_scene_when_time_passes_then_it_moves_below_the_horizon_and_its_
     assert np.array_equal(image.data.reshape(height, width, 3), after)
     for at_s in np.linspace(0, 120, 50):  # wherever the cars are
         assert scene.draw(float(at_s)).shape == (height, width, 3)
-
-
-def test_given_a_time_when_driven_then_the_odometry_is_there() -> None:
-    odometry = decode(odometry_cdr(2.0), ODOMETRY_TYPE)
-    assert (odometry.pose.pose.position.x, odometry.twist.twist.linear.x) == (2 * SPEED_MPS, SPEED_MPS)
-    frames = (odometry.header.frame_id, odometry.child_frame_id)
-    assert (*frames, odometry.pose.pose.orientation.w) == ("odom", "base_link", 1)

@@ -16,12 +16,13 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.telemetry.node_state import SeenFrame, StageState
 
 STAMP_NS = 1_700_000_000_000_000_000
+STAGES = ("perception", "planning")
 
 
 def drive(unanswered: int = 0) -> DriveState:
     """A good drive: a hundred frames of each stage, two of them superseded, the others answered in time."""
     state = DriveState("a road", 20.0)
-    state.stages = {name: StageState(name) for name in ("perception", "planning")}
+    state.stages = {name: StageState(name) for name in STAGES}
     state.player = {"images": 100, "late": 0, "worst_late_ms": 0.4}
     for stage in state.stages.values():
         counts = {"frames": 100, "superseded": 2, "stale": 0, "answered": 98 - unanswered, "on_time": 98}
@@ -38,35 +39,47 @@ def printed(state: DriveState, width: int = 100) -> str:
     return capture.get()
 
 
-def test_given_every_frame_answered_in_time_when_judged_then_the_exit_status_is_0():
-    state = drive()
-    verdict = judge(state)
-    assert verdict == ([], [])
-    assert "PASS  every started frame was answered: 196, the latest 30.00 ms before its deadline" in printed(state)
+def late(ms):
+    frame = SeenFrame(0, Outcome.LATE, Fallback.STOP, 50.0 + ms, 50.0)
+    return lambda state: state.stages["planning"].add(frame)
 
 
-def test_given_one_frame_in_flight_at_the_end_when_judged_then_it_passes_and_two_fail():
-    assert not judge(drive(unanswered=1)).failures
-    assert judge(drive(unanswered=2)).failures[0] == "perception: 2 started frames were not answered"
-
-
-def test_given_frames_without_anything_to_publish_when_judged_then_they_are_told_and_do_not_count_as_answered():
-    state = drive(unanswered=3)
+def nothing_to_publish(state):
     state.stages["planning"].values["unanswered"] = state.stages["perception"].values["unanswered"] = "3"
-    assert not judge(state).failures
-    text = " ".join(printed(state).split())
-    assert "of the started frames 6 had nothing to publish, every other was answered: 190" in text
-    assert "perception: 3 frames had nothing to publish, yet or any more" in text
 
 
-def test_given_an_answer_more_than_five_milliseconds_late_when_judged_then_it_fails_and_five_passes():
-    state = drive()
-    state.stages["planning"].add(SeenFrame(0, Outcome.LATE, Fallback.STOP, 55.0, 50.0))
-    assert not judge(state).failures
-    assert "5.00 ms after its deadline" in printed(state)
-    state.stages["planning"].add(SeenFrame(0, Outcome.LATE, Fallback.STOP, 56.5, 50.0))
-    assert judge(state).failures == ["planning: 1 answers later than 5 ms after their deadline, the worst by 6.5 ms"]
-    assert "FAIL" in printed(state)
+def odd(state):
+    state.stages["perception"].values["starting"] = "7"
+    state.player |= {"late": 3, "worst_late_ms": 9.0, "images": 150}
+    state.others_share = 0.4
+    state.node = {"scheduling": "normal", "scheduling_warning": "normal: not permitted"}
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "change", "failures", "notes", "shown"),
+    [
+        (0, None, [], [], "PASS every started frame was answered: 196, the latest 30.00 ms before its deadline"),
+        (1, None, [], [], "PASS"),  # it is in flight
+        (2, None, [f"{name}: 2 started frames were not answered" for name in STAGES], [], "FAIL"),
+        (3, nothing_to_publish, [], [f"{name}: 3 frames had nothing to publish, yet or any more" for name in STAGES],
+         "of the started frames 6 had nothing to publish, every other was answered: 190"),
+        (0, late(5.0), [], [], "5.00 ms after its deadline"),
+        (0, late(6.5), ["planning: 1 answers later than 5 ms after their deadline, the worst by 6.5 ms"], [], "FAIL"),
+        (0, odd, [], [
+            "perception: 7 frames came while it was still starting", "of 150 images only 100 reached the node",
+            "3 messages were late, the worst by 9.0 ms", "node: normal: not permitted",
+            "other programs took 40% of the processor",
+        ], "PASS"),
+    ],
+)  # fmt: skip
+def test_given_a_drive_when_judged_then_it_fails_for_frames_only(unanswered, change, failures, notes, shown):
+    state = drive(unanswered)
+    if change is not None:
+        change(state)
+    verdict = judge(state)
+    assert verdict.failures == failures
+    assert [words in note for words, note in zip(notes, verdict.notes, strict=True)] == [True] * len(notes)
+    assert shown in " ".join(printed(state).split())
 
 
 def test_given_no_answer_at_all_or_a_player_that_died_when_judged_then_it_fails():
@@ -75,23 +88,6 @@ def test_given_no_answer_at_all_or_a_player_that_died_when_judged_then_it_fails(
     state.stages["perception"] = StageState("perception")
     assert "perception: no frame was answered" in judge(state).failures
     assert printed(state)
-
-
-def test_given_a_drive_with_oddities_when_judged_then_the_notes_tell_them_and_they_are_no_failure():
-    state = drive()
-    state.stages["perception"].values["starting"] = "7"
-    state.player |= {"late": 3, "worst_late_ms": 9.0, "images": 150}
-    state.others_share = 0.4
-    state.node = {"scheduling": "normal", "scheduling_warning": "normal: not permitted"}
-    verdict = judge(state)
-    text = " | ".join(verdict.notes)
-    assert not verdict.failures
-    for words in (
-        "perception: 7 frames came while it was still starting", "of 150 images only 100 reached the node",
-        "3 messages were late, the worst by 9.0 ms", "other programs took 40% of the processor",
-        "node: normal: not permitted",
-    ):  # fmt: skip
-        assert words in text
 
 
 @pytest.mark.parametrize("width", [100, 80])

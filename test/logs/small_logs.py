@@ -71,9 +71,7 @@ def mcap(
 ) -> Path:
     """An `.mcap` file as the `mcap` package writes it, with checksums."""
     with path.open("wb") as file:
-        writer = McapWriter(
-            file, chunk_size=chunk_bytes, compression=compression, use_chunking=chunking, index_types=index
-        )
+        writer = McapWriter(file, chunk_bytes, compression, index_types=index, use_chunking=chunking)
         writer.start(profile="ros2")
         channels = {}
         for number, (topic, kind, data, at_ns) in enumerate(cdr() if entries is None else entries):

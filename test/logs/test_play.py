@@ -41,8 +41,7 @@ class Broken:
     def messages(self, *_):
         yield from (LogMessage("/text", logs.TEXT, b"", number * NS_PER_S) for number in range(2))
         yield LogMessage("/text", logs.NUMBERS, b"", 2 * NS_PER_S)
-        msg = "log broken: cannot be read: Input/output error"
-        raise LogError(msg)
+        raise LogError("log broken: cannot be read: Input/output error")
 
 
 def seconds(messages):
@@ -130,8 +129,7 @@ def test_given_a_terminal_when_shown_then_there_is_a_bar_and_a_word_on_the_keys(
 
 
 @pytest.mark.parametrize(
-    ("late_ms", "says"),
-    [(2.0, ", none later than 5 ms (the worst 2.0 ms)"), (30.0, ", 1 late, the worst by 30.0 ms")],
+    ("late_ms", "says"), [(2.0, ", none later than 5 ms (the worst 2.0 ms)"), (30.0, ", 1 late, the worst by 30.0 ms")]
 )
 def test_given_messages_when_all_is_over_then_the_summary_says_how_late_they_were(late_ms, says):
     _, summary = seen(terminal=False, late_ms=late_ms)

@@ -40,10 +40,7 @@ def test_given_a_pause_when_resumed_then_time_stood_still_and_all_that_follows_m
     assert pace.log_ns(START_NS + 1010 * NS_PER_MS) == LOG_NS + 20 * NS_PER_MS
 
 
-@given(
-    st.lists(st.integers(-10 * NS_PER_S, 100 * NS_PER_S), min_size=1, max_size=20),
-    st.floats(0.01, 100.0),
-)
+@given(st.lists(st.integers(-10 * NS_PER_S, 100 * NS_PER_S), min_size=1, max_size=20), st.floats(0.01, 100.0))
 def test_given_any_log_when_asked_in_its_order_then_nothing_is_due_before_what_came_earlier(times_ns, rate):
     pace = Pace(times_ns[0], START_NS, rate)
     due_ns = [pace.due_ns(t_ns) for t_ns in times_ns]
@@ -113,48 +110,40 @@ def test_given_a_log_when_played_then_each_message_goes_out_when_it_is_due():
     assert drive.player.tally == Tally(played=3, rounds=1)
 
 
-def test_given_a_slow_subscriber_when_played_then_it_is_counted_as_late_and_later_messages_are_back_on_time():
-    drive = Drive(publish_ms=[50.0, 1.0])
-    assert times(drive.play(0, 33, 46, 66)) == [0, 50, 51, 66]
-    assert drive.player.tally == Tally(played=4, late=1, worst_late_ms=pytest.approx(17.0), rounds=1)
-
-
-def test_given_pauses_when_played_then_nothing_goes_out_meanwhile_and_what_was_prepared_is_prepared_anew():
-    drive = Drive(at_ms=[(10, Player.pause), (500, Player.toggle), (505, Player.toggle), (1505, Player.resume)])
-    assert drive.play(0, 33, 66) == [(0.0, "0", 0.0), (1523.0, "33", 1523.0), (1556.0, "66", 1556.0)]
-    assert drive.player.tally.late == 0
-
-
-def test_given_a_pause_when_the_next_is_asked_for_then_one_goes_out_and_the_log_goes_on_from_there():
-    step = (40, Player.play_next), (70, Player.play_next)
-    drive = Drive(paused=True, at_ms=[*step, (100, Player.resume), (101, Player.play_next)])
-    assert times(drive.play(0, 33, 66, 99)) == [40, 70, 133, 166]
-    assert drive.player.tally.late == 0
-
-
-def test_given_messages_of_one_time_when_the_next_is_asked_for_in_a_pause_then_they_go_out_one_by_one():
-    asked = [(40, Player.play_next), (80, Player.play_next), (120, Player.play_next)]
-    drive = Drive(paused=True, at_ms=[*asked, (200, Player.resume)])
-    assert drive.play(0, 0, -20, 10) == [(40, "0", 40), (80, "0", 80), (120, "-20", 120), (210, "10", 210)]
-    assert drive.player.tally.late == 0
+@pytest.mark.parametrize(
+    ("options", "log_ms", "out_ms", "late"),
+    [
+        # a slow subscriber: later messages are back on time
+        ({"publish_ms": [50.0, 1.0]}, (0, 33, 46, 66), [0, 50, 51, 66], 1),
+        # pauses: nothing goes out meanwhile
+        ({"at_ms": [(10, Player.pause), (500, Player.toggle), (505, Player.toggle), (1505, Player.resume)]},
+         (0, 33, 66), [0, 1523, 1556], 0),
+        # the next one asked for in a pause: the log goes on from there; messages of one time go out one by one
+        ({"paused": True, "at_ms": [(40, Player.play_next), (70, Player.play_next), (100, Player.resume),
+                                    (101, Player.play_next)]}, (0, 33, 66, 99), [40, 70, 133, 166], 0),
+        ({"paused": True, "at_ms": [(40, Player.play_next), (80, Player.play_next), (120, Player.play_next),
+                                    (200, Player.resume)]}, (0, 0, -20, 10), [40, 80, 120, 210], 0),
+        # the end, also in a pause
+        ({"at_ms": [(20, Player.end)]}, (0, 10, 33), [0, 10], 0),
+        ({"at_ms": [(5, Player.pause), (20, Player.end)]}, (0, 10), [0], 0),
+        # rounds: a gap between them
+        ({}, (0, 50, None, 0, 50), [0, 50, 150, 200], 0),
+    ],
+)  # fmt: skip
+def test_given_a_log_when_played_then_messages_go_out_in_time_whatever_comes_between(options, log_ms, out_ms, late):
+    drive = Drive(**options)
+    published = drive.play(*log_ms)
+    assert times(published) == out_ms
+    assert [due_ms for _, _, due_ms in published] == out_ms or late  # what was prepared before a pause is prepared anew
+    tally = drive.player.tally
+    assert (tally.played, tally.late, tally.rounds) == (len(out_ms), late, 1 + log_ms.count(None))
+    assert tally.worst_late_ms == pytest.approx(17.0 if late else 0.0)
 
 
 def test_given_a_message_that_is_overdue_when_a_pause_begins_then_it_waits_as_well():
     drive = Drive(publish_ms=[50.0], at_ms=[(300, Player.resume)])
     drive.player.tally.add = lambda _: drive.now_ms == 50 and drive.player.pause()
     assert times(drive.play(0, 33, 66)) == [0, 300, 316]
-
-
-def test_given_the_end_when_asked_for_then_nothing_more_goes_out_even_in_a_pause():
-    assert times(Drive(at_ms=[(20, Player.end)]).play(0, 10, 33)) == [0, 10]
-    assert times(Drive(at_ms=[(5, Player.pause), (20, Player.end)]).play(0, 10)) == [0]
-
-
-def test_given_rounds_when_played_then_each_begins_anew_after_a_gap_and_time_goes_back():
-    drive = Drive()
-    assert times(drive.play(0, 50, None, 0, 50)) == [0, 50, 150, 200]
-    assert drive.player.tally == Tally(played=4, rounds=2)
-    assert drive.times == [(0, 0), (50, 50), (150, 0), (200, 50)]
 
 
 def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_each_message_and_in_a_pause_too():
@@ -167,6 +156,12 @@ def test_given_a_slow_publish_when_time_is_told_then_the_ticks_that_follow_are_b
     drive = Drive(publish_ms=[14.0], clock_hz=100.0)
     drive.play(0, 35)
     assert drive.times == [(0, 0), (14, 14), (20, 20), (30, 30), (35, 35)]
+
+
+def test_given_rounds_when_time_is_told_then_it_goes_back_with_the_log():
+    drive = Drive()
+    drive.play(0, 50, None, 0, 50)
+    assert drive.times == [(0, 0), (50, 50), (150, 0), (200, 50)]
 
 
 # -- read ahead -------------------------------------------------------------------------------------------------------
@@ -194,8 +189,7 @@ def test_given_a_slow_taker_when_read_ahead_then_no_more_waits_than_allowed():
 def test_given_a_source_that_breaks_off_when_read_ahead_then_what_came_before_is_given_first():
     def source():
         yield from range(1000)
-        msg = "damaged here"
-        raise ValueError(msg)
+        raise ValueError("damaged here")
 
     items = iter(ReadAhead(source(), lambda _: 1, 4000))
     assert [next(items) for _ in range(1000)] == list(range(1000))

@@ -3,10 +3,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rosbags.rosbag2 import StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
 
-STORE = get_typestore(Stores.ROS2_JAZZY)
+from ..logs.small_logs import ROS2 as STORE
+from ..logs.small_logs import rosbag2
+
 POINT = "geometry_msgs/msg/PointStamped"
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1_700_000_000 * S
@@ -28,15 +28,9 @@ def point(stamp_ns, x=0.0, word="", z=0.0):
     return bytes(STORE.serialize_cdr(types[POINT](header, types["geometry_msgs/msg/Point"](x=x, y=0.0, z=z)), POINT))
 
 
-def write_points(folder, messages, *, plugin=StoragePlugin.MCAP):
+def write_points(folder, messages):
     """A rosbag2 folder of (topic, received ns, CDR bytes) of points."""
-    with Writer(folder, version=9, storage_plugin=plugin) as writer:
-        connections = {}
-        for topic, t_ns, data in messages:
-            if topic not in connections:
-                connections[topic] = writer.add_connection(topic, POINT, typestore=STORE)
-            writer.write(connections[topic], t_ns, data)
-    return folder
+    return rosbag2(folder, entries=[(topic, POINT, data, t_ns) for topic, t_ns, data in messages])
 
 
 def drive(frames, *, period_ms=40, age_ms=2, words=None):

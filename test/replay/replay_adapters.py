@@ -69,9 +69,7 @@ class Counting(Adapter):
 
     def postprocess(self, outputs, messages):
         message = next(iter(messages.values())).message
-        point = message_class("geometry_msgs/msg/Point")(
-            x=float(outputs[0]), y=float(self._observed), z=message.point.z
-        )
+        point = message_class("geometry_msgs/msg/Point")(float(outputs[0]), float(self._observed), message.point.z)
         return message_class(POINT)(header=message.header, point=point)
 
 

@@ -62,23 +62,51 @@ def test_given_any_terminal_any_stages_and_alerts_when_drawn_then_the_picture_fi
     assert "q quits" in rows[-1]
 
 
-def test_given_eighty_columns_when_drawn_then_what_matters_is_not_cut_off():
-    text = "\n".join(drawn(watched()))
-    for words in (
-        "/perf ● DEGRADED active", "pid 77", "workers 889 MiB", "+60.0 MiB/min", "p95  20.0", "max  49.0",
-        "on time 97.2%", "L late 34", "backup 30", "dropped 3", "restarts 5", "worker 0 idle", "deadline missed",
-    ):  # fmt: skip
-        assert words in text
-
-
-def test_given_a_stage_that_reported_little_or_nonsense_when_drawn_then_it_shows_dashes():
-    node = watched(1)
+def nonsense(node):
     node.stages["new"] = StageState("new")
     node.stages["stage0"].values |= {"p50_ms": "soon", "budget_ms": "0", "answered": "0"}
     node.stages["stage0"].add(SeenFrame(0, Outcome.ON_TIME, None, math.nan, 50.0))
-    text = "\n".join(drawn(node, 100, 30))
-    assert "new ● NO WORD YET" in text
-    assert "answered -  on time -" in text
+
+
+def on_a_lower_tier(node):
+    node.stages["stage0"].message = f"DEGRADED: {WHY}"
+    node.stages["stage0"].values |= {"unanswered": "3"}
+
+
+def failing_and_compiling(node):
+    node.stages["stage1"].values["compiling"] = "compiling 2 of 3"
+    error = "KeyError: 0 (b_dict.py:36)\nTraceback (most recent call last):\n  x"
+    node.stages["stage1"].values["last_error"] = error
+
+
+WHY = "tier fast, full predicted 55.0 ms > 50.0 left; next probe in 2.0 s"
+STEPS = "wait 0.1 decode 0.4 preprocess 2.0 inference 21.0 postprocess 0.5 rest 1.0 "
+
+
+@pytest.mark.parametrize(
+    ("stages", "change", "shown"),
+    [
+        (2, lambda node: None, [
+            "/perf ● DEGRADED active", "pid 77", "workers 889 MiB", "+60.0 MiB/min", "p95  20.0", "max  49.0",
+            "on time 97.2%", "L late 34", "backup 30", "dropped 3", "restarts 5", "worker 0 idle", "deadline missed",
+            STEPS,
+        ]),
+        (1, nonsense, ["new ● NO WORD YET", "answered -  on time -"]),
+        (1, on_a_lower_tier, [
+            "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left", "answered 1,234  unanswered 3  on time 97.0%",
+            f"DEGRADED: {WHY} p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time",
+        ]),
+        (2, failing_and_compiling, ["engine aoti, compiling 2 of 3", "last error KeyError: 0 (b_dict.py:36) "]),
+        (12, lambda node: None, ["no room for"]),
+        (2, lambda node: node._heard_pids.update({"77": 10.0, "78": 9.5}), ["2 nodes of this name: pid 77, 78"]),
+        (2, lambda node: node.at(22.4), ["● SILENT for 12 s", "s /perf | SILENT for 12 s"]),
+    ],
+)  # fmt: skip
+def test_given_a_node_when_drawn_in_eighty_columns_and_in_a_line_then_what_matters_is_there(stages, change, shown):
+    node = watched(stages)
+    change(node)
+    text = "\n".join([*drawn(node), node_line(node)])
+    assert [words for words in shown if words not in text] == []
 
 
 def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_budget_its_letter_and_colour():
@@ -94,30 +122,6 @@ def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_bud
     lower = drawn(node, height=30, coloured=True)[5]
     assert "38;5;220m█" in lower  # the held output
     assert "38;5;196m▄" in lower  # the stop
-
-
-def test_given_a_stage_on_a_lower_tier_when_drawn_then_what_keeps_it_there_stands_beside_its_health():
-    node, why = watched(1), "tier fast, full predicted 55.0 ms > 50.0 left; next probe in 2.0 s"
-    node.stages["stage0"].message = f"DEGRADED: {why}"
-    node.stages["stage0"].values |= {"unanswered": "3"}
-    text = "\n".join(drawn(node, 80))
-    assert "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left" in text
-    assert "answered 1,234  unanswered 3  on time 97.0%" in text
-    assert f"DEGRADED: {why} p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time" in node_line(node)
-
-
-def test_given_eighty_columns_when_something_compiles_and_steps_are_known_then_both_are_shown():
-    node = watched()
-    node.stages["stage1"].values["compiling"] = "compiling 2 of 3"
-    text = "\n".join(drawn(node))
-    assert "engine aoti, compiling 2 of 3" in text
-    assert text.count("wait 0.1 decode 0.4 preprocess 2.0 inference 21.0 postprocess 0.5 rest 1.0 ") == 2
-
-
-def test_given_a_last_error_when_drawn_then_its_line_is_there_in_the_smallest_terminal_too():
-    node = watched()
-    node.stages["stage1"].values["last_error"] = "KeyError: 0 (b_dict.py:36)\nTraceback (most recent call last):\n  x"
-    assert "last error KeyError: 0 (b_dict.py:36) " in "\n".join(drawn(node))
 
 
 def test_given_open_alerts_when_drawn_or_joined_in_lines_then_they_stand_before_the_events():
@@ -148,16 +152,6 @@ def test_given_a_larger_terminal_when_drawn_then_the_strip_is_wider_and_higher()
     assert large > 2 * small
 
 
-def test_given_two_processes_of_one_name_when_drawn_then_the_title_names_both():
-    node = watched()
-    node._heard_pids = {"77": 10.0, "78": 9.5}
-    assert "2 nodes of this name: pid 77, 78" in drawn(node)[0]
-
-
-def test_given_too_many_stages_when_drawn_then_those_without_room_are_named():
-    assert "no room for" in "\n".join(drawn(watched(12)))
-
-
 def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_was_heard_instead():
     node = NodeState("/perf")
     node.others.add("/robot2/perf")
@@ -165,13 +159,6 @@ def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_w
     assert "/perf ● WAITING" in text
     assert "in ROS_DOMAIN_ID 7" in text
     assert "heard instead: /robot2/perf" in node_line(node)
-
-
-def test_given_a_node_that_fell_silent_when_shown_then_picture_and_line_say_so_first():
-    node = watched()
-    node.at(22.4)
-    assert "SILENT for 12 s" in drawn(node)[0]
-    assert "SILENT for 12 s" in node_line(node)
 
 
 def test_given_an_event_when_shown_in_a_line_then_it_has_its_time_and_one_line():

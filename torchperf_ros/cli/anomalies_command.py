@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import check_outputs, fail
+from torchperf_ros.cli.shell import File, check_outputs, fail
 from torchperf_ros.frame.errors import TorchperfError
 
 if TYPE_CHECKING:
@@ -34,16 +34,11 @@ class SeriesError(TorchperfError):
 
 def anomalies(
     file: Annotated[Path, Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")],
-    output: Annotated[Path | None, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")] = None,
-    plot: Annotated[Path | None, Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
-    direction: Annotated[
-        Literal["both", "up", "down"], Option(help="Which departures count: both, only up, only down.")
-    ] = "both",
+    output: Annotated[File, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")] = None,
+    plot: Annotated[File, Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
+    direction: Annotated[Literal["both", "up", "down"], Option(help="Which departures count.")] = "both",
     floor: Annotated[float, Option(min=0.0, help="The smallest departure to report, in the unit of the value.")] = 0.0,
-    caution: Annotated[
-        float | None,
-        Option(min=1.0, max=4.0, help="Ask for more surprise; default: 1 for a file, 1.4 for a run's frames."),
-    ] = None,
+    caution: Annotated[float | None, Option(min=1.0, max=4.0, help="More surprise; default 1, of a run 1.4.")] = None,
     stage: Annotated[str, Option(help="Of a run: whose latency; default: the last stage's.")] = "",
 ) -> None:
     """Score every row of a time series from 0 (usual) to 1 (never seen the like).
@@ -104,13 +99,7 @@ class Row:
     baseline: float = math.nan
 
 
-@dataclass
-class _Event:
-    """One anomaly: its first row, its last and its highest."""
-
-    first: Row
-    last: Row
-    peak: Row
+_Event = list[Row]  # one anomaly, from its first row to its last
 
 
 def csv_rows(path: Path) -> list[Row]:
@@ -162,7 +151,6 @@ def _row(fields: list[str], columns: tuple[int, int], where: str) -> Row:
 
 
 def _number(text: str) -> float | None:
-    """A number, NaN where it is missing, None for another text."""
     try:
         return math.nan if text.strip().lower() in _MISSING else float(text)
     except ValueError:
@@ -204,19 +192,21 @@ def run_rows(path: Path, stage: str) -> list[Row]:
 
 
 def _judge(rows: list[Row], detector: "SeriesDetector") -> list[_Event]:
-    """Score each row by those before it; the events, in order."""
     events: list[_Event] = []
     on = False
     for row in rows:
         reading = detector.update(row.time_s, row.value)
         row.score, row.kind, row.baseline = reading.score, reading.kind, reading.baseline
         if detector.active and not on:
-            events.append(_Event(row, row, row))
+            events.append([row])
         elif detector.active and row.kind not in {"", "gap"}:
-            events[-1].last = row
-            events[-1].peak = max(events[-1].peak, row, key=lambda one: one.score)
+            events[-1].append(row)
         on = detector.active
     return events
+
+
+def _peak(event: _Event) -> Row:
+    return max(event, key=lambda row: row.score)
 
 
 def _write(rows: list[Row], target: Path | None) -> None:
@@ -230,9 +220,7 @@ def _write(rows: list[Row], target: Path | None) -> None:
 def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> None:
     times = [row.time_s for row in rows]
     span_s = max(times) - min(times)
-    unit_s, unit = next(
-        (pair for pair in ((_DAY_S, "days"), (3600.0, "h"), (60.0, "min")) if span_s >= pair[0]), (1, "s")
-    )
+    unit_s, unit = next((one for one in ((_DAY_S, "days"), (3600.0, "h"), (60.0, "min")) if span_s >= one[0]), (1, "s"))
     pairs = list(zip(times, times[1:], strict=False))
     parts = [f"{file}: {len(rows)} rows over {span_s / unit_s:.3g} {unit}"]
     for number, what in (
@@ -245,12 +233,12 @@ def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> Non
     rate = f", {len(events) * _DAY_S / span_s:.2g} a day" if events and span_s >= _DAY_S else ""
     most = f"; the {_SHOWN_EVENTS} that score most:" if len(events) > _SHOWN_EVENTS else ""
     say.write(f"{len(events) or 'no'} event{'' if len(events) < 2 else 's'}{rate} (score 0.5 and more){most}\n")  # noqa: PLR2004
-    shown = sorted(events, key=lambda event: -event.peak.score)[:_SHOWN_EVENTS]
+    shown = sorted(events, key=lambda event: -_peak(event).score)[:_SHOWN_EVENTS]
     lines = [("from", "to", "kind", "value", "baseline", "score")]
-    for event in sorted(shown, key=lambda event: event.first.time_s):
-        peak = event.peak
+    for event in sorted(shown, key=lambda event: event[0].time_s):
+        peak = _peak(event)
         numbers = (f"{peak.value:.6g}", f"{peak.baseline:.6g}", f"{peak.score:.2f}")
-        lines.append((event.first.timestamp, event.last.timestamp, peak.kind, *numbers))
+        lines.append((event[0].timestamp, event[-1].timestamp, peak.kind, *numbers))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines if events else []:
         words = [cell.ljust(width) for cell, width in zip(line[:3], widths, strict=False)]
@@ -259,7 +247,6 @@ def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> Non
 
 
 def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None:
-    """Value and baseline above, score below, events marked in both, as a PNG."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -270,9 +257,7 @@ def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None
     ordered = sorted(rows, key=lambda row: row.time_s)  # a time that goes back would draw lines across the picture
     dated = ordered[0].time_s >= _DATES_FROM_S
     unit_s = _DAY_S if dated else 1.0
-    x, value, baseline, score = np.array(
-        [(row.time_s / unit_s, row.value, row.baseline, row.score) for row in ordered]
-    ).T
+    x, value, baseline, score = np.array([(r.time_s / unit_s, r.value, r.baseline, r.score) for r in ordered]).T
     value[~np.isfinite(value)] = math.nan
     above.plot(x, value, color="#2a78d6", linewidth=0.8, label="value")
     above.plot(x, baseline, color="#1baf7a", linewidth=0.8, label="baseline")
@@ -281,10 +266,11 @@ def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None
     below.set(ylim=(0, 1), ylabel="score")
     for event in events:
         for axes in (above, below):
-            axes.axvspan(event.first.time_s / unit_s, event.last.time_s / unit_s, color="#e34948", alpha=0.25)
-        peak = event.peak.time_s / unit_s, event.peak.value
-        above.plot(*peak, "o", color="#e34948", markersize=5, markerfacecolor="none")
-        above.annotate(event.peak.kind, peak, (4, 6), textcoords="offset points", fontsize="x-small", color="#e34948")
+            axes.axvspan(event[0].time_s / unit_s, event[-1].time_s / unit_s, color="#e34948", alpha=0.25)
+        peak = _peak(event)
+        place = peak.time_s / unit_s, peak.value
+        above.plot(*place, "o", color="#e34948", markersize=5, markerfacecolor="none")
+        above.annotate(peak.kind, place, (4, 6), textcoords="offset points", fontsize="x-small", color="#e34948")
     if dated:
         below.xaxis_date("UTC")
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import Command, check_outputs, console, fail, need, say
+from torchperf_ros.cli.shell import Command, File, Files, Texts, check_outputs, console, fail, need, say
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,40 +40,38 @@ class CompareCommand(Command):
 
 
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
-    runs: Annotated[
-        list[Path] | None, Argument(metavar="[BASE] [NEW]", help="The run that is the measure, the one in question.")
-    ] = None,
-    base: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs that are the measure.")] = None,
-    new: Annotated[list[Path] | None, Option(metavar="RUN...", help="Several runs in question.")] = None,
+    runs: Annotated[Files, Argument(metavar="[BASE] [NEW]", help="The measure, and the run in question.")] = None,
+    base: Annotated[Files, Option(metavar="RUN...", help="Several runs that are the measure.")] = None,
+    new: Annotated[Files, Option(metavar="RUN...", help="Several runs in question.")] = None,
     baseline: Annotated[str, Option(metavar="NAME", help="Compare with this; auto: of the same log and machine.")] = "",
     save: Annotated[str, Option(metavar="NAME", help="Keep as a baseline of this name.")] = "",
     commit: Annotated[str, Option(help="With --save, what the code was; default: what the run says.")] = "",
     replace: Annotated[bool, Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
     list_all: Annotated[bool, Option("--list", help="Show what baselines there are, the newest first.")] = False,
-    folder: Annotated[Path | None, Option("--dir", help="Where baselines lie; default: in XDG_STATE_HOME.")] = None,
+    folder: Annotated[File, Option("--dir", help="Where baselines lie; default: in XDG_STATE_HOME.")] = None,
     min_effect: Annotated[
-        list[str] | None,
+        Texts,
         Option(
             metavar="[STAGE.]METRIC=CHANGE",
             help="The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp.",
         ),
     ] = None,
     limit: Annotated[
-        list[str] | None,
+        Texts,
         Option(
             metavar="[STAGE.]METRIC=VALUE",
             help="The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms.",
         ),
     ] = None,
-    skip: Annotated[list[str] | None, Option(metavar="METRIC", help="Do not look at this metric.")] = None,
+    skip: Annotated[Texts, Option(metavar="METRIC", help="Do not look at this metric.")] = None,
     confidence: Annotated[float, Option(min=0.5, max=0.9999, help="Of intervals; 1 less the false alarms.")] = 0.95,
     resamples: Annotated[int, Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,
     seed: Annotated[int, Option(min=0, help="Of the bootstrap: the same seed, the same verdict.")] = 0,
     across_machines: Annotated[bool, Option("--across-machines", help="Also runs of different machines.")] = False,
     strict: Annotated[bool, Option("--strict", help="Fail without enough data, or a stage in one run only.")] = False,
-    markdown: Annotated[Path | None, Option(help="Write the verdict to this file, for a pull request.")] = None,
-    html: Annotated[Path | None, Option(help="Write a page with the distributions to this file.")] = None,
-    json: Annotated[Path | None, Option(help="Write all figures to this file.")] = None,
+    markdown: Annotated[File, Option(help="Write the verdict to this file, for a pull request.")] = None,
+    html: Annotated[File, Option(help="Write a page with the distributions to this file.")] = None,
+    json: Annotated[File, Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Whether runs are worse than others, or only look so.
 
@@ -133,7 +131,6 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def _sides(runs: list[Path], base: list[Path], new: list[Path], baseline: str) -> tuple[list[Path], list[Path]]:
-    """The runs of each side; an empty base is a baseline."""
     if baseline and not base:
         new = new or runs
         if new and not (runs and new is not runs):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import AdapterOptions, Device, DryRun, Force, JsonFile, check_outputs, console, fail, say
+from torchperf_ros.cli import shell
 from torchperf_ros.config.build_options import AUTO, DYNAMIC, PACKAGE_SUFFIXES, PRECISIONS
 from torchperf_ros.config.config import NodeConfig, node_config
 from torchperf_ros.config.params_file import read_params_file
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _TABLE_WIDTH = 140
-_POLL_S = 0.2
 _MIB = 1 << 20
 _COLUMNS = (
     "stage", "tier", "engine", "package", "MiB", "compiled in", "p50 / p99 ms", "eager p50 / p99", "faster", "parity",
@@ -33,22 +32,17 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     adapter: Annotated[str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
     params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
     stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
-    tier: Annotated[
-        list[str] | None,
-        Option(help="Only this; repeatable. Default: those of full, medium, fast that it has."),
-    ] = None,
-    options: AdapterOptions = "{}",
-    device: Device = "auto",
+    tier: Annotated[list[str] | None, Option(help="Only this; repeatable. Default: full, medium, fast.")] = None,
+    options: shell.AdapterOptions = "{}",
+    device: shell.Device = "auto",
     engine: Annotated[str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")] = AUTO,
     precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
     dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
     channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Write <tier>.pt2 and <tier>.json here, not into the cache.")
-    ] = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json_file: JsonFile = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")] = None,
+    force: shell.Force = False,
+    dry_run: shell.DryRun = False,
+    json_file: shell.JsonFile = None,
 ) -> None:
     """Compile an adapter's tiers ahead of time, so that the node starts from packages.
 
@@ -63,7 +57,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 
     Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
     """
-    check_outputs({"--json": json_file})
+    shell.check_outputs({"--json": json_file})
     own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last}
     if (adapter is None) == (params is None):
         raise ConfigError("either an adapter, module:Class, or --params FILE, one of the two, says what to compile")
@@ -80,7 +74,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ConfigError(f"{flags}: with --params, the file says that")
         config = read_params_file(params)
-    shown = console(_TABLE_WIDTH)
+    shown = shell.console(_TABLE_WIDTH)
     jobs = _jobs(config, stage, tier or [], {"out": output and str(output), "force": force, "dry_run": dry_run,
                                                "guessed": params is None and not tier})  # fmt: skip
     built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
@@ -93,7 +87,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 def _jobs(
     config: NodeConfig, stage: str | None, tiers: Sequence[str], more: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """By stage, what its compile process gets."""
     jobs = {}
     for found in config.stages:
         if stage not in {None, found.name}:
@@ -121,16 +114,13 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
     Raises:
         ConfigError: there is no such adapter, device or folder.
     """
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from torchperf_ros.packages.compile_process import CompileProcess
 
     tiers, waiting = job["tiers"], list(job["tiers"])
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     process = CompileProcess(job, background=False)
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers))
+        with shell.progress_bars() as progress:
+            bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
             while (messages := process.listen()) is not None:
                 for message in messages:
                     if message["kind"] == "tier":
@@ -147,7 +137,7 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
                         progress.advance(bar)
                         waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
                         yield {"stage": stage, **message}
-                select.select([process.news], [], [], _POLL_S)
+                select.select([process.news], [], [], 0.2)
         if waiting:
             reason = process.death_reason() or "nothing was said"
             yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
@@ -162,7 +152,7 @@ def _print(results: list[dict[str, Any]], console: "Console") -> None:
     for result in results:
         name = f"{result['stage']} {result['tier']}"
         if result["kind"] == "planned":
-            say(console, f"{name}: {result['text']}")
+            shell.say(console, f"{name}: {result['text']}")
         elif result["kind"] == "failed":
             sys.stderr.write(f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}".rstrip() + "\n")
         else:
@@ -209,15 +199,15 @@ def cache(
     """
     from rich.table import Table
 
-    shown, packages = console(_TABLE_WIDTH), open_cache(cache_dir, cache_mib)
+    shown, packages = shell.console(_TABLE_WIDTH), open_cache(cache_dir, cache_mib)
     try:
         entries = packages.entries()
     except OSError as error:
-        fail(f"folder {packages.folder} cannot be read: {error.strerror}")
+        shell.fail(f"folder {packages.folder} cannot be read: {error.strerror}")
     if clear or remove is not None:
         chosen = [entry for entry in entries if clear or entry.path.stem.startswith(remove or "\0")]
         if not chosen and remove is not None:
-            fail(f"no package in {packages.folder} has a key that begins with {remove!r}")
+            shell.fail(f"no package in {packages.folder} has a key that begins with {remove!r}")
         for entry in chosen:
             packages.remove(entry.path)
         freed = sum(entry.size_bytes for entry in chosen)

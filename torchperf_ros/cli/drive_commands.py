@@ -137,16 +137,11 @@ def top(
 def demo(  # noqa: PLR0913, PLR0917 - options of a command line
     log: Annotated[Path | None, Option(help="Play this rosbag2 or ROS 1 .bag, not the drawn road.")] = None,
     seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
-    rate: Annotated[
-        float | None, Option(min=0.1, max=240.0, help="Images per second; default: as recorded, 30 for the drawn road.")
-    ] = None,
+    rate: Annotated[float | None, Option(min=0.1, max=240.0, help="Images per second; default: recorded, 30.")] = None,
     sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
     engine: Annotated[
         str | None,
-        Option(
-            help=f"{', '.join(ENGINE_CHOICES)}; what is missing is compiled meanwhile."
-            " Default: packages that are on this machine, else eager."
-        ),
+        Option(help=f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."),
     ] = None,
     metrics_port: Annotated[int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")] = 0,
     no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,

@@ -11,7 +11,6 @@ from torchperf_ros.cli import shell
 from torchperf_ros.frame.errors import ConfigError
 
 _PLAIN_WIDTH = 1000  # a line is a line
-_INTERRUPTED = 130
 _LEAST_PX, _MOST_PX = 8, 8192
 
 
@@ -21,18 +20,14 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     loop: Annotated[bool, Option("--loop", help="Begin again at the end, until Ctrl-C.")] = False,
     start: Annotated[float, Option(min=0.0, metavar="S", help="Leave out so much of the beginning.")] = 0.0,
     duration: Annotated[float | None, Option(min=0.0, metavar="S", help="Play so much; default: to its end.")] = None,
-    topics: Annotated[list[str] | None, Option(metavar="NAME[,NAME]", help="Play only these topics.")] = None,
-    remap: Annotated[list[str] | None, Option(metavar="/A:=/B", help="Publish the log's /A as /B; repeatable.")] = None,
+    topics: Annotated[shell.Texts, Option(metavar="NAME[,NAME]", help="Play only these topics.")] = None,
+    remap: Annotated[shell.Texts, Option(metavar="/A:=/B", help="Publish the log's /A as /B; repeatable.")] = None,
     clock: Annotated[bool, Option("--clock", help="Publish the log's time on /clock, for use_sim_time.")] = False,
     clock_hz: Annotated[float, Option(min=0.1, max=1000.0, help="How often, beside once with each message.")] = 40.0,
     restamp: Annotated[bool, Option("--restamp", help="Stamp headers anew: now, or --clock's time.")] = False,
     pause: Annotated[bool, Option("--pause", help="Begin with a pause: nothing goes out yet.")] = False,
-    wait_for_subscribers: Annotated[
-        float, Option(min=0.0, metavar="S", help="Wait for one on each topic, S at most.")
-    ] = 0.0,
-    wait_for_node: Annotated[
-        str | None, shell.node_option("--wait-for-node", "Wait until this perf node can answer frames, 120 s at most.")
-    ] = None,
+    wait_for_subscribers: Annotated[float, Option(min=0.0, metavar="S", help="Wait for one on each, S at most.")] = 0.0,
+    wait_for_node: Annotated[shell.Text, shell.node_option("--wait-for-node", "Until ready, 120 s at most.")] = None,
     read_ahead: Annotated[int, Option(min=1, max=4096, metavar="MIB", help="Read so much in advance.")] = 64,
 ) -> None:
     """Publish a log's messages onto their topics, as they were recorded.
@@ -69,18 +64,13 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
     output: Annotated[Path, Argument(help="A file .mcap, .db3 or .bag, or, without a suffix, a rosbag2 folder.")],
     seconds: Annotated[float, Option(min=0.01, help="How long the drive is.")] = 10.0,
     rate: Annotated[float, Option(min=0.1, max=1000.0, help="Images per second; odometry has 30.")] = 30.0,
-    size: Annotated[
-        str, Option(metavar="WxH", help=f"Of the images, {_LEAST_PX} to {_MOST_PX} pixels each way.")
-    ] = "1280x720",
+    size: Annotated[str, Option(metavar="WxH", help=f"Of images, {_LEAST_PX} to {_MOST_PX} px each way.")] = "1280x720",
     compressed: Annotated[bool, Option("--compressed", help="JPEG images instead of rgb8.")] = False,
     jitter_ms: Annotated[float, Option(min=0.0, max=1000.0, help="Standard deviation from stamp to receipt.")] = 0.0,
     drop: Annotated[float, Option(min=0.0, max=1.0, help="Share of messages that are lost.")] = 0.0,
-    fault: Annotated[
-        list[str] | None,
-        Option(metavar="KIND@S[:S]", help="What goes wrong, from which second on, for how long; again for more."),
-    ] = None,
+    fault: Annotated[shell.Texts, Option(metavar="KIND@S[:S]", help="From second S on, for S s; repeatable.")] = None,
     seed: Annotated[int, Option(min=0, help="Of delays and losses.")] = 1,
-    format_: Annotated[str | None, Option("--format", help="mcap, db3 or bag (ROS 1); default: by the name.")] = None,
+    format_: Annotated[shell.Text, Option("--format", help="mcap, db3 or bag (ROS 1); default: by the name.")] = None,
     force: shell.Force = False,
 ) -> None:
     """Write a synthetic drive: a log for tests and demos, of any length.
@@ -111,11 +101,9 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
         faults = tuple(fault_of(text) for text in fault or [])
         drive = DriveLog(seconds, rate, width, height, compressed, jitter_ms, drop, faults, seed)
         with shell.progress_bars() as bars:
-            write_drive(
-                output, drive, format_=format_, force=force, progress=shell.follow(bars, output.name, per_s=1e9)
-            )
+            write_drive(output, drive, format_=format_, force=force, progress=shell.follow(bars, output.name, 1e9))
     except KeyboardInterrupt:
-        shell.fail("interrupted; nothing was written", _INTERRUPTED)
+        shell.fail("interrupted; nothing was written", 130)
     _wrote(output, sum(file.stat().st_size for file in ([output] if output.is_file() else output.iterdir())))
 
 
@@ -128,18 +116,10 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def report(
-    logs: Annotated[
-        list[Path] | None,
-        Argument(
-            help="rosbag2 folders, .mcap, .db3, .bag or .jsonl files, what a replay's --json or --parquet wrote,"
-            " or folders of evidence."
-        ),
-    ] = None,
+    logs: Annotated[shell.Files, Argument(help="Logs, .jsonl records, runs of a replay, incidents' folders.")] = None,
     output: Annotated[Path, Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     live: Annotated[float, Option(min=0.0, metavar="SECONDS", help="Listen to a running node for so long, too.")] = 0.0,
-    node: Annotated[
-        str | None, shell.node_option("--node", "Only this node; default: all in a log, /perf with --live.")
-    ] = None,
+    node: Annotated[shell.Text, shell.node_option("--node", "Default: all in a log, /perf with --live.")] = None,
     schema: Annotated[bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")] = False,
 ) -> None:
     """How the models did, as one page to open, keep and send: it needs no network.

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +12,6 @@ from torchperf_ros.cli import shell
 from torchperf_ros.config.build_options import ENGINES
 from torchperf_ros.frame.errors import ConfigError
 
-_TABLE_WIDTH = 140
 _MOST_BATCH = 1000
 _USUAL_TIERS = "those of full, medium, fast that it has"
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
@@ -23,7 +21,7 @@ def check(
     adapter: Annotated[str, Argument(help="module:Class, for example my_robot.segmenter:Segmenter.")],
     tiers: Annotated[str, Option(help=f"Names of its tiers, most accurate first; default: {_USUAL_TIERS}.")] = "",
     options: shell.AdapterOptions = "{}",
-    log: Annotated[Path | None, Option(exists=True, help="Take the frame from this log; default: a made one.")] = None,
+    log: Annotated[shell.File, Option(exists=True, help="Take the frame from this log; default: a made one.")] = None,
     device: shell.Device = "auto",
 ) -> None:
     """Whether an adapter works: load it, build it twice, run a frame, check the message.
@@ -53,31 +51,15 @@ def check(
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - one for each option
-    target: Annotated[
-        str, Argument(help="module:Adapter, module:callable or file.py:callable (module, factory or function).")
-    ],
-    inputs: Annotated[
-        list[str] | None,
-        Option("--input", help="Size and type of one argument, e.g. 1x3x224x224:float32; once for each."),
-    ] = None,
-    also: Annotated[
-        list[str] | None,
-        Option(help="A further set of inputs, all arguments in one text, e.g. '2x3x224x224 8'; repeatable."),
-    ] = None,
+    target: Annotated[str, Argument(help="module:Adapter, module:callable or file.py:callable (module or function).")],
+    inputs: Annotated[shell.Texts, Option("--input", help="An argument, as 1x3x224x224:float32; repeatable.")] = None,
+    also: Annotated[shell.Texts, Option(help="Further inputs in one text, as '2x3x224x224 8'; repeatable.")] = None,
     tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
-    backend: Annotated[
-        str, Option(help="What runs the graphs: eager (quick), aot_eager, inductor (compiles: true times, slow).")
-    ] = "eager",
+    backend: Annotated[str, Option(help="eager (quick), aot_eager, inductor (compiles: true times, slow).")] = "eager",
     max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
-    ir: Annotated[
-        Path | None,
-        Option(
-            help="Keep the compiler's trace in this new folder, and tlparse's pages of it where tlparse is installed;"
-            " implies inductor."
-        ),
-    ] = None,
+    ir: Annotated[shell.File, Option(help="New folder for inductor's trace, and tlparse's pages if installed.")] = None,
     json_file: shell.JsonFile = None,
 ) -> None:
     """Why torch.compile splits a model: each graph break, its line, its cost, and what to write instead.
@@ -123,27 +105,24 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def tune(  # noqa: PLR0913, PLR0917 - one for each option
-    adapter: Annotated[str | None, Argument(help="module:Class of the adapter; with --params, of the stage.")] = None,
-    params: Annotated[Path | None, Option(help="A node's parameter file: its names are kept, and its values.")] = None,
-    stage: Annotated[str | None, Option(help="Of --params, or its name in the YAML; default: by adapter.")] = None,
+    adapter: Annotated[shell.Text, Argument(help="module:Class of the adapter; with --params, of the stage.")] = None,
+    params: Annotated[shell.File, Option(help="A node's parameter file: its names are kept, and its values.")] = None,
+    stage: Annotated[shell.Text, Option(help="Of --params, or its name in the YAML; default: by adapter.")] = None,
     budget_ms: Annotated[float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")] = None,
     max_memory_mb: Annotated[float, Option(help="Most memory of the process that runs it.")] = math.inf,
     max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
-    tiers: Annotated[str | None, Option(help=f"The adapter's, most accurate first; default: {_USUAL_TIERS}.")] = None,
-    tier: Annotated[list[str] | None, Option(help="Only this; repeatable. The first is tuned, others checked.")] = None,
-    options: Annotated[str | None, Option(help="JSON object, handed to the adapter.")] = None,
-    output_topic: Annotated[str | None, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
-    device: Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    engine: Annotated[
-        list[str] | None,
-        Option(help="Only these engines, see docs/models.md; repeatable. Default: all that are installed."),
-    ] = None,
+    tiers: Annotated[shell.Text, Option(help=f"The adapter's, most accurate first; default: {_USUAL_TIERS}.")] = None,
+    tier: Annotated[shell.Texts, Option(help="Only this; repeatable. The first is tuned, others checked.")] = None,
+    options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
+    output_topic: Annotated[shell.Text, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
+    device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    engine: Annotated[shell.Texts, Option(help="Only these, see docs/models.md; repeatable. Default: all.")] = None,
     tables: Annotated[bool, Option("--tables", help="Try each option by itself on the first tier; no search.")] = False,
     batch: Annotated[str, Option(help="With --tables: batch sizes to try in each engine, as 1,2,4.")] = "",
     minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
     timeout: Annotated[float, Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
     seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
-    output: Annotated[Path | None, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
+    output: Annotated[shell.File, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
     no_resume: Annotated[bool, Option("--no-resume", help="Measure anew what is known.")] = False,
     dry_run: shell.DryRun = False,
@@ -200,4 +179,4 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         list(map(int, sizes)) if tables else None, seconds, timeout, minutes, not no_resume, dry_run, output,
         json_file,
     )  # fmt: skip
-    raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(_TABLE_WIDTH)))
+    raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(140)))

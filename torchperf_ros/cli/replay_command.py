@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import DryRun, console, fail, follow, pairs, progress_bars, say
+from torchperf_ros.cli.shell import DryRun, File, Texts, console, fail, follow, pairs, progress_bars, say
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,36 +24,22 @@ _PARTIAL = 1
 _GOOD = {"on_time", "partial", "late", "starting"}  # outcomes of frames that the model has answered, or will
 _PLAIN_WIDTH = 120
 _WORST = 5
-_NS_PER_S = 1e9
 
 
 def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     logs: Annotated[list[Path], Argument(help="rosbag2 folder, .mcap, .db3 or .bag; several, or folders of such.")],
-    params: Annotated[
-        Path | None, Option(metavar="FILE", help="The node's parameter file; default: that of the incident, else none.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None, Option("--set", metavar="NAME=VALUE", help="A parameter in place of the file's, as YAML.")
-    ] = None,
-    maps: Annotated[
-        list[str] | None,
-        Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's, as /camera/front:=image."),
-    ] = None,
+    params: Annotated[File, Option(metavar="FILE", help="Parameter file; default: of the incident, or none.")] = None,
+    sets: Annotated[Texts, Option("--set", metavar="NAME=VALUE", help="A parameter, in place of the file's.")] = None,
+    maps: Annotated[Texts, Option("--map", metavar="LOG:=STAGE", help="The log's topic for a stage's.")] = None,
     pace: Annotated[str, Option(help="fast: no deadlines; real: as it was; virtual: on a virtual clock.")] = "fast",
-    times: Annotated[
-        str, Option(metavar="log|FILE", help="For virtual: step times, of the log's own records, or of a file.")
-    ] = "log",
+    times: Annotated[str, Option(metavar="log|FILE", help="For virtual: step times of the log, or of a file.")] = "log",
     seed: Annotated[int, Option(help="Of what is drawn at random.")] = 0,
     start: Annotated[float, Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
     duration: Annotated[float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")] = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="MCAP of outputs and /perf/*; several logs: a folder.")
-    ] = None,
+    output: Annotated[File, Option("--output", "-o", help="Outputs and /perf/*, MCAP; several: a folder.")] = None,
     inputs: Annotated[str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")] = "none",
-    json_file: Annotated[
-        Path | None, Option("--json", metavar="FILE", help="Summary and a row for each frame.")
-    ] = None,
-    parquet_file: Annotated[Path | None, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,
+    json_file: Annotated[File, Option("--json", metavar="FILE", help="Summary and a row for each frame.")] = None,
+    parquet_file: Annotated[File, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,
     dry_run: DryRun = False,
     parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
     scheduler: Annotated[str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")] = "",
@@ -107,17 +93,14 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
         folder = output or Path("replays")
         batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
-        raise typer.Exit(_many(logs, options, batch, files, dry_run=dry_run))
+        raise typer.Exit(_many(logs, options, batch, files, dry_run))
     of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
     if unused := [name for name, given in of_several.items() if given]:
         raise ConfigError(f"--{unused[0]}: is for several logs, or a folder of them; this is one log")
     raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
 
 
-def _many(
-    logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], *, dry_run: bool
-) -> int:
-    """Replay several logs; the exit status."""
+def _many(logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", files: list[Path], dry_run: bool) -> int:
     from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 
     if files:
@@ -128,11 +111,10 @@ def _many(
             say(shown, line)
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    return replay_batch(logs, options, batch, console(stderr=True), shown).status
+    return replay_batch(logs, options, batch, progress_bars(), shown).status
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    """Replay one log, show and write what it came to; whether that was all of it."""
     told, shown = console(stderr=True), console(_PLAIN_WIDTH)
     with told.status("loading"):
         from torchperf_ros.replay.replay import plan
@@ -154,7 +136,7 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         if ":" in scheduling:
             sys.stderr.write(f"scheduling is {scheduling}\n")
     with progress_bars() as bars:
-        result = play_back(log, options, follow(bars, log.name, per_s=_NS_PER_S), lambda text: say(told, text))
+        result = play_back(log, options, follow(bars, log.name, per_s=1e9), lambda text: say(told, text))
     for file in files:
         write_run(result.run, file)
     shown.print(_stage_table(result))
@@ -169,7 +151,6 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
 
 
 def _stage_table(result: "ReplayResult") -> "Table":
-    """A row for each stage."""
     from rich import box
     from rich.table import Table
 
@@ -198,7 +179,6 @@ def _stage_table(result: "ReplayResult") -> "Table":
 
 
 def _lines(result: "ReplayResult") -> Iterator[str]:
-    """What there is to say below the table."""
     summary = result.summary
     log_s, took_s = summary["log"]["duration_s"], summary["took_s"]
     speed = f", {log_s / took_s:.1f} times as fast as it was" if took_s and summary["pace"] != "real" else ""

@@ -103,12 +103,9 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (), kept: tuple[str, ...] = ()) -> None:
-    """See that everything can be written, and replaces no input, before anything is read.
+    """See that every output, by its flag, can be written, and replaces no input, before anything is read.
 
-    Args:
-        outputs: by flag; None: not asked for.
-        inputs: files and folders that are read.
-        kept: how the names of files end that an input folder is made of; other files in it may be replaced.
+    Files of an input folder whose names end in one of `kept` are what it is made of; others in it may be replaced.
 
     Raises:
         ConfigError: an output is an input, another output, or lies in no folder.
@@ -190,6 +187,11 @@ def node_option(flag: str, text: str) -> Any:  # noqa: ANN401 - typer's own type
     return typer.Option(flag, metavar="NAME", callback=_node_name, help=text)
 
 
+Text = str | None
+Texts = list[str] | None
+File = Path | None
+Files = list[Path] | None
+"""What options take that need not be given; the last of each two may be given again and again."""
 NodeName = Annotated[str, node_option("--node", "The node, with its namespace, for example /robot1/perf.")]
 AdapterOptions = Annotated[str, typer.Option("--options", help="JSON object, handed to the adapter.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]

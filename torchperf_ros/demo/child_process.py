@@ -40,11 +40,10 @@ class GrowingFile:
         return ""
 
 
-class ChildProcess:
+class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     """A Python module run as a process in a session of its own, so that Ctrl-C in the terminal is the parent's alone.
 
-    Attributes:
-        output, errors: what it wrote to its standard output and to its standard error.
+    Its `output` and its `errors` are what it wrote to its standard output and to its standard error.
     """
 
     def __init__(self, name: str, arguments: list[str], folder: Path) -> None:
@@ -88,9 +87,6 @@ class ChildProcess:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-
-    def __enter__(self) -> "ChildProcess":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

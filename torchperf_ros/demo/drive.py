@@ -43,7 +43,6 @@ _START_S: Final = 180.0
 _LATEST_S: Final = 15.0
 _SETTLE_S: Final = 4.0
 _SETTLE_REPORTS: Final = 2  # the first of them may have been on its way already
-_REFRESH_S: Final = 0.125
 _PROGRESS_CELLS: Final = 20
 _LOG_LINES: Final = 12
 
@@ -54,19 +53,14 @@ class DriveError(TorchperfError):
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """What the user asked for, see `torchperf demo --help`.
-
-    Attributes:
-        engine: None: packages that are on this machine, else eager.
-        tui: whether the terminal shows the live view.
-    """
+    """What the user asked for, see `torchperf demo --help`."""
 
     log: Path | None = None
     seconds: float = 20.0
     rate_hz: float | None = None
     sabotage: bool = False
-    engine: str | None = None
-    tui: bool = True
+    engine: str | None = None  # None: packages that are on this machine, else eager
+    tui: bool = True  # whether the terminal shows the live view
     metrics_port: int = 0
     json_file: Path | None = None
     svg_file: Path | None = None
@@ -150,7 +144,7 @@ class Drive:
         while not until():
             if time.monotonic() > end_s:
                 return False
-            self._listener.listen(_REFRESH_S)
+            self._listener.listen(0.125)
             for line in self._player.output.lines():
                 state.on_player(line)
             for stage, journal in self._journals.items():
@@ -176,7 +170,6 @@ class Drive:
         return self._state.player_ready and started
 
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        """Start the node and the player."""
         parameters = folder / "parameters.yaml"
         values = drive_parameters(self._options, self._image_type, folder)
         parameters.write_text(json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8")  # JSON is YAML, too
@@ -213,10 +206,8 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
     """The node's parameters for a drive with images of this type; journals of faults go to the folder."""
     stages: dict[str, Any] = {}
     for stage in STAGES:
-        own: dict[str, Any] = {}
         adapter = STAGE_DEFAULTS[stage]["adapter"]
-        if stage == "perception" and image_type != IMAGE_TYPE:
-            own = {"compressed": True}
+        own: dict[str, Any] = {"compressed": True} if stage == "perception" and image_type != IMAGE_TYPE else {}
         if options.sabotage:
             own = {
                 "adapter": adapter, "options": own, "journal": str(_journal(folder, stage)),

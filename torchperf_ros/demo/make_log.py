@@ -6,7 +6,6 @@ The demo plays it; `torchperf make-log` writes it as a log: all of it, or nothin
 import contextlib
 import heapq
 import io
-import itertools
 import operator
 import shutil
 import sqlite3
@@ -47,7 +46,6 @@ _ODOMETRY_HZ: Final = 30.0
 _CAR_LENGTH_M: Final = 4.5
 _SPREAD: Final = 4.0  # standard deviations, beyond which no delay is drawn
 _RECEIVE_NS: Final = 5_000_000
-_JPEG_QUALITY: Final = 90
 _JPEG_SHARE: Final = 0.05  # of an image's bytes, about
 _CUBE: Final = 1
 _VERSION: Final = 9  # of rosbag2's metadata
@@ -68,30 +66,18 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class DriveLog:
-    """A drive to be played or written.
+    """A drive to be played or written."""
 
-    Attributes:
-        seconds: how long.
-        rate_hz: images per second; odometry comes at 30 Hz.
-        width, height: of the images, in pixels.
-        compressed: JPEG images instead of rgb8.
-        jitter_ms: standard deviation of the time from stamp to receipt, which is 5 ms in the mean.
-        drop: share of the images and odometries that are lost, 0 to 1.
-        faults: what goes wrong.
-        seed: of delays and losses.
-        labelled: whether the cars come as markers on `/ground_truth/objects`.
-    """
-
-    seconds: float = 10.0
-    rate_hz: float = 30.0
-    width: int = 1280
+    seconds: float = 10.0  # how long
+    rate_hz: float = 30.0  # images per second; odometry comes at 30 Hz
+    width: int = 1280  # of the images, in pixels
     height: int = 720
-    compressed: bool = False
-    jitter_ms: float = 0.0
-    drop: float = 0.0
-    faults: tuple[Fault, ...] = ()
-    seed: int = 1
-    labelled: bool = True
+    compressed: bool = False  # JPEG images instead of rgb8
+    jitter_ms: float = 0.0  # standard deviation of the time from stamp to receipt, which is 5 ms in the mean
+    drop: float = 0.0  # share of the images and odometries that are lost, 0 to 1
+    faults: tuple[Fault, ...] = ()  # what goes wrong
+    seed: int = 1  # of delays and losses
+    labelled: bool = True  # whether the cars come as markers on `/ground_truth/objects`
 
     @property
     def image_topic(self) -> str:
@@ -101,11 +87,10 @@ class DriveLog:
     def messages(self) -> Iterator[LogMessage]:
         """All messages in the order of their receipt; one image is held at a time, or as many as the jitter mixes."""
         waiting: list[tuple[int, int, LogMessage]] = []
-        numbers = itertools.count()
-        for stamp_ns, message in self._sent():
+        for number, (stamp_ns, message) in enumerate(self._sent()):
             while waiting and waiting[0][0] <= stamp_ns:
                 yield heapq.heappop(waiting)[2]
-            heapq.heappush(waiting, (message.t_ns, next(numbers), message))
+            heapq.heappush(waiting, (message.t_ns, number, message))
         while waiting:
             yield heapq.heappop(waiting)[2]
 
@@ -115,7 +100,6 @@ class DriveLog:
         return next((fault for fault in on if fault.kind == kind), None)
 
     def _sent(self) -> Iterator[tuple[int, LogMessage]]:
-        """When a message was sent, and the message; images, objects and odometry in the order of sending."""
         random = np.random.default_rng(self.seed)
         scene = half = RoadScene(self.width, self.height)
         if any(fault.kind == "other-size" for fault in self.faults):
@@ -128,20 +112,17 @@ class DriveLog:
             late_ns = round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6)
             received_ns = sent_ns + max(_RECEIVE_NS + late_ns, 0)
             in_gap = self.active("gap", at_s) is not None
-            found = []
-            if not (random.random() < self.drop or in_gap):
-                if is_image:
-                    data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
-                    found.append((self.image_topic, image_type, data))
-                else:
-                    found.append((ODOMETRY_TOPIC, ODOMETRY_TYPE, restamped(road_scene.odometry_cdr(at_s), sent_ns)))
+            is_lost = random.random() < self.drop or in_gap
+            if is_image and not is_lost:
+                data = self._image_cdr(half if self.active("other-size", at_s) else scene, at_s)
+                yield sent_ns, LogMessage(self.image_topic, image_type, data, received_ns)
+            elif not is_lost:
+                data = restamped(road_scene.odometry_cdr(at_s), sent_ns)
+                yield sent_ns, LogMessage(ODOMETRY_TOPIC, ODOMETRY_TYPE, data, received_ns)
             if is_image and self.labelled and not in_gap:
-                found.append((OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns)))
-            for topic, type_name, data in found:
-                yield sent_ns, LogMessage(topic, type_name, data, received_ns)
+                yield sent_ns, LogMessage(OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns), received_ns)
 
     def _image_cdr(self, scene: RoadScene, at_s: float) -> bytes:
-        """The image of a time, stamped and spoilt as it should be."""
         frozen = self.active("frozen", at_s)
         pixels = scene.draw(frozen.start_s if frozen else at_s)
         if self.active("black", at_s):
@@ -257,7 +238,7 @@ def _jpeg_cdr(pixels: Pixels) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=90)
     type_name, data = list(IMAGE_TOPICS)[1], np.frombuffer(buffer.getbuffer(), np.uint8)
     message = empty_message(type_name, header=header(0, "camera"), format="rgb8; jpeg compressed bgr8", data=data)
     return bytes(encode(message, type_name))

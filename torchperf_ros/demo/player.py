@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +25,6 @@ from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player
 from torchperf_ros.workers.process_setup import prefer_this_process
 
 DRAWN_HZ: Final = 30.0
-_MATCH_S: Final = 10.0
-_PRIORITY: Final = 1
 _RATE_IMAGES: Final = 31
 
 
@@ -51,7 +48,6 @@ def drive_topics(log: LogReader) -> list[LogTopic]:
 
 
 def _rate_hz(log: LogReader, image: LogTopic) -> float:
-    """Images per second at the log's beginning; 0 from a single image."""
     times = [message.t_ns for message in itertools.islice(log.messages({image.name}), _RATE_IMAGES)]
     return (len(times) - 1) * NS_PER_S / (times[-1] - times[0]) if times[-1] > times[0] else 0.0
 
@@ -69,14 +65,13 @@ def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
     if log is None:
         drawn = DriveLog(seconds, rate_hz or DRAWN_HZ, labelled=False)
         chosen = [LogTopic(drawn.image_topic, IMAGE_TYPE), LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
-        messages: Iterator[LogMessage | None] = drawn.messages()
     else:
         chosen = drive_topics(log)
         recorded_hz = _rate_hz(log, chosen[0])
         speed = rate_hz / recorded_hz if rate_hz and recorded_hz else 1.0
-        messages = LogRounds(log, {topic.name: topic for topic in chosen}, loop=True).messages()
     topics = {topic.name: topic for topic in chosen}
     names = {topic.name: IMAGE_TOPICS.get(topic.type_name, ODOMETRY_TOPIC) for topic in chosen}
+    messages = drawn.messages() if log is None else LogRounds(log, topics, loop=True).messages()
     published: Counter[str] = Counter()
     with PlayNode(topics, names, publishes_time=False) as node:
 
@@ -89,8 +84,8 @@ def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
         if sys.stdin.readline().strip() != "go":
             return
         # A camera does not wait for a free processor core. The node's own priority is higher, so this costs it nothing.
-        prefer_this_process(_PRIORITY)
-        node.wait_for_subscribers(_MATCH_S)
+        prefer_this_process(1)
+        node.wait_for_subscribers(10.0)
         player = Player(publish, rate=speed, prepare=HeaderStamps(set(topics), log_time=False).stamp)
         end = threading.Timer(seconds, player.end)
         end.start()

@@ -83,7 +83,6 @@ class RoadScene:
         return x[0], y[0], x[1], y[1]
 
     def _background(self, travelled_m: float) -> Pixels:
-        """Sky, grass, road and markings, after so many metres; repeats every 12 m."""
         horizon = round(_HORIZON * self._scale_y)
         image = np.empty((self._height, self._width, 3), np.uint8)
         rows = np.linspace(0, 1, horizon)[:, None, None]
@@ -107,7 +106,6 @@ class RoadScene:
         return image
 
     def _draw_car(self, image: Pixels, car: SceneObject) -> None:
-        """Seen from behind, in boxes: shadow, body, cabin, rear window, lights and plate."""
         paint = np.array(car.rgb)
 
         for sides_m, rgb in (

@@ -38,36 +38,25 @@ class Injection:
     @property
     def report(self) -> dict[str, Any]:
         """The same for machines; null for what is not known."""
-        seen = self.record
-        return {
-            "stage": self.stage, "kind": self.kind, "stamp_ns": self.stamp_ns, "pid": self.pid,
-            "outcome": seen.outcome.word if seen else None,
-            "fallback": seen.fallback.word if seen and seen.fallback is not None else None,
-            "lateness_ms": _finite(seen.lateness_ms) if seen else None,
-        }  # fmt: skip
+        own, seen = {name: getattr(self, name) for name in ("stage", "kind", "stamp_ns", "pid")}, self.record
+        if seen is None:
+            return {**own, "outcome": None, "fallback": None, "lateness_ms": None}
+        fallback = None if seen.fallback is None else seen.fallback.word
+        return {**own, "outcome": seen.outcome.word, "fallback": fallback, "lateness_ms": _finite(seen.lateness_ms)}
 
 
 class DriveState(NodeState):
-    """The node, its player and its saboteurs: everything that the view and the verdict are made of.
-
-    Attributes:
-        title: what is driven.
-        seconds: how long it is to last.
-        phase: `starting`, `driving`, or what is going on in words.
-        injections: what was sabotaged.
-        player: what the player wrote at its end, empty before.
-        player_ready: whether the player can start.
-        others_share: of the processor, that other programs took, 0 to 1; NaN if unknown.
-    """
+    """The node, its player and its saboteurs: everything that the view and the verdict are made of."""
 
     def __init__(self, title: str, seconds: float) -> None:
         """Know nothing yet but what is to be driven."""
         super().__init__("/perf")
-        self.title, self.seconds, self.phase = title, seconds, "starting"
-        self.injections: list[Injection] = []
-        self.player: dict[str, Any] = {}
+        self.title, self.seconds = title, seconds  # what is driven, and how long it is to last
+        self.phase = "starting"  # or `driving`, or what is going on in words
+        self.injections: list[Injection] = []  # what was sabotaged
+        self.player: dict[str, Any] = {}  # what the player wrote at its end
         self.player_ready = False
-        self.others_share = math.nan
+        self.others_share = math.nan  # of the processor, that other programs took, 0 to 1
 
     def on_player(self, line: str) -> None:
         """Fold in a line that the player wrote."""
@@ -158,12 +147,11 @@ def summary(state: DriveState, result: DriveResult) -> RenderableType:
 def report(state: DriveState, result: DriveResult) -> dict[str, Any]:
     """The same for machines; numbers that are not known are null."""
     stages = {
-        stage.name: {
-            "records": stage.records, "unanswered": stage.unanswered, "lost": stage.lost,
-            "worst_lateness_ms": _finite(stage.worst_ms), "later_than_5_ms": stage.far_late,
-            "diagnostics": stage.values,
+        s.name: {
+            "records": s.records, "unanswered": s.unanswered, "lost": s.lost, "diagnostics": s.values,
+            "worst_lateness_ms": _finite(s.worst_ms), "later_than_5_ms": s.far_late,
         }
-        for stage in state.stages.values()
+        for s in state.stages.values()
     }  # fmt: skip
     return {
         "title": state.title, "seconds": round(state.elapsed_s, 3), "exit_status": int(bool(result.failures)),
@@ -183,9 +171,8 @@ def _answered(stage: StageState) -> int:
 
 
 def _stage_table(state: DriveState) -> Table:
-    table = _table(f"{state.title}, {state.elapsed_s:.1f} s", "stage")
-    for name in ("frames", "dropped", "answered", "on time", "p50", "p99", "latest", "restarts"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = "frames", "dropped", "answered", "on time", "p50", "p99", "latest", "restarts"
+    table = _table(f"{state.title}, {state.elapsed_s:.1f} s", "stage", *heads)
     for stage in state.stages.values():
         on_time = f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH
         frames, dropped, answered, restarts = (
@@ -199,9 +186,8 @@ def _stage_table(state: DriveState) -> Table:
 
 
 def _sabotage_table(state: DriveState) -> Table:
-    table = _table("sabotage: what was injected, and how the frames that it hit were answered", "fault")
-    table.add_column("times", justify="right")
-    table.add_column("latest", justify="right", no_wrap=True)
+    title = "sabotage: what was injected, and how the frames that it hit were answered"
+    table = _table(title, "fault", "times", "latest")
     table.add_column("answered", ratio=1)
     for kind in dict.fromkeys(hit.kind for hit in state.injections):
         hits = [hit for hit in state.injections if hit.kind == kind]
@@ -212,11 +198,13 @@ def _sabotage_table(state: DriveState) -> Table:
     return table
 
 
-def _table(title: str, first: str) -> Table:
+def _table(title: str, first: str, *numbers: str) -> Table:
     table = Table(box=SIMPLE_HEAD, title=f" {title}", title_justify="left", caption_justify="left", expand=True)
     table.padding = (0, 0, 0, 1)
     table.title_style, table.caption_style = "bold", "dim"
     table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

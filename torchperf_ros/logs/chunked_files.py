@@ -36,6 +36,8 @@ _RECORD: Final = struct.Struct("<BQ")  # of MCAP: what it is, and how many bytes
 _CHUNK: Final = struct.Struct("<BQQQQII")  # of MCAP, with its record's head: two times, size, CRC, length of a word
 _MESSAGE: Final = struct.Struct("<HIQQ")  # of MCAP, before the data: channel, sequence, when logged, when published
 
+_NO_SCHEMA: Final = mcap_records.Schema(data=b"", encoding="", id=0, name="")
+
 Records = Iterator[tuple[int, int, int, int, int]]
 """Of each record what it is in its format, its begin and end, and of a message its channel's number and time in ns."""
 Walk = Iterator[tuple[int, int, bytes]]
@@ -52,7 +54,10 @@ def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = Tru
     """
     if compression not in _UNPACK or raw_bytes > _MAX_CHUNK_BYTES:
         raise Damaged(f"it claims to hold {raw_bytes:,} bytes, compressed as {compression!r}; known are zstd, lz4, bz2")
-    raw = _UNPACK[compression](data, raw_bytes)
+    try:
+        raw = _UNPACK[compression](data, raw_bytes)
+    except OSError as error:  # bz2 says so of garbage; nothing is read from a disk here
+        raise Damaged(str(error)) from error
     if whole and len(raw) != raw_bytes:
         raise Damaged(f"it unpacks to {len(raw):,} bytes instead of {raw_bytes:,}")
     return raw
@@ -84,21 +89,14 @@ _UNPACK: Final[Mapping[str, Callable[[bytes, int], bytes]]] = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a chunk lies in a file.
+    """Where a chunk lies in a file."""
 
-    Attributes:
-        offset, end: of its record, in bytes; `end` is the end of the file if the file breaks off before.
-        start_ns, end_ns: of its messages.
-        numbers: of the channels that have messages in it.
-        loose: True for messages outside of a chunk.
-    """
-
-    offset: int
-    end: int
-    start_ns: int = 0
+    offset: int  # of its record, in bytes
+    end: int  # likewise; that of the file if the file breaks off before
+    start_ns: int = 0  # of its messages
     end_ns: int = 0
-    numbers: frozenset[int] = frozenset()
-    loose: bool = False
+    numbers: frozenset[int] = frozenset()  # of the channels that have messages in it
+    loose: bool = False  # True for messages outside of a chunk
 
 
 class ChunkedFile(abc.ABC):
@@ -106,21 +104,15 @@ class ChunkedFile(abc.ABC):
 
     Its file is a stranger's: what is not as it should be leads the libraries to any error, which is caught where the
     rest of the file can be used.
-
-    Attributes:
-        counts: messages by channel.
-        start_ns, end_ns: of the first and last message, 0 without any.
+    `counts` has messages by channel; `start_ns` and `end_ns` are of the first and last message, 0 without any.
     """
 
     _magic: ClassVar[bytes]
-    _recover: ClassVar[str]
-    """The command that finds more in a damaged file."""
-    _chunk: ClassVar[int]
+    _recover: ClassVar[str]  # the command that finds more in a damaged file
+    _chunk: ClassVar[int]  # what the records are that are looked at
     _message: ClassVar[int]
     _definitions: ClassVar[frozenset[int]]
-    """What the records are that are looked at."""
-    _data_end: ClassVar[int] = -1
-    """The record without which the file breaks off; -1: there is no such record in this format."""
+    _data_end: ClassVar[int] = -1  # the record without which the file breaks off; -1: there is none in this format
 
     def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:
         """Open the file, called `path` in notes and errors, and find its chunks; its bytes are in `file`.
@@ -169,9 +161,7 @@ class ChunkedFile(abc.ABC):
         """A stream with the records of a chunk, from where to where, and whether the file breaks off in it."""
 
     def _find_without_index(self) -> None:
-        """Find the chunks one after the other, and read each to learn its channels, times and counts."""
-        for known in (self._channels, self._counts, self._chunks):
-            known.clear()
+        self._channels, self._counts, self._chunks = {}, Counter(), []
         damage, sound = "", len(self._magic)
         try:
             for kind, begin, end, _, _ in self._records(self._file, sound, self._size):
@@ -204,14 +194,13 @@ class ChunkedFile(abc.ABC):
         self._chunks = [self._learned(chunk) for chunk in self._chunks]
 
     def _learned(self, chunk: Chunk) -> Chunk:
-        """The chunk with its times and channels, for which it is read; its messages are counted."""
         times, numbers = [], set()
         for number, t_ns, _ in self._noted(chunk, self._walk(chunk, None)):
             self._counts[number] += 1
             times.append(t_ns)
             numbers.add(number)
-        begin_ns, end_ns = min(times, default=0), max(times, default=0)
-        return replace(chunk, start_ns=begin_ns, end_ns=end_ns, numbers=frozenset(numbers))
+        start_ns, end_ns = min(times, default=0), max(times, default=0)
+        return replace(chunk, start_ns=start_ns, end_ns=end_ns, numbers=frozenset(numbers))
 
     def parts(self, channels: Collection[Channel], start_ns: int | None, end_ns: int | None) -> Iterator[Part]:
         """What has to be read for these channels and this time range, `start_ns <= t_ns < end_ns`."""
@@ -240,8 +229,7 @@ class ChunkedFile(abc.ABC):
 
     def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
         """The messages of these channels; None: of all, without their data, to count them and learn their channels."""
-        opened = (self._file, chunk.offset, chunk.end, False) if chunk.loose else self._opened(chunk)
-        stream, begin, end, cut = opened
+        stream, begin, end, cut = (self._file, chunk.offset, chunk.end, False) if chunk.loose else self._opened(chunk)
         try:
             for kind, at, after, number, t_ns in self._records(stream, begin, end):
                 if kind == self._message:
@@ -324,16 +312,10 @@ class McapFile(ChunkedFile):
             self._channels.setdefault(record.id, self._channel(record))
 
     def _channel(self, record: mcap_records.Channel) -> Channel:
-        schema = self._schemas.get(record.schema_id)
-        return Channel(
-            record.topic,
-            ros2_name(schema.name) if schema else "",
-            record.message_encoding,
-            schema.data.decode(errors="replace") if schema else "",
-            schema.encoding if schema else "",
-            record.metadata.get("topic_type_hash", ""),
-            is_latched(record.metadata.get("offered_qos_profiles", "")),
-        )
+        schema = self._schemas.get(record.schema_id) or _NO_SCHEMA
+        digest, qos = (record.metadata.get(key, "") for key in ("topic_type_hash", "offered_qos_profiles"))
+        text, encoding = schema.data.decode(errors="replace"), record.message_encoding
+        return Channel(record.topic, ros2_name(schema.name), encoding, text, schema.encoding, digest, is_latched(qos))
 
     def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
         self._file.seek(chunk.offset)

@@ -23,9 +23,8 @@ _RECOVER: Final = "`sqlite3 .recover` may find more"
 class Db3File:
     """One `.db3` file, up to where it is damaged.
 
-    Attributes:
-        counts: messages by channel, -1 where the database is damaged.
-        start_ns, end_ns: of the first and last message, 0 where that is not known.
+    `counts` has messages by channel, -1 where the database is damaged; `start_ns` and `end_ns` are of the first and
+    last message, 0 where that is not known.
     """
 
     def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:
@@ -76,7 +75,6 @@ class Db3File:
                 self._shared.unlink(missing_ok=True)
 
     def _opened(self, file: Path, how: str) -> dict[int, Channel]:
-        """Open the database; returns its topics."""
         self._db = sqlite3.connect(f"file:{quote(os.fsencode(file))}?{how}", uri=True, check_same_thread=False)
         self._db.set_progress_handler(self._goes_in_circles, _STEPS_AT_ONCE)
         self._db.text_factory = lambda data: data.decode(errors="replace")
@@ -129,7 +127,6 @@ class Db3File:
         self.counts = {channel: counts[number] for number, channel in self._channels.items()}
 
     def _read(self, wanted: dict[int, Channel], start_ns: int | None, end_ns: int | None) -> Iterator[RawMessage]:
-        """By time, up to where the database is damaged."""
         self._steps = reached_ns = 0
         rows = (
             f"SELECT id, timestamp, topic_id, data FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"

@@ -19,7 +19,6 @@ _KINDS: Final = {
     ".zstd": ("a file compressed by zstd", ZSTD_MAGIC),
 }
 """What the kinds of files are, and the bytes that they begin with."""
-_SHOWN_BYTES: Final = 16
 SUFFIXES: Final = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
 _METADATA: Final = "metadata.yaml"
 _BLOCK_BYTES: Final = 1 << 17  # of zstd; what is damaged costs what is unpacked at once with it
@@ -52,10 +51,7 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
     kinds = {next(suffix for suffix in _KINDS if suffix in file.suffixes): file.name for file in reversed(inside)}
     if len(kinds) > 1:
         shown = " and ".join(sorted(kinds.values()))
-        msg = (
-            f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} that says which; name one of them"
-        )
-        raise LogError(msg)
+        raise LogError(f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} says which; name one")
     if kinds.keys() != {".bag"}:
         notes.note(f"log {path}: {trouble}; the files in the folder are read")
     return inside
@@ -81,7 +77,7 @@ def is_log(path: Path) -> bool:
 
 def _begin(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(_SHOWN_BYTES)
+        return file.read(16)
 
 
 def kind_of(path: Path, name: Path) -> str:

@@ -27,49 +27,32 @@ _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {".mcap": McapFile
 
 
 class LogMessage(NamedTuple):
-    """One message of a log.
+    """One message of a log."""
 
-    Attributes:
-        topic: where it was published.
-        type_name: for example `sensor_msgs/msg/Image`.
-        data: CDR bytes; those of a ROS 1 log converted.
-        t_ns: when it was received, ns since the epoch.
-    """
-
-    topic: str
-    type_name: str
-    data: bytes
-    t_ns: int
+    topic: str  # where it was published
+    type_name: str  # for example `sensor_msgs/msg/Image`
+    data: bytes  # CDR bytes; those of a ROS 1 log converted
+    t_ns: int  # when it was received, ns since the epoch
 
 
 @dataclass(frozen=True)
 class LogTopic:
-    """A topic of a log.
+    """A topic of a log."""
 
-    Attributes:
-        name, type_name: for example `/tf_static`, `tf2_msgs/msg/TFMessage`; of two types on one topic, that of most of
-            its messages, and each message says its own.
-        count: messages that the log says it has, -1: it does not say.
-        latched: whether its publisher kept messages for those who subscribe later (transient local).
-    """
-
-    name: str
-    type_name: str
-    count: int = -1
-    latched: bool = False
+    name: str  # for example `/tf_static`
+    type_name: str  # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
+    count: int = -1  # messages that the log says it has, -1: it does not say
+    latched: bool = False  # whether its publisher kept messages for those who subscribe later (transient local)
 
 
-class LogReader:
+class LogReader(contextlib.AbstractContextManager["LogReader"]):
     """Reads a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`; memory does not grow with the log.
 
     What is damaged is left out, noted, and counted in `findings`; stamps are left as they are. One chunk of the log is
     held at a time, or several where they overlap in time.
 
-    Attributes:
-        path: the log.
-        topics: by name.
-        start_ns, end_ns: of its first and last message as far as the log says so, 0 otherwise.
-        count: messages in it, -1 if it does not say.
+    It has `topics` by name, `start_ns` and `end_ns` of its first and last message as far as the log says so, 0
+    otherwise, and `count` messages, -1 if it does not say.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
@@ -155,9 +138,6 @@ class LogReader:
         """Close the files."""
         self._files.close()
 
-    def __enter__(self) -> "LogReader":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -185,7 +165,6 @@ class LogReader:
         return storages
 
     def _readable(self) -> list[Channel]:
-        """The channels in an encoding that can be read; the others are noted."""
         channels = [channel for storage in self._storages for channel in storage.counts]
         readable = [channel for channel in channels if channel.encoding in _ENCODINGS]
         if others := [channel for channel in channels if channel not in readable]:
@@ -244,7 +223,6 @@ class LogReader:
 
 
 def _sum(counts: Collection[int]) -> int:
-    """The sum of counts, -1 if one is not known."""
     return -1 if -1 in counts else sum(counts)
 
 

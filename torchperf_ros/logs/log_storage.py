@@ -1,7 +1,8 @@
 """What the kinds of log files have in common: channels, parts that are read at once, and notes of what is wrong."""
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -10,10 +11,17 @@ from torchperf_ros.frame.errors import TorchperfError
 
 _TRANSIENT_LOCAL: Final = re.compile(r"\bdurability: *(1\b|transient_local)")
 _SHOWN_PER_FILE: Final = 5
+_SHOWN: Final = 8
 
 
 class LogError(TorchperfError):
     """A log cannot be read; the message names file, topic and offset as far as they are known, and what would do."""
+
+
+def listed(words: Collection[str]) -> str:
+    """The first eight of some words, and how many more there are."""
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return (", ".join(itertools.islice(words, _SHOWN)) + more) or "none"
 
 
 class Damaged(Exception):
@@ -22,24 +30,15 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """Messages of one topic and type in one file.
+    """Messages of one topic and type in one file."""
 
-    Attributes:
-        topic, type_name: for example `/camera`, `sensor_msgs/msg/Image`.
-        encoding: of the messages: `cdr`, `ros1`, or something that cannot be read.
-        definition: the type's definition as it stands in the log, empty if it does not.
-        definition_format: `ros2msg`, `ros2idl`, `ros1msg` or empty.
-        digest: the type's hash in the log: RIHS01 of ROS 2, MD5 of ROS 1; empty if there is none.
-        latched: whether its publisher kept messages for those who subscribe later.
-    """
-
-    topic: str
-    type_name: str
-    encoding: str
-    definition: str = ""
-    definition_format: str = ""
-    digest: str = ""
-    latched: bool = False
+    topic: str  # for example `/camera`
+    type_name: str  # for example `sensor_msgs/msg/Image`
+    encoding: str  # of the messages: `cdr`, `ros1`, or something that cannot be read
+    definition: str = ""  # the type's definition as it stands in the log, empty if it does not
+    definition_format: str = ""  # `ros2msg`, `ros2idl`, `ros1msg` or empty
+    digest: str = ""  # the type's hash in the log: RIHS01 of ROS 2, MD5 of ROS 1; empty if there is none
+    latched: bool = False  # whether its publisher kept messages for those who subscribe later
 
 
 def is_latched(qos_profiles: str) -> bool:
@@ -71,23 +70,14 @@ class Part:
 
 @dataclass
 class LogFindings:
-    """What was noticed while a log was opened and read; all zero for a sound one.
+    """What was noticed while a log was opened and read; all zero for a sound one."""
 
-    Attributes:
-        unindexed: files without a usable index, which were searched from begin to end.
-        out_of_order: messages of the last reading that were received before the one that came before them.
-        chunks_lost: chunks that could not be read, or not to their end.
-        messages_lost: messages that are known to be lost; there may be more.
-        bytes_skipped: bytes of the files that could not be understood.
-        types_differing: types whose definition or hash in the log is another one than here.
-    """
-
-    unindexed: int = 0
-    out_of_order: int = 0
-    chunks_lost: int = 0
-    messages_lost: int = 0
-    bytes_skipped: int = 0
-    types_differing: int = 0
+    unindexed: int = 0  # files without a usable index, which were searched from begin to end
+    out_of_order: int = 0  # messages of the last reading that were received before the one that came before them
+    chunks_lost: int = 0  # chunks that could not be read, or not to their end
+    messages_lost: int = 0  # messages that are known to be lost; there may be more
+    bytes_skipped: int = 0  # bytes of the files that could not be understood
+    types_differing: int = 0  # types whose definition or hash in the log is another one than here
 
 
 class LogNotes:

@@ -15,18 +15,14 @@ from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 from torchperf_ros.logs.log_storage import Channel, LogNotes
 
 _NAME: Final = re.compile(r"[A-Za-z]\w*/msg/[A-Za-z]\w*", re.ASCII)
-_HEADER: Final = "std_msgs/msg/Header"
 _IDL_SEPARATOR: Final = "=" * 80 + "\n"
 _BYTES: Final = {"byte": "uint8", "char": "uint8", "octet": "uint8"}
 
 
 class LogType:
-    """A type of a log.
+    """A type of a log: `own` is a store with its definition in the log, None if it has none that can be understood.
 
-    Attributes:
-        name: for example `sensor_msgs/msg/Image`.
-        own: a store with its definition in the log, None if the log has none that can be understood.
-        only_here: whether no other definition than the log's is known on this machine.
+    `only_here`: whether no other definition than the log's is known on this machine.
     """
 
     def __init__(self, channel: Channel, path: Path, notes: LogNotes) -> None:
@@ -92,12 +88,11 @@ class LogType:
     def _compare(self, channel: Channel, here: Typestore, notes: LogNotes) -> None:
         """Note a definition that lays out other bytes; where the log has none, a hash that is another one."""
         ours = _hash(here, self.name)
+        theirs = channel.digest or (_hash(self.own, self.name) if self.own is not None else "")
         if self.own is not None:
             differs = _layout(self.own, self.name) != _layout(here, self.name)
-            theirs = channel.digest or _hash(self.own, self.name)
         else:
-            differs = channel.digest.startswith("RIHS01_") and bool(ours) and channel.digest != ours
-            theirs = channel.digest
+            differs = theirs.startswith("RIHS01_") and ours not in {"", theirs}
         if differs:
             notes.findings.types_differing += 1
             what = f"the log defines it in another way ({theirs}) than this machine ({ours})"
@@ -119,7 +114,7 @@ def _understood(name: str, definition: str, definition_format: str, encoding: st
     else:
         types.update(get_types_from_msg(definition, name))
     if encoding == "ros1":
-        types.pop(_HEADER, None)  # ROS 2's is taken, which has no `seq`
+        types.pop("std_msgs/msg/Header", None)  # ROS 2's is taken, which has no `seq`
     known = get_typestore(Stores.ROS2_JAZZY).fielddefs
     waiting = list(types)
     while waiting:
@@ -141,8 +136,6 @@ def _hash(store: Typestore, name: str) -> str:
 
 
 def _layout(store: Typestore, name: str) -> tuple[object, ...]:
-    """How a type is laid out in bytes, whatever its fields are called."""
-
     def of(field: FieldDesc) -> object:
         kind, what = field
         if isinstance(what, str):

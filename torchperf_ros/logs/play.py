@@ -14,20 +14,16 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torchperf_ros.config.message_types import has_header
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.logs.log_reader import LogMessage, LogReader
+from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.logs.play_node import PlayNode
 from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player, ReadAhead, choose_topics
 from torchperf_ros.node.middleware import carry_images, end_within
-from torchperf_ros.top.top import Keys
+from torchperf_ros.top.top import key_presses
 from torchperf_ros.workers.process_setup import prefer_this_process
 
 _MIB: Final = 1 << 20
-_LOOK_S: Final = 0.1
 _PLAIN_EVERY_S: Final = 10.0
-_PRIORITY: Final = 1
 _NODE_S: Final = 120.0
-_DAMAGED: Final = 1
-_ENDS_WITHIN_S: Final = 5
 
 
 @dataclass(frozen=True)
@@ -93,24 +89,20 @@ class PlayView:
             text = f"{done_ns / NS_PER_S:.1f} of {self._total_ns / NS_PER_S:.1f} s, {left_s:.0f} s left"
         rounds = self._player.tally.rounds
         text += f", round {rounds}" if rounds > 1 else ""
-        return f"{text}, {self._played}{self._late}" + (", paused" if self._player.paused else "")
+        played, late = self._counts()
+        return f"{text}, {played}{late}" + (", paused" if self._player.paused else "")
 
-    @property
-    def _played(self) -> str:
-        count = self._player.tally.played
-        return f"{count:,} message{'' if count == 1 else 's'}"
-
-    @property
-    def _late(self) -> str:
+    def _counts(self) -> tuple[str, str]:
         tally = self._player.tally
-        return f", {tally.late} late, the worst by {tally.worst_late_ms:.1f} ms" if tally.late else ""
+        late = f", {tally.late} late, the worst by {tally.worst_late_ms:.1f} ms" if tally.late else ""
+        return f"{tally.played:,} message{'' if tally.played == 1 else 's'}", late
 
     def summary(self) -> str:
         """What was played, in one line."""
-        tally = self._player.tally
+        tally, (played, late) = self._player.tally, self._counts()
         rounds = f" in {tally.rounds} rounds" if tally.rounds > 1 else ""
-        late = self._late or f", none later than 5 ms (the worst {tally.worst_late_ms:.1f} ms)"
-        return f"played {self._played}{rounds} in {time.monotonic() - self._began_s:.1f} s{late}"
+        late = late or f", none later than 5 ms (the worst {tally.worst_late_ms:.1f} ms)"
+        return f"played {played}{rounds} in {time.monotonic() - self._began_s:.1f} s{late}"
 
 
 def play(log: Path, options: PlayOptions, console: Console) -> int:
@@ -132,7 +124,6 @@ def play(log: Path, options: PlayOptions, console: Console) -> int:
 
 
 def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Console) -> int:
-    """Play, from the wait for those who listen to the summary; Ctrl-C ends it early."""
     stamped = {name for name, topic in rounds.topics.items() if options.restamp and has_header(topic.type_name)}
     stamps = HeaderStamps(stamped, log_time=options.clock_hz > 0)
     player = Player(
@@ -143,9 +134,9 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     # What is due does not wait for a free processor core, nor for a thread that has none and holds the interpreter
     # lock; the perf node's own priority is higher.
-    prefer_this_process(_PRIORITY)
+    prefer_this_process(1)
     node.serve(player)
-    ahead = ReadAhead(rounds.messages(), _size, options.read_ahead_mib * _MIB)
+    ahead = ReadAhead(rounds.messages(), lambda m: len(m.data) if m else 0, options.read_ahead_mib * _MIB)
     failed: list[Exception] = []
 
     def run() -> None:
@@ -158,17 +149,17 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     acts = {" ": player.toggle, "n": player.play_next, "q": player.end}
     try:
         _wait_for_listeners(node, options, console)
-        with Keys() as keys, view:
+        with key_presses() as pressed_keys, view:
             thread.start()
             while thread.is_alive():
-                for key in keys.pressed():
+                for key in pressed_keys():
                     acts.get(key, bool)()
                 view.show()
-                thread.join(_LOOK_S)
+                thread.join(0.1)
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one need not stop what is bounded anyway
             signal.signal(number, signal.SIG_IGN)
-        end_within(_ENDS_WITHIN_S)
+        end_within(5)
         console.print("interrupted")
     finally:
         player.end()
@@ -184,7 +175,7 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     for error in failed:
         console.print(f"played up to the damage: {error}")
     found = rounds.log.findings
-    return _DAMAGED if failed or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
+    return 1 if failed or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
 
 
 def _wait_for_listeners(node: PlayNode, options: PlayOptions, console: Console) -> None:
@@ -194,7 +185,3 @@ def _wait_for_listeners(node: PlayNode, options: PlayOptions, console: Console) 
             console.print(f"{options.node} is not ready, or subscribes to none of the topics, after {_NODE_S:g} s")
     if options.subscribers_s and (unheard := node.wait_for_subscribers(options.subscribers_s)):
         console.print(f"nobody subscribes to {', '.join(unheard)} after {options.subscribers_s:g} s")
-
-
-def _size(message: LogMessage | None) -> int:
-    return 0 if message is None else len(message.data)

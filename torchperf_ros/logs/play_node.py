@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import rclpy
 from lifecycle_msgs.srv import GetState
-from rclpy.client import Client
 from rclpy.duration import Duration
 from rclpy.exceptions import InvalidTopicNameException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -30,7 +29,6 @@ from torchperf_ros.node.endpoints import ros_message_class
 CLOCK_TOPIC: Final = "/clock"
 _DEPTH: Final = 10
 _MOST_LATCHED: Final = 1000
-_POLL_S: Final = 0.02
 _MUTUAL_S: Final = 0.5
 """Who knows of a subscriber is not yet known to it; what is published before that, it never gets."""
 _ASK_AGAIN_S: Final = 1
@@ -38,12 +36,8 @@ _ASK_AGAIN_S: Final = 1
 _LAST_S: Final = 1
 
 
-class PlayNode:
-    """Publishes on the player's thread; a thread of its own answers the services.
-
-    Attributes:
-        left_out: topics that cannot be published, by name, and why.
-    """
+class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
+    """Publishes on the player's thread; its own thread answers the services. `left_out`: topics by name, and why."""
 
     def __init__(self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool) -> None:
         """Join the graph that the environment names, to publish these topics of the log, some under other names.
@@ -139,14 +133,13 @@ class PlayNode:
 
     def wait_for_subscribers(self, seconds: float) -> list[str]:
         """Wait until every topic has a subscriber; returns those that have none after so long."""
-        end_s = time.monotonic() + seconds
-        publishers = self._publishers.values()
-        while unheard := sorted(each.topic_name for each in publishers if not each.get_subscription_count()):
-            if time.monotonic() > end_s:
-                break
-            time.sleep(_POLL_S)
+
+        def unheard() -> list[str]:
+            return sorted(each.topic_name for each in self._publishers.values() if not each.get_subscription_count())
+
+        _wait(lambda: not unheard(), seconds)
         time.sleep(_MUTUAL_S)
-        return unheard
+        return unheard()
 
     def wait_for_node(self, name: str, seconds: float) -> bool:
         """Wait until a perf node can answer frames and hears what it subscribes to; false if not within so long."""
@@ -162,30 +155,24 @@ class PlayNode:
         subscription = self._node.create_subscription(kind, "/diagnostics", take, 50)
         client = self._node.create_client(GetState, f"{name}/get_state")
         end_s = time.monotonic() + seconds
+
+        def can_answer() -> bool:
+            return bool(health) and Health.STARTING.name not in health.values() and self._is_heard_by(name)
+
+        def knows_us() -> bool:  # it does once it answers a client that was announced after the publishers
+            answer = client.call_async(GetState.Request())
+            if known := _wait(answer.done, _ASK_AGAIN_S):
+                return known
+            client.remove_pending_request(answer)
+            return False
+
         try:
-            while not health or Health.STARTING.name in health.values() or not self._is_heard_by(name):
-                if time.monotonic() > end_s:
-                    return False
-                time.sleep(_POLL_S)
-            return self._is_known_to(client, end_s)
+            return _wait(can_answer, seconds) and _wait(knows_us, end_s - time.monotonic())
         finally:
             self._node.destroy_subscription(subscription)
             self._node.destroy_client(client)
 
-    def _is_known_to(self, client: Client, end_s: float) -> bool:
-        """Whether a node knows of the publishers: it does once it answers a client that was announced after them."""
-        while time.monotonic() < end_s:
-            answer = client.call_async(GetState.Request())
-            again_s = time.monotonic() + _ASK_AGAIN_S
-            while time.monotonic() < again_s:
-                if answer.done():
-                    return True
-                time.sleep(_POLL_S)
-            client.remove_pending_request(answer)
-        return False
-
     def _is_heard_by(self, name: str) -> bool:
-        """Whether each topic that the node subscribes to is connected, and there is one."""
         wanted = [
             publisher for publisher in self._publishers.values()
             for info in self._node.get_subscriptions_info_by_topic(publisher.topic_name)
@@ -198,12 +185,18 @@ class PlayNode:
         self._node.destroy_node()
         rclpy.try_shutdown()
 
-    def __enter__(self) -> "PlayNode":
-        return self
-
     def __exit__(self, *_: object) -> None:
         end_s = time.monotonic() + _LAST_S
         for publisher in self._publishers.values():  # who subscribed reliably gets the last messages
             publisher.wait_for_all_acked(Duration(seconds=max(end_s - time.monotonic(), 0)))
         self._shut_down()
         self._thread.join()
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    end_s = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,5 +1,6 @@
 """Which messages of a log are played and when they are due; reading ahead, so that none waits for a disk."""
 
+import contextlib
 import math
 import threading
 import time
@@ -12,10 +13,10 @@ from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame import restamped
 from torchperf_ros.logs.log_reader import LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.log_storage import listed
 
 T = TypeVar("T")
 
-_SHOWN: Final = 6
 _SET_BACK_NS: Final = NS_PER_S
 _LATE_NS: Final = 5 * NS_PER_MS
 _ROUND_GAP_NS: Final = NS_PER_S // 10  # between the last message of a round and the first of the next
@@ -35,26 +36,18 @@ def choose_topics(log: LogReader, names: Set[str] | None, renamed: Set[str] = fr
     """
     filled = {name: topic for name, topic in log.topics.items() if topic.count}
     if unknown := sorted(((names or frozenset()) | renamed) - log.topics.keys()):
-        raise PlayError(f"log {log.path}: has no topic {_listed(unknown)}; it has: {_listed(filled)}")
+        raise PlayError(f"log {log.path}: has no topic {listed(unknown)}; it has: {listed(sorted(filled))}")
     chosen = filled if names is None else {name: log.topics[name] for name in sorted(names)}
     if not chosen:
         raise PlayError(f"log {log.path}: has no messages")
     return chosen
 
 
-def _listed(names: Iterable[str]) -> str:
-    shown = sorted(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) + more) or "nothing"
-
-
 class LogRounds:
     """The part of a log that is played, once or again and again.
 
-    Attributes:
-        log: opened.
-        topics: of the log, by name; a message of another type than its topic's is left out.
-        span_ns: begin and end of the part, in the log's time; equal where the log does not say.
+    Of its `topics`, by name; a message of another type than its topic's is left out. `span_ns` is begin and end of the
+    part, in the log's time; equal where the log does not say.
     """
 
     def __init__(
@@ -83,7 +76,9 @@ class LogRounds:
                     yield message
                     played = True
             if not played:
-                raise PlayError(f"log {self.log.path}: has no message of {_listed(self.topics)} in this part of it")
+                raise PlayError(
+                    f"log {self.log.path}: has no message of {listed(sorted(self.topics))} in this part of it"
+                )
             if not self._loop:
                 return
             yield None
@@ -92,8 +87,7 @@ class LogRounds:
 class HeaderStamps:
     """What `--restamp` does: headers get the time at which their message is published.
 
-    Attributes:
-        kept: how many messages went on with the stamp they had, as they are too short for one or the time is too late.
+    `kept` messages went on with the stamp they had, as they are too short for one or the time is too late.
     """
 
     def __init__(self, topics: Collection[str], *, log_time: bool) -> None:
@@ -166,19 +160,12 @@ class Pace:
 
 @dataclass
 class Tally:
-    """What a player has done.
+    """What a player has done."""
 
-    Attributes:
-        played: messages.
-        late: those of them that went out more than 5 ms after they were due.
-        worst_late_ms: by how much the latest one was.
-        rounds: how often the log was begun.
-    """
-
-    played: int = 0
-    late: int = 0
-    worst_late_ms: float = 0.0
-    rounds: int = 0
+    played: int = 0  # messages
+    late: int = 0  # those of them that went out more than 5 ms after they were due
+    worst_late_ms: float = 0.0  # by how much the latest one was
+    rounds: int = 0  # how often the log was begun
 
     def add(self, late_ns: int) -> None:
         """Count a message that went out so long after it was due."""
@@ -188,35 +175,19 @@ class Tally:
 
 
 class Player:
-    """Plays on the thread that calls `play`; the other methods are for any thread.
-
-    Attributes:
-        tally: what it has done.
-    """
+    """Plays on the thread that calls `play`; the other methods are for any thread. `tally`: what it has done."""
 
     def __init__(
-        self,
-        publish: Callable[[LogMessage], None],
-        *,
-        rate: float = 1.0,
+        self, publish: Callable[[LogMessage], None], *, rate: float = 1.0,
         prepare: Callable[[LogMessage, int], LogMessage] = lambda message, _due_ns: message,
-        publish_time: Callable[[int], None] = lambda _log_ns: None,
-        clock_hz: float = 0.0,
-        paused: bool = False,
-        clock: Clock = time.monotonic_ns,
-        wait: Callable[[float], object] | None = None,
-    ) -> None:
-        """Prepare to play.
+        publish_time: Callable[[int], None] = lambda _log_ns: None, clock_hz: float = 0.0, paused: bool = False,
+        clock: Clock = time.monotonic_ns, wait: Callable[[float], object] | None = None,
+    ) -> None:  # fmt: skip
+        """Prepare to play, so much faster than recorded (`rate` > 0), and to begin with a pause if `paused`.
 
-        Args:
-            publish: takes a message when it is due.
-            rate: how much faster than recorded, > 0.
-            prepare: does with a message, given when it is due, what can be done before that.
-            publish_time: takes the log's time, in ns, just before each message.
-            clock_hz: how often it takes it besides, also during a pause; 0: not.
-            paused: whether to begin with a pause.
-            clock: the monotonic clock.
-            wait: waits on it for so many seconds, or less if there is news.
+        `publish` takes a message when it is due, on the monotonic `clock`; `prepare` does with it, given when that is,
+        what can be done before. `publish_time` takes the log's time in ns before each message, and `clock_hz` times a
+        second besides, also during a pause (0: not). `wait` waits for so many seconds, or less if there is news.
         """
         self.tally = Tally()
         self._publish, self._prepare, self._publish_time = publish, prepare, publish_time
@@ -233,15 +204,13 @@ class Player:
 
     def pause(self) -> None:
         """Let the log's time stand still."""
-        with self._changed:
+        with self._news():
             self._pace.pause(self._clock())
-            self._changed.notify_all()
 
     def resume(self) -> None:
         """Go on where the pause began."""
-        with self._changed:
+        with self._news():
             self._pace.resume(self._clock())
-            self._changed.notify_all()
 
     def toggle(self) -> bool:
         """Pause or go on; returns whether it is paused now."""
@@ -250,19 +219,23 @@ class Player:
 
     def play_next(self) -> bool:
         """Have the next message go out and no further one; False if there is no pause, or no message yet."""
-        with self._changed:
+        with self._news():
             if self._waiting is None or not self._pace.paused:
                 return False
             now_ns = self._clock()
             self._pace.jump(max(self._waiting.t_ns, self._pace.log_ns(now_ns)), now_ns)
             self._waiting = None
-            self._changed.notify_all()
             return True
 
     def end(self) -> None:
         """Have `play` return."""
-        with self._changed:
+        with self._news():
             self._ended = True
+
+    @contextlib.contextmanager
+    def _news(self) -> Iterator[None]:
+        with self._changed:
+            yield
             self._changed.notify_all()
 
     @property
@@ -291,7 +264,6 @@ class Player:
                 return
 
     def _play(self, message: LogMessage) -> bool:
-        """Play a message when it is due; False at the end."""
         with self._changed:
             self._waiting = message
             due_ns = self._pace.due_ns(message.t_ns)
@@ -348,9 +320,7 @@ class ReadAhead(Generic[T]):
         try:
             for item in self._source:
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._closed or not self._items or self._held_bytes < self._limit_bytes
-                    )
+                    self._changed.wait_for(lambda: self._closed or self._held_bytes < self._limit_bytes)
                     if self._closed:
                         break
                     self._items.append(item)

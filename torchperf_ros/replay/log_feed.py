@@ -7,12 +7,11 @@ from typing import Final, NamedTuple
 from torchperf_ros.config.message_types import full_name
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.log_storage import listed
 from torchperf_ros.logs.player import ReadAhead
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.workers.process_setup import step_back
 
-_AHEAD_BYTES: Final = 64 << 20
-_SHOWN: Final = 8
 _COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")
 _OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
@@ -62,14 +61,8 @@ def match_topics(
 ) -> dict[str, str]:  # fmt: skip
     """The topic of the log for each topic of a stage that has one.
 
-    One that was named by `remap`, else one of the same name, else the only one of the type.
-
-    Args:
-        wanted: what the stages need.
-        topics: what the log has.
-        remap: topic of the log by topic of a stage.
-        log: its name, for messages.
-        say: gets topics that were chosen by their type, and inputs that are not there and can be done without.
+    One that was named by `remap` (topic of the log by topic of a stage), else one of the same name, else the only one
+    of the type. `say` gets topics that were chosen by their type, and inputs that are absent and can be done without.
 
     Raises:
         LogError: a trigger is not there, of another type, or more than one topic could be it.
@@ -81,17 +74,16 @@ def match_topics(
     first: dict[str, Wanted] = {}
     found: dict[str, str] = {}
     for item in wanted:
-        key = absolute(item.topic)
+        key, msg = absolute(item.topic), ""
         other = first.setdefault(key, item)
+        topic = topics.get(named.get(key, key))
         if full_name(other.type_name) != full_name(item.type_name):
             msg = f"topic {item.topic}: {other.stage} takes it as {other.type_name}, {item.stage} as {item.type_name}"
-            raise LogError(msg)
-        topic = topics.get(named.get(key, key))
-        if key in named and topic is None:
+        elif key in named and topic is None:
             msg = f"log {log}: has no topic {named[key]}, which --map names; it has: {_listed(topics.values())}"
-            raise LogError(msg)
-        if topic is not None and key in named and not item.is_of(topic):
+        elif key in named and topic is not None and not item.is_of(topic):
             msg = f"log {log}: {topic.name} is {topic.type_name}; {item.stage} takes {item.type_name}{_hint(topic)}"
+        if msg:
             raise LogError(msg)
         if topic is None or not item.is_of(topic):
             topic = _only_one(item, topics.values(), log, say)
@@ -127,35 +119,25 @@ def _hint(topic: LogTopic) -> str:
 
 
 def _listed(topics: Iterable[LogTopic]) -> str:
-    shown = [f"{topic.name} ({topic.type_name})" for topic in topics]
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) + more) or "none"
+    return listed([f"{topic.name} ({topic.type_name})" for topic in topics])
 
 
 class LogFeed:
     """The part of a log that is to be replayed.
 
-    Attributes:
-        start_ns: time of the log at which it begins; 0 for an empty log.
-        length_ns: how long it is, 0 if the log does not say.
+    It begins at `start_ns`, 0 for an empty log, and is `length_ns` long, 0 if the log does not say.
     """
 
     def __init__(self, reader: LogReader, options: ReplayOptions) -> None:
         """Take a log, and which part of it is wanted."""
         self._reader, self._options = reader, options
         first_ns = reader.start_ns or next((message.t_ns for message in reader.messages()), 0)
-        self.start_ns = first_ns + round(options.start_s * NS_PER_S)
-        self._end_ns: int | None = None
-        if options.duration_s is not None:
-            self._end_ns = self.start_ns + round(options.duration_s * NS_PER_S)
+        self.start_ns, length_s = first_ns + round(options.start_s * NS_PER_S), options.duration_s
+        self._end_ns = None if length_s is None else self.start_ns + round(length_s * NS_PER_S)
         self.length_ns = max(0, (self._end_ns or reader.end_ns) - self.start_ns)
 
     def to_copy(self, given: Collection[str], published: Collection[str]) -> frozenset[str]:
-        """The topics that `--inputs` copies into the output.
-
-        Args:
-            given: topics of the log that stages take.
-            published: topics that the stages publish.
+        """The topics that `--inputs` copies into the output: `all` are those of the log that are `given` to stages.
 
         Raises:
             LogError: a topic is not in the log, or the replay itself publishes it.
@@ -178,8 +160,7 @@ class LogFeed:
         Raises:
             LogError: the log is damaged.
         """
-        ahead = ReadAhead(self._read(topics), lambda message: len(message.data), _AHEAD_BYTES)
-        with contextlib.closing(ahead):
+        with contextlib.closing(ReadAhead(self._read(topics), lambda m: len(m.data), 64 << 20)) as ahead:
             yield from ahead
 
     def _read(self, topics: frozenset[str]) -> Iterator[LogMessage]:

@@ -13,27 +13,16 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.replay.replay_options import ReplayError
 
 _WAITING: Final = 256  # messages; a writer that is slower than this holds up the replay, which loses nothing
-_ROS2: Final = 2
 
 
-class OutputLog:
-    """An MCAP file with message definitions; a context that leaves all of it, or nothing under its name.
+class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
+    """An MCAP file with message definitions; a context that leaves all of it, or nothing under its `path`.
 
     A thread writes it, so that no stage waits for the disk.
-
-    Attributes:
-        path: the file as it is called when it is whole.
     """
 
-    def __init__(
-        self, path: Path, *, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None
-    ) -> None:
-        """Begin the file.
-
-        Args:
-            path: its name, once it is whole.
-            compress: compressing images is not worth the time.
-            metadata: a named table of texts to begin with.
+    def __init__(self, path: Path, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None) -> None:
+        """Begin the file, with `metadata`, a named table of texts. To compress images is not worth the time.
 
         Raises:
             ConfigError: the name cannot be that of an MCAP file.
@@ -75,11 +64,7 @@ class OutputLog:
             raise self._error
 
     def close(self) -> None:
-        """Write what is left, and give the file its name.
-
-        Raises:
-            OSError, ReplayError: not all could be written; nothing is there under the final name.
-        """
+        """Write what is left, and give the file its name. Where not all can be written it gets none, see `check`."""
         self._end()
         try:
             if self._error is None:
@@ -97,9 +82,6 @@ class OutputLog:
         with contextlib.suppress(OSError):  # a full disk says so again when the buffer is flushed
             self._file.close()
         self._part.unlink(missing_ok=True)
-
-    def __enter__(self) -> "OutputLog":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.discard()
@@ -124,7 +106,7 @@ class OutputLog:
         if (topic, type_name) not in self._channels:
             name = full_name(type_name)
             if name not in self._schemas:
-                text, _ = typestore({name}).generate_msgdef(name, ros_version=_ROS2)
+                text, _ = typestore({name}).generate_msgdef(name, ros_version=2)
                 self._schemas[name] = self._writer.register_schema(name, "ros2msg", text.encode())
             self._channels[topic, type_name] = self._writer.register_channel(topic, "cdr", self._schemas[name])
         channel = self._channels[topic, type_name]

@@ -23,13 +23,7 @@ from torchperf_ros.replay.replay_options import (
     recording_in,
 )
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_result import (
-    ReplayResult,
-    anomalies_summary,
-    log_hash,
-    models_summary,
-    stage_results,
-)
+from torchperf_ros.replay.replay_result import ReplayResult, anomalies_summary, log_hash, models_summary, stage_results
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.workers.fork_server import start_base
 
@@ -42,13 +36,9 @@ _MOST_TROUBLES: Final = 100
 def replay(
     log: Path, options: ReplayOptions, progress: Progress = lambda _done, _total: None, say: Say = lambda _: None
 ) -> ReplayResult:
-    """Replay a log.
+    """Replay a log: a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`.
 
-    Args:
-        log: a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`.
-        options: how.
-        progress: gets how far it is.
-        say: gets a line for what people should know: damage in the log, a worker that died.
+    `say` gets a line for what people should know: damage in the log, a worker that died.
 
     Raises:
         LogError: nothing of the log can be read, or it lacks a topic that a stage needs.
@@ -63,18 +53,12 @@ def replay(
 
 
 def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
-    """What a replay would do, a line for each thing; the workers are started and asked what they take.
-
-    Raises:
-        As `replay` does.
-    """
+    """What a replay would do, a line for each thing; the workers are started and asked. Raises what `replay` does."""
     with _Replay(log, replace(options, output=None), lambda _done, _total: None, lambda _: None) as running:
         yield from running.plan()
 
 
 class _Replay(contextlib.ExitStack):
-    """One replay while it runs; a context that ends what it starts."""
-
     def __init__(self, log: Path, options: ReplayOptions, progress: Progress, say: Say) -> None:
         super().__init__()
         self._log, self._options, self._progress, self._say = log, options, progress, say
@@ -84,13 +68,11 @@ class _Replay(contextlib.ExitStack):
         self._given = 0
 
     def _note(self, text: str) -> None:
-        """Say something, and keep it for the summary."""
         self._say(text)
         if len(self._troubles) < _MOST_TROUBLES:
             self._troubles.append(text)
 
     def _start(self) -> None:
-        """Open the log, and start stages that know its types."""
         start_base()  # it imports torch meanwhile
         options, virtual = self._options, self._options.pace == "virtual"
         self._reader = self.enter_context(LogReader(recording_in(self._log), self._note))
@@ -120,13 +102,11 @@ class _Replay(contextlib.ExitStack):
         return VirtualPace(start_ns, times)
 
     def _settle(self) -> None:
-        """Find the stages' topics in the log, and wait until their workers are ready."""
         reader, stages = self._reader, self._stages
         stages.connect(match_topics(stages.wanted(), reader.topics, self._options.remap, reader.path, self._note))
         stages.settle()
 
     def plan(self) -> Iterator[str]:
-        """See `plan`."""
         self._start()
         self._settle()
         reader = self._reader
@@ -143,22 +123,20 @@ class _Replay(contextlib.ExitStack):
         yield from self._troubles
 
     def run(self) -> ReplayResult:
-        """Take the log through the stages."""
         self._start()
         identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}  # while the workers start
         self._settle()
         options, pace, stages, record = self._options, self._pace, self._stages, self._record
-        models = models_summary(stages.actors)
-        started_s = time.monotonic()
+        models, started_s = models_summary(stages.actors), time.monotonic()
         complete = self._through()
         took_s = time.monotonic() - started_s
         if self._output is not None:
             self._output.close()
         results = stage_results(stages.actors, record, options.output)
         duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
-        findings = asdict(self._reader.findings)
+        found = {"messages": self._given, "duration_s": duration_s, "findings": asdict(self._reader.findings)}
         summary = {
-            "log": {**identity, "messages": self._given, "duration_s": duration_s, "findings": findings},
+            "log": {**identity, **found},
             "params_sha256": self._params_sha256, "pace": options.pace, "seed": options.seed, **pace.summary, **models,
             "start_up_s": stages.start_up_s, "took_s": took_s, "memory": record.memory,
             "stages": [stage.summary() for stage in results.values()],
@@ -168,7 +146,6 @@ class _Replay(contextlib.ExitStack):
         return ReplayResult(self._log, results, tuple(record.anomalies), summary, options.output, complete)
 
     def _through(self) -> bool:
-        """Take the log through the stages; whether that was all of it."""
         feed, pace, stages, record, complete = self._feed, self._pace, self._stages, self._record, True
         copied = frozenset() if self._output is None else feed.to_copy(stages.takers, stages.outputs)
         try:
@@ -210,7 +187,6 @@ class _Replay(contextlib.ExitStack):
         return complete
 
     def _cut_short(self, why: str) -> bool:
-        """Say why a replay ends here; no stage begins another frame."""
         self._note(why)
         self._stages.deactivate()
         return False

@@ -30,16 +30,7 @@ _MIB: Final = 1 << 20
 
 
 class ReplayRecord:
-    """Takes answers and findings from the stages' threads.
-
-    Attributes:
-        tables: a row for each answered frame, by stage.
-        reasons: why frames were not on time, by stage and `seq`; the first 10,000.
-        anomalies: what was told, with the log's time in ns; the first 10,000.
-        unkept: reasons and anomalies beyond these.
-        answered: signalled after each answer; its lock guards `pending`.
-        pending: frames that were offered to a stage and are not answered yet.
-    """
+    """Takes answers and findings from the stages' threads."""
 
     def __init__(
         self, stages: Sequence[StageConfig], now: Callable[[], int], output: OutputLog | None, *, portable: bool = False
@@ -48,17 +39,16 @@ class ReplayRecord:
 
         `portable`: leave out what differs from machine to machine: tracebacks, with their paths, memory and health.
         """
-        self.tables = [FrameTable() for _ in stages]
-        self.reasons: list[dict[int, str]] = [{} for _ in stages]
-        self.anomalies: list[tuple[int, Alert]] = []
-        self.unkept = self.pending = 0
-        self.answered = threading.Condition()
+        self.tables = [FrameTable() for _ in stages]  # a row for each answered frame
+        self.reasons: list[dict[int, str]] = [{} for _ in stages]  # why frames were not on time, by `seq`
+        self.anomalies: list[tuple[int, Alert]] = []  # what was told, with the log's time in ns
+        self.unkept = 0  # reasons and anomalies beyond the first 10,000 of each
+        self.pending = 0  # frames that were offered to a stage and are not answered yet
+        self.answered = threading.Condition()  # signalled after each answer; its lock guards `pending`
         self._rows = [LatencyRecord(index) for index in range(len(stages))]
         self.topics = [absolute(stage.output) for stage in stages]
         self.types = ["" for _ in stages]
-        self._now = now
-        self._portable = portable
-        self._output = output
+        self._now, self._portable, self._output = now, portable, output
         self._failure: Exception | None = None
         self._grouping = AlertGrouping()
         self._labelled_memory = LabelledArray(LABELS)

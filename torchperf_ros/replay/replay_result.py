@@ -30,30 +30,20 @@ from torchperf_ros.runs.run_file import Run
 from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME
 from torchperf_ros.stage.stage_actor import StageActor
 
-_MOST_FRAMES: Final = 10
 _LONGEST_REASON: Final = 60
-_BLOCK: Final = 1 << 20
-_MOST_ANOMALIES: Final = 1000
 
 
 class StageFigure:
-    """A figure of a stage; a number like any other, but a failed assertion on it shows the frames behind it.
+    """A figure of a stage; a number like any other, but a failed assertion on it shows the frames behind it."""
 
-    Attributes:
-        stage: whose it is.
-        only_missed: whether it counts frames that were not on time, rather than how long frames took.
-    """
-
-    stage: "StageResult"
-    only_missed = True
+    stage: "StageResult"  # whose it is
+    only_missed = True  # it counts frames that were not on time, rather than how long frames took
 
 
-class _Float(StageFigure, float):
-    pass
+class _Float(StageFigure, float): ...
 
 
-class _Count(StageFigure, int):
-    pass
+class _Count(StageFigure, int): ...
 
 
 class _Counts(StageFigure, Counter[str]):
@@ -66,11 +56,8 @@ _Figure = TypeVar("_Figure", bound=StageFigure)
 
 def text_columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Rows as lines whose cells stand below each other; the last cell of a row may be of any length."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
-    return [
-        indent + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1] + [0]
+    return [indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def stamp_text(stamp_ns: int) -> str:
@@ -95,29 +82,20 @@ class PublishedFrame(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class StageResult:
-    """What became of one stage's frames.
-
-    Attributes:
-        name, tiers, output_topic, output_type, budget_ms: of the stage.
-        frames: answered frames, rows of `FRAME`.
-        received, superseded, stale: frames that came, and those that were never started.
-        anomalies: findings about this stage, with the time of the log in ns.
-        reasons: why a frame was not on time, by its `seq`.
-        output: the MCAP that holds what it published, None if none was written.
-    """
+    """What became of one stage's frames."""
 
     name: str
     tiers: tuple[str, ...]
     output_topic: str
     output_type: str
     budget_ms: float
-    frames: NDArray[np.void]
+    frames: NDArray[np.void]  # answered frames, rows of `FRAME`
     received: int
     superseded: int
     stale: int
-    anomalies: tuple[tuple[int, Alert], ...]
-    reasons: Mapping[int, str]
-    output: Path | None
+    anomalies: tuple[tuple[int, Alert], ...]  # findings about this stage, with the time of the log in ns
+    reasons: Mapping[int, str]  # why a frame was not on time, by its `seq`
+    output: Path | None  # the MCAP that holds what it published, None if none was written
 
     @property
     def miss_ratio(self) -> float:
@@ -130,25 +108,10 @@ class StageResult:
         total_ms = self.frames["total_ms"]
         return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else "nan"), only_missed=False)
 
-    @property
-    def p50_ms(self) -> float:
-        """Median latency."""
-        return self.quantile_ms(0.5)
-
-    @property
-    def p95_ms(self) -> float:
-        """95th percentile of the latency."""
-        return self.quantile_ms(0.95)
-
-    @property
-    def p99_ms(self) -> float:
-        """99th percentile of the latency."""
-        return self.quantile_ms(0.99)
-
-    @property
-    def max_ms(self) -> float:
-        """Longest latency."""
-        return self.quantile_ms(1.0)
+    p50_ms = property(lambda self: self.quantile_ms(0.5), doc="Median latency.")
+    p95_ms = property(lambda self: self.quantile_ms(0.95), doc="95th percentile of the latency.")
+    p99_ms = property(lambda self: self.quantile_ms(0.99), doc="99th percentile of the latency.")
+    max_ms = property(lambda self: self.quantile_ms(1.0), doc="Longest latency.")
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -189,7 +152,7 @@ class StageResult:
     def worst_frames(self, *, only_missed: bool) -> list[str]:
         """A table of the frames that took longest, of those that were not on time if only these are asked for."""
         frames = self.frames[self.frames["outcome"] != Outcome.ON_TIME] if only_missed else self.frames
-        worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:_MOST_FRAMES]
+        worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:10]
         which = "not on time" if only_missed else "in all"
         head = f"{self.name}: {len(frames)} of {len(self.frames)} frames {which}; those that took longest:"
         rows = [("seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"), *map(self._row, worst)]
@@ -226,23 +189,14 @@ class StageResult:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A whole replay.
+    """A whole replay."""
 
-    Attributes:
-        log: what was replayed.
-        stages: by name, in the order of the parameters.
-        anomalies: every finding, with the time of the log in ns.
-        summary: what `--json` writes beside the frames; a JSON object.
-        output: the MCAP, None if none was written.
-        complete: False if it was interrupted.
-    """
-
-    log: Path
-    stages: Mapping[str, StageResult]
-    anomalies: tuple[tuple[int, Alert], ...]
-    summary: Mapping[str, Any]
-    output: Path | None
-    complete: bool = True
+    log: Path  # what was replayed
+    stages: Mapping[str, StageResult]  # by name, in the order of the parameters
+    anomalies: tuple[tuple[int, Alert], ...]  # every finding, with the time of the log in ns
+    summary: Mapping[str, Any]  # what `--json` writes beside the frames; a JSON object
+    output: Path | None  # the MCAP, None if none was written
+    complete: bool = True  # False if it was interrupted
 
     def stage(self, name: str) -> StageResult:
         """One stage's result.
@@ -271,7 +225,7 @@ def log_hash(path: Path) -> str:
         if file != path:
             digest.update(os.fsencode(file.relative_to(path)) + f"\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:
-            while block := content.read(_BLOCK):
+            while block := content.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
 
@@ -328,5 +282,5 @@ def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, 
     """The first 1,000 anomalies as JSON values."""
     return [
         {"t_ns": t_ns, "level": a.level.name, "name": a.name, "message": a.message, "values": dict(a.values)}
-        for t_ns, a in anomalies[:_MOST_ANOMALIES]
+        for t_ns, a in anomalies[:1000]
     ]

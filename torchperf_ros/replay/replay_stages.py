@@ -26,26 +26,18 @@ _COMPILING_TAKES: Final = 10  # times as long as loading
 class ReplayStages:
     """Starts the stages of a configuration, and hands one's outputs to the next as the node does.
 
-    Attributes:
-        actors: in the order of the parameters.
-        takers: the inputs that take a topic of the log, see `connect`.
-        outputs: the topics that the stages publish.
-        start_up_s: how long it took until every worker was ready.
+    Its `actors` are in the order of the parameters; `takers` are the inputs that take a topic of the log, see
+    `connect`; `outputs` are the topics that the stages publish; `start_up_s` is how long it took until all was ready.
     """
 
     def __init__(
         self, config: NodeConfig, pace: "ReplayPace", record: ReplayRecord, say: Callable[[str], None],
         seed: int, definitions: str,
     ) -> None:  # fmt: skip
-        """Make the stages.
+        """Make the stages, which run on what the `pace` has; `say` gets what workers print and what becomes of them.
 
-        Args:
-            config: the parameters.
-            pace: what they run on, and the log's time.
-            record: what is kept of what they do.
-            say: gets what workers print and what becomes of them.
-            seed: of what models draw at random.
-            definitions: a prefix whose `share` holds message types beside those that are installed.
+        `seed`: of what models draw at random. `definitions`: a prefix whose `share` holds message types beside those
+        that are installed.
         """
         self._config, self._pace, self._record, self._say = config, pace, record, say
         self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
@@ -96,7 +88,7 @@ class ReplayStages:
         made_by = {absolute(actor.config.output): index for index, actor in enumerate(self.actors)}
         wanted = []
         for index, actor in enumerate(self.actors):
-            self._wait(actor, _is_described)
+            self._wait(actor, lambda actor: actor.pool.description is not None)
             assert actor.pool.description is not None
             self._record.types[index] = actor.pool.description.output
             for number, topic, type_name in actor.inputs:
@@ -184,10 +176,6 @@ class ReplayStages:
             thread.start()
         for thread in threads:
             thread.join()
-
-
-def _is_described(actor: StageActor) -> bool:
-    return actor.pool.description is not None
 
 
 def _is_complete(actor: StageActor) -> bool:

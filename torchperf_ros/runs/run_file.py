@@ -4,9 +4,10 @@ JSON: the summary, with `frames` in each of its `stages`: a list for each column
 frame, the columns of `FRAME` after `stage`; the summary is the file's metadata under the key `torchperf_run`.
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +40,23 @@ class Run:
     frames: Mapping[str, NDArray[np.void]]
 
 
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to: all of it gets that name when the block ends, or nothing does.
+
+    Raises:
+        OSError: it cannot be written; the error names `path`.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def check_run_path(path: Path) -> None:
     """Find out before a long run whether its file can be written at its end.
 
@@ -61,17 +79,13 @@ def write_run(run: Run, path: Path) -> None:
         OSError: it cannot be written.
     """
     check_run_path(path)
-    part = path.with_name(f".{path.name}.part")
     summary = {"v": VERSION, "kind": _KIND, **run.summary}
-    try:
+    with whole_file(path) as part:
         if path.suffix == ".json":
             stages = [{**stage, "frames": _lists(run.frames[stage["name"]])} for stage in summary["stages"]]
             part.write_bytes(_json({**summary, "stages": stages}) + b"\n")
         else:
             _write_parquet(run, part, _json(summary))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_run(path: Path) -> Run:

@@ -1,5 +1,6 @@
 """Subscribes to what a node publishes about itself and folds it into a state, for views and for reports."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -16,10 +17,9 @@ from torchperf_ros.runs.run_log import RunLog, RunLogBuilder, RunLogError
 from torchperf_ros.telemetry.node_state import NodeState, by_label
 
 _DEPTH: Final = 200  # the picture may take its time: nothing is lost meanwhile
-_STEP_S: Final = 0.5
 
 
-class NodeListener:
+class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
     """Listens while `listen` runs, on the thread that calls it."""
 
     def __init__(self, state: NodeState, own_name: str) -> None:
@@ -47,9 +47,6 @@ class NodeListener:
         while (left_s := end_s - time.monotonic()) > 0:
             self._executor.spin_once(timeout_sec=left_s)
 
-    def __enter__(self) -> "NodeListener":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown()
         self._node.destroy_node()
@@ -61,8 +58,6 @@ class NodeListener:
 
 
 class _KeptNode(NodeState):
-    """A node of which everything is kept, for a report."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.builder = RunLogBuilder(name)
@@ -95,7 +90,7 @@ def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) 
         while (passed_s := time.monotonic() - start_s) < seconds:
             progress(round(passed_s * 1e3), round(seconds * 1e3))
             node.at(passed_s)
-            listener.listen(min(_STEP_S, seconds - passed_s))
+            listener.listen(min(0.5, seconds - passed_s))
     run = node.builder.build(f"{name}, live", None)
     if run.span_ns == (0, 0) and not node.heard:
         heard = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""

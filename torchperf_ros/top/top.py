@@ -9,9 +9,9 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -23,32 +23,27 @@ from torchperf_ros.top.view import event_line, node_line, node_picture, node_tit
 
 SVG_WIDTH: Final = 100
 SVG_HEIGHT: Final = 30
-_REFRESH_S: Final = 0.25
 _LINE_EVERY_S: Final = 1.0  # where there is no terminal
 _ENOUGH_REPORTS: Final = 3  # until `--once` has a picture worth looking at
-_NOTHING_HEARD: Final = 1
 _WEB_FONT: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
 
 
-class Keys:
-    """While it is open, keys come one by one and unseen; where standard input is no terminal, none ever come."""
+@contextlib.contextmanager
+def key_presses() -> Iterator[Callable[[], str]]:
+    """Gives what tells the keys since the last time, unseen; where standard input is no terminal, none ever come."""
+    if not sys.stdin.isatty():
+        yield str  # which gives ""
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield lambda: os.read(sys.stdin.fileno(), 64).decode(errors="ignore") if _is_pressed() else ""
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
-    def __enter__(self) -> "Keys":
-        self._before: list[Any] | None = None
-        if sys.stdin.isatty():
-            self._before = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
-
-    def pressed(self) -> str:
-        """The keys since the last time, empty if there were none."""
-        if self._before is None or not select.select([sys.stdin], [], [], 0)[0]:
-            return ""
-        return os.read(sys.stdin.fileno(), 64).decode(errors="ignore")
+def _is_pressed() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 class Screen:
@@ -125,12 +120,12 @@ def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: P
         contextlib.suppress(KeyboardInterrupt),
         Console(stderr=True).status(f"listening to {name}") if once else contextlib.nullcontext(),
         NodeListener(node, "torchperf_top") as listener,
-        Keys() as keys,
+        key_presses() as pressed_keys,
         screen,
     ):
         start_s = time.monotonic()
-        while not is_enough(pressed := keys.pressed()):
-            listener.listen(_REFRESH_S)
+        while not is_enough(pressed := pressed_keys()):
+            listener.listen(0.25)
             node.at(time.monotonic() - start_s)
             if "p" in pressed:
                 paused = not paused
@@ -140,11 +135,10 @@ def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: P
         console.print(picture(console.width, max(console.height, whole_height(node))))
     if svg_file:
         save_svg(picture(SVG_WIDTH, SVG_HEIGHT), svg_file, "torchperf top")
-    return 0 if node.heard else _NOTHING_HEARD
+    return int(not node.heard)
 
 
 def _waits_for(node: NodeState) -> list[str]:
-    """What is looked for, and what may be wrong, as long as there is nothing to see."""
     if node.heard:
         return [
             f"{node.name} is there, and has no stages yet",

@@ -53,16 +53,11 @@ def node_picture(
     node: NodeState, width: int, height: int, title: RenderableType, waits: Sequence[str], note: Text | None = None,
     began_s: float | None = None,
 ) -> RenderableType:  # fmt: skip
-    """The whole view, to fill a terminal of this size.
+    """The whole view, to fill a terminal of this size; in few rows, stages leave out what matters least.
 
-    Args:
-        node: what to show.
-        width: columns.
-        height: rows; with few of them, stages leave out what matters least.
-        title: the first row.
-        waits: lines that are shown as long as no stage is known.
-        note: stands below in the frame of the events.
-        began_s: seconds since 1970 when the listening began, for the time of day of events; None: seconds since then.
+    The `title` is its first row, the `note` stands below in the frame of the events, and `waits` are shown as long as
+    no stage is known. `began_s`: seconds since 1970 when the listening began, for the time of day of events; None:
+    events show seconds since then.
     """
     head = (title, _numbers(node, width))
     if not node.stages:
@@ -83,7 +78,8 @@ def node_picture(
     if node.alerts:
         title = f"{len(node.alerts)} alert{'' if len(node.alerts) == 1 else 's'}, then {title}"
         colour = "red1" if any(alert.kind == "error" for alert in node.alerts) else "gold1"
-    return Group(*head, *panels, _panel(_news(node, width - 4, count, began_s), count, colour, note, title))
+    news = _news(node, width - 4, count, began_s)
+    return Group(*head, *panels, _panel(news, count, colour, note, Text(f" {title} ", "bold")))
 
 
 def whole_height(node: NodeState) -> int:
@@ -146,7 +142,6 @@ def event_line(event: Event, began_s: float | None = None, *, now: bool = False)
 
 
 def _news(node: NodeState, width: int, count: int, began_s: float | None) -> list[Text]:
-    """What is wrong now, in half of the rows at most, then the last events, in rows of this width."""
     alerts: list[Text] = []
     for alert in node.alerts:
         alerts += _wrapped(event_line(alert, began_s, now=True), alert, width, count // 2 - len(alerts))
@@ -157,7 +152,6 @@ def _news(node: NodeState, width: int, count: int, began_s: float | None) -> lis
 
 
 def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
-    """An event's line in rows of this width, so many at most: its text goes on below itself."""
     if most <= 0:
         return []
     indent, most = len(line) - len(event.text), min(most, _MOST_EVENT_ROWS)
@@ -166,22 +160,20 @@ def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
     return [line[:indent].append(texts[0], style), *(Text(" " * indent).append(text, style) for text in texts[1:])]
 
 
-def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: str = "") -> Panel:
-    """A frame around so many rows of lines."""
+def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: Text | None = None) -> Panel:
     filled = Group(*lines, *[Text()] * (rows - len(lines)))
     return Panel(
-        filled, title=Text(f" {title} ", "bold") if title else None, title_align="left", border_style=colour,
-        padding=(0, 1), subtitle=note, subtitle_align="right",
+        filled, title=title, title_align="left", border_style=colour, padding=(0, 1), subtitle=note,
+        subtitle_align="right",
     )  # fmt: skip
 
 
 def _numbers(node: NodeState, width: int) -> Table:
-    """End to end, and memory with where it goes."""
     left, right = Text(" "), Text()
-    recent = [value for value in node.end_to_end_ms if math.isfinite(value)]
-    if recent:
-        left.append("end to end p50 ", "grey62").append(f"{np.percentile(recent, 50):.1f}", "bold")
-        left.append(" p99 ", "grey62").append(f"{np.percentile(recent, 99):.1f}", "bold").append(" ms", "grey62")
+    if recent := [value for value in node.end_to_end_ms if math.isfinite(value)]:
+        for word, share in (("end to end p50 ", 50), (" p99 ", 99)):
+            left.append(word, "grey62").append(f"{np.percentile(recent, share):.1f}", "bold")
+        left.append(" ms", "grey62")
     if node.memory:
         right.append("workers ", "grey62").append(f"{node.memory[-1][1]:,.0f} MiB ", "bold")
         right.append(_spark([mib for _, mib in node.memory]), "deep_sky_blue1")
@@ -194,7 +186,6 @@ def _numbers(node: NodeState, width: int) -> Table:
 
 
 def _spark(values: list[float]) -> str:
-    """The course of a number in a few cells, the highest of each part of the time."""
     cells = min(_SPARK_CELLS, len(values))
     parts = [values[len(values) * cell // cells : len(values) * (cell + 1) // cells] for cell in range(cells)]
     low, span = min(values), max(values) - min(values)
@@ -203,7 +194,6 @@ def _spark(values: list[float]) -> str:
 
 
 def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -> Panel:
-    """All that is known about a stage, in a frame of so many rows; the least important are left out first."""
     health = stage.health or "NO WORD YET"
     colour = _HEALTH_COLOURS.get(health, "grey62")
     why = _why(stage)
@@ -222,14 +212,10 @@ def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -
     shown = _rows(stage, inside, rows - 2)
     for row in shown:
         row.truncate(inside, overflow="ellipsis")
-    return Panel(
-        Group(*shown), title=title, title_align="left", border_style=colour, width=width, padding=(0, 1),
-        subtitle=below.append(" ") if below else None, subtitle_align="right",
-    )  # fmt: skip
+    return _panel(shown, len(shown), colour, below.append(" ") if below else None, title)
 
 
 def _why(stage: StageState) -> str:
-    """The tier, and what keeps the stage in its state; the node's own words."""
     return stage.message.partition(": ")[2] or (f"tier {stage.tier}" if stage.tier else "")
 
 
@@ -240,7 +226,6 @@ def _stage_line(stage: StageState) -> str:
 
 
 def _rows(stage: StageState, width: int, count: int) -> list[Text]:
-    """Those that matter most, in the order in which they are read; the strip takes what is left."""
     first = [_latency(stage, width), *_last_error(stage)]
     numbers = [_counters(stage), _fallbacks(stage), _workers(stage), *_steps(stage, width)]
     bars = min(max(count - len(first) - len(numbers) - 1, 1), _MOST_BARS)
@@ -250,14 +235,11 @@ def _rows(stage: StageState, width: int, count: int) -> list[Text]:
 
 def _last_error(stage: StageState) -> list[Text]:
     lines = stage.values.get("last_error", "").strip().splitlines()
-    if not lines:
-        return []
-    line = lines[-1 if lines[0].startswith("Traceback") else 0]
-    return [Text.assemble(("last error ", "grey62"), line)]
+    last = lines[-1:] if lines and lines[0].startswith("Traceback") else lines[:1]
+    return [Text.assemble(("last error ", "grey62"), line) for line in last]
 
 
 def _latency(stage: StageState, width: int) -> Text:
-    """p50 and p99 in numbers, and as a bar on the scale of the budget."""
     row = Text()
     for key, unit in (("p50_ms", ""), ("p95_ms", ""), ("p99_ms", ""), ("max_ms", ""), ("budget_ms", " ms")):
         row.append(f"{key.removesuffix('_ms')} ", "grey62").append(f"{short(stage.values.get(key)):>5}{unit}  ", "bold")
@@ -272,7 +254,6 @@ def _latency(stage: StageState, width: int) -> Text:
 
 
 def _steps(stage: StageState, width: int) -> list[Text]:
-    """Where the time goes: each step in the median, and as its share of a bar where there is room."""
     steps = stage.steps_ms
     if not steps:
         return []
@@ -306,9 +287,8 @@ def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
 
 def _eighths(record: SeenFrame, most: int) -> int:
     """Height of a frame's bar in eighths of a row, never none: the top is its budget."""
-    if not record.budget_ms > 0 or not math.isfinite(record.total_ms):
-        return 1
-    return max(1, min(round(record.total_ms / record.budget_ms * most), most))
+    known = record.budget_ms > 0 and math.isfinite(record.total_ms)
+    return max(1, min(round(record.total_ms / record.budget_ms * most), most)) if known else 1
 
 
 def _counters(stage: StageState) -> Text:
@@ -328,7 +308,6 @@ def _on_time(stage: StageState) -> str:
 
 
 def _fallbacks(stage: StageState) -> Text:
-    """What was published, in the colours of the strip; then the frames that no one started."""
     row = Text()
     shares = [("own", "on_time", _OWN)]
     shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]
@@ -367,6 +346,4 @@ def _float(text: str | None) -> float:
 def short(text: str | None) -> str:
     """A number of a status in at most four characters, a dash if it is none."""
     number = _float(text)
-    if not math.isfinite(number):
-        return DASH
-    return f"{number:.1f}" if number < 100 else f"{number:.0f}"  # noqa: PLR2004 - four characters
+    return f"{number:.{int(number < 100)}f}" if math.isfinite(number) else DASH  # noqa: PLR2004 - four characters

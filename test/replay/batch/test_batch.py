@@ -16,6 +16,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
@@ -48,7 +49,11 @@ class Drives:
         self.said = io.StringIO()
         console = Console(file=self.said, width=200)
         return replay_batch(
-            paths or [self.logs], self.options, BatchOptions(self.out, **{"parallel": 2, **many}), console, console
+            paths or [self.logs],
+            self.options,
+            BatchOptions(self.out, **{"parallel": 2, **many}),
+            Progress(console=console, disable=True),
+            console,
         )
 
     def plan(self, **many):
@@ -153,9 +158,7 @@ def scheduler(tmp_path_factory):
         yield cluster.scheduler_address
 
 
-def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_the_next_one_replayed(
-    tmp_path, scheduler
-):
+def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_ends_and_the_next_one_is_replayed(tmp_path, scheduler):
     drives = Drives(tmp_path)
     endless = write_drive(drives.logs / "endless", "slow", frames=5000)
     result = drives.replay(endless, timeout_s=2.0, retries=0, scheduler=scheduler)
@@ -174,9 +177,7 @@ def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_is_ended_and_th
         ({"dashboard": "nowhere.invalid:8787"}, r"^--dashboard nowhere\.invalid:8787: [^\n]+$"),
     ],
 )
-def test_given_no_cluster_and_no_place_for_pages_when_asked_for_then_the_error_names_it(
-    tmp_path, monkeypatch, options, words
-):
+def test_given_no_cluster_and_no_place_for_pages_then_the_error_names_it(tmp_path, monkeypatch, options, words):
     monkeypatch.setattr("torchperf_ros.replay.batch.batch_cluster._CONNECT_S", 0.2)
     drives = Drives(tmp_path)
     with pytest.raises(BatchError, match=words):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
@@ -43,6 +44,8 @@ def found(*paths, results=Path("/nowhere")):
 
 
 def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_depth(tmp_path):
+    others = "notes.txt", ".hidden.mcap", "out/monday/run.parquet", "out/monday/output.mcap", ".trash/d.bag"  # results
+    incident = "20260301T120000.250Z_late"
     make(
         tmp_path,
         "a.mcap",
@@ -50,21 +53,13 @@ def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_d
         "deep/c.bag",
         "e.mcap.zstd",
         "split/",
-        "notes.txt",
-        ".hidden.mcap",
-        "20260301T120000.250Z_late/black_box/",
-        "out/monday/run.parquet",
-        "out/monday/output.mcap",
-        ".trash/d.bag",
-    )  # fmt: skip - out/monday: a replay's results
+        f"{incident}/black_box/",
+        *others,
+    )
     assert found(tmp_path) == {
-        "20260301T120000.250Z_late": tmp_path / "20260301T120000.250Z_late",
-        "a": tmp_path / "a.mcap",
-        "b": tmp_path / "deep/deeper/b.db3",
-        "c": tmp_path / "deep/c.bag",
-        "e": tmp_path / "e.mcap.zstd",
-        "split": tmp_path / "split",
-    }
+        incident: tmp_path / incident, "a": tmp_path / "a.mcap", "b": tmp_path / "deep/deeper/b.db3",
+        "c": tmp_path / "deep/c.bag", "e": tmp_path / "e.mcap.zstd", "split": tmp_path / "split",
+    }  # fmt: skip
     (split,) = find_logs([tmp_path / "split"])
     assert [file.name for file in split.files] == ["metadata.yaml", "part_0.mcap", "part_1.mcap"]
     assert split.size_bytes == 15
@@ -157,7 +152,7 @@ def test_given_a_result_when_what_it_depends_on_changes_then_its_key_does(tmp_pa
     params.write_text("perf: {}", encoding="utf-8")
 
     def key(**changed):
-        return result_keys(find_logs([tmp_path]), ReplayOptions(params=params, **changed), keep_output=False)
+        return result_keys(find_logs([tmp_path]), ReplayOptions(params=params, **changed))
 
     before = key()
     assert key() == before
@@ -198,7 +193,7 @@ def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "dask" else find_spec(name))
     console = Console(file=io.StringIO())
     with pytest.raises(BatchError, match=r"several logs need dask, which is not installed: `pip install 'torch"):
-        replay_batch([tmp_path], ReplayOptions(), BatchOptions(tmp_path / "out"), console, console)
+        replay_batch([tmp_path], ReplayOptions(), BatchOptions(tmp_path / "out"), Progress(console=console), console)
     assert not (tmp_path / "out").exists()
 
 
@@ -213,9 +208,7 @@ def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_
         ("drives/monday.mcap", "is a file"),
     ],
 )
-def test_given_results_that_would_replace_what_is_no_result_when_asked_for_then_nothing_is_touched(
-    tmp_path, results, words
-):
+def test_given_results_that_would_replace_what_is_none_when_asked_for_then_nothing_is_touched(tmp_path, results, words):
     make(tmp_path, "drives/wednesday/", "drives/monday.mcap", "out/wednesday/notes.txt", "page/report.html", "one/x")
     (tmp_path / "one" / "summary.json").write_text(json.dumps({"kind": KIND}), encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
@@ -223,7 +216,7 @@ def test_given_results_that_would_replace_what_is_no_result_when_asked_for_then_
     batch = BatchOptions(tmp_path / results)
     for act in (
         lambda: list(plan_batch([tmp_path / "drives"], ReplayOptions(), batch)),
-        lambda: replay_batch([tmp_path / "drives"], ReplayOptions(), batch, console, console),
+        lambda: replay_batch([tmp_path / "drives"], ReplayOptions(), batch, Progress(console=console), console),
     ):
         with pytest.raises(BatchError, match=words):
             act()

@@ -57,70 +57,68 @@ def test_given_a_nested_field_off_by_more_than_allowed_when_compared_then_path_v
     assert difference.allowed == pytest.approx(1e-3 + 2e-3)
 
 
-@pytest.mark.parametrize(("off", "differs"), [(0.9e-3, False), (1.1e-3, True), (math.nan, True), (-math.inf, True)])
-def test_given_the_usual_tolerance_when_a_number_at_zero_is_off_then_a_thousandth_is_the_border(off, differs):
-    assert bool(found(array(off), array(0.0))) is differs
+def rule(kind, **how):
+    return {kind: MessageRule(**how)}
 
 
-@pytest.mark.parametrize(
-    ("value", "golden", "differs"),
-    [
-        (math.nan, math.nan, False), (math.inf, math.inf, False), (0.0, -0.0, False),
-        (math.inf, -math.inf, True), (1.0, math.nan, True), (1e300, math.inf, True),
-    ],
-)  # fmt: skip
-def test_given_numbers_that_are_none_when_compared_then_only_the_same_kind_is_equal(value, golden, differs):
-    assert bool(found(array(value), array(golden))) is differs
-    assert bool(found(point(value), point(golden))) is differs
+def tolerances(**by_path):
+    return rule(PATH, tolerances={name.replace("__", "."): Tolerance(*pair) for name, pair in by_path.items()})
 
 
-def test_given_whole_numbers_texts_and_lengths_when_they_differ_then_no_tolerance_helps():
-    usual = {ARRAY: MessageRule(tolerances={"": Tolerance(absolute=10.0)})}
-    assert paths(image(1, 2, 4), image(1, 2, 3), {}) == ["data[2]"]
-    assert paths(array(1.0, label="b"), array(1.0), usual) == ["layout.dim[0].label"]
-    assert paths(array(1.0, 2.0), array(1.0), usual) == ["layout.dim[0].size", "layout.dim[0].stride", "data"]
-    assert paths(path(pose()), path(pose(), pose())) == ["poses"]
+LAYOUT = array().layout
+BIG, BIGGER = (message_class(INT64)(LAYOUT, np.array([2**60 + more], np.int64)) for more in (0, 1))
+TURN = (0.1, -0.2, 0.3, -0.9)
+STAMPED, LATER = path(pose(), stamp_ns=5), path(pose(), stamp_ns=7)
+SHORT, LONG = path(pose(2.0, 2.0)), path(pose(2.5, 2.5))
+POINTS = rule("geometry_msgs/msg/Point", tolerances={"": Tolerance(absolute=1.0)})
+X, Y = "poses[0].pose.position.x", "poses[0].pose.position.y"
+SAME_OR_NOT = [
+    # the usual tolerance: at zero a thousandth
+    (array(0.9e-3), array(0.0), BUILT_IN, []), (array(1.1e-3), array(0.0), BUILT_IN, ["data[0]"]),
+    (array(math.nan), array(0.0), BUILT_IN, ["data[0]"]), (array(-math.inf), array(0.0), BUILT_IN, ["data[0]"]),
+    # numbers that are none, in an array and alone
+    *[(make(value), make(golden), BUILT_IN, [name] * differs)
+      for make, name in ((array, "data[0]"), (point, "x"))
+      for value, golden, differs in [
+          (math.nan, math.nan, 0), (math.inf, math.inf, 0), (0.0, -0.0, 0),
+          (math.inf, -math.inf, 1), (1.0, math.nan, 1), (1e300, math.inf, 1)]],
+    # whole numbers, also beyond the precision of a float, texts and lengths
+    (image(1, 2, 4), image(1, 2, 3), {}, ["data[2]"]), (BIG, BIGGER, BUILT_IN, ["data[0]"]),
+    (array(1.0, label="b"), array(1.0), rule(ARRAY, tolerances={"": Tolerance(10.0)}), ["layout.dim[0].label"]),
+    (array(1.0, 2.0), array(1.0), rule(ARRAY, tolerances={"": Tolerance(10.0)}),
+     ["layout.dim[0].size", "layout.dim[0].stride", "data"]),
+    (path(pose()), path(pose(), pose()), BUILT_IN, ["poses"]),
+    # of tolerances by path the longest one counts
+    (LONG, SHORT, rule(PATH, tolerances={"": Tolerance(1.0)}), []), (LONG, SHORT, tolerances(poses=(1.0,)), []),
+    (LONG, SHORT, tolerances(poses__pose=(1.0,), poses__pose__position__x=(0.1,)), [X]),
+    (LONG, SHORT, tolerances(poses__pose__position__x=(1.0,)), [Y]),
+    (LONG, SHORT, tolerances(poses__pose__pos=(1.0,)), [X, Y]),
+    (LONG, SHORT, tolerances(poses__pose__position=(0.0, 0.3)), []),
+    # of rules for an inner and an outer type the outer one
+    (LONG, SHORT, POINTS, []), (LONG, SHORT, {**POINTS, **tolerances(poses=())}, [X, Y]),
+    # ignored fields
+    (STAMPED, LATER, BUILT_IN, ["header.stamp", "poses[0].header.stamp"]),
+    (STAMPED, LATER, rule(PATH, ignore=("header.stamp", "poses.header")), []),
+    (STAMPED, LATER, rule("std_msgs/msg/Header", ignore=("stamp",)), []),
+    # a quaternion and its negative
+    (pose(turn=TURN), pose(turn=tuple(-axis for axis in TURN)), BUILT_IN, []),
+    (pose(turn=TURN), pose(turn=(-0.1, 0.2, -0.3, 0.8)), BUILT_IN, ["orientation.w"]),
+    # of an image one pixel is off by 10 and one by 2
+    *[(image(10, 20, 42, 30), image(10, 20, 40, 40), rule(IMAGE, images={"": ImageTolerance(share, by)}), differs)
+      for share, by, differs in [(0.0, 0, ["data"]), (0.0, 9, ["data"]), (0.0, 10, []),
+                                 (0.24, 9, ["data"]), (0.25, 9, []), (0.25, 1, ["data"])]],
+]  # fmt: skip
 
-    layout = array().layout
-    one, other = (message_class(INT64)(layout, np.array([2**60 + more], np.int64)) for more in (0, 1))
-    assert paths(one, other) == ["data[0]"]  # beyond the precision of a float
 
-
-@pytest.mark.parametrize(
-    ("tolerances", "expected"),
-    [
-        ({"": Tolerance(absolute=1.0)}, []),
-        ({"poses": Tolerance(absolute=1.0)}, []),
-        ({"poses.pose": Tolerance(absolute=1.0), "poses.pose.position.x": Tolerance(absolute=0.1)}, ["x"]),
-        ({"poses.pose.position.x": Tolerance(absolute=1.0)}, ["y"]),
-        ({"poses.pose.pos": Tolerance(absolute=1.0)}, ["x", "y"]),
-        ({"poses.pose.position": Tolerance(relative=0.3)}, []),
-    ],
-)
-def test_given_tolerances_by_path_when_compared_then_the_longest_path_that_fits_counts(tolerances, expected):
-    rules = {PATH: MessageRule(tolerances=tolerances)}
-    differing = paths(path(pose(2.5, 2.5)), path(pose(2.0, 2.0)), rules)
-    assert [name.rpartition(".")[2] for name in differing] == expected
-
-
-def test_given_a_rule_for_an_inner_and_an_outer_type_when_compared_then_the_outer_one_decides():
-    rules = {"geometry_msgs/msg/Point": MessageRule(tolerances={"": Tolerance(absolute=1.0)})}
-    one, other = path(pose(2.5)), path(pose(2.0))
-    assert found(one, other, rules) == []
-    assert found(one, other, {**rules, PATH: MessageRule(tolerances={"poses": Tolerance()})})
+@pytest.mark.parametrize(("message", "golden", "rules", "differing"), SAME_OR_NOT)
+def test_given_two_messages_when_compared_then_only_what_rules_do_not_allow_differs(message, golden, rules, differing):
+    assert paths(message, golden, rules) == differing
 
 
 def test_given_stamps_on_both_sides_of_a_second_when_they_differ_then_it_is_one_difference_in_seconds():
     difference, _ = found(path(pose(), stamp_ns=1_990_000_000), path(pose(), stamp_ns=2_010_000_000))
     assert (difference.path, difference.value, difference.golden) == ("header.stamp", "1.990000000", "2.010000000")
     assert (difference.error, difference.allowed) == (pytest.approx(0.02), 0.0)
-
-
-def test_given_ignored_fields_when_they_differ_then_nothing_is_told():
-    one, other = path(pose(), stamp_ns=5), path(pose(), stamp_ns=7)
-    assert paths(one, other) == ["header.stamp", "poses[0].header.stamp"]
-    assert found(one, other, {PATH: MessageRule(ignore=("header.stamp", "poses.header"))}) == []
-    assert found(one, other, {"std_msgs/msg/Header": MessageRule(ignore=("stamp",))}) == []
 
 
 @given(st.floats(-math.pi, math.pi), st.integers(-3, 3), st.floats(-0.9e-3, 0.9e-3))
@@ -132,25 +130,6 @@ def test_given_an_angle_when_it_is_turned_by_whole_turns_then_it_is_the_same(the
     assert paths(one, other) == ["theta"]
     assert found(one, other)[0].error == pytest.approx(0.01 + off, abs=1e-6)
     assert found(kind(one.theta, 0.0, 0.0), kind(other.theta, 0.0, 0.0), {}) or turns == 0  # no rule: a plain number
-
-
-def test_given_a_quaternion_and_its_negative_when_compared_then_they_are_the_same_rotation():
-    turn = (0.1, -0.2, 0.3, -0.9)
-    one, other = pose(turn=turn), pose(turn=tuple(-axis for axis in turn))
-    assert found(one, other) == []
-    other.orientation.w = 0.8
-    assert paths(one, other) == ["orientation.w"]
-
-
-@pytest.mark.parametrize(
-    ("share", "by", "differs"),
-    [(0.0, 0, True), (0.0, 9, True), (0.0, 10, False), (0.24, 9, True), (0.25, 9, False), (0.25, 1, True)],
-)
-def test_given_an_image_of_which_one_pixel_is_off_by_10_and_one_by_2_when_compared_then_share_and_distance_count(
-    share, by, differs
-):
-    rules = {IMAGE: MessageRule(images={"": ImageTolerance(share, by)})}
-    assert bool(found(image(10, 20, 42, 30), image(10, 20, 40, 40), rules)) is differs
 
 
 def test_given_an_image_without_a_rule_of_the_user_s_when_it_differs_then_the_worst_pixel_and_the_share_are_told():

@@ -143,9 +143,7 @@ def test_given_a_model_that_draws_at_random_when_replayed_then_what_it_draws_fol
 
 
 @pytest.mark.parametrize("inference_ms", [5, 70])  # a frame is computed as it is given; as the one before is answered
-def test_given_ctrl_c_while_a_frame_is_computed_when_replayed_then_its_row_is_as_ever(
-    log, tmp_path, monkeypatch, inference_ms
-):
+def test_given_ctrl_c_while_a_frame_is_computed_then_its_row_is_as_ever(log, tmp_path, monkeypatch, inference_ms):
     values, times = one_stage(budget_ms=200.0), {"first": {"full": {"inference_ms": inference_ms}}}
     whole, _ = run(log, tmp_path, times, values=values)
     computed, run_process = [], WorkerProcess.run
@@ -187,9 +185,7 @@ def test_given_a_hang_when_replayed_then_the_worker_is_replaced_and_its_history_
     assert min(np.diff(observed)) < 0  # a new worker begins to count anew
 
 
-def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again_and_hedges_come_with_proofs(
-    log, tmp_path
-):
+def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again_until_hedges_pay(log, tmp_path):
     late = [30, 31, 60, 90, 120, 140]
     frames = np.zeros(150, dtype=FRAME)
     frames["seq"], frames["stamp_ns"] = np.arange(150), START_NS + np.arange(150) * 40 * MS

@@ -9,33 +9,22 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, TaskID
+from rich.table import Table
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.percent import percent
+from torchperf_ros.replay.batch import batch_results as results
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, check_installed, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, duration_s, find_logs
-from torchperf_ros.replay.batch.batch_results import (
-    Ended,
-    LogTask,
-    check_results,
-    finished,
-    owner_in,
-    result_keys,
-    summary_rows,
-    write_page,
-    write_summary,
-)
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import TaskID
-    from rich.table import Table
-
 _RUN: Final = ".run-"
-_OF_RUNS: Final = _RUN + "[0-9a-f]" * 8
-_LOCK: Final = ".lock"
 _MIB: Final = 1 << 20
 _PLAIN_WIDTH: Final = 120
 _MOST_ROWS: Final = 40
@@ -68,8 +57,8 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
         OSError: a file of the options cannot be read.
     """
     passed_over: list[str] = []
-    logs, keys = _found(paths, _absolute(options), batch, passed_over.append)
-    kept = {} if batch.fresh else _finished(batch.folder, keys)
+    logs, keys = _found(paths, _for_workers(options, batch), batch, passed_over.append)
+    kept = {} if batch.fresh else results.finished(batch.folder, keys)
     yield from passed_over
     for log in logs:
         length = "" if (seconds := duration_s(log)) is None else f"{seconds:,.1f} s"
@@ -81,102 +70,92 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
 
 
 def replay_batch(
-    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, told: "Console", shown: "Console"
+    paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, bars: Progress, shown: Console
 ) -> BatchResult:
     """Replay logs side by side; what is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
 
-    Args:
-        paths: logs, and folders to search.
-        options: how to replay each; `output` is not used.
-        batch: where to, how many at a time, and the rest.
-        told: for progress and what fails; standard error.
-        shown: for the table.
+    Progress and what fails go to the `bars`, on standard error, the table to `shown`. `options.output` is not used.
 
     Raises:
         TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
         OSError: the folder of results cannot be written.
     """
     check_installed()
+    told = bars.console
     say = functools.partial(told.print, highlight=False, markup=False, soft_wrap=True)
-    options = _absolute(options)
+    options = _for_workers(options, batch)
     read_config(options)  # an error for every log comes before one is looked at
     logs, keys = _found(paths, options, batch, say)
     batch.folder.mkdir(parents=True, exist_ok=True)
     folder = batch.folder.resolve()
-    ended: dict[str, tuple[FoundLog, Ended]] = {}
+    ended: dict[FoundLog, results.Ended] = {}
     interrupted = False
     with _own(folder) as run_folder:
-        kept = {} if batch.fresh else _finished(folder, keys)
+        kept = {} if batch.fresh else results.finished(folder, keys)
         if kept:
             say(f"{len(kept)} of {len(logs)} logs are done already; --fresh replays them, too")
         tasks = [
-            LogTask(log, options, folder, run_folder, keys[log.name], keep_output=batch.keep_output)
+            results.LogTask(log, options, folder, run_folder, keys[log.name])
             for log in sorted(logs, key=lambda log: -log.size_bytes)  # the longest one does not begin last
             if log.name not in kept
         ]
         try:
             if tasks:
-                _replay(tasks, batch, told, say, ended)
+                _replay(tasks, batch, bars, say, ended)
         except KeyboardInterrupt:
             interrupted = True
             say("interrupted: what is done is kept, and the same command goes on from there")
-        failed = {name: pair for name, pair in ended.items() if pair[1].reason}
-        summaries = _finished(folder, {name: keys[name] for name in keys if name in kept or name in ended})
-        rows = summary_rows(summaries)
-        write_summary(folder, rows, failed)
+        failed = {log: how for log, how in ended.items() if how.reason}
+        summaries = results.finished(folder, {name: keys[name] for name in [*kept, *(log.name for log in ended)]})
+        rows = results.summary_rows({name: summaries[name] for name in keys if name in summaries})
+        results.write_summary(folder, rows, failed)
+        text = f"{len(summaries):,} of {len(logs):,} logs have results in {folder}"
         if rows:
             if not shown.is_terminal:  # a file is as wide as it needs to be
                 shown.width = max(shown.width, _PLAIN_WIDTH)
             shown.print(_table(rows))
-        text = f"{len(summaries):,} of {len(logs):,} logs have results in {folder}"
-        if rows:
             with told.status("writing the page") if told.is_terminal else contextlib.nullcontext():
                 try:
-                    text += f"; {write_page(folder, rows, failed)}"
+                    text += f"; {results.write_page(folder, rows, failed)}"
                 except (TorchperfError, OSError) as error:
                     text += f"; no page: {error}"
         shown.print(text, highlight=False, markup=False, soft_wrap=True)
-    reasons = {name: how.reason for name, (_, how) in failed.items()}
-    unusable = bool(failed) and not summaries and not interrupted and all(how.lasting for _, how in failed.values())
-    return BatchResult(tuple(n for n in ended if n not in failed), tuple(kept), reasons, unusable, interrupted)
+    reasons = {log.name: how.reason for log, how in failed.items()}
+    unusable = bool(failed) and not summaries and not interrupted and all(how.lasting for how in failed.values())
+    replayed = tuple(log.name for log in ended if log not in failed)
+    return BatchResult(replayed, tuple(kept), reasons, unusable, interrupted)
+
+
+def _for_workers(options: ReplayOptions, batch: BatchOptions) -> ReplayOptions:
+    params = None if options.params is None else options.params.resolve()
+    times = options.step_times if options.step_times == "log" else str(Path(options.step_times).resolve())
+    output = Path(results.OUTPUT_FILE) if batch.keep_output else None
+    return dataclasses.replace(options, params=params, step_times=times, output=output)
 
 
 def _found(
     paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, say: Callable[[str], None]
 ) -> tuple[Sequence[FoundLog], dict[str, str]]:
-    """The logs, and what the result of each depends on, by name."""
-    logs = find_logs(paths, owner_in(batch.folder), say)
-    check_results(logs, batch.folder)
-    return logs, result_keys(logs, options, batch.keep_output)
-
-
-def _finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The summaries of those logs that are done, by name."""
-    return {name: summary for name, key in keys.items() if (summary := finished(folder / name, key))}
+    logs = find_logs(paths, results.owner_in(batch.folder), say)
+    results.check_results(logs, batch.folder)
+    return logs, results.result_keys(logs, options)
 
 
 def _replay(
-    tasks: Sequence[LogTask], batch: BatchOptions, console: "Console", say: Callable[[str], None],
-    ended: dict[str, tuple[FoundLog, Ended]],
+    tasks: Sequence[results.LogTask], batch: BatchOptions, bars: Progress, say: Callable[[str], None],
+    ended: dict[FoundLog, results.Ended],
 ) -> None:  # fmt: skip
     with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster:
         if cluster.dashboard:
             say(f"dashboard: {cluster.dashboard}")
         sharing = [dataclasses.replace(task, beside=cluster.beside) for task in tasks]
-        with (
-            _Bars(console, say, [task.log for task in tasks]) as bars,
-            contextlib.closing(replay_on(cluster, sharing, batch, bars.progress, bars.ended)) as replayed,
-        ):
-            for task, how in replayed:
-                ended[task.log.name] = task.log, how
+        with bars:
+            shown = _Bars(bars, say, [task.log for task in tasks], ended)
+            replay_on(cluster, sharing, batch, shown.ended, shown.progress)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> "Table":
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
     """The first 40 rows of `summary_rows`: the worst. `notes`: what was wrong with a log and could be done without."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("log", overflow="fold", min_width=20)
     table.add_column("stage", no_wrap=True)
@@ -200,58 +179,46 @@ def _table(rows: Sequence[dict[str, Any]]) -> "Table":
     return table
 
 
-class _Bars(contextlib.ExitStack):
-    """Bars in a terminal, a line for each log elsewhere. A log counts by its bytes."""
+class _Bars:
+    """Bars in a terminal, a line for each log elsewhere. A log counts by its bytes. `kept` gets how each has ended."""
 
-    def __init__(self, console: "Console", say: Callable[[str], None], logs: Sequence[FoundLog]) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        super().__init__()
-        columns = (
-            TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-        )  # fmt: skip
-        self._bars = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=4,
-            speed_estimate_period=600.0,
-        )  # fmt: skip
-        self._say, self._lines, self._count, self._done, self._failed = say, not console.is_terminal, len(logs), 0, 0
-        self._tasks: dict[str, TaskID] = {}
-        self._bytes = dict.fromkeys((log.name for log in logs), 0.0)
-        self._all = self.enter_context(self._bars).add_task("", total=sum(max(1.0, log.size_bytes) for log in logs))
+    def __init__(
+        self,
+        bars: Progress,
+        say: Callable[[str], None],
+        logs: Sequence[FoundLog],
+        kept: dict[FoundLog, results.Ended],
+    ) -> None:
+        self._bars = bars
+        self._say, self._kept, self._tasks = say, kept, dict[FoundLog, TaskID]()
+        self._bytes = dict.fromkeys(logs, 0.0)
+        self._all = bars.add_task("", total=sum(max(1.0, log.size_bytes) for log in logs), at="")
         self._update()
 
     def progress(self, log: FoundLog, done_ns: int, total_ns: int) -> None:
-        if log.name not in self._tasks:
-            self._tasks[log.name] = self._bars.add_task(f"  {log.name}", total=None)
-        self._bars.update(self._tasks[log.name], completed=done_ns, total=total_ns or None)
-        self._bytes[log.name] = log.size_bytes * min(1.0, done_ns / total_ns) if total_ns else 0.0
+        if log not in self._tasks:
+            self._tasks[log] = self._bars.add_task(f"  {log.name}", total=None, at="")
+        self._bars.update(self._tasks[log], completed=done_ns, total=total_ns or None)
+        self._bytes[log] = log.size_bytes * min(1.0, done_ns / total_ns) if total_ns else 0.0
         self._update()
 
-    def ended(self, log: FoundLog, ended: Ended, again: bool) -> None:
-        if (task := self._tasks.pop(log.name, None)) is not None:
+    def ended(self, log: FoundLog, ended: results.Ended, again: bool) -> None:
+        if (task := self._tasks.pop(log, None)) is not None:
             self._bars.remove_task(task)
-        self._bytes[log.name] = 0.0 if again else max(1.0, log.size_bytes)
+        self._bytes[log] = 0.0 if again else max(1.0, log.size_bytes)
         if again:
             self._say(f"{log.name}: again, as {ended.reason}")
         else:
-            self._done += 1
-            self._failed += bool(ended.reason)
-            if ended.reason or self._lines:
+            self._kept[log] = ended
+            if ended.reason or self._bars.disable:
                 how = f"failed: {ended.reason}" if ended.reason else "done"
-                self._say(f"[{self._done}/{self._count}] {log.name}: {how}")
+                self._say(f"[{len(self._kept)}/{len(self._bytes)}] {log.name}: {how}")
         self._update()
 
     def _update(self) -> None:
-        failed = f", {self._failed} failed" if self._failed else ""
-        done = f"{self._done} of {self._count} logs{failed}"
+        failed = sum(bool(how.reason) for how in self._kept.values())
+        done = f"{len(self._kept)} of {len(self._bytes)} logs{f', {failed} failed' if failed else ''}"
         self._bars.update(self._all, completed=sum(self._bytes.values()), description=done)
-
-
-def _absolute(options: ReplayOptions) -> ReplayOptions:
-    """The same for a process that runs elsewhere."""
-    params = None if options.params is None else options.params.resolve()
-    times = options.step_times if options.step_times == "log" else str(Path(options.step_times).resolve())
-    return dataclasses.replace(options, params=params, step_times=times, output=None)
 
 
 @contextlib.contextmanager
@@ -261,13 +228,13 @@ def _own(folder: Path) -> Iterator[Path]:
     Raises:
         BatchError: another command writes its results there.
     """
-    with open(folder / _LOCK, "w", encoding="ascii") as lock:
+    with open(folder / ".lock", "w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             msg = f"--output {folder}: another replay writes there now; wait for it, or name another folder"
             raise BatchError(msg) from None
-        for old in folder.glob(_OF_RUNS):
+        for old in folder.glob(_RUN + "[0-9a-f]" * 8):
             shutil.rmtree(old, ignore_errors=True)
         run_folder = folder / f"{_RUN}{secrets.token_hex(4)}"
         run_folder.mkdir()

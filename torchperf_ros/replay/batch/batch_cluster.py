@@ -7,13 +7,14 @@ time, and the next when that has ended: a worker that dies takes one log with it
 import contextlib
 import importlib.util
 import logging
+import math
 import os
 import re
 import signal
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -29,9 +30,7 @@ _LOG_BYTES: Final = 2 << 30
 _HERE: Final = "127.0.0.1"
 _ADDRESS: Final = re.compile(r"(tcp|tls)://\S+:\d+")
 _CONNECT_S: Final = 15.0
-_WORKERS_S: Final = 30.0
 _LOOK_S: Final = 0.25
-_RESTART_S: Final = 30.0
 _GONE: Final = Ended("the connection to the scheduler was lost")
 _QUIET: Final = {
     "distributed.scheduler.allowed-failures": 0,  # a lost worker is known at once; the log is tried again from here
@@ -50,27 +49,16 @@ _NO_PAGES: Final[dict[str, list[str]]] = {  # every user of this machine could r
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What `torchperf replay` takes besides for several logs.
+    """What `torchperf replay` takes besides for several logs."""
 
-    Attributes:
-        folder: where the results go, a folder for each log; made if it is not there.
-        parallel: so many logs at a time; 0: as `default_parallel` says.
-        scheduler: address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine.
-        retries: how often a log is tried again after a worker was lost or something failed that may not fail again.
-        timeout_s: how long a log may take; 0: as long as it needs.
-        fresh: replay what is done already, too.
-        keep_output: write what was published to an MCAP file beside each log's results.
-        dashboard: address of Dask's dashboard, for example `:8787`; "": none.
-    """
-
-    folder: Path
-    parallel: int = 0
-    scheduler: str = ""
-    retries: int = 1
-    timeout_s: float = 0.0
-    fresh: bool = False
-    keep_output: bool = False
-    dashboard: str = ""
+    folder: Path  # where the results go, a folder for each log; made if it is not there
+    parallel: int = 0  # so many logs at a time; 0: as `default_parallel` says
+    scheduler: str = ""  # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
+    retries: int = 1  # how often a log is tried again after a worker was lost, or what may not fail again failed
+    timeout_s: float = 0.0  # how long a log may take; 0: as long as it needs
+    fresh: bool = False  # replay what is done already, too
+    keep_output: bool = False  # write what was published to an MCAP file beside each log's results
+    dashboard: str = ""  # address of Dask's dashboard, for example `:8787`; "": none
 
 
 @dataclass(frozen=True)
@@ -95,8 +83,8 @@ def check_installed() -> None:
     Raises:
         BatchError: it is not installed.
     """
-    needed = ("cryptography", "dask", "distributed", "pyarrow")
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+    missing = [one for one in ("cryptography", "dask", "distributed", "pyarrow") if not importlib.util.find_spec(one)]
+    if missing:
         are = "is" if len(missing) == 1 else "are"
         msg = f"several logs need {', '.join(missing)}, which {are} not installed: `pip install 'torchperf_ros[logs]'`"
         raise BatchError(msg)
@@ -178,7 +166,7 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
     except (OSError, ValueError, Overdue) as error:
         raise BatchError(f"--scheduler {batch.scheduler}: nobody answers there: {error}") from error
     with contextlib.suppress(Overdue):
-        client.wait_for_workers(1, timeout=_WORKERS_S)
+        client.wait_for_workers(1, timeout=30.0)
     hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
     if not hosts:
         example = f"dask worker {batch.scheduler} --nworkers 1 --nthreads 1"
@@ -202,18 +190,13 @@ def _signals_held() -> Iterator[None]:
 
 
 def replay_on(
-    cluster: Cluster, tasks: Sequence[LogTask], batch: BatchOptions,
+    cluster: Cluster, tasks: Sequence[LogTask], batch: BatchOptions, ended: Callable[[FoundLog, Ended, bool], None],
     progress: Callable[[FoundLog, int, int], None] = lambda _log, _done, _total: None,
-    ended: Callable[[FoundLog, Ended, bool], None] = lambda _log, _how, _again: None,
-) -> Generator[tuple[LogTask, Ended], None, None]:  # fmt: skip
-    """Replay logs on a cluster; gives how each ended. To be closed: then no task goes on.
+) -> None:  # fmt: skip
+    """Replay logs on a cluster, with the time-out and the retries of `batch`; afterwards no task goes on.
 
-    Args:
-        cluster: of `open_cluster`.
-        tasks: the logs, all of one start of the command.
-        batch: time-out and retries.
-        progress: gets how much of how much of a log's time is replayed, in ns; of 0 where it is not known.
-        ended: gets how a log ended, and whether it is tried again.
+    `ended` gets how a log ended, and whether it is tried again; `progress` how much of how much of a log's time is
+    replayed, in ns; of 0 where it is not known.
 
     Raises:
         BatchError: a machine of the cluster does not see the folder of results.
@@ -223,11 +206,13 @@ def replay_on(
     from distributed import TimeoutError as Overdue
 
     client, topic = cluster.client, tasks[0].run_folder.name
-    _check_visible(client, tasks[0].run_folder)
+    if blind := {worker: why for worker, why in client.run(why_invisible, tasks[0].run_folder).items() if why}:
+        raise BatchError("worker {}: {}".format(*next(iter(blind.items()))))
     waiting = deque(tasks)
     running: dict[Future, LogTask] = {}
     begun_s: dict[str, float] = {}
     heard: dict[str, dict[str, Any]] = {}
+    overdue = Ended(f"took longer than --timeout {batch.timeout_s:g} s")
 
     def hear(event: tuple[float, dict[str, Any]]) -> None:
         """An event, on Dask's thread: `key`, `done_ns` and `total_ns` of a task, and the `worker` that it is from."""
@@ -246,9 +231,9 @@ def replay_on(
                 with contextlib.suppress(Overdue, CancelledError):  # what the cluster no longer knows has ended, too
                     wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
             done = [(running.pop(future), _outcome(future)) for future in list(running) if future.done()]
-            late = [future for future in running if _is_late(begun_s.get(future.key), batch.timeout_s)]
-            how = Ended(f"took longer than --timeout {batch.timeout_s:g} s")
-            done += [(running.pop(future), how) for future in late]
+            latest_s = time.monotonic() - (batch.timeout_s or math.inf)
+            late = [future for future in running if begun_s.get(future.key, math.inf) < latest_s]
+            done += [(running.pop(future), overdue) for future in late]
             _end(cluster, late, heard)
             if not running and not cluster.reachable:
                 done += [(task, _GONE) for task in waiting]
@@ -261,8 +246,6 @@ def replay_on(
                 ended(task.log, how, again)
                 if again:
                     waiting.append(replace(task, attempt=task.attempt + 1))
-                else:
-                    yield task, how
     finally:
         if cluster.reachable:
             client.unsubscribe_topic(topic)
@@ -270,22 +253,12 @@ def replay_on(
             _end(cluster, list(running), heard)
 
 
-def _check_visible(client: "Client", folder: Path) -> None:
-    for worker, why in client.run(why_invisible, folder).items():
-        if why:
-            raise BatchError(f"worker {worker}: {why}")
-
-
-def _is_late(begun_s: float | None, timeout_s: float) -> bool:
-    return begun_s is not None and 0.0 < timeout_s < time.monotonic() - begun_s
-
-
 def _end(cluster: Cluster, futures: "list[Future]", heard: dict[str, dict[str, Any]]) -> None:
     """Let tasks go, and restart the workers that are at them: a thread cannot be ended from outside."""
     if futures and cluster.reachable:
         cluster.client.cancel(futures, force=True)
         if workers := [heard[future.key]["worker"] for future in futures if future.key in heard]:
-            cluster.client.restart_workers(workers, timeout=_RESTART_S, raise_for_error=False)
+            cluster.client.restart_workers(workers, timeout=30.0, raise_for_error=False)
 
 
 def _in_worker(task: LogTask, topic: str, key: str) -> Ended:

@@ -15,12 +15,11 @@ from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_folder import SUFFIXES
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import recording_in
+from torchperf_ros.runs.run_file import RUN_FILE
 
 _METADATA: Final = "metadata.yaml"
-_RUN_FILE: Final = "run.parquet"
 _SPLIT: Final = re.compile(r"(?P<stem>.+)_(?P<number>\d+)\.(mcap|db3)(\.zstd)?")
 _ODD: Final = re.compile(r"[^\w.+-]+")
-_DIGITS: Final = 6
 
 
 class BatchError(TorchperfError):
@@ -29,19 +28,12 @@ class BatchError(TorchperfError):
 
 @dataclass(frozen=True)
 class FoundLog:
-    """A log to replay.
+    """A log to replay."""
 
-    Attributes:
-        path: what a `LogReader` takes; absolute.
-        name: of its folder of results; unique.
-        files: those that it consists of.
-        size_bytes: of all of them.
-    """
-
-    path: Path
-    name: str
-    files: tuple[Path, ...]
-    size_bytes: int
+    path: Path  # what a `LogReader` takes; absolute
+    name: str  # of its folder of results; unique
+    files: tuple[Path, ...]  # those that it consists of
+    size_bytes: int  # of all of them
 
 
 def is_batch(paths: Sequence[Path]) -> bool:
@@ -64,10 +56,8 @@ def find_logs(
     A rosbag2 folder is one log with all its files, also where its metadata is lost, and so is an incident's folder.
     What is hidden is passed over, and so are results of replays.
 
-    Args:
-        paths: logs, and folders to search.
-        owner: gives the path of the log that has results of a name already; it keeps the name.
-        say: gets a line for a folder that cannot be read.
+    `owner` gives the path of the log that has results of a name already: it keeps the name. `say` gets a line for a
+    folder that cannot be read.
 
     Raises:
         LogError: a path does not exist.
@@ -78,7 +68,7 @@ def find_logs(
     for path in paths:
         if not path.exists():
             raise LogError(f"log {path}: does not exist")
-        for log in [path] if is_log(path) else _search(path, seen, say):
+        for log in _search(path, seen, say):
             resolved = log.resolve()
             if not resolved.exists():
                 say(f"log {log}: is passed over: a link to nothing")
@@ -119,31 +109,20 @@ def _is_split(folder: Path) -> bool:
     return whole and (len(names) > 1 or stems == {folder.name})
 
 
-def _search(folder: Path, seen: set[Path], say: Callable[[str], None]) -> Iterator[Path]:
-    """Logs in a folder, at any depth; no folder twice, whatever links there are."""
-    resolved = folder.resolve()
-    if resolved in seen:
-        return
-    seen.add(resolved)
+def _search(path: Path, seen: set[Path], say: Callable[[str], None]) -> Iterator[Path]:
+    """A log, or those in a folder, at any depth; no folder twice, whatever links there are."""
     try:
-        if is_log(folder):
-            yield folder
-            return
-        hidden = (folder / _RUN_FILE).is_file()  # a replay's results
-        entries = [] if hidden else sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+        if is_log(path):
+            yield path
+        elif path.is_dir() and (resolved := path.resolve()) not in seen:
+            seen.add(resolved)
+            is_result = (path / RUN_FILE).is_file()
+            for entry in [] if is_result else sorted(path.iterdir()):
+                if not entry.name.startswith("."):
+                    yield from _search(entry, seen, say)
     except OSError as error:
-        say(f"folder {folder}: is passed over: {error.strerror or error}")
-        return
-    for entry in entries:
-        try:
-            is_folder = entry.is_dir()
-        except OSError as error:
-            say(f"link {entry}: is passed over: {error.strerror or error}")
-            continue
-        if is_folder:
-            yield from _search(entry, seen, say)
-        elif is_log(entry):
-            yield entry
+        what = "link" if path.is_symlink() else "folder"
+        say(f"{what} {path}: is passed over: {error.strerror or error}")
 
 
 def _described(log: Path, resolved: Path) -> FoundLog:
@@ -164,7 +143,7 @@ def _named(logs: Sequence[FoundLog], owner: Callable[[str], str]) -> tuple[Found
     for log in logs:
         of = owner(log.name)
         if of != str(log.path) and (count[log.name] > 1 or (of and Path(of).exists())):
-            digest = hashlib.blake2b(str(log.path).encode(), digest_size=8).hexdigest()[:_DIGITS]
+            digest = hashlib.blake2b(str(log.path).encode(), digest_size=8).hexdigest()[:6]
             beside = _ODD.sub("_", log.path.parent.name).lstrip(".")
             log = replace(log, name=f"{beside}-{log.name}-{digest}".lstrip("-"))  # noqa: PLW2901 - the same log
         named.append(log)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torchperf_ros import __version__
 from torchperf_ros.config.config import NodeConfig
@@ -20,10 +20,7 @@ from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
 from torchperf_ros.replay.replay import Progress, replay
 from torchperf_ros.replay.replay_options import ReplayOptions, prefer_this_process, read_config
-from torchperf_ros.runs.run_file import RUN_FILE, write_run
-
-if TYPE_CHECKING:
-    from torchperf_ros.runs.run_log import RunLog
+from torchperf_ros.runs.run_file import RUN_FILE, whole_file, write_run
 
 SUMMARY_FILE, OUTPUT_FILE = "summary.json", "output.mcap"
 """What lies in the folder of a replayed log beside its frames: what came of it, and what was published."""
@@ -32,8 +29,6 @@ KIND: Final = "replayed log"
 SUMMARY_PARQUET, PAGE = "summary.parquet", "report.html"
 _KIND_OF_ALL: Final = "replayed logs"
 _VERSION: Final = 1
-_MARK: Final = f"<!-- {_KIND_OF_ALL} -->\n".encode()
-"""Ends a page that is of many logs: `torchperf report` writes pages of that name, too."""
 _WORST: Final = 8  # logs that are shown in detail on the page
 _PICTURED: Final = 3  # logs whose worst frames are shown: a picture is read from the log, and takes its place
 _TEXT: Final = ("name", "path", "stage", "reason")
@@ -59,7 +54,7 @@ def owner_in(results: Path) -> Callable[[str], str]:
     return lambda name: str(read_summary(results / name).get("log", {}).get("path", ""))
 
 
-def result_keys(logs: Sequence[FoundLog], options: ReplayOptions, keep_output: bool) -> dict[str, str]:
+def result_keys(logs: Sequence[FoundLog], options: ReplayOptions) -> dict[str, str]:
     """What the result of each log depends on, by name: a hash.
 
     Of the log its files' names, sizes and times of change; the options, parameters and step times; this version. Not
@@ -68,10 +63,10 @@ def result_keys(logs: Sequence[FoundLog], options: ReplayOptions, keep_output: b
     Raises:
         OSError: a file is gone, or one that the options name cannot be read.
     """
-    values = {**asdict(options), "params": None, "output": None, "keep_output": keep_output}
     times = Path(options.step_times)
     named = [options.params, times if options.step_times != "log" and times.is_file() else None]
     contents = [hashlib.blake2b(path.read_bytes()).hexdigest() for path in named if path is not None]
+    values = {**asdict(options), "params": None}
     same = json.dumps([_VERSION, __version__, values, contents], sort_keys=True, default=str)
     keys = {}
     for log in logs:
@@ -80,76 +75,57 @@ def result_keys(logs: Sequence[FoundLog], options: ReplayOptions, keep_output: b
     return keys
 
 
-def finished(folder: Path, key: str) -> dict[str, Any]:
-    """What came of a log, if its folder of results is complete and has this key; else nothing."""
-    summary = read_summary(folder)
-    try:
-        sizes = {name: (folder / name).stat().st_size for name in summary["files"]}
-    except (OSError, KeyError, TypeError):
-        return {}
-    return summary if summary.get("key") == key and sizes == summary["files"] and RUN_FILE in sizes else {}
+def finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What came of those logs whose folders of results are complete and have these keys, by name."""
+    found = {}
+    for name, key in keys.items():
+        summary = read_summary(folder / name)
+        try:
+            sizes = {file: (folder / name / file).stat().st_size for file in summary["files"]}
+        except (OSError, KeyError, TypeError):
+            continue
+        if summary.get("key") == key and sizes == summary["files"] and RUN_FILE in sizes:
+            found[name] = summary
+    return found
 
 
 def check_results(logs: Sequence[FoundLog], results: Path) -> None:
-    """See that no log, and nothing else that no replay wrote, gives way to results.
-
-    Args:
-        logs: to be replayed.
-        results: folder of their results; need not be there.
+    """See that no log, and nothing else that no replay wrote, gives way to results; their folder need not be there.
 
     Raises:
         BatchError: it lies in a log, a log lies where results would, or something else does.
     """
     if results.exists() and not results.is_dir():
         raise BatchError(f"--output {results}: is a file; for several logs it has to be a folder")
-    within, paths = results.resolve(), [log.path for log in logs]
+    within = results.resolve()
     for log in logs:
         if within.is_relative_to(log.path):
             raise BatchError(f"--output {results}: lies in the log {log.path}; name another folder")
         final = within / log.name
-        hit = next((path for path in paths if path.is_relative_to(final.resolve())), None)
-        check_replaceable(final, bool(read_summary(final)) and hit is None)
+        holds_a_log = any(other.path.is_relative_to(final.resolve()) for other in logs)
+        _check_replaceable(final, bool(read_summary(final)) and not holds_a_log)
     ours = bool(read_summary(within, _KIND_OF_ALL))
-    for name, is_ours in ((SUMMARY_FILE, ours), (SUMMARY_PARQUET, ours), (PAGE, _is_page(within / PAGE))):
-        check_replaceable(within / name, is_ours)
+    for name in (SUMMARY_FILE, SUMMARY_PARQUET, PAGE):
+        _check_replaceable(within / name, ours)
 
 
-def check_replaceable(path: Path, is_ours: bool) -> None:
-    """See that nothing but an earlier result, or nothing at all, gives way.
-
-    Raises:
-        BatchError: something else lies there.
-    """
+def _check_replaceable(path: Path, is_ours: bool) -> None:
     if (path.exists() or path.is_symlink()) and not is_ours:
         why = f"results would replace {path}, which no replay of many logs wrote; name another folder, or move it away"
         raise BatchError(f"--output {path.parent}: {why}")
 
 
-def _is_page(page: Path) -> bool:
-    try:
-        return page.read_bytes().endswith(_MARK)
-    except OSError:
-        return False
-
-
 @dataclass(frozen=True)
 class LogTask:
-    """What a worker gets: small, and paths that mean the same on every machine.
-
-    Attributes:
-        folder, run_folder: of all results; in it that of this start, where what is not complete lies.
-        key: see `result_keys`.
-        beside: so many logs are replayed on one machine at a time, this one among them.
-    """
+    """What a worker gets: small, and paths that mean the same on every machine."""
 
     log: FoundLog
-    options: ReplayOptions
-    folder: Path
-    run_folder: Path
-    key: str
+    options: ReplayOptions  # with an `output` if the messages are to be kept, which then lie in the log's own folder
+    folder: Path  # of all results
+    run_folder: Path  # in it that of this start, where what is not complete lies
+    key: str  # see `result_keys`
     attempt: int = 0
-    keep_output: bool = False
-    beside: int = 1
+    beside: int = 1  # so many logs are replayed on one machine at a time, this one among them
 
 
 @dataclass(frozen=True)
@@ -188,7 +164,7 @@ def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
     log = task.log
     if not log.path.exists():
         return Ended(f"log {log.path}: is not there on {socket.gethostname()}", lasting=True)
-    options = replace(task.options, output=part / OUTPUT_FILE if task.keep_output else None)
+    options = replace(task.options, output=task.options.output and part / OUTPUT_FILE)
     config = read_config(options, log.path)
     if options.pace == "real" and task.beside == 1:
         prefer_this_process(config)
@@ -207,7 +183,7 @@ def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
     }  # fmt: skip
     (part / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     final = task.folder / log.name
-    check_replaceable(final, bool(read_summary(final)))  # once more: it may have come while the log was replayed
+    _check_replaceable(final, bool(read_summary(final)))  # once more: it may have come while the log was replayed
     if final.exists():
         final.rename(task.run_folder / f"{log.name}.{task.attempt}.old")
     part.rename(final)
@@ -226,8 +202,7 @@ def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOp
 def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each log and stage: the logs with the most misses first, among equal ones those with the longest p99.
 
-    Args:
-        summaries: what each log came to, by name.
+    `summaries` has what each log came to, by name.
     """
 
     def worst(rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -246,48 +221,44 @@ def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, A
     return [row for rows in sorted(logs, key=worst, reverse=True) for row in rows]
 
 
-def write_summary(
-    folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]]
-) -> None:
-    """Write `summary.json` and `summary.parquet`.
-
-    Args:
-        folder: of the results.
-        rows: of `summary_rows`.
-        failed: the logs that have none, and how they ended, by name.
+def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[FoundLog, Ended]) -> None:
+    """Write `summary.json` and `summary.parquet`: the rows of `summary_rows`, and how the logs ended that have none.
 
     Raises:
-        BatchError: a file cannot be written.
+        OSError: a file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     lost = [
-        {"name": name, "path": str(log.path), "reason": how.reason, "traceback": how.traceback}
-        for name, (log, how) in failed.items()
+        {"name": log.name, "path": str(log.path), "reason": how.reason, "traceback": how.traceback}
+        for log, how in failed.items()
     ]
     content = {"v": _VERSION, "kind": _KIND_OF_ALL, "rows": rows, "failed": lost}
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    _replace(folder / SUMMARY_FILE, lambda part: part.write_text(text, encoding="utf-8"))
     kinds = [(name, pa.string()) for name in _TEXT] + [(name, pa.int64()) for name in _WHOLE]
     schema = pa.schema(kinds + [(name, pa.float64()) for name in _REAL])
     table = pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in [*rows, *lost]], schema)
-    _replace(folder / SUMMARY_PARQUET, lambda part: pq.write_table(table, part, compression="zstd"))
+    with whole_file(folder / SUMMARY_FILE) as part:
+        part.write_text(text, encoding="utf-8")
+    with whole_file(folder / SUMMARY_PARQUET) as part:
+        pq.write_table(table, part, compression="zstd")
 
 
-def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, tuple[FoundLog, Ended]]) -> str:
+def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[FoundLog, Ended]) -> str:
     """Write `report.html`: all logs in a table, and the worst in detail. Returns where it is, or why there is none.
 
     One run is in memory at a time, and those that are shown in detail.
 
     Raises:
-        TorchperfError: a run cannot be read, the page would be too large, or it cannot be written.
-        OSError: a run is gone.
+        TorchperfError: a run cannot be read, or the page would be too large.
+        OSError: a run is gone, or the page cannot be written.
     """
     if importlib.util.find_spec("plotly") is None:
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
     from torchperf_ros.runs.report.report_page import Overview, OverviewRow, write_report
     from torchperf_ros.runs.report.report_words import stage_figures
+    from torchperf_ros.runs.run_log import RunLog
     from torchperf_ros.runs.run_log_source import read_runs
 
     names = list(dict.fromkeys(row["name"] for row in rows))
@@ -296,34 +267,11 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
     shown: list[OverviewRow] = []
     for name in names:
         (run,) = read_runs(folder / name, lambda _done, _total: None)
-        shown += [
-            OverviewRow(name, stage.name, stage_figures(stage), anomalies[name, stage.name]) for stage in run.stages
-        ]
+        shown += [OverviewRow(name, s.name, stage_figures(s), anomalies[name, s.name]) for s in run.stages]
         if len(detailed) < _WORST:
             detailed.append(run if len(detailed) < _PICTURED else replace(run, recordings=()))
-    lost = [(name, how.reason) for name, (_, how) in failed.items()]
+    lost = [(log.name, how.reason) for log, how in failed.items()]
     title = f"{len(names):,} of {len(names) + len(failed):,} logs in {folder.resolve().name}"
-
-    def write(part: Path) -> None:
+    with whole_file(folder / PAGE) as part:
         write_report(detailed, part, lambda _: None, Overview(shown, lost, title))
-        with part.open("ab") as page:
-            page.write(_MARK)
-
-    _replace(folder / PAGE, write)
     return f"all of them on a page: {folder / PAGE}"
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """All of a file, or what was there before.
-
-    Raises:
-        BatchError: it cannot be written.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        write(part)
-        part.replace(path)
-    except OSError as error:
-        raise BatchError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -14,14 +14,7 @@ from typing import Any, Final
 import pytest
 
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.replay.golden.golden_file import (
-    Golden,
-    GoldenError,
-    compare_frames,
-    golden_of,
-    read_golden,
-    write_golden,
-)
+from torchperf_ros.replay.golden import golden_file
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, Rules, check_rules
 from torchperf_ros.replay.golden.pytest_plugin import REFRESHED
 from torchperf_ros.replay.replay import replay
@@ -30,8 +23,6 @@ from torchperf_ros.replay.replay_result import ReplayResult
 
 _FOLDER: Final = "TORCHPERF_FIELDLOGS"
 _OF_THE_LOG: Final = "log"
-_GOLDEN: Final = "golden"
-_HASH_BYTES: Final = 4
 _EXAMPLE: Final = 'golden.check(result, "perception", name="night")'
 Replays = dict[object, ReplayResult]
 """Results by what they are of."""
@@ -62,9 +53,6 @@ class ReplayFixture:
                 evidence, else every default.
             options: the other fields of `ReplayOptions`, for example `pace`, `overrides`, `duration_s`; `step_times`
                 are looked for as `params` are.
-
-        Returns:
-            The result, with its messages; assertions on figures of its stages show frames when they fail.
         """
         __tracebackhide__ = True
         path = self._marked_log() if log is None else self._find_log(str(log), optional=False)
@@ -97,9 +85,7 @@ class ReplayFixture:
         __tracebackhide__ = True
         marker = self._request.node.get_closest_marker("fieldlog")
         if marker is None:
-            pytest.fail(
-                'replay() needs a log: replay("drive.mcap"), or @pytest.mark.fieldlog("drive.mcap") on the test'
-            )
+            pytest.fail('replay() needs a log: replay("drive.mcap"), or @pytest.mark.fieldlog("drive.mcap")')
         if len(marker.args) != 1 or marker.kwargs.keys() - {"optional"}:
             pytest.fail(f'@pytest.mark.fieldlog takes one log and optional=..., as in fieldlog("drive.mcap"): {marker}')
         return self._find_log(str(marker.args[0]), optional=bool(marker.kwargs.get("optional")))
@@ -109,9 +95,9 @@ class ReplayFixture:
         config = self._request.config
         field_logs = config.getoption("--fieldlogs") or os.environ.get(_FOLDER, "")
         places = [*self._places(name), *([config.invocation_params.dir / field_logs / name] if field_logs else [])]
-        found = next((path for path in places if path.exists()), None)
-        if found is not None:
-            return found
+        for place in places:
+            if place.exists():
+                return place
         text = f"log {name} is not there: looked for {', '.join(dict.fromkeys(map(str, places)))}"
         if not field_logs and not Path(name).is_absolute():
             text += f"; --fieldlogs DIR or {_FOLDER} can say where field logs are"
@@ -120,20 +106,17 @@ class ReplayFixture:
         pytest.fail(text)
 
     def _places(self, name: str | Path) -> list[Path]:
-        """Where a file of the test can be; an absolute path is found in each of them."""
         return [folder / name for folder in (self._file.parent, self._request.config.rootpath)]
 
     def _beside(self, what: str, name: str | Path) -> Path:
-        """A file or folder that belongs to the test."""
         __tracebackhide__ = True
-        found = next((path for path in self._places(name) if path.exists()), None)
-        if found is None:
-            pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._request.config.rootpath}")
-        return found
+        for place in self._places(name):
+            if place.exists():
+                return place
+        pytest.fail(f"{what} {name}: is neither beside {self._file} nor in {self._request.config.rootpath}")
 
 
 def _identity(path: object) -> object:
-    """What changes if a file does."""
     try:
         status = os.stat(str(path))
     except OSError:
@@ -150,7 +133,7 @@ def file_stem(name: str) -> str:
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
     if stem == name:
         return name
-    return f"{stem}-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=_HASH_BYTES).hexdigest()}"
+    return f"{stem}-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
 
 
 class GoldenFixture:
@@ -170,7 +153,7 @@ class GoldenFixture:
         """
         test = self._request.node.nodeid.partition("::")[2].replace("::", ".")
         words = [self._file.stem, test, *filter(None, [name])]
-        return self._file.parent / _GOLDEN / f"{file_stem('.'.join(words))}.mcap"
+        return self._file.parent / "golden" / f"{file_stem('.'.join(words))}.mcap"
 
     def check(self, result: ReplayResult, *stages: str, name: str = "", rules: Rules | None = None) -> None:
         """Compare what stages published with the golden outputs; with `--refresh-golden` write those.
@@ -178,11 +161,8 @@ class GoldenFixture:
         Outputs that agree pass, with a warning if parameters or models are others than those of the golden outputs.
         What one check of a test has written, the others of the same `name` are compared with.
 
-        Args:
-            result: of a replay; all of it, not one of its stages.
-            stages: which ones; default: all.
-            name: tells several golden files of a test apart.
-            rules: for this check only, before those of `golden_rules` and the built-in ones.
+        The `result` is of a whole replay; without `stages` all of them are compared. A `name` tells several golden
+        files of a test apart; `rules` are for this check, before those of `golden_rules` and the built-in ones.
 
         Raises:
             AssertionError: they differ, there are none, or they are those of another log; the text says where they
@@ -199,7 +179,7 @@ class GoldenFixture:
         own_rules = {**self._rules, **(rules or {})}
         try:
             check_rules(own_rules)
-            now = golden_of(result, names)
+            now = golden_file.golden_of(result, names)
             if self._request.config.getoption("--refresh-golden") and path not in self._written:
                 self._write(now, path)
                 return
@@ -207,29 +187,29 @@ class GoldenFixture:
         except (TorchperfError, OSError) as error:
             raise AssertionError(str(error)) from None
         if problem:
-            raise AssertionError("\n".join([*problem, self._advice(path)]))
+            advice = f"the command that refreshes it: {self._command()}"
+            if path in self._written:
+                advice = f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
+            raise AssertionError("\n".join([*problem, advice]))
 
-    def _advice(self, path: Path) -> str:
-        if path in self._written:
-            return f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
-        return f"the command that refreshes it: {self._command()}"
-
-    def _write(self, golden: Golden, path: Path) -> None:
+    def _write(self, golden: golden_file.Golden, path: Path) -> None:
         try:
-            write_golden(golden, path)
+            golden_file.write_golden(golden, path)
         except OSError as error:
-            raise GoldenError(f"golden file {self._shown(path)}: cannot be written ({error.strerror})") from error
+            raise golden_file.GoldenError(
+                f"golden file {self._shown(path)}: cannot be written ({error.strerror})"
+            ) from error
         self._written.add(path)
         count = sum(map(len, golden.frames.values()))
         self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs"))
 
-    def _problem(self, now: Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
+    def _problem(self, now: golden_file.Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
         shown = self._shown(path)
         if not path.exists():
             return [f"golden file {shown} is missing"]
         try:
-            golden = read_golden(path)
-        except GoldenError as error:
+            golden = golden_file.read_golden(path)
+        except golden_file.GoldenError as error:
             return [str(error)]
         changes = now.changed_since(golden)
         if "log" in changes:
@@ -237,7 +217,8 @@ class GoldenFixture:
         if absent := [stage for stage, found in now.frames.items() if found and stage not in golden.frames]:
             return [f"golden file {shown} holds no outputs of {', '.join(absent)}, only of {', '.join(golden.frames)}"]
         compared = [
-            compare_frames(name, found, golden.frames.get(name, ()), rules) for name, found in now.frames.items()
+            golden_file.compare_frames(name, found, golden.frames.get(name, ()), rules)
+            for name, found in now.frames.items()
         ]
         if lines := [line for stage in compared if stage.differing for line in stage.text()]:
             cause = f" ({', '.join(changes)} changed since)" if changes else ""
@@ -251,7 +232,6 @@ class GoldenFixture:
         return os.path.relpath(path, self._request.config.invocation_params.dir)
 
     def _command(self) -> str:
-        """What refreshes this test's golden outputs, from the folder in which pytest was started."""
         config = self._request.config
         python = Path(sys.executable)
         program = shutil.which("pytest")

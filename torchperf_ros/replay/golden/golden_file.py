@@ -1,8 +1,9 @@
 """Golden outputs: what stages published on a log when all was well, in one MCAP file, and what differs from it now."""
 
 import io
+import itertools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ class GoldenError(TorchperfError):
 
 @dataclass(frozen=True)
 class Golden:
-    """Outputs to compare with, by stage, and what they were made from, see `origin_of`."""
+    """Outputs to compare with, by stage, and what they were made from: hashes of log, parameters, models."""
 
     origin: Mapping[str, str]
     frames: Mapping[str, tuple[PublishedFrame, ...]]
@@ -38,18 +39,6 @@ class Golden:
         """What these were made from that the others were not, for example `parameters`."""
         mine, theirs = self.origin, other.origin
         return [what for what in mine if mine[what] and theirs.get(what) and mine[what] != theirs[what]]
-
-
-def origin_of(result: ReplayResult) -> dict[str, str]:
-    """What outputs were made from: `log`, `parameters`, `model of STAGE`, `pace` and `seed`."""
-    summary = result.summary
-    return {
-        "log": str(summary["log"]["sha256"]),
-        "parameters": str(summary["params_sha256"]),
-        **{f"model of {stage}": str(hashed) for stage, hashed in summary["model"].items()},
-        "pace": str(summary["pace"]),
-        "seed": str(summary["seed"]),
-    }
 
 
 def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
@@ -68,7 +57,14 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
         why = "its outputs were not kept: give it an output file"
     if why:
         raise GoldenError(f"replay of {result.log} cannot be compared with golden outputs: {why}")
-    return Golden(origin_of(result), {name: tuple(result.stage(name).messages) for name in stages})
+    summary = result.summary
+    models = {f"model of {stage}": hashed for stage, hashed in summary["model"].items()}
+    origin = {
+        "log": summary["log"]["sha256"], "parameters": summary["params_sha256"], **models, "pace": summary["pace"],
+        "seed": summary["seed"],
+    }  # fmt: skip
+    messages = {name: tuple(result.stage(name).messages) for name in stages}
+    return Golden({what: str(value) for what, value in origin.items()}, messages)
 
 
 def write_golden(golden: Golden, path: Path) -> None:
@@ -147,7 +143,6 @@ class StageComparison:
         ]
 
     def _worst(self) -> Iterator[tuple[str, ...]]:
-        """A row for each field that differs, in the order in which they come."""
         fields: dict[str, list[tuple[FrameDifference, Difference]]] = {}
         for frame in self.differing:
             for difference in frame.differences:
@@ -172,23 +167,17 @@ def compare_frames(
         ComparisonError: see `compare_messages`.
     """
     mine, theirs = _by_stamp(frames), _by_stamp(golden)
-    keys, differing = sorted({*mine, *theirs}), []
-    for key in keys:
-        frame, wanted = mine.get(key), theirs.get(key)
-        if found := tuple(_differences(frame, wanted, rules)):
-            of = mine[key] if frame else theirs[key]
-            differing.append(FrameDifference(of.seq, of.stamp_ns, found))
-    return StageComparison(stage, len(keys), tuple(differing))
+    both, differing = {**theirs, **mine}, []
+    for key in sorted(both):
+        if found := tuple(_differences(mine.get(key), theirs.get(key), rules)):
+            differing.append(FrameDifference(both[key].seq, both[key].stamp_ns, found))
+    return StageComparison(stage, len(both), tuple(differing))
 
 
 def _by_stamp(frames: Sequence[PublishedFrame]) -> dict[tuple[int, int], PublishedFrame]:
     """By stamp, and how many of the same stamp come before."""
-    counts: Counter[int] = Counter()
-    found = {}
-    for frame in frames:
-        found[frame.stamp_ns, counts[frame.stamp_ns]] = frame
-        counts[frame.stamp_ns] += 1
-    return found
+    counts: dict[int, Iterator[int]] = defaultdict(itertools.count)
+    return {(frame.stamp_ns, next(counts[frame.stamp_ns])): frame for frame in frames}
 
 
 def _differences(frame: PublishedFrame | None, golden: PublishedFrame | None, rules: Rules) -> Iterator[Difference]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -44,24 +44,19 @@ class Tolerance:
 class Matched:
     """Elements of a list belong together if they are near each other, whatever their order.
 
-    Attributes:
-        position: field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`.
-        within: the farthest that two may be apart, in the unit of the position. One without a partner is a difference.
-        same: fields in which two elements have to be equal to belong together.
+    One without a partner is a difference.
     """
 
-    position: str
-    within: float
-    same: tuple[str, ...] = ()
+    position: str  # field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`
+    within: float  # the farthest that two may be apart, in the unit of the position
+    same: tuple[str, ...] = ()  # fields in which two elements have to be equal to belong together
 
 
 @dataclass(frozen=True)
 class ImageTolerance:
-    """How far the pixels of an image may be from those of the golden one.
+    """How far the pixels of an image may be from those of the golden one: a `share` of them, 0 to 1, may differ.
 
-    Attributes:
-        share: of the pixels that may differ, 0 to 1.
-        by: a pixel differs if one of its channels is off by more than this: of 255 for 8 bits, in mm or m for depths.
+    A pixel differs if one of its channels is off by more than `by`: of 255 for 8 bits, in mm or m for depths.
     """
 
     share: float = 0.0
@@ -108,9 +103,7 @@ BUILT_IN: Final[Rules] = MappingProxyType(
             matched={"detections": Matched("bbox.center.position", within=20.0)},  # pixels
             tolerances={"detections.bbox": Tolerance(absolute=0.1, relative=1e-3)},
         ),
-        "vision_msgs/msg/Detection3DArray": MessageRule(
-            matched={"detections": Matched("bbox.center.position", within=0.5)}
-        ),
+        "vision_msgs/msg/Detection3DArray": MessageRule(matched={"detections": Matched("bbox.center.position", 0.5)}),
         "vision_msgs/msg/Pose2D": MessageRule(angles=("theta",)),
         "geometry_msgs/msg/Pose2D": MessageRule(angles=("theta",)),
     }
@@ -138,7 +131,6 @@ def check_rules(rules: Rules) -> None:
 
 
 def _type_of(inside: str, path: str, rule: str) -> str:
-    """The message type of a field, "" for a plain value."""
     for name in path.split("."):
         fields = field_types(inside) if inside else {}
         if name not in fields:
@@ -157,18 +149,16 @@ _Seen = tuple[tuple[MessageRule, str], ...]
 class Difference:
     """A field in which a message is not as the golden one.
 
-    Attributes:
-        path: with indexes, for example `markers[3].pose.position.x`.
-        value, golden: what is there, and what should be; `none` for a part that only one of them has.
-        error: how far they are apart, in the field's unit, s for a time; NaN for what has no distance.
-        allowed: how far they may be apart; NaN likewise.
+    The `error` is how far they are apart, in the field's unit, s for a time; NaN for what has no distance. Of an image,
+    of which `value` and `golden` are the worst pixels, it is the share of those that differ.
     """
 
-    path: str
-    value: object
-    golden: object
+    path: str  # with indexes, for example `markers[3].pose.position.x`
+    value: object  # what is there; `none` for a part that only the other one has
+    golden: object  # what should be
     error: float = math.nan
-    allowed: float = math.nan
+    allowed: float = math.nan  # how far they may be apart; NaN likewise
+    told: tuple[str, str] | None = None  # the last two for people, where their numbers alone do not say it
 
     @property
     def field(self) -> str:
@@ -178,25 +168,7 @@ class Difference:
     @property
     def shown(self) -> tuple[str, str]:
         """`error` and `allowed` for people; empty for what has no distance."""
-        return ("", "") if math.isnan(self.error) else (f"{self.error:.4g}", f"{self.allowed:.4g}")
-
-
-@dataclass(frozen=True)
-class ImageDifference(Difference):
-    """An image that is not as the golden one: `value` and `golden` are of its worst pixel, `error` is a share.
-
-    Attributes:
-        by: how far each pixel may be off.
-        parts: of how many pixels the share is, or bytes where the encoding is not known here.
-    """
-
-    by: float = 0.0
-    parts: str = ""
-
-    @property
-    def shown(self) -> tuple[str, str]:
-        """The share of the pixels that differ, and what is allowed."""
-        return f"{100 * self.error:.4g} % of {self.parts}", f"{100 * self.allowed:.4g} %, or any by {self.by:.4g}"
+        return self.told or (("", "") if math.isnan(self.error) else (f"{self.error:.4g}", f"{self.allowed:.4g}"))
 
 
 def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401 - any message
@@ -221,7 +193,7 @@ def _values(value: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -> It
         if value != golden:
             yield Difference(path, value, golden)
     elif isinstance(golden, np.ndarray) and len(value) != len(golden):
-        yield _lengths(value, golden, path)
+        yield Difference(path, f"{len(value)} elements", f"{len(golden)} elements")
     elif not np.array_equal(value, golden):
         yield from _numbers(np.atleast_1d(value), np.atleast_1d(golden), path, seen, indexed=np.ndim(golden) > 0)
 
@@ -255,19 +227,22 @@ def _seconds(ns: int) -> str:
     return f"{'-' if ns < 0 else ''}{abs(ns) // NS_PER_S}.{abs(ns) % NS_PER_S:09d}"
 
 
+def _longest(names: Iterable[str], path: str) -> str:
+    """The longest path of these that stands for this one, too; "" if none does."""
+    return max((name for name in names if name and f"{path}.".startswith(f"{name}.")), key=len, default="")
+
+
 def _tolerance(seen: _Seen, *, whole: bool) -> Tolerance:
     for rule, path in seen:
-        if named := [name for name in rule.tolerances if name and f"{path}.".startswith(f"{name}.")]:
-            return rule.tolerances[max(named, key=len)]
-        if "" in rule.tolerances and not whole:
-            return rule.tolerances[""]
+        name = _longest(rule.tolerances, path)
+        if name or ("" in rule.tolerances and not whole):
+            return rule.tolerances[name]
     return _EXACT if whole else USUAL
 
 
 def _numbers(
     values: NDArray[Any], golden: NDArray[Any], path: str, seen: _Seen, *, indexed: bool
 ) -> Iterator[Difference]:
-    """The worst element, by how many times more it is off than allowed."""
     tolerance = _tolerance(seen, whole=golden.dtype.kind != "f")
     got, wanted = values.astype(np.float64), golden.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -288,29 +263,26 @@ def _numbers(
 
 
 def _image_tolerance(seen: _Seen) -> ImageTolerance | None:
-    """The rule for the pixels of an image; None: its bytes are compared as any others."""
     data = [(rule, f"{path}.data" if path else "data") for rule, path in seen]
     if any(path in rule.ignore for rule, path in data):
         return None
     for rule, path in data:
-        if named := [name for name in rule.images if not name or path.startswith(f"{name}.")]:
-            return rule.images[max(named, key=len)]
-        if any(name and f"{path}.".startswith(f"{name}.") for name in rule.tolerances):
+        name = _longest(rule.images, path)
+        if name in rule.images:
+            return rule.images[name]
+        if _longest(rule.tolerances, path):
             return None
     return None
 
 
 def _is_laid_out_alike(message: Any, golden: Any) -> bool:  # noqa: ANN401
-    """Whether two images have their pixels in the same places; if not, the fields that differ say so."""
     if golden.__msgtype__ != _IMAGE:
         return True
-    names = ("height", "width", "encoding", "is_bigendian", "step")
-    same = all(getattr(message, name) == getattr(golden, name) for name in names)
-    return same and len(message.data) == len(golden.data) == golden.height * golden.step
+    layouts = [(of.height, of.width, of.encoding, of.is_bigendian, of.step, len(of.data)) for of in (message, golden)]
+    return layouts[0] == layouts[1] and len(golden.data) == golden.height * golden.step
 
 
 def _images(message: Any, golden: Any, path: str, allowed: ImageTolerance) -> Iterator[Difference]:  # noqa: ANN401
-    """One difference if too many pixels are off by too much."""
     (mine, parts), (theirs, _) = _pixels(message), _pixels(golden)
     if mine.shape != theirs.shape:
         is_now, was = (f"{array.shape[1]} x {array.shape[0]} pixels" for array in (mine, theirs))
@@ -325,7 +297,11 @@ def _images(message: Any, golden: Any, path: str, allowed: ImageTolerance) -> It
         at = np.unravel_index(np.argmax(off), off.shape)
         value, golden_value = (f"({', '.join(f'{channel:.6g}' for channel in array[at])})" for array in (mine, theirs))
         where = f"{value} at row {at[0]}, column {at[1]}"
-        yield ImageDifference(path, where, golden_value, share, allowed.share, allowed.by, f"{off.size:,} {parts}")
+        told = (
+            f"{100 * share:.4g} % of {off.size:,} {parts}",
+            f"{100 * allowed.share:.4g} %, or any by {allowed.by:.4g}",
+        )
+        yield Difference(path, where, golden_value, share, allowed.share, told)
 
 
 def _pixels(message: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
@@ -344,10 +320,6 @@ def _pixels(message: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
     return np.ascontiguousarray(used).view(sample).reshape(message.height, message.width, channels), "pixels"
 
 
-def _lengths(value: Sequence[Any] | NDArray[Any], golden: Sequence[Any] | NDArray[Any], path: str) -> Difference:
-    return Difference(path, f"{len(value)} elements", f"{len(golden)} elements")
-
-
 def _lists(values: Sequence[Any], golden: Sequence[Any], path: str, seen: _Seen, rules: Rules) -> Iterator[Difference]:
     matched = next((rule.matched[own] for rule, own in seen if own in rule.matched), None)
     if matched is not None:
@@ -355,7 +327,7 @@ def _lists(values: Sequence[Any], golden: Sequence[Any], path: str, seen: _Seen,
     elif len(values) == len(golden):
         pairs = {index: index for index in range(len(golden))}
     else:
-        yield _lengths(values, golden, path)
+        yield Difference(path, f"{len(values)} elements", f"{len(golden)} elements")
         return
     for index, partner in pairs.items():
         yield from _values(values[index], golden[partner], f"{path}[{index}]", seen, rules)

@@ -29,9 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where the logs of @pytest.mark.fieldlog are that are not beside the tests;"
         " default: $TORCHPERF_FIELDLOGS",
     )  # fmt: skip
-    group.addoption(
-        "--refresh-golden", action="store_true", help="write golden outputs anew instead of comparing with them"
-    )
+    group.addoption("--refresh-golden", action="store_true", help="write golden outputs anew instead of comparing")
 
 
 def pytest_configure(config: pytest.Config) -> None:

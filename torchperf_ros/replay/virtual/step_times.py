@@ -35,15 +35,10 @@ _TOO_SLOW: Final = 2.0  # budgets: no probe of it fits, and none keeps the stand
 
 @dataclass(frozen=True)
 class Spread:
-    """What a step takes in ms: always the same, one of a list, or a log-normal distribution.
+    """What a step takes in ms: always the same, one of a list, or a log-normal distribution."""
 
-    Attributes:
-        samples: at least one; drawn from.
-        sigma: of the logarithm, around the one sample, its median; 0: always the same.
-    """
-
-    samples: tuple[float, ...]
-    sigma: float = 0.0
+    samples: tuple[float, ...]  # at least one; drawn from
+    sigma: float = 0.0  # of the logarithm, around the one sample, its median; 0: always the same
 
     def draw(self, rng: random.Random) -> float:
         """One value in ms, to 1 us, so that no machine's arithmetic shows."""
@@ -94,33 +89,19 @@ class RunTimes:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What the runs of one stage take.
+    """What the runs of one stage take."""
 
-    Attributes:
-        tiers: by index, one for each of the stage's.
-        known: frames of the log by stamp in ns.
-        seed: of what is drawn.
-        restart_ms: from a worker's death until its replacement is ready.
-    """
-
-    tiers: Sequence[TierTimes]
-    known: Mapping[int, RunTimes] = field(default_factory=dict)
-    seed: int = 0
-    restart_ms: float = _RESTART_MS
+    tiers: Sequence[TierTimes]  # by index, one for each of the stage's
+    known: Mapping[int, RunTimes] = field(default_factory=dict)  # frames of the log by stamp in ns
+    seed: int = 0  # of what is drawn
+    restart_ms: float = _RESTART_MS  # from a worker's death until its replacement is ready
 
     def calibrations(self) -> list[Calibration]:
         """What a worker would have measured before its first frame, for each tier."""
         return [tier.inference.calibration for tier in self.tiers]
 
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
-        """What a run takes.
-
-        Args:
-            stamp_ns: of the frame.
-            seq: of the frame.
-            tier: that it is run on.
-            attempt: 0 for the frame's first run, 1 for its backup, and so on.
-        """
+        """What a run of a frame on a tier takes; `attempt`: 0 for its first run, 1 for its backup, and so on."""
         known = self._near(stamp_ns)
         drawn = self._draw(seq, tier, attempt)
         if known is None:
@@ -135,7 +116,6 @@ class StageTimes:
         return sorted(self.known)
 
     def _near(self, stamp_ns: int) -> RunTimes | None:
-        """The frame of the log with this stamp, or the nearest within 5 ms."""
         place = bisect_left(self._stamps, stamp_ns)
         near = [stamp for stamp in self._stamps[max(0, place - 1) : place + 1] if abs(stamp - stamp_ns) <= _NEAR_NS]
         return self.known[min(near, key=lambda stamp: abs(stamp - stamp_ns))] if stamp_ns and near else None
@@ -147,14 +127,9 @@ class StageTimes:
 
 
 def read_step_times(where: str, log: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
-    """The times of every stage.
+    """The times of every stage, from `where`: `log`, a `.yaml` table, or what `torchperf report` reads.
 
-    Args:
-        where: `log`, a `.yaml` table, or whatever `torchperf report` reads: a run, records, a log with `/perf`.
-        log: what is replayed.
-        config: whose stages and tiers.
-        seed: of what is drawn.
-        say: gets what is guessed.
+    The `log` is what is replayed; `say` gets what is guessed.
 
     Raises:
         ConfigError: there are none, or the table is none.
@@ -186,18 +161,14 @@ def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path
     runs = [_run_of(row, tier_of) for row in logged.frames]
     found = {}
     for tier in range(len(stage.tiers)):
-        own = [run for run in runs if run.ending is Outcome.ON_TIME and run.tier == tier][:_MOST_SAMPLES]
-        if own:
-            steps = [_samples(getattr(run.steps, name) for run in own) for name in _STEPS]
-            found[tier] = TierTimes(
-                **dict(zip(_PARTS, steps, strict=True)), overhead=_samples(r.overhead_ms for r in own)
-            )
+        if own := [run for run in runs if run.ending is Outcome.ON_TIME and run.tier == tier][:_MOST_SAMPLES]:
+            steps = {part: _samples(getattr(run.steps, f"{part}_ms") for run in own) for part in _PARTS}
+            found[tier] = TierTimes(**steps, overhead=_samples(run.overhead_ms for run in own))
     known = {run_ns: run for run_ns, run in zip(logged.frames["stamp_ns"].tolist(), runs, strict=True) if run_ns}
     return StageTimes(_complete(found, stage, str(path), say), known, seed)
 
 
 def _run_of(row: np.void, tier_of: Mapping[int, int]) -> RunTimes:
-    """What a row of `FRAME` says that its run took."""
     steps = [round(float(row[name]), 3) for name in _STEPS]
     outcome = Outcome(int(row["outcome"]))
     rest_ms = float(row["total_ms"]) - sum(part for part in (float(row["wait_ms"]), *steps) if math.isfinite(part))
@@ -213,13 +184,10 @@ def _samples(values: Iterable[float]) -> Spread:
 
 
 def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, say: Say) -> list[TierTimes]:
-    """Times for every tier.
+    """Times for every tier: one that never ran is taken to be as slow as the next more accurate one that did.
 
-    One that never ran is taken to be as slow as the next more accurate one that did. Where none of those ran either,
-    it is taken to be too slow: the vehicle did not use it, and at the times of a lower tier the ladder here would.
-
-    Raises:
-        ConfigError: there are none at all.
+    Where none of those ran either, it is taken to be too slow: the vehicle did not use it, and at the times of a lower
+    tier the ladder here would.
     """
     if not found:
         msg = f"step times: {where} has no run of {stage.name} that ended on time; give --times a table: `{_EXAMPLE}`"
