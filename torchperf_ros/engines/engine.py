@@ -111,7 +111,6 @@ def open_package(
 
 
 def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
-    """A package that is kept in memory only."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
         path = Path(folder) / f"model{PACKAGE_SUFFIXES[options.engine]}"
@@ -203,12 +202,7 @@ class GraphReplay:
     """
 
     def __init__(self, call: Call, example: Inputs) -> None:
-        """Warm up and capture a model on the device, with the shapes of the example.
-
-        Raises:
-            CaptureFailed: the model cannot be captured.
-            Exception: whatever the model raises on these inputs.
-        """
+        """Warm up and capture a model on the device, with the shapes of the example, or raise `CaptureFailed`."""
         self._call = call  # kept, as the graph holds only addresses of its weights and kernels
         self._inputs = tuple(tensor.clone() for tensor in example)
         self._replay, self._outputs = _capture(call, self._inputs)
@@ -225,7 +219,6 @@ class GraphReplay:
 
 
 def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
-    """What replays the call, and the outputs that this writes to."""
     device = inputs[0].device
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(caller)

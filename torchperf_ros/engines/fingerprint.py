@@ -187,7 +187,6 @@ class _Code:
         self._named(names, function.__globals__, function.__module__, {id(function.__globals__)})
 
     def _named(self, names: set[str], space: dict[str, Any], where: str, seen: set[int]) -> None:
-        """Follow what names stand for in a module, and in modules that they stand for."""
         for name in names & space.keys():
             value = space[name]
             if not isinstance(value, types.ModuleType):

@@ -131,7 +131,6 @@ def _convert(model: nn.Module, half: torch.dtype | None, *, images: bool) -> Non
 
 
 def _float_types(model: nn.Module) -> dict[torch.dtype, None]:
-    """Floating types of the weights, in order of appearance."""
     return {parameter.dtype: None for parameter in model.parameters() if parameter.is_floating_point()}
 
 

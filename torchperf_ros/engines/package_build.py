@@ -94,11 +94,7 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
 def _tier_of(
     adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device
 ) -> BuiltTier | None:
-    """What the adapter builds; None where the user has a package, which is only checked.
-
-    Raises:
-        TorchperfError: the adapter's model or the user's file cannot be used.
-    """
+    """What the adapter builds; None where the user has a package, which is only checked."""
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
     dims = varying_dims(options, adapter.dynamic_dims())
     if package:
@@ -113,10 +109,7 @@ def _tier_of(
 
 @dataclass(frozen=True)
 class _Stored:
-    """What is there now: package and manifest, "" and None where engine auto has chosen eager.
-
-    `new` is whether it was built, or chosen, now; `choice` how engine auto has come to it, in words.
-    """
+    """Package and manifest, "" and None for eager; whether they are `new`, and how engine auto has chosen, in words."""
 
     package: str
     manifest: Manifest | None
@@ -126,8 +119,6 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _Work:
-    """A tier, and the job that it is built for; `step` says what is being done."""
-
     job: Mapping[str, Any]
     name: str
     tier: BuiltTier
@@ -137,8 +128,6 @@ class _Work:
 
 
 class _PackageBuild:
-    """One tier on its way into the package of one engine."""
-
     def __init__(self, work: "_Work", identity: Identity | None = None) -> None:
         """Take a tier, and the identity of its package where that is known already; then others are built beside it."""
         self._work, self._engine = work, ENGINES[work.options.engine]
@@ -150,7 +139,6 @@ class _PackageBuild:
         self._prefix = f"{self._engine.name}: " if identity else ""
 
     def plan(self) -> str:
-        """What `store` would do, in words."""
         if not self._path.exists():
             return f"would be built: {self._path} is not there"
         try:
@@ -160,7 +148,6 @@ class _PackageBuild:
         return f"is there: {self._path}" + ("; it would be built again" if self._work.job.get("force") else "")
 
     def store(self) -> _Stored:
-        """The package in the cache or the folder, built unless it is there."""
         path = self._path
         with self._work.cache.building(self._identity):
             if not self._work.job.get("force"):
@@ -183,7 +170,6 @@ class _PackageBuild:
         return _Stored(str(path), manifest, new=True)
 
     def load(self, path: Path, outputs: str, *, graphs: bool = True) -> Call:
-        """A package, as a worker runs it."""
         options = self._work.options if graphs else replace(self._work.options, cuda_graphs=False)
         return open_package(path, outputs, options, self._work.tier.example, self._work.tier.device).call
 
@@ -228,14 +214,12 @@ class _ChoiceBuild:
         self._engines, self._identity = choice_of(work.tier, work.options)
 
     def plan(self) -> str:
-        """What `store` would do, in words."""
         if stored := self._found():
             what = f"is there: {stored.package or EAGER}: {stored.choice}"
             return what + ("; it would be chosen again" if self._work.job.get("force") else "")
         return f"would be chosen out of {', '.join(engine.name for engine in self._engines)} and {EAGER}"
 
     def store(self) -> _Stored:
-        """The package of the engine that is the fastest here, chosen unless that was done before."""
         with self._work.cache.building(self._identity, "choice"):
             stored = (None if self._work.job.get("force") else self._found()) or self._choose()
         out = self._work.job.get("out")
@@ -248,11 +232,7 @@ class _ChoiceBuild:
         return stored
 
     def _found(self) -> _Stored | None:
-        """What was chosen before, if it is still there.
-
-        Raises:
-            EngineUnavailable: nothing but eager could run it.
-        """
+        """What was chosen before, if it is still there; `EngineUnavailable` where nothing but eager could run it."""
         choice = self._work.cache.choice(self._identity)
         return None if choice is None else self._stored(choice, new=False)
 

@@ -38,7 +38,6 @@ class Parity:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """In one line, as messages and tables show it."""
         return f"relative L2 {self.relative_l2:.2g}, cosine {self.cosine:.6f}, max error {self.max_error:.2g}"
 
 
@@ -208,7 +207,6 @@ def described(value: Any) -> str:  # noqa: ANN401 - whatever a model returns
 
 
 def _layout(outputs: Any) -> str:  # noqa: ANN401
-    """How outputs are nested, with type and shape of each tensor."""
     if isinstance(outputs, torch.Tensor):
         return signature_of(outputs)
     if isinstance(outputs, dict):

@@ -21,7 +21,6 @@ class Axis:
     places: tuple[Place, ...]
 
     def __str__(self) -> str:
-        """As messages name it."""
         where = ", ".join(f"dimension {dim} of input {index}" for index, dim in self.places)
         return f"{where} ({self.low} to {self.high})"
 

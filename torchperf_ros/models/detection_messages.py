@@ -76,7 +76,6 @@ class MarkerArrays:
     """
 
     def __init__(self, horizontal_fov_deg: float) -> None:
-        """Take the horizontal field of view, more than 0 and less than 180."""
         self._focal_per_width = 0.5 / math.tan(math.radians(horizontal_fov_deg) / 2.0)
         self._marker: Any = message_class("visualization_msgs/msg/Marker")
         names = (
@@ -103,7 +102,6 @@ class MarkerArrays:
         return array
 
     def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
-        """Pose and scale in m, in the optical frame, and the colour."""
         focal_px = self._focal_per_width * frame.width
         distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
         m_per_px = distance_m / focal_px

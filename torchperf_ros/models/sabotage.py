@@ -115,7 +115,6 @@ class Luck:
         return slot not in self._known and self._first(slot, self._id) == self._id
 
     def _chance(self, kind: str, stamp_ns: int) -> float:
-        """A number from 0 to 1: a frame's own, or of this worker's sequence."""
         return (random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random).random()
 
     def _first(self, name: str, value: int) -> int:
@@ -153,12 +152,7 @@ class SabotagedAdapter(Adapter):
     """
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Build the inner adapter; see the class for the options.
-
-        Raises:
-            ConfigError: an option is missing, unknown or out of range.
-            AdapterError: the inner adapter cannot be imported.
-        """
+        """Build the inner adapter; a `ConfigError` or `AdapterError` says what of the options is wrong."""
         reader = OptionReader(type(self).__name__, options)
         adapter, inner = reader.text("adapter", default=""), reader.mapping("options")
         self._journal = Path(reader.text("journal", default=""))
@@ -225,7 +219,6 @@ class Poisonable(nn.Module):
     """A model that takes one more input, last and of shape (1,), and adds it to its floating-point outputs."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Wrap a model of up to 7 inputs."""
         super().__init__()
         self.model = model
 

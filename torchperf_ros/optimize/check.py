@@ -69,15 +69,7 @@ class AdapterCheck:
     """
 
     def __init__(self, path: str, options: dict[str, Any], tiers: Sequence[str], device: str, log: Path | None) -> None:
-        """Take what to check.
-
-        Args:
-            path: `module:Class`.
-            options: handed to the adapter.
-            tiers: in their order; none: those of the node's default that it builds.
-            device: `auto`, `cpu`, `cuda` or `cuda:N`.
-            log: a recorded log to take the frame from; None: it is made.
-        """
+        """Take what to check; no tiers: those of the node's default that it builds; no log: the frame is made."""
         self._path, self._options, self._tiers, self._log = path, options, tiers, log
         self._device = Device(choose_device(device), threads=0)  # with as many CPU threads as a worker has
         self._example: tuple[torch.Tensor, ...] = ()
@@ -120,7 +112,6 @@ class AdapterCheck:
             pass
 
     def _step(self, name: str, act: Callable[[], Any], text: Callable[[Any], str]) -> Found:
-        """Try one step; gives its result."""
         started_ns = time.perf_counter_ns()
         try:
             result = act()
@@ -186,7 +177,6 @@ class AdapterCheck:
         return f"{origin}: " + ", ".join(f"{topic} ({described(each.message)})" for topic, each in messages.items())
 
     def _frame(self, adapter: Adapter, tier: str, model: torch.nn.Module, messages: dict[str, Received]) -> Found:
-        """Run one frame, from its messages to the message that answers it."""
         try:
             adapter.observe(messages)
             inputs = adapter.preprocess(messages)
@@ -218,7 +208,6 @@ def _contract(adapter: Adapter) -> str:
 
 
 def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) -> int:  # noqa: ANN401
-    """Bytes of the message that a frame's outputs become."""
     data = bytes(output_message(adapter, outputs, messages, full_name(adapter.output)))
     for name, held in _held(decode(data, adapter.output)):
         if why := contradiction(held, held.__msgtype__):
@@ -274,7 +263,6 @@ def _shapes(tensors: Any) -> str:  # noqa: ANN401 - whatever a model returns
 
 
 def _reason(error: Exception, path: str) -> str:
-    """The error in a line, with the line of the adapter's own code that it came from."""
     file = path.partition(":")[0].replace(".", "/") + ".py"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

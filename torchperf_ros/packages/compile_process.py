@@ -34,10 +34,7 @@ class CompileProcess:
     ) -> None:
         """Spawn it and hand it its job, see `compile_main`; the spawning thread must outlive it, as it dies with that.
 
-        Args:
-            job: for JSON.
-            background: at the lowest priority, where a vehicle drives meanwhile.
-            module: what is run: `..._main`, which takes a job on stdin and a descriptor for its news.
+        `module` takes the job on stdin and a descriptor for its news; `background` is the lowest priority.
         """
         self._buffer = self._printed = b""
         job_json = json.dumps({**job, "background": background}).encode()

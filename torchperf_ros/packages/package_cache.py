@@ -47,7 +47,6 @@ class PackageCache:
     """Packages as `<key>.pt2` (or see `PACKAGE_SUFFIXES`) and, last, `<key>.json`, which makes a package complete."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """Take the folder, which is made when something is stored, and the size to which it is shrunk."""
         self.folder = folder
         self._limit_bytes = limit_bytes
 

@@ -57,7 +57,6 @@ class ProcessorShare:
     """
 
     def __init__(self) -> None:
-        """Begin now."""
         self._start = _processor_s()
 
     def of_others(self) -> float:

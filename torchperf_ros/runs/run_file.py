@@ -105,7 +105,6 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
-    """Columns for JSON, which has no NaN: null."""
     return {name: [None if isinstance(one, float) and math.isnan(one) else one for one in rows[name].tolist()]
             for name in _NAMES}  # fmt: skip
 

@@ -245,8 +245,6 @@ class RunLog:
 
 
 class _Stage:
-    """One stage while its table grows."""
-
     def __init__(self) -> None:
         self.columns: dict[str, array[float]] = {name: array(FRAME[name].char) for name in _NAMES}
         self.health: list[tuple[int, str]] = []
@@ -287,7 +285,6 @@ class RunLogBuilder:
     """
 
     def __init__(self, node: str) -> None:
-        """Name the node, for example `/perf`."""
         self.node = node
         self._odd = 0
         self._by_index: dict[int, _Stage] = {}

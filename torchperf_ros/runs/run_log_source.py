@@ -126,7 +126,6 @@ class _Rows:
 
 
 def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> list[RunLog]:
-    """What nodes said about themselves, one log for each node; what is damaged is left out, and listed."""
     notes: list[str] = []
     try:
         if path.is_file() and not is_log(path):
@@ -216,13 +215,11 @@ def _rotated(path: Path) -> list[Path]:
 
 
 def _is_newest(path: Path) -> bool:
-    """Whether this is `records.jsonl` rather than `records.3.jsonl`."""
     match = _ROTATED.fullmatch(path.name)
     return match is not None and match["number"] is None
 
 
 def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
-    """A file of records, and those rotated away from it; kinds and fields that are not known are passed over."""
     files = _rotated(path)
     builder = RunLogBuilder("/perf")
     kinds: Counter[str] = Counter()

@@ -107,11 +107,7 @@ class Inspection(logging.Handler):
     """
 
     def __init__(self, model: InspectedModel, backend: str, device: torch.device) -> None:
-        """Forget what was compiled before.
-
-        Raises:
-            InspectError: no backend of that name.
-        """
+        """Forget what was compiled before; an `InspectError` where there is no backend of that name."""
         super().__init__()  # of the log handler
         self.target, self.backend, self.device = model.name, backend, device
         self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
@@ -200,7 +196,6 @@ class Inspection(logging.Handler):
         return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
 
     def _compile(self, index: int, trace_folder: Path | None) -> str:
-        """Compile, and run again what was compiled; says what it raises."""
         try:
             with nullcontext() if trace_folder is None else _trace_to(trace_folder):
                 self._call(self._compiled, index)
@@ -276,7 +271,6 @@ class Inspection(logging.Handler):
             self._functions[frame_id] = (str(values["co_name"]), str(values.get("co_filename")), line)
 
     def _call(self, call: Callable[..., Any], index: int) -> Any:  # noqa: ANN401 - whatever a model returns
-        """The model, or it compiled, with one of its input sets."""
         return self._timed(call, index)[0]
 
     def _measure(self, index: int) -> Timing:

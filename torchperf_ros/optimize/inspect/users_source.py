@@ -128,7 +128,6 @@ def _syntax_tree(file: str) -> ast.Module | None:
 
 @lru_cache(maxsize=64)
 def _foreign_names(file: str) -> frozenset[str]:
-    """Names under which a file imports NumPy and other libraries that compute outside torch."""
     names = set()
     for node in ast.walk(_syntax_tree(file) or ast.Module([], [])):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -162,7 +161,6 @@ def _generators(loop: ast.AST) -> Sequence[ast.comprehension | ast.For]:
 
 
 def _items(loop: ast.AST) -> set[str]:
-    """The names that a loop sets in each round."""
     return {name for generator in _generators(loop) for name in names_in(generator.target)}
 
 
@@ -256,7 +254,6 @@ def rewritten(line: SourceLine, text: str) -> Iterator[None]:
 
 
 def _codes(tree: ast.Module, file: str) -> list[CodeType]:
-    """The code of every function in a file, outer ones before what they hold."""
     codes = [compile(tree, file, "exec", dont_inherit=True)]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]

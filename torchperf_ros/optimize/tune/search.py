@@ -72,16 +72,7 @@ class TuneState:
     """
 
     def __init__(self, path: Path, key: str, *, resume: bool) -> None:
-        """Read what is there.
-
-        Args:
-            path: one JSON object per line; made when something is added. A line cut off by a kill is skipped.
-            key: what was tuned where, see `state_key`; only trials under the same one are found.
-            resume: False: as if nothing was there; what is added counts next time.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
+        """Read the trials under this `key` (see `state_key`), if it is to `resume`; raises `ConfigError`."""
         self.path = path
         self._key = key
         self._found: dict[tuple[str, Candidate], Trial] = {}
@@ -152,7 +143,6 @@ class TuneSearch:
     """
 
     def __init__(self, target: Target, facts: Facts, options: TuneOptions, state: TuneState, console: Console) -> None:
-        """Take what to tune; `facts` are of its first tier, `state` is what is known from earlier runs."""
         self.trials: list[Trial] = []
         self.out_of_time = False
         self._target, self._facts, self._options, self._state = target, facts, options, state
@@ -249,12 +239,9 @@ class TuneSearch:
 
 
 def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
-    """Run a process to its last word; it and all that it spawned is dead when this returns.
+    """Its last message, or one of the kind `crashed` or `hung`; it and all that it spawned is dead when this returns.
 
     What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
-
-    Returns:
-        Its last message, or one of the kind `crashed` or `hung` with a text.
     """
     doing, give_up_at_s = "starting", time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:

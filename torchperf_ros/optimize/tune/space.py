@@ -48,14 +48,7 @@ class TuneSpace:
     def __init__(
         self, facts: Facts, limits: Limits, engines: Iterable[str] = ENGINES, now: Candidate | None = None
     ) -> None:
-        """Start with nothing tried.
-
-        Args:
-            facts: about the model and the device.
-            limits: what the best has to keep.
-            engines: which may be tried; eager is the reference and always is.
-            now: how the tier is run at present, if it is.
-        """
+        """Start with nothing tried; `engines` are those beside eager, `now` is how the tier is run at present."""
         self.trials: list[Trial] = []
         self._facts, self._limits = facts, limits
         self._engines = tuple(engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER)

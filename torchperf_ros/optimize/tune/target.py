@@ -167,11 +167,7 @@ def tuned_parameters(
 
 
 def _name_of(adapter: str) -> str:
-    """`my_robot.lanes:LaneNetAdapter` is `lane_net`.
-
-    Raises:
-        ConfigError: not of that form.
-    """
+    """`my_robot.lanes:LaneNetAdapter` is `lane_net`; a `ConfigError` where it is not of that form."""
     module, _, name = adapter.partition(":")
     if not module or not name:
         msg = f"adapter {adapter!r} does not have the form module:Class, for example my_robot.segmenter:Segmenter"

@@ -189,11 +189,7 @@ class Attempt:
     parity: Parity
 
     def __init__(self, tier: TierModel, candidate: Candidate, started_ns: int) -> None:
-        """Build and compile it on its own number of threads, and call it once.
-
-        Raises:
-            Exception: whatever the compiler raises.
-        """
+        """Build and compile it on its own number of threads, and call it once; what the compiler raises passes."""
         self._tier, self._candidate = tier, candidate
         self._example = tier.at_batch(candidate.batch) if candidate.batch else tier.example
         self._dims = {} if candidate.batch else tier.dims
@@ -280,7 +276,6 @@ class Attempt:
         return Timing(tuple(times["own"])), Timing(tuple(times["eager"]))
 
     def _inputs(self, example: Inputs) -> list[Inputs]:
-        """The example's sizes, and some drawn from the ranges."""
         drawn = [random_inputs(example, seed, self._dims) for seed in range(1, _SIZES)]
         return [random_inputs(example, 0), *(drawn if self._dims else ())]
 

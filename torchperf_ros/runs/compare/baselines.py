@@ -42,7 +42,6 @@ class BaselineStore:
     """A folder with a folder for each baseline: the runs, and a card that says what they are runs of."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Use this folder; None: `baselines` where the user's state lies (`XDG_STATE_HOME`)."""
         self.folder = folder or user_folder("XDG_STATE_HOME", ".local/state") / "baselines"
 
     def save(self, paths: Sequence[Path], name: str, commit: str = "", replace: bool = False) -> Baseline:

@@ -159,14 +159,12 @@ def compare(
 
 
 def _identical(stage: StageComparison) -> str:
-    """In words, that nothing is left to chance, as on a virtual clock; empty if it is."""
     first, second = stage.base.total_ms, stage.new.total_ms
     same = np.array_equal(first, second, equal_nan=True) and np.isfinite(first).any()
     return f"{stage.name}: every latency is the same in both runs" if same else ""
 
 
 def _other_budgets(stage: StageComparison) -> str:
-    """In words, how the deadlines differ, which misses are counted by; empty if they do not."""
     first, second = stage.base.budget_ms, stage.new.budget_ms
     if first == second or not (math.isfinite(first) and math.isfinite(second)):
         return ""
@@ -174,7 +172,6 @@ def _other_budgets(stage: StageComparison) -> str:
 
 
 def _other_tiers(stage: StageComparison) -> str:
-    """In words, which tiers answered how many frames on both sides; empty if it is much the same."""
     named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
     shares, words = [], []
     for side in (stage.base, stage.new):

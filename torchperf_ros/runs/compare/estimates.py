@@ -230,7 +230,6 @@ class _Series:
         self.least = {metric: max(least, _LEAST_BLOCKS * self.block) for metric, least in self.least.items()}
 
     def drawn(self, resamples: int, stream: np.random.SeedSequence) -> Values:
-        """`_measured` of so many resamples."""
         from arch.bootstrap import CircularBlockBootstrap
 
         bootstrap = CircularBlockBootstrap(self.block, self.values, self.steps, seed=np.random.default_rng(stream))
@@ -238,7 +237,6 @@ class _Series:
 
 
 def _measured(values: Values, steps: Values) -> Values:
-    """Quantiles, and the jitter last."""
     return np.append(np.quantile(values, _ALL), steps.mean())
 
 
@@ -251,7 +249,6 @@ def _constant(values: Values) -> bool:
 
 
 def _blocks(*series: Values) -> int:
-    """The length of the blocks that intervals of these are made with."""
     longest = max(map(block_length, series))
     return min(len(series[0]), math.ceil(_BLOCKS_LONGER * longest) if longest > 1 else 1)
 

@@ -321,7 +321,6 @@ def _limit(metric: Metric, text: str) -> float:
 
 
 def _quantity(text: str, units: Collection[str]) -> tuple[float, str]:
-    """A number and its unit, for example `40ms`; ValueError if it is none, or not in one of these units."""
     found = _QUANTITY.fullmatch(text.strip())
     if found is None or found[2] not in units:
         raise ValueError(text)

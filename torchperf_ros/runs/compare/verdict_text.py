@@ -163,7 +163,6 @@ def _finding(one: Finding) -> dict[str, Any]:
 
 
 def _change(one: Finding) -> str:
-    """The difference, and for what is no share its part of the base."""
     if not math.isfinite(one.difference):
         return "-"
     text = number(one.difference, signed=True)
@@ -175,7 +174,6 @@ def _change(one: Finding) -> str:
 
 
 def _verdict(finding: Finding) -> str:
-    """The word, how many frames would be enough where there are too few, and the limit if there is one."""
     text = finding.verdict.value
     if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
         text += f": about {finding.needed:,.0f} {finding.kind} would be"
@@ -195,7 +193,6 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _measured(finding: Finding) -> str:
-    """What the new side has of something that has a limit."""
     value, unit = finding.new, finding.metric.unit
     measured = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
     return f"{finding.title} {measured} (limit {finding.limit:g} {unit})"

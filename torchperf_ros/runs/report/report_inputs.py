@@ -85,12 +85,7 @@ def input_pictures(
 
 
 def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> InputPicture:
-    """The message with the nearest stamp among those recorded shortly before the answer.
-
-    Raises:
-        ValueError: there is none, or it is a point cloud without x and y.
-        BadInput: the image's encoding is not known, or it is damaged.
-    """
+    """The message with the nearest stamp among those recorded shortly before the answer, or a `ValueError`."""
     near = [(abs(off_ms), off_ms, message) for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)
             if abs(off_ms := (_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS]  # fmt: skip
     if not near:
@@ -112,11 +107,7 @@ def _stamp_ns(raw: bytes) -> int:
 
 
 def _from_above(cloud: Any) -> Image.Image:  # noqa: ANN401 - sensor_msgs/PointCloud2
-    """The points from above, forward up, within 40 m: the more in a cell, the brighter.
-
-    Raises:
-        ValueError: it has no x and y as 32-bit floats.
-    """
+    """The points from above, forward up, within 40 m: the more in a cell, the brighter."""
     offsets = {field.name: field.offset for field in cloud.fields if field.datatype == _FLOAT32}
     if not {"x", "y"} <= set(offsets):
         raise ValueError("a point cloud without x and y as 32-bit floats is not drawn")

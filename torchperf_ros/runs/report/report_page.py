@@ -118,7 +118,6 @@ def write_report(
 
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
-    """One run: its stages in numbers and words, anomalies, charts, worst frames."""
     from torchperf_ros.runs.report import report_pictures as draw
 
     stages = [stage for stage in run.stages if len(stage)]
@@ -179,14 +178,12 @@ def _input_pictures(
 
 
 def _side_by_side(runs: Sequence[RunLog]) -> Block:
-    """All runs, a row for each stage."""
     rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
             for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
     return {"kind": "table", "head": _HEAD[:-1], "rows": rows}
 
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
-    """Many runs in one picture and one table, so that only the worst need a section each."""
     from torchperf_ros.runs.report.report_pictures import latencies
 
     rows = overview.rows
@@ -306,7 +303,6 @@ def _document(path: Path) -> Block:
 
 
 def _utc(t_ns: int) -> str:
-    """A time in words, to the second."""
     return f"{datetime.fromtimestamp(t_ns / _NS_PER_S, timezone.utc):%Y-%m-%d %H:%M:%S}"
 
 

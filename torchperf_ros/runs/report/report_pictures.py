@@ -297,7 +297,6 @@ def broken(x: Sequence[Any], y: Sequence[Any], stretch: NDArray[np.int64]) -> tu
 
 
 def _concerns(alert: LoggedAlert, stage: StageLog) -> bool:
-    """Whether an alert is of this stage, or of what all stages share."""
     return alert.name.partition(": ")[0] in {stage.name, "machine", "node"}
 
 

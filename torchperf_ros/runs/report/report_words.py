@@ -144,7 +144,6 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
 
 
 def _stage_words(stage: StageLog) -> str:
-    """What tiles do not say: how frames ended that were not on time, and which are not counted."""
     figures, text = stage_figures(stage), ""
     if figures.outcomes:
         reasons = ", ".join(f"{count:,} {one.word.replace('_', ' ')}" for one, count in figures.outcomes.items())
