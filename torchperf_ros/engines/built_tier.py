@@ -23,7 +23,6 @@ class BuiltTier:
         model: on the device, in eval mode; nobody changes it.
         example: the adapter's example inputs, on the device.
         dims: dimensions that vary, input index -> {dimension: (min, max)}.
-        device: of both.
     """
 
     model: torch.nn.Module

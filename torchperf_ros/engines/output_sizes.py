@@ -50,15 +50,9 @@ class SizeRule:
 
     @classmethod
     def learn(cls, size_of: Callable[[int], int], low: int, high: int) -> "SizeRule | None":
-        """Find the rule from a few sizes between `low` and `high`.
+        """Find the rule from a few sizes between `low` and `high`; None where no rule fits what was asked.
 
-        Args:
-            size_of: the output's size for an input's; asked about twice log2(stride) times, and a few times to check.
-            low: smallest input size.
-            high: largest input size.
-
-        Returns:
-            None where no rule fits what was asked; sizes in between that were not asked are taken to follow.
+        `size_of`, the output's size for an input's, is asked about twice log2(stride) times, and a few times to check.
         """
         smallest, largest = size_of(low), size_of(high)
         first = _next_growth(size_of, low, high)

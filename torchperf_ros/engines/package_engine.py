@@ -46,11 +46,9 @@ class PackageEngine(ABC):
     """One way to build and run packages; it imports its library in `convert` and `open`, nowhere else.
 
     Attributes:
-        name: as the parameter `engine` has it.
         distributions: names under which pip may know its library; none where torch is all.
         build_distributions: what only a build needs, all of them.
         precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
-        dynamic: whether sizes may vary.
     """
 
     name: ClassVar[str]

@@ -104,15 +104,9 @@ def check_engine(
     precision: str,
     seeds: int = 3,
 ) -> Parity:
-    """Compare a way to run a model with eager on random inputs; returns the worst figures.
+    """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
 
-    Args:
-        reference: the eager model.
-        candidate: takes the same inputs.
-        example: what the random inputs look like; on CUDA, on the device.
-        dynamic_dims: sizes are drawn from these ranges.
-        precision: decides the limits.
-        seeds: how many inputs; at least 2, as another input has to give another output, where eager's does.
+    There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does.
 
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.

@@ -74,16 +74,10 @@ class ShapeRunner:
     ) -> None:
         """Take an engine and what it stands in for; nothing is run yet.
 
-        Args:
-            run: the engine.
-            eager: the model itself: the reference, and the answer to every miss; None where there is only a package,
-                which then is not compared, is not padded, and a miss raises `BadInput`.
-            options: the stage's.
-            dynamic_dims: the adapter's.
-            example: the adapter's inputs, on the device.
-            precision: decides how far results may be from eager's.
-            dynamic_engine: whether the engine runs every size in `dynamic_dims` without being compiled again.
-            static: whether it takes the example's shapes only; other options are not used then, and noted.
+        `eager` is the model itself: the reference, and the answer to every miss; None where there is only a package,
+        which then is not compared, is not padded, and a miss raises `BadInput`. A `dynamic_engine` runs every size in
+        `dynamic_dims` without being compiled again; a `static` one takes the example's shapes only, and what else is
+        asked for is noted. The `precision` decides how far results may be from eager's.
 
         Raises:
             ConfigError: common shapes do not fit the inputs, or the buckets are too many.
@@ -267,11 +261,7 @@ class PaddedBuffers:
         self._held: dict[Shapes, list[tuple[int, ...]]] = {}  # the size of what was last copied in
 
     def hold(self, bucket: Shapes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy inputs, no larger than the bucket in any dimension, into its buffers, which are made at its first use.
-
-        Returns:
-            Tensors of the bucket's shapes, the same memory at every frame, valid until the bucket's next use.
-        """
+        """Copy inputs, no larger than the bucket in any dimension, into its buffers, valid until its next use."""
         buffers = self._sets.get(bucket) or self._made(bucket)
         held = self._held[bucket]
         for number, (target, source) in enumerate(zip(buffers, inputs, strict=True)):

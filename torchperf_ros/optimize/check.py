@@ -41,9 +41,7 @@ class Finding:
     """One step of the check.
 
     Attributes:
-        step: what was tried, for example `tier full: build`.
         ok: True, False, or None for something to know that is no failure.
-        text: what came of it; of a failure also what would be right.
         took_ms: milliseconds, NaN where the time says nothing.
     """
 
@@ -64,7 +62,6 @@ class AdapterCheck:
     """Checks one adapter, step by step.
 
     Attributes:
-        failed: a step went wrong.
         refused: the adapter refused the frame with `BadInput`, so that its answer is not known.
     """
 

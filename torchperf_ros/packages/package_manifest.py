@@ -22,7 +22,6 @@ class Identity:
     """What a package was built from and for. Two builds with the same identity are interchangeable.
 
     Attributes:
-        torch: version.
         device, capability: `cpu` and its instruction set, or the CUDA device's name and compute capability.
         options: `BuildOptions` as a dict.
         signature: type and shape of each example input.
@@ -69,8 +68,6 @@ class Manifest:
 
     Attributes:
         adapter, tier: whose model this is; for people.
-        package_sha256, package_bytes: of the package.
-        graph: hash of the exported graph.
         parity: relative_l2, cosine, max_error against eager.
         timings: shape -> {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}.
         peak_memory_bytes: of the process (or device) that built and ran it.

@@ -19,11 +19,7 @@ def machine_facts(device: str = "cpu", proc: Path = Path("/proc")) -> dict[str, 
     """Processor, cores, memory, device and versions, as JSON values.
 
     `fingerprint` is a hash of those that latency depends on and that an update of software leaves as they are: `cpu`,
-    `cores`, `memory_mib`, `device`. Two machines of one kind share it.
-
-    Args:
-        device: what the models ran on: `cpu`, or the name of a CUDA device.
-        proc: the kernel's view of the machine, or a test's.
+    `cores`, `memory_mib`, `device`, which is `cpu` or the name of a CUDA device. Two machines of one kind share it.
     """
     hardware = {
         "cpu": cpu_model(proc),

@@ -142,14 +142,10 @@ class RunLog:
     """What is known about one node over some time.
 
     Attributes:
-        name: what people call it.
-        stages: in the order of the node.
         source: the log's path, None for one that was listened to.
-        node: for example `/perf`.
         memory_t_ns: ROS time of each memory sample.
         memory: MiB by label, one for each sample, NaN where unknown.
         anomalies: oldest first.
-        versions: what the log says about the software.
         restarted_ns: ROS times at which another process took the node's name, as far as the log says.
         missing: what the log does not hold, in words.
         troubles: what could not be read, in words.

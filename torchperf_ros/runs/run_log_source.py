@@ -28,13 +28,10 @@ _SHOWN: Final = 6
 
 
 def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[RunLog]:
-    """Everything that a path holds.
+    """Everything that a path holds; only this `node`, where a recorded log holds several.
 
-    Args:
-        path: a recorded log as `LogReader` takes it, a `.jsonl` file of records, a `.json` or `.parquet` file that
-            `torchperf replay` wrote, or a folder with such.
-        progress: is given how far it is.
-        node: only this one, where a recorded log holds several.
+    It is a recorded log as `LogReader` takes it, a `.jsonl` file of records, a `.json` or `.parquet` file that
+    `torchperf replay` wrote, or a folder with such.
 
     Raises:
         RunLogError: it does not exist, holds nothing of the kind, or cannot be read.

@@ -100,11 +100,7 @@ class GraphBreak:
     """All breaks at one line.
 
     Attributes:
-        line: where in the user's code.
-        function: its name.
         underline: `^^^` below the part of the line that breaks, with the line's own indentation taken off.
-        kind: what breaks it.
-        input_set: the first one that ran into it.
         before: the statement, where it can be rewritten; else empty.
         after: the statement rewritten, to be shown once it was captured without the break; else empty.
         reasons: the compiler's texts, the first one first.

@@ -52,11 +52,7 @@ class Graph:
     """One captured graph.
 
     Attributes:
-        index: in order of capture.
-        compile_id: the compilation that it came from.
-        input_set: which input set it was captured for.
         ops: names of the functions, methods and modules that it calls, in order.
-        function: the name of the function that it is of.
         ms: median time of its executions in one run; NaN until measured.
     """
 
@@ -77,10 +73,7 @@ class Timing:
     """Medians over runs with one input set.
 
     Attributes:
-        eager_ms: the model as it is, without the compiler.
         compiled_ms: compiled, graphs and everything between; NaN where it does not run compiled.
-        between_graphs_ms: compiled_ms less the graphs.
-        graph_ms: by graph index.
         gap_ms: by gap index, see `BEFORE_FIRST`.
     """
 
@@ -95,14 +88,10 @@ class Inspection(logging.Handler):
     """A model under torch.compile with each of its inputs: what the compiler's trace says, and when each graph runs.
 
     Attributes:
-        target: the model, as the user wrote it.
         backend: what runs the graphs: `eager` runs their ops one by one, `inductor` compiles them.
-        device: where they run.
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, dearest first.
-        recompilations: in order.
-        timings: one for each input set.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
@@ -152,9 +141,7 @@ class Inspection(logging.Handler):
     def run(self, progress: Callable[[str], None], trace_folder: Path | None = None) -> None:
         """Compile and measure the model with each input set, and try what it could be written as instead.
 
-        Args:
-            progress: gets a line on each step.
-            trace_folder: existing, where the compiler's trace is kept; None: not.
+        `progress` gets a line on each step; the compiler's trace is kept in the `trace_folder`, which exists.
 
         Raises:
             InspectError: the model does not run eagerly on its inputs.

@@ -30,14 +30,9 @@ class Recompilation:
     """One more compilation of a function that had been compiled.
 
     Attributes:
-        function: name of it.
-        file: where it is defined.
-        line: from 1.
-        input_set: the inputs that caused it.
         kind: size, unrolled, shape branch, one, dtype, stride, value or limit.
         guard: the condition that the compiled code had assumed and that does not hold, in the compiler's words.
         source: `file:line: text` of the user's code that asked for this condition, where the compiler knows it.
-        advice: what would avoid it.
     """
 
     function: str

@@ -20,11 +20,9 @@ class SourceLine:
     """Where something happens in the user's code; everything is empty where the source cannot be read.
 
     Attributes:
-        file: path.
         line: from 1.
         text: the line without its indentation.
         statement: the innermost statement there; of a compound one, think of its header only.
-        function: the function that it stands in.
         loops: the loops and comprehensions around it, or in it, outermost first.
     """
 

@@ -52,8 +52,6 @@ class Standing:
     """A trial in the ranking.
 
     Attributes:
-        trial: what was tried.
-        group: where it belongs.
         p50_ms, p99_ms: corrected for the machine's mood, see `Ranking`; infinite where nothing was measured.
         why: why it is over the budget, hopeless or refused; "" where it fits.
     """

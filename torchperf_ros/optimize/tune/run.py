@@ -4,7 +4,7 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich import box
@@ -32,8 +32,7 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
 
     Raises:
         AdapterError: the adapter cannot be loaded, built or run.
-        ConfigError: the state cannot be read or written.
-        OSError: a file cannot be written.
+        ConfigError, OSError: the state or a file cannot be read or written.
     """
     stage, node, alone = target.stage, target.node, options.batches is not None
     with console.status(f"loading {stage.adapter}"):
@@ -136,7 +135,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
     return {
         "group": standing.group.name.lower(), "why": standing.why, "p50_ms": _finite(standing.p50_ms),
         "p99_ms": _finite(standing.p99_ms), "break_even_frames": figures and _finite(figures.break_even_frames),
-        **standing.trial.as_dict(),
+        **asdict(standing.trial),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import select
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,7 @@ class TuneOptions:
 def ask_facts(target: Target) -> Facts:
     """Load the adapter in a process of its own and ask which tiers it has, and what can be tried on the first.
 
-    Raises:
-        AdapterError: it cannot be loaded, built or run.
+    Raises `AdapterError` where it cannot be loaded, built or run.
     """
     started_s = time.monotonic()
     tiers = [] if target.guessed else list(target.tiers)
@@ -65,11 +64,7 @@ def ask_facts(target: Target) -> Facts:
 
 
 class TuneState:
-    """What has been measured, on disk as JSON lines: the trials of this model on this machine; others stay as they are.
-
-    Attributes:
-        path: the file.
-    """
+    """What has been measured, on disk as JSON lines: the trials of this model on this machine."""
 
     def __init__(self, path: Path, key: str, *, resume: bool) -> None:
         """Read the trials under this `key` (see `state_key`), if it is to `resume`; raises `ConfigError`."""
@@ -80,8 +75,7 @@ class TuneState:
             try:
                 lines = path.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                msg = f"results in {path} cannot be read ({error}); remove the file"
-                raise ConfigError(msg) from error
+                raise ConfigError(f"results in {path} cannot be read ({error}); remove the file") from error
             for line in lines:
                 with contextlib.suppress(ValueError, TypeError, KeyError):
                     values = json.loads(line)
@@ -101,18 +95,14 @@ class TuneState:
         return trial
 
     def add(self, trial: Trial) -> None:
-        """Keep a trial; it is in the file when this returns.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
+        """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
         self._found[trial.tier, trial.candidate] = trial
         try:
             make_private(self.path.parent)
             with self.path.open("a+b") as file:
                 if file.tell() and not self.path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
                     file.write(b"\n")
-                file.write(json.dumps({"key": self._key, "trial": trial.as_dict()}).encode() + b"\n")
+                file.write(json.dumps({"key": self._key, "trial": asdict(trial)}).encode() + b"\n")
         except OSError as error:
             msg = f"results in {self.path} cannot be written: {error.strerror}; it has to be a folder of your own"
             raise ConfigError(msg) from error
@@ -153,9 +143,6 @@ class TuneSearch:
         """Try the steps of the space, which takes the trials, on the first tier, then the best of them on the others.
 
         The first gets three quarters of the time where there are others. `to_the_end` measures also what is hopeless.
-
-        Raises:
-            ConfigError: the state cannot be written.
         """
         first, *others = self._target.tiers
         with self._status:
@@ -201,7 +188,7 @@ class TuneSearch:
             return None
         timeout_s = min(self._options.timeout_s, left_s)
         job = self._target.job() | {
-            "tier": tier, "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
+            "tier": tier, "candidate": asdict(candidate),
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
         }  # fmt: skip

@@ -22,9 +22,7 @@ class Target:
     Attributes:
         values: its node's parameters by dotted name, as the file or the command gives them.
         node: the same, checked.
-        stage: its own of these.
         tiers: those of its tiers that are tuned, the first one fully.
-        has_base: whether the values were read from a file.
         guessed: nobody named the tiers: they are those of the node's default, of which the adapter may build some.
     """
 
@@ -76,14 +74,10 @@ class Target:
 def target_of_adapter(
     adapter: str, stage: str | None, tiers: Sequence[str], own: Mapping[str, Any], device: str
 ) -> Target:
-    """A stage with this adapter.
+    """A stage with this adapter, and its `own` parameters where they are not None.
 
-    Args:
-        adapter: `module:Class`.
-        stage: its name; None: the one that the node knows this adapter by, else the class's name.
-        tiers: all tiers of the stage; none: those of the node's default that the adapter builds.
-        own: further parameters of the stage: options, output, budget_ms; None: the default.
-        device: auto, cpu, cuda or cuda:N.
+    Without a name it has the one that the node knows this adapter by, else the class's; without tiers those of the
+    node's default that the adapter builds.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
@@ -134,12 +128,8 @@ def tuned_parameters(
 ) -> str:
     """The node's parameter file with what was found; complete, so that the node takes it as it is.
 
-    Args:
-        target: the stage that was tuned; what it was given of its node is in the file.
-        found: for the whole stage; only the precision differs between tiers.
-        precision: tier -> what was found for it; tiers that were not looked at keep theirs.
-        default_threads: the number that `worker_threads: 0` means here.
-        remarks: lines of comment at the top.
+    Only the `precision`, by tier, differs between tiers; those that were not looked at keep theirs. `default_threads`
+    is the number that `worker_threads: 0` means here; `remarks` are lines of comment at the top.
     """
     stage, options = target.stage, found.options
     every = [precision.get(tier, now) for tier, now in zip(stage.tiers, stage.precision, strict=True)]

@@ -116,8 +116,6 @@ class TierModel(BuiltTier):
     """A tier's model with eager fp32 as the reference.
 
     Attributes:
-        reference: the model in fp32 proper.
-        threads: CPU threads of the reference.
         changing: why no package of it could be kept, see `changing_weights`.
     """
 
@@ -180,11 +178,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 class Attempt:
-    """One candidate on its way to figures. Use it inside of `torch.inference_mode`, which compilers depend on.
-
-    Attributes:
-        parity: distance from eager, once compared.
-    """
+    """One candidate on its way to figures. Use it inside of `torch.inference_mode`, which compilers depend on."""
 
     parity: Parity
 

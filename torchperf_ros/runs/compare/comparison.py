@@ -41,9 +41,6 @@ class StageComparison:
     """One stage on both sides.
 
     Attributes:
-        name: of the stage.
-        base, new: the frames of all runs of a side.
-        agreement: of `agreement`, of the first run of each side.
         curve: differences of quantiles, for a picture; may be empty.
         block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the sample.
     """
@@ -61,11 +58,8 @@ class Comparison:
     """What the runs say.
 
     Attributes:
-        base, new: the runs of each side.
-        stages: of either, in the order of the base.
         findings: every metric that was judged, stage by stage, then those of the whole run.
         notes: what makes the runs less comparable, in words.
-        rules: how verdicts were reached.
     """
 
     base: tuple[RunLog, ...]
@@ -92,8 +86,7 @@ class Comparison:
     def status(self, strict: bool = False) -> int:
         """The exit status: 0: nothing is worse, 1: something is or breaks its limit, 2: no metric could be judged.
 
-        Args:
-            strict: a metric with too little data counts as worse, and so does a stage that one side lacks.
+        With `strict` a metric with too little data counts as worse, and so does a stage that one side lacks.
         """
         if self.with_verdict(Verdict.WORSE) or self.broken_limits:
             return 1
@@ -109,14 +102,7 @@ def compare(
     across_machines: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Compare runs.
-
-    Args:
-        base: the runs that are the measure.
-        new: the runs in question.
-        rules: how verdicts are reached.
-        across_machines: compare runs of different machines all the same.
-        progress: called with what is done now.
+    """Compare runs; `progress` is called with what is done now.
 
     Raises:
         RunLogError: they have no stage in common, or ran at different paces or on different machines.

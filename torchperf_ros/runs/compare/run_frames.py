@@ -34,11 +34,6 @@ class StageFrames(StageLog):
 def load_run(path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> RunLog:
     """Read one run from whatever `read_runs` reads.
 
-    Args:
-        path: `.json`, `.parquet`, or a folder with one `run.parquet`; `.jsonl`; a rosbag2 folder, `.mcap`, `.db3`,
-            `.bag`, or a folder with one of these.
-        progress: called with how far it is.
-
     Raises:
         RunLogError: it cannot be read, holds no answered frame, or several nodes.
     """

@@ -24,7 +24,6 @@ class Metric:
 
     Attributes:
         key: as in parameters, for example `p99`.
-        title: as in tables.
         unit: of its values in tables.
         margin: the smallest change that matters, as in parameters.
         whole: one value for the whole run, instead of one for each stage.
@@ -103,9 +102,7 @@ class Rules:
 
     Attributes:
         margins: of `read_margins`; the metric's own where there is none.
-        limits: of `read_limits`.
         alpha: chance of a false alarm, 0 to 1, of all comparisons together; intervals are of 1 - alpha.
-        skip: keys of metrics that are not looked at.
         resamples: of the bootstrap of each side; the smallest p-value is 2 / (resamples + 1).
         seed: of the bootstrap; the same seed, the same verdicts.
     """
@@ -161,7 +158,6 @@ class Interval:
     """Where the difference of two sides lies, new less base.
 
     Attributes:
-        low, high: confidence interval.
         p: two-sided p-value of "no difference"; NaN where nothing is left to chance.
     """
 
@@ -176,7 +172,6 @@ class Finding:
 
     Attributes:
         stage: empty for a metric of the whole run.
-        metric: which.
         base, new: the values, in the metric's unit; of several runs the mean or that of all frames; NaN where unknown.
         interval: of the difference; None where there can be none.
         samples: frames or runs (see `kind`) of the side that has fewer.
@@ -184,7 +179,6 @@ class Finding:
         why: in words, what keeps the metric from an interval or a verdict.
         decides: whether it can be worse or better at all.
         kind: what `samples` counts.
-        verdict: what it means.
         margin: the smallest change that matters, in the metric's unit.
         p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
         needed: with about so many frames or runs a side a verdict could be expected; NaN where it cannot be said.

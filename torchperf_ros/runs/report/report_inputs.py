@@ -35,7 +35,6 @@ class InputPicture:
     """A message that a frame was computed from, or the one of its topic with the nearest stamp.
 
     Attributes:
-        topic: where it was published.
         uri: a JPEG as a `data:` URI.
         off_ms: by how much its stamp differs from the frame's, as far as that is known.
     """

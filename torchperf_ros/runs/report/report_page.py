@@ -59,13 +59,7 @@ class OverviewRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that ran, the worst first, and everything that did not.
-
-    Attributes:
-        rows: one for each stage of each run.
-        failed: name and reason.
-        title: what they are together.
-    """
+    """Everything that ran, a row for each stage and the worst first, and everything that failed, by name and reason."""
 
     rows: Sequence[OverviewRow]
     failed: Sequence[tuple[str, str]] = ()

@@ -62,9 +62,7 @@ _HALF: Final = 0.5  # of a log's width
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     """Indexes of the points to keep, in order, so that no spike is lost (the M4 aggregation, Jugel et al., 2014).
 
-    Args:
-        values: a series, NaN where unknown; unknown ones are kept only as first or last.
-        most: so many points at most, at least 4; a shorter series is kept as it is.
+    There are `most` points, at least 4; a shorter series is kept. NaN, unknown, is kept only as first or last.
     """
     count = len(values)
     if count <= most:
