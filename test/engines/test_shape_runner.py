@@ -140,11 +140,7 @@ def test_given_exact_when_the_example_shape_comes_then_the_engine_gets_the_very_
 
 @pytest.mark.parametrize(
     "frame",
-    [
-        torch.rand(1, 128, 128, 3).permute(0, 3, 1, 2),
-        torch.rand(1, 3, 128, 256)[..., ::2],
-        torch.rand(1, 3, 128, 128),
-    ],
+    [torch.rand(1, 128, 128, 3).permute(0, 3, 1, 2), torch.rand(1, 3, 128, 256)[..., ::2], torch.rand(1, 3, 128, 128)],
     ids=["channels last", "every other", "made outside of inference mode"],
 )
 def test_given_another_layout_of_a_prepared_shape_when_run_then_the_engine_gets_it_in_the_usual_one(frame):

@@ -204,10 +204,7 @@ COMMON = (((3, 4), (3, 3)),)
 
 @pytest.mark.parametrize(
     ("shapes", "asked"),
-    [
-        (ShapeOptions("bucket", 4, COMMON), "shapes bucket, common_shapes"),
-        (ShapeOptions("dynamic"), ""),
-    ],
+    [(ShapeOptions("bucket", 4, COMMON), "shapes bucket, common_shapes"), (ShapeOptions("dynamic"), "")],
 )
 def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_and_it_never_runs_them(
     load, monkeypatch, shapes, asked

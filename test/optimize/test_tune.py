@@ -270,9 +270,7 @@ def test_given_tables_and_one_that_crashes_when_tuned_then_the_tiers_are_found_a
     assert 0 < measured["cold_start_s"] < found["fp32"]["took_s"]
 
 
-def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(
-    tmp_path,
-):
+def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(tmp_path):
     out = tmp_path / "tuned.yaml"
     command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "full", "--engine", "eager",
                "--options", '{"hang_in": "bf16"}', "-o", str(out), "--seconds", "0.05"]  # fmt: skip

@@ -18,14 +18,7 @@ from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOpti
 from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.compile_main import Say
-from torchperf_ros.engines.engine import (
-    ENGINES,
-    choice_of,
-    compare,
-    identity_of,
-    make_runner,
-    open_package,
-)
+from torchperf_ros.engines.engine import ENGINES, choice_of, compare, identity_of, make_runner, open_package
 from torchperf_ros.engines.fingerprint import changing_weights, identify
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
