@@ -14,12 +14,12 @@ from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
-from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.package import Aoti
 from torchperf_ros.engines.package_engine import PackageEngine, from_front
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
-from torchperf_ros.packages.engine_choice import EngineChoice
+from torchperf_ros.packages.engine_choice import EngineChoice, choose_engine
 from torchperf_ros.packages.package_manifest import Identity
 
 ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
@@ -87,14 +87,8 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
             raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
         with matrix_precision(options.precision, device):
             return replace(runner, call=GraphReplay(runner.call, example))
-    if options.precision != "tf32" or device.type != "cuda":
-        return runner
-
-    def call(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
-        with matrix_precision(options.precision, device):
-            return runner.call(*inputs)
-
-    return replace(runner, call=call)
+    tf32 = options.precision == "tf32"
+    return replace(runner, call=in_precision(runner.call, "tf32", device)) if tf32 else runner
 
 
 def open_package(
@@ -182,7 +176,9 @@ def compare(
     """
     bound = {name: (lambda call=call: call(*example)) for name, call in calls.items()}
     found = time_interleaved(bound, device, seconds=0.0, rounds=(_ROUNDS, _ROUNDS), inner=1, pause_s=_PACE_S)
-    return EngineChoice.of({name: timing.calibration for name, timing in found.items()}, left_out)
+    calibrations = {name: timing.calibration for name, timing in found.items()}
+    timings_ms = {name: [one.median_ms, one.p99_ms] for name, one in calibrations.items()}
+    return EngineChoice(choose_engine(calibrations), timings_ms, dict(left_out))
 
 
 class CaptureFailed(TorchperfError):

@@ -120,17 +120,11 @@ class Luck:
     def _first(self, name: str, value: int) -> int:
         """The value that the first of all workers gave for this name."""
         if name not in self._known:
-            mine, first = self._beside(f"{name}.{os.getpid()}"), self._beside(name)
-            mine.write_text(str(value), encoding="ascii")
+            claim = self._journal.with_name(f"{self._journal.name}.{name}")
             with contextlib.suppress(FileExistsError):
-                # Unlike a rename, a link does not replace; unlike an open file, it is never seen half written.
-                os.link(mine, first)
-            mine.unlink()
-            self._known[name] = int(first.read_text(encoding="ascii"))
+                claim.symlink_to(str(value))  # it replaces nothing, and is never seen half written
+            self._known[name] = int(os.readlink(claim))
         return self._known[name]
-
-    def _beside(self, name: str) -> Path:
-        return self._journal.with_name(f"{self._journal.name}.{name}")
 
 
 class SabotagedAdapter(Adapter):

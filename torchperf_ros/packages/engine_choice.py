@@ -44,12 +44,6 @@ class EngineChoice:
     timings_ms: dict[str, list[float]]
     left_out: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, calibrations: Mapping[str, Calibration], left_out: Mapping[str, str]) -> "EngineChoice":
-        """The choice between these."""
-        timings_ms = {name: [found.median_ms, found.p99_ms] for name, found in calibrations.items()}
-        return cls(choose_engine(calibrations), timings_ms, dict(left_out))
-
     @property
     def words(self) -> str:
         """Which and by how much: the chosen engine first, the others from fast to slow, then why some are left out.

@@ -48,7 +48,7 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
     if replayed := sorted([*path.glob(RUN_FILE), *path.glob(f"*/{RUN_FILE}")]):
         return [_beside(file, name if file.parent == path else file.parent.name) for file in replayed]
     documents, recordings = tuple(sorted(path.glob("*.json"))), recorded_logs(path)
-    if records := [file for file in sorted(path.glob("*.jsonl")) if _is_newest(file)]:
+    if records := [file for file in sorted(path.glob("*.jsonl")) if not _ROTATED.search(file.name)]:
         # They say more than the topics do; what was recorded beside them shows the inputs.
         names = [name if len(records) == 1 else f"{name}/{file.name}" for file in records]
         runs = [_read_records(file, shown, progress) for file, shown in zip(records, names, strict=True)]
@@ -197,23 +197,15 @@ def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> 
 # -- records ----------------------------------------------------------------------------------------------------------
 
 _VERSION: Final = 1
-_ROTATED: Final = re.compile(r"(?P<stem>.+?)(\.(?P<number>\d+))?\.jsonl")
+_ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
 _LINES_AT_ONCE: Final = 5_000
 
 
 def _rotated(path: Path) -> list[Path]:
     """This file and those that were rotated away from it, oldest first: `records.2.jsonl`, ..., `records.jsonl`."""
-    own = _ROTATED.fullmatch(path.name)
-    if own is None or own["number"]:
-        return [path]
-    older = [(int(other["number"]), file) for file in path.parent.iterdir() if (other := _ROTATED.fullmatch(file.name))
-             and other["stem"] == own["stem"] and other["number"]]  # fmt: skip
+    own = re.compile(rf"{re.escape(path.stem)}\.(\d+)\.jsonl")
+    older = [(int(number[1]), file) for file in path.parent.iterdir() if (number := own.fullmatch(file.name))]
     return [file for _, file in sorted(older, reverse=True)] + [path]
-
-
-def _is_newest(path: Path) -> bool:
-    match = _ROTATED.fullmatch(path.name)
-    return match is not None and match["number"] is None
 
 
 def _read_records(path: Path, name: str, progress: Progress) -> RunLog:

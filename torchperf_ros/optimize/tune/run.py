@@ -98,17 +98,17 @@ def _report(
         figures = {
             "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
             "machine": facts.machine, "reference_threads": facts.threads, "left_out": facts.left_out,
-            "complete": not cut, "limits": {name: _finite(value) for name, value in vars(limits).items()},
+            "complete": not cut, "limits": vars(limits), "yaml": text,
             "tiers": {
                 tier: {
-                    "eager_ms": _finite(ranking.eager_ms), "noise": ranking.noise,
+                    "eager_ms": ranking.eager_ms, "noise": ranking.noise,
                     "ranking": [_standing(standing) for standing in ranking.standings],
                 }
                 for tier, ranking in rankings.items()
             },
-            "yaml": text,
         }  # fmt: skip
-        options.json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        plain = json.loads(json.dumps(figures), parse_constant=lambda _: None)  # NaN and infinite are null in JSON
+        options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
@@ -133,14 +133,9 @@ def _parameters(target: Target, facts: Facts, limits: Limits, rankings: dict[str
 def _standing(standing: Standing) -> dict[str, Any]:
     figures = standing.trial.figures
     return {
-        "group": standing.group.name.lower(), "why": standing.why, "p50_ms": _finite(standing.p50_ms),
-        "p99_ms": _finite(standing.p99_ms), "break_even_frames": figures and _finite(figures.break_even_frames),
-        **asdict(standing.trial),
+        "group": standing.group.name.lower(), "why": standing.why, "p50_ms": standing.p50_ms, "p99_ms": standing.p99_ms,
+        "break_even_frames": figures and figures.break_even_frames, **asdict(standing.trial),
     }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def show_ranking(

@@ -19,7 +19,7 @@ from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, identify
-from torchperf_ros.engines.model_transforms import applies, matrix_precision
+from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_buckets import axes_of
@@ -272,18 +272,6 @@ class Attempt:
     def _inputs(self, example: Inputs) -> list[Inputs]:
         drawn = [random_inputs(example, seed, self._dims) for seed in range(1, _SIZES)]
         return [random_inputs(example, 0), *(drawn if self._dims else ())]
-
-
-def in_precision(call: Call, precision: str, device: torch.device) -> Call:
-    """The call with its matrix products in this precision; on the CPU the very same, whose time nothing adds to."""
-    if device.type != "cuda":
-        return call
-
-    def on_cuda(*inputs: torch.Tensor) -> object:
-        with matrix_precision(precision, device):
-            return call(*inputs)
-
-    return on_cuda
 
 
 def _pooled(found: Mapping[str, Timing], who: str) -> Timing:

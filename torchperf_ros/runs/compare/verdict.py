@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import NormalDist
 from typing import Final, TypeVar
 
@@ -76,24 +77,6 @@ class Margin:
     def of(self, base: float) -> float:
         """In the unit of the metric; without a base, what does not depend on one."""
         return max(self.share * abs(base), self.absolute) if math.isfinite(base) else self.absolute
-
-
-def read_margins(settings: Iterable[str] = ()) -> dict[str, Margin]:
-    """Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms`.
-
-    Raises:
-        ConfigError: there is no such metric, or a value is none.
-    """
-    return _read("--min-effect", _margin, settings)
-
-
-def read_limits(settings: Iterable[str] = ()) -> dict[str, float]:
-    """The highest values that the new runs may have, by `metric` or `stage.metric`, in the metric's unit.
-
-    Raises:
-        ConfigError: there is no such metric, or a value is none.
-    """
-    return _read("--limit", _limit, settings)
 
 
 @dataclass(frozen=True)
@@ -319,3 +302,9 @@ def _quantity(text: str, units: Collection[str]) -> tuple[float, str]:
     if found is None or found[2] not in units:
         raise ValueError(text)
     return float(found[1]), found[2]
+
+
+read_margins: Final = partial(_read, "--min-effect", _margin)
+"""Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms`; a `ConfigError` where one cannot be read."""
+read_limits: Final = partial(_read, "--limit", _limit)
+"""The highest values of the new runs, by `metric` or `stage.metric`, in the metric's unit; a `ConfigError` likewise."""
