@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.config.config import STAGE_PARAMETERS
+from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
 from torchperf_ros.engines.parity import DynamicDims, signature_of
+from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.packages.package_manifest import Identity
 
@@ -26,6 +28,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _LASTING: Final = (*_PLAIN, tuple, list, set, frozenset, dict, type, enum.Enum, functools.partial)
 _KNOWN: Final = sys.stdlib_module_names | {"builtins", "numpy", "torch", "triton"}  # whose code is not followed
 _INNER: Final = ("__func__", "__wrapped__", "fget", "fset", "func", "fn")  # what methods, properties, wrappers hold
+_USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _OF_FX = frozenset(vars(torch.fx.GraphModule({}, torch.fx.Graph())))
@@ -96,6 +99,27 @@ def structure_hash(model: torch.nn.Module) -> str:
     """Hash of what a model computes, whatever the values of its weights."""
     shapes = [f"{name} {signature_of(tensor)}" for name, tensor in _tensors(model)]
     return hashlib.sha256("\n".join([*shapes, code_hash(model)]).encode()).hexdigest()
+
+
+def tiers_of(adapter: Adapter) -> tuple[str, ...]:
+    """Those of the node's default tiers that it builds; of several with one and the same model, the first.
+
+    Raises:
+        AdapterError: it builds none of them.
+    """
+    found: dict[str, str] = {}
+    reason = ""
+    for tier in _USUAL:
+        try:
+            found.setdefault(structure_hash(build_model(adapter, tier)), tier)
+        except Exception as error:  # the user's code: a tier that it does not have may raise anything
+            reason = reason or f"{type(error).__name__}: {error}"
+    if not found:
+        raise AdapterError(
+            f"{type(adapter).__name__} builds none of the tiers {', '.join(_USUAL)} ({reason}); name its own, most"
+            " accurate first"
+        )
+    return tuple(found.values())
 
 
 def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

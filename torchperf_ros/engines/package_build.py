@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import os
-import resource
 import shutil
 import time
 import traceback
@@ -15,11 +14,10 @@ from typing import Any
 import torch
 
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.compile_main import Say
 from torchperf_ros.engines.engine import ENGINES, choice_of, compare, identity_of, make_runner, open_package
-from torchperf_ros.engines.fingerprint import changing_weights, identify
+from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
 from torchperf_ros.engines.ready_package import load_ready_package
@@ -267,7 +265,11 @@ class _ChoiceBuild:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most that this process has had: of the device's memory on CUDA, else of the machine's."""
+    """The most that this process has had: of the device's memory on CUDA, else of the machine's.
+
+    Not `ru_maxrss`, which counts the parent's memory from before the program was loaded.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024

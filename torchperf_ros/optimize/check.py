@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.message_types import decode, empty_message, encode, full_name, has_header, message_class
-from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import build_model
-from torchperf_ros.engines.fingerprint import changing_weights
+from torchperf_ros.engines.fingerprint import changing_weights, tiers_of
 from torchperf_ros.engines.parity import described, signature_of, tensors_in
 from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.frame.frame import header_stamp_ns

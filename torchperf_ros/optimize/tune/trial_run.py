@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.engine import make_runner
-from torchperf_ros.engines.fingerprint import changing_weights, identify
+from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
+from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
@@ -47,7 +46,6 @@ _MOST_SAMPLES = 2000
 _SIZES = 4  # inputs of so many sizes are timed where sizes vary
 _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
-_BYTES_PER_KIB = 1024
 
 Say = Callable[[str], None]
 
@@ -239,7 +237,7 @@ class Attempt:
             eager_p50_ms=eager.median_ms, eager_p99_ms=eager.calibration.p99_ms,
             least_share=min(shares), most_share=max(shares), samples=len(own.times_ms),
             cold_start_s=self.cold_start_s, compile_s=self.compile_s,
-            memory_mb=_peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, **asdict(self.parity),
+            memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, **asdict(self.parity),
         )  # fmt: skip
         return asdict(figures)
 
@@ -279,11 +277,3 @@ def _pooled(found: Mapping[str, Timing], who: str) -> Timing:
     own = [timing for name, timing in found.items() if name.startswith(who)]
     rounds = zip(*(timing.times_ms for timing in own), strict=True)
     return Timing(tuple(time_ms for each in rounds for time_ms in each), max(timing.inner for timing in own))
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Of this process so far; not `ru_maxrss`, which counts the parent's memory from before the program was loaded."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * _BYTES_PER_KIB
