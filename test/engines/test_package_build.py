@@ -12,23 +12,15 @@ import torch
 from torchperf_ros.config.user_folder import exposed
 from torchperf_ros.engines.fingerprint import machine_facts
 from torchperf_ros.engines.package import build_package, check_toolkit, load_package
-from torchperf_ros.engines.package_build import build_all
 from torchperf_ros.engines.package_engine import Built
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.model.adapter import load_adapter
 from torchperf_ros.packages.package_manifest import PackageError, check_package, manifest_path, read_manifest
 
-from .conftest import PATIENCE_S, job
+from .conftest import PATIENCE_S, build, job
 
-pytestmark = pytest.mark.timeout(PATIENCE_S)
+pytestmark = [pytest.mark.timeout(PATIENCE_S), pytest.mark.usefixtures("adapters")]
 CPU = torch.device("cpu")
-
-
-def build(values):
-    """Build in this process; what it says, and whether all is there."""
-    said = []
-    good = build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
-    return said, good
 
 
 def kinds(said):
@@ -38,13 +30,6 @@ def kinds(said):
 @pytest.fixture
 def no_build(monkeypatch):
     monkeypatch.setattr("torchperf_ros.engines.package.build_package", lambda *inputs: pytest.fail("built again"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread(adapters):
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_given_a_tier_that_cannot_be_built_when_built_then_it_says_why_and_the_others_are_built(built):

@@ -68,11 +68,9 @@ class Spy:
 @pytest.fixture(autouse=True)
 def _as_in_a_worker():
     torch._dynamo.reset()
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # others use this machine, too
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 def make(model, options, dims=None, example=IMAGE, *, run=None, precision="fp32", dynamic_engine=False):

@@ -1,8 +1,5 @@
 """Baselines on disk: what is kept, what is refused, and which one fits a run."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from torchperf_ros.runs.compare.baselines import BaselineStore
@@ -10,8 +7,7 @@ from torchperf_ros.runs.compare.run_frames import load_run
 from torchperf_ros.runs.run_file import write_run
 from torchperf_ros.runs.run_log import RunLogError
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 HERE = made.summary()["machine"]
 THERE = {**HERE, "cpu": "Cortex-A1", "fingerprint": "0000000000000000"}

@@ -4,8 +4,6 @@ import importlib.util
 import json
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,9 +13,8 @@ pytest.importorskip("arch", reason="arch is not installed")
 from torchperf_ros.cli.main import app
 from torchperf_ros.runs.run_file import write_run
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
-import report_logs as logs
+from . import compare_runs as made
+from . import report_logs as logs
 
 
 def compare(*arguments):

@@ -1,9 +1,7 @@
 """Runs against runs: verdicts on made-up replays, refusals, and what is said beside the verdict."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,7 @@ from torchperf_ros.runs.compare.verdict_text import headline
 from torchperf_ros.runs.run_log import RunLog, RunLogError, StageLog
 from torchperf_ros.runs.run_log_source import of_run
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 
 def view(total_ms, name="run", **changes):

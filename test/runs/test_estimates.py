@@ -1,8 +1,6 @@
 """What two sides say: blocks, intervals of shares and means, and runs as the sample."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +23,7 @@ from torchperf_ros.runs.compare.run_frames import stage_frames
 from torchperf_ros.runs.compare.verdict import DROPPED, MAX, MISS, P50, P99, Rules
 from torchperf_ros.runs.run_log import RunLog, StageLog
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 COUNT = 2000
 

@@ -2,9 +2,7 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +20,7 @@ from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.runs.run_log import RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
 
-sys.path.insert(0, str(Path(__file__).parent))
-import report_logs as logs
+from . import report_logs as logs
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Runs as they are compared: what is read, and which frames count."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +10,8 @@ from torchperf_ros.runs.compare.run_frames import load_run, stage_frames
 from torchperf_ros.runs.run_file import write_run
 from torchperf_ros.runs.run_log import RunLogError, StageLog
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
-import report_logs as logs
+from . import compare_runs as made
+from . import report_logs as logs
 
 MEMORY = {"t_ns": [0, 10**9, 2 * 10**9], "rss_mib": [800.0, 801.5, 801.0]}
 

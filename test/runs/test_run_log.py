@@ -1,8 +1,6 @@
 """A drive read back from a log and from records: the same drive, in the same form."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ from torchperf_ros.runs.report.report_pictures import timeline
 from torchperf_ros.runs.run_log import RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
 
-sys.path.insert(0, str(Path(__file__).parent))
-import report_logs as logs
+from . import report_logs as logs
 
 
 def read(path, node=None):

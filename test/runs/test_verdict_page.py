@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +18,7 @@ from torchperf_ros.runs.compare.verdict import Rules
 from torchperf_ros.runs.compare.verdict_page import verdict_page
 from torchperf_ros.runs.run_log_source import of_run
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 
 @pytest.fixture(scope="module")
