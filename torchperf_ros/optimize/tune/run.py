@@ -14,7 +14,7 @@ from rich.text import Text
 
 from torchperf_ros.config.build_options import installed_engines
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
-from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path, state_key
+from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
 from torchperf_ros.optimize.tune.target import Target, tuned_parameters
 from torchperf_ros.optimize.tune.trial import Candidate, Facts, Figures, Trial
@@ -43,9 +43,12 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
     if facts.changing:
         _say(console, facts.changing, "yellow")
-    key = state_key(facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
-    path = default_path(open_cache(node.cache_dir, node.cache_mib).folder, key)
-    state, now = TuneState(path, key, resume=options.resume), target.now(facts.threads)
+    cache, of = (
+        open_cache(node.cache_dir, node.cache_mib),
+        (facts.identity, facts.machine, stage.adapter, stage.options),
+    )
+    state = TuneState(state_path(cache.folder, *of, options.seconds), resume=options.resume)
+    now = target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
     steps = space.each_alone(options.batches or ()) if alone else space.search()
     if options.dry_run:

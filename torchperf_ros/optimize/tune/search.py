@@ -66,22 +66,22 @@ def ask_facts(target: Target) -> Facts:
 class TuneState:
     """What has been measured, on disk as JSON lines: the trials of this model on this machine."""
 
-    def __init__(self, path: Path, key: str, *, resume: bool) -> None:
-        """Read the trials under this `key` (see `state_key`), if it is to `resume`; raises `ConfigError`."""
-        self.path = path
-        self._key = key
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        """Read the trials in this file, see `state_path`, if it is to `resume`; a line cut off by a kill is skipped.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        self._path = path
         self._found: dict[tuple[str, Candidate], Trial] = {}
-        if resume and path.exists():
-            try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"results in {path} cannot be read ({error}); remove the file") from error
-            for line in lines:
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    values = json.loads(line)
-                    if values["key"] == key:
-                        trial = Trial.from_dict(values["trial"])
-                        self._found[trial.tier, trial.candidate] = trial
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if resume and path.exists() else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"results in {path} cannot be read ({error}); remove the file") from error
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                trial = Trial.from_dict(json.loads(line)["trial"])
+                self._found[trial.tier, trial.candidate] = trial
 
     def of_tier(self, tier: str) -> dict[Candidate, Trial]:
         """All that is known of a tier."""
@@ -98,28 +98,26 @@ class TuneState:
         """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
         self._found[trial.tier, trial.candidate] = trial
         try:
-            make_private(self.path.parent)
-            with self.path.open("a+b") as file:
-                if file.tell() and not self.path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
+            make_private(self._path.parent)
+            with self._path.open("a+b") as file:
+                if file.tell() and not self._path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
                     file.write(b"\n")
-                file.write(json.dumps({"key": self._key, "trial": asdict(trial)}).encode() + b"\n")
+                file.write(json.dumps({"trial": asdict(trial)}).encode() + b"\n")
         except OSError as error:
-            msg = f"results in {self.path} cannot be written: {error.strerror}; it has to be a folder of your own"
+            msg = f"results in {self._path} cannot be written: {error.strerror}; it has to be a folder of your own"
             raise ConfigError(msg) from error
 
 
-def state_key(*parts: object) -> str:
-    """Hash of what results depend on: identity of the model, its options, the machine, seconds of measuring."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+def state_path(cache_folder: Path, *parts: object) -> Path:
+    """The file of results that depend on these: identity of the model, its options, the machine, seconds of measuring.
 
-
-def default_path(cache_folder: Path, key: str) -> Path:
-    """The file in the cache's folder `tune`; all but the newest 64 in there are removed."""
+    It lies in the cache's folder `tune`; all but the newest 64 in there are removed.
+    """
     folder = cache_folder / "tune"
     files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
     for path in files[:-_MOST_STATES]:
         path.unlink(missing_ok=True)
-    return folder / f"{key}.jsonl"
+    return folder / f"{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}.jsonl"
 
 
 class TuneSearch:
