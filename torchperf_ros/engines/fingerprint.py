@@ -95,12 +95,6 @@ def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) 
     )  # fmt: skip
 
 
-def structure_hash(model: torch.nn.Module) -> str:
-    """Hash of what a model computes, whatever the values of its weights."""
-    shapes = [f"{name} {signature_of(tensor)}" for name, tensor in _tensors(model)]
-    return hashlib.sha256("\n".join([*shapes, code_hash(model)]).encode()).hexdigest()
-
-
 def tiers_of(adapter: Adapter) -> tuple[str, ...]:
     """Those of the node's default tiers that it builds; of several with one and the same model, the first.
 
@@ -111,7 +105,9 @@ def tiers_of(adapter: Adapter) -> tuple[str, ...]:
     reason = ""
     for tier in _USUAL:
         try:
-            found.setdefault(structure_hash(build_model(adapter, tier)), tier)
+            model = build_model(adapter, tier)
+            shapes = [f"{name} {signature_of(tensor)}" for name, tensor in _tensors(model)]  # of any values
+            found.setdefault("\n".join([*shapes, code_hash(model)]), tier)
         except Exception as error:  # the user's code: a tier that it does not have may raise anything
             reason = reason or f"{type(error).__name__}: {error}"
     if not found:

@@ -88,7 +88,11 @@ class Ranking:
         trials = tuple(trials)
         measured = [t.figures for t in trials if t.figures is not None and t.outcome == MEASURED]
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
-        self.noise = max(least_noise, _noise([f.eager_p99_ms / f.eager_p50_ms for f in measured]))
+        noise, relative = _NOISE_OF_FEW, [f.eager_p99_ms / f.eager_p50_ms for f in measured]
+        if len(relative) >= _FEW:
+            low, middle, high = statistics.quantiles(relative, n=4)
+            noise = max(_LEAST_NOISE, (high - low) / middle)
+        self.noise = max(least_noise, noise)
         self._limits = limits
         found = sorted(
             map(self._standing, trials),
@@ -136,10 +140,3 @@ class Ranking:
         elif p99_ms > self._limits.budget_ms:
             group, why = Group.OVER_BUDGET, f"over the budget of {self._limits.budget_ms:g} ms"
         return Standing(trial, group, p50_ms, p99_ms, why)
-
-
-def _noise(relative_p99s: list[float]) -> float:
-    if len(relative_p99s) < _FEW:
-        return _NOISE_OF_FEW
-    low, middle, high = statistics.quantiles(relative_p99s, n=4)
-    return max(_LEAST_NOISE, (high - low) / middle)

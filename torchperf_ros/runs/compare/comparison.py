@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -125,7 +125,7 @@ def compare(
         stage, estimates = _stage(first, second, rules)
         stages.append(stage)
         found += [*estimates, *_outputs(stage, excuses)]
-        notes += filter(None, (_identical(stage), _other_budgets(stage), _other_tiers(stage)))
+        notes += _remarks(stage)
     found += statistics.whole(base, new, rules.alpha)
     unknown = rules.limited(names) - {(one.stage, one.metric) for one in found}
     found += [Finding(*place, math.nan, math.nan, why="neither run says") for place in unknown]
@@ -135,20 +135,13 @@ def compare(
     return Comparison(tuple(base), tuple(new), tuple(stages), tuple(findings), tuple(notes), rules)
 
 
-def _identical(stage: StageComparison) -> str:
+def _remarks(stage: StageComparison) -> Iterator[str]:
     first, second = stage.base.total_ms, stage.new.total_ms
-    same = np.array_equal(first, second, equal_nan=True) and np.isfinite(first).any()
-    return f"{stage.name}: every latency is the same in both runs" if same else ""
-
-
-def _other_budgets(stage: StageComparison) -> str:
-    first, second = stage.base.budget_ms, stage.new.budget_ms
-    if first == second or not (math.isfinite(first) and math.isfinite(second)):
-        return ""
-    return f"{stage.name}: the budget is {first:g} ms in the base, {second:g} ms in the new run"
-
-
-def _other_tiers(stage: StageComparison) -> str:
+    if np.array_equal(first, second, equal_nan=True) and np.isfinite(first).any():
+        yield f"{stage.name}: every latency is the same in both runs"
+    budgets = stage.base.budget_ms, stage.new.budget_ms
+    if budgets[0] != budgets[1] and np.isfinite(budgets).all():
+        yield f"{stage.name}: the budget is {budgets[0]:g} ms in the base, {budgets[1]:g} ms in the new run"
     named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
     shares, words = [], []
     for side in (stage.base, stage.new):
@@ -157,8 +150,8 @@ def _other_tiers(stage: StageComparison) -> str:
         shares.append({names[tier]: count / counts.total() for tier, count in counts.most_common()})
         words.append(", ".join(f"{name} {percent(share, 0)}" for name, share in shares[-1].items()))
     moved = [abs(shares[0].get(name, 0.0) - shares[1].get(name, 0.0)) for name in {*shares[0], *shares[1]}]
-    said = all(words) and max(moved) >= _OTHER_TIERS
-    return f"{stage.name}: base answered by {words[0]}; new by {words[1]}" if said else ""
+    if all(words) and max(moved) >= _OTHER_TIERS:
+        yield f"{stage.name}: base answered by {words[0]}; new by {words[1]}"
 
 
 def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:

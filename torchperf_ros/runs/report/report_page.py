@@ -90,7 +90,10 @@ def write_report(
         else:
             several = len(runs) > 1
             page.top += [_verdicts(run, f"{run.name}: " * several) for run in runs]
-            page.top += [_side_by_side(runs)] if several else []
+            if several:
+                rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
+                        for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
+                page.top.append({"kind": "table", "head": _HEAD[:-1], "rows": rows})
         for number, run in enumerate(runs):
             progress(f"drawing {run.name}")
             _section(page, run, f"run{number}", points, side)
@@ -152,7 +155,7 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
     )
 
 
-def _verdicts(run: RunLog, prefix: str = "") -> Block:
+def _verdicts(run: RunLog, prefix: str) -> Block:
     lines = [verdict(stage) for stage in run.stages if len(stage)] or [("bad", "no frame was answered")]
     return {"kind": "verdict", "lines": [(css, prefix + text) for css, text in lines]}
 
@@ -169,12 +172,6 @@ def _input_pictures(
     known = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
     frames = [(*key, t_ns) for key, t_ns in known.items()]
     return input_pictures(run.recordings, frames, side, [stage.output for stage in run.stages if stage.output])
-
-
-def _side_by_side(runs: Sequence[RunLog]) -> Block:
-    rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
-            for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
-    return {"kind": "table", "head": _HEAD[:-1], "rows": rows}
 
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:

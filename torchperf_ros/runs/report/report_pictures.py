@@ -143,7 +143,8 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
         begin, end = _times([begin_ns, end_ns])
         figure.add_shape(type="rect", x0=begin, x1=end, y0=0, y1=1, yref="paper", fillcolor=_STOP_BAND, layer="below",
                          line={"width": 0})  # fmt: skip
-    marked = [one for one in alerts if one.level != "OK" and _concerns(one, stage)][:_MOST_MARKS]
+    concerned = {stage.name, "machine", "node"}  # what all stages share, too
+    marked = [one for one in alerts if one.level != "OK" and one.name.partition(": ")[0] in concerned][:_MOST_MARKS]
     colours = [VERMILION if one.level == "ERROR" else ORANGE for one in marked]
     if marked:
         figure.add_scatter(
@@ -292,10 +293,6 @@ def broken(x: Sequence[Any], y: Sequence[Any], stretch: NDArray[np.int64]) -> tu
     parts = [slice(begin, end) for begin, end in pairwise([0, *cuts, len(stretch)])]
     found = [[value for part in parts for value in (*values[part], None)][:-1] for values in (x, y)]
     return found[0], found[1]
-
-
-def _concerns(alert: LoggedAlert, stage: StageLog) -> bool:
-    return alert.name.partition(": ")[0] in {stage.name, "machine", "node"}
 
 
 def _changes(values: NDArray[np.float64], stretch: NDArray[np.int64]) -> NDArray[np.int64]:
