@@ -81,9 +81,8 @@ def test_given_no_miss_at_all_when_compared_then_the_interval_is_not_empty():
     new = stage(new.total_ms + 1)
     for paired, reach in ((False, 3.7), (True, 1.95)):  # Newcombe 1998; Agresti and Min 2005
         found = share(base, new, paired=paired).interval
-        assert (found.low, found.high, found.p) == (
-            pytest.approx(-reach, abs=0.2), pytest.approx(reach, abs=0.2), pytest.approx(1.0),
-        )  # fmt: skip
+        assert (found.low, found.high) == pytest.approx((-reach, reach), abs=0.2)
+        assert found.p == pytest.approx(1.0)
 
 
 def test_given_one_short_burst_of_a_log_when_compared_then_it_may_be_chance():
@@ -135,24 +134,10 @@ def test_given_three_runs_a_side_when_compared_then_welchs_test_is_on_their_valu
     found = of_runs("perception", P99, [20.0, 21.0, 22.0], [30.0, 31.0, 32.0], 0.05)
 
     assert (found.base, found.new, found.samples, found.kind) == (21.0, 31.0, 3, "runs")
-    assert (found.interval.low, found.interval.high) == (
-        pytest.approx(7.733, abs=0.01),
-        pytest.approx(12.267, abs=0.01),
-    )
+    assert (found.interval.low, found.interval.high) == pytest.approx((7.733, 12.267), abs=0.01)
     assert found.tested.p == pytest.approx(0.000255, rel=0.02)
     assert not of_runs("perception", MAX, [1.0] * 3, [9.0] * 3, 0.05).decides
     assert math.isnan(of_runs("perception", MISS, [1.0] * 3, [9.0] * 3, 0.05).interval.p)  # nothing is left to chance
-
-
-def test_given_fewer_runs_when_compared_then_their_means_are_shown_and_decide_nothing():
-    for base, new, why in (
-        ([20.0], [30.0], "1 run a side: shown, not judged; 3 a side are"),
-        ([20.0] * 5, [30.0, 31.0, math.nan], "2 runs a side: shown, not judged; 3 a side are"),
-        ([math.nan], [30.0], "the base run does not say"),
-    ):
-        found = of_runs("", P99, base, new, 0.05)
-        assert (found.decides, found.why, found.interval) == (False, why, None)
-        assert found.new == pytest.approx(np.nanmean(new))
 
 
 def memory_slope(seconds, mib):

@@ -117,10 +117,8 @@ def test_given_rotated_records_when_the_newest_is_named_then_all_are_read_and_wh
         file.write('{"v":1,"kind":"fra')
     (run,) = read(tmp_path)
     assert [len(stage) for stage in run.stages] == [100, 100]
-    for trouble, words in zip(
-        run.troubles, ("1 lines could not", "7 records were not", "1 records are of"), strict=True
-    ):
-        assert trouble.startswith(words)
+    words = ("1 lines could not", "7 records were not", "1 records are of")
+    assert all(trouble.startswith(begin) for trouble, begin in zip(run.troubles, words, strict=True))
 
 
 def test_given_drops_reasons_and_a_profiler_in_records_when_read_then_they_belong_to_their_stage_and_frame(tmp_path):
