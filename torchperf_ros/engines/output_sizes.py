@@ -130,9 +130,8 @@ class OutputSizes:
 
     def crop(self, shapes: Shapes) -> Crop:
         """What of each output belongs to inputs of these shapes."""
-        return tuple(
-            tuple((dim, rule(axis.size_in(shapes))) for dim, (axis, rule) in dims.items()) for dims in self.follows
-        )
+        sizes = ({dim: rule(axis.size_in(shapes)) for dim, (axis, rule) in dims.items()} for dims in self.follows)
+        return tuple(tuple(one.items()) for one in sizes)
 
 
 def cropped(outputs: Any, crop: Crop) -> Any:  # noqa: ANN401 - whatever a model returns

@@ -64,9 +64,8 @@ def build_package(
             try:
                 exported = program if variant is model else export(variant, example, dynamic_dims)
                 with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing and does not say so
-                    torch._inductor.aoti_compile_and_package(
-                        exported, package_path=str(file), inductor_configs={"freezing": frozen}
-                    )
+                    configs = {"freezing": frozen}
+                    torch._inductor.aoti_compile_and_package(exported, package_path=str(file), inductor_configs=configs)
                 calls[name] = partial(load_package(file, device), *example)
             except Exception as error:  # the compiler's boundary: another variant may do
                 first_error = first_error or error

@@ -151,10 +151,8 @@ def export(
 
 def from_front(dynamic_dims: DynamicDims, example: tuple[torch.Tensor, ...]) -> DynamicDims:
     """The same with every dimension counted from the first, as compilers want them."""
-    return {
-        index: {dim % example[index].dim(): span for dim, span in spans.items()}
-        for index, spans in dynamic_dims.items()
-    }
+    rank = [tensor.dim() for tensor in example]
+    return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
 
 
 def writes_to_buffers(program: torch.export.ExportedProgram) -> bool:

@@ -78,13 +78,9 @@ class MarkerArrays:
     def __init__(self, horizontal_fov_deg: float) -> None:
         self._focal_per_width = 0.5 / math.tan(math.radians(horizontal_fov_deg) / 2.0)
         self._marker: Any = message_class("visualization_msgs/msg/Marker")
-        names = (
-            "geometry_msgs/msg/Pose",
-            "geometry_msgs/msg/Point",
-            "geometry_msgs/msg/Vector3",
-            "std_msgs/msg/ColorRGBA",
-        )
-        self._pose, self._point, self._vector, self._colour = map(message_class, names)
+        names = (f"geometry_msgs/msg/{name}" for name in ("Pose", "Point", "Vector3"))
+        self._pose, self._point, self._vector = map(message_class, names)
+        self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
         self._no_rotation = empty_message("geometry_msgs/msg/Quaternion")
         # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
         lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)

@@ -123,9 +123,8 @@ class AdapterCheck:
         def example_inputs() -> tuple[torch.Tensor, ...]:
             example = adapter.example_inputs(tier)
             if not isinstance(example, tuple) or not all(isinstance(each, torch.Tensor) for each in example):
-                raise TorchperfError(
-                    f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
-                )
+                msg = f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
+                raise TorchperfError(msg)
             return example
 
         def run_again() -> None:

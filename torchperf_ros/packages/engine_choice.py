@@ -24,12 +24,8 @@ def choose_engine(calibrations: Mapping[str, Calibration]) -> str:
     """
     if EAGER not in calibrations:
         raise ValueError(f"engines {sorted(calibrations)} cannot be compared without {EAGER!r}")
-    eager = calibrations[EAGER]
-    better = [
-        name
-        for name, found in calibrations.items()
-        if found.median_ms < eager.median_ms * (1 - _TIE) and found.p99_ms <= eager.p99_ms * _TAIL
-    ]
+    least, most = calibrations[EAGER].median_ms * (1 - _TIE), calibrations[EAGER].p99_ms * _TAIL
+    better = [name for name, one in calibrations.items() if one.median_ms < least and one.p99_ms <= most]
     return min(better, key=lambda name: calibrations[name].median_ms, default=EAGER)
 
 

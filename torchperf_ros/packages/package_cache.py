@@ -146,9 +146,8 @@ class PackageCache:
         return sum(entry.size_bytes for entry in entries)
 
     def _not_writable(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"parameter cache_dir: {self.folder} cannot be written: {error.strerror}; it has to be your own folder"
-        )
+        why = f"{self.folder} cannot be written: {error.strerror}; it has to be your own folder"
+        return ConfigError(f"parameter cache_dir: {why}")
 
 
 def _entry(path: Path) -> CachedPackage:

@@ -26,10 +26,8 @@ MEMORY: Final = {
 }  # fmt: skip
 """The figures of memory that say what the models use, the best first."""
 _NAMES: Final = FRAME.names or ()
-_NOTHING_KNOWN: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in _NAMES} | {
-    "tier": UNKNOWN,
-    "fallback": UNKNOWN,
-}
+_ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in _NAMES}
+_NOTHING_KNOWN: Final = _ZEROS | {"tier": UNKNOWN, "fallback": UNKNOWN}
 _TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
 _LEVELS: Final = ("OK", "WARN", "ERROR", "STALE")
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense

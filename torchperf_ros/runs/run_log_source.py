@@ -271,21 +271,17 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         drops = [entry[word] for word in ("superseded", "stale") if word in entry]
         reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
         at_ns = dict(zip(frames["seq"].tolist(), frames["t_ns"].tolist(), strict=True)) if reasons else {}
-        stages.append(
-            StageLog(
-                stage, tuple(map(str, entry.get("tiers") or ())), frames,
-                drops=((0, sum(drops)),) if drops else None,
-                reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
-                output=str(entry.get("output") or ""),
-            )
-        )  # fmt: skip
+        stages.append(StageLog(
+            stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=((0, sum(drops)),) if drops else None,
+            reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
+            output=str(entry.get("output") or ""),
+        ))  # fmt: skip
     memory = summary.get("memory") or {}
     begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
     try:  # sampled in the replay's time from its start on
         times_ns = begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64)
-        sizes = {
-            label: np.array(memory[key] or (), dtype=np.float64) for key, label in _MEMORY.items() if key in memory
-        }
+        known = {label: memory[key] or () for key, label in _MEMORY.items() if key in memory}
+        sizes = {label: np.array(column, dtype=np.float64) for label, column in known.items()}
         if any(column.shape != times_ns.shape for column in sizes.values()):
             raise ValueError("one is longer than the other")
     except (AttributeError, TypeError, ValueError) as error:

@@ -125,9 +125,8 @@ class Inspection(logging.Handler):
         if self.breaks or self.failure:
             return ""
         if not self.graphs:
-            return (
-                "no graph: the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
-            )
+            why = "the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
+            return f"no graph: {why}"
         frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
         if len(frames) <= 1:
             return ""

@@ -235,11 +235,8 @@ def rewritten(line: SourceLine, text: str) -> Iterator[None]:
     before, after = _codes(tree, line.file), _codes(copy.deepcopy(tree, {id(old): new}), line.file)
     swaps = {} if len(before) != len(after) else {a: b for a, b in zip(before, after, strict=True) if a != b}
     functions = [found for found in gc.get_objects() if type(found) is FunctionType]
-    swapped = [
-        (found, found.__code__)
-        for found in functions
-        if found.__code__.co_filename == line.file and found.__code__ in swaps
-    ]
+    swapped = [(one, one.__code__) for one in functions if one.__code__.co_filename == line.file]
+    swapped = [(found, code) for found, code in swapped if code in swaps]
     if not swapped:
         raise LookupError(line.file)
     try:

@@ -99,8 +99,7 @@ class Ranking:
             key=lambda s: (s.group, s.trial.candidate.batch, s.p99_ms, s.trial.candidate.changes),
         )
         self.standings = tuple(found)
-        best = self.best
-        if best is not None:
+        if best := self.best:
             self.standings = (best, *(standing for standing in found if standing is not best))
 
     @property

@@ -43,11 +43,9 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
     if facts.changing:
         _say(console, facts.changing, "yellow")
-    cache, of = (
-        open_cache(node.cache_dir, node.cache_mib),
-        (facts.identity, facts.machine, stage.adapter, stage.options),
-    )
-    state = TuneState(state_path(cache.folder, *of, options.seconds), resume=options.resume)
+    folder = open_cache(node.cache_dir, node.cache_mib).folder
+    path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
+    state = TuneState(path, resume=options.resume)
     now = target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
     steps = space.each_alone(options.batches or ()) if alone else space.search()
@@ -98,17 +96,14 @@ def _report(
         if target.made_up:
             _say(console, f"{target.made_up}: made from the class's name; --params FILE keeps those of your file")
     if options.json_file is not None:
+        tables = {
+            tier: {"eager_ms": one.eager_ms, "noise": one.noise, "ranking": list(map(_standing, one.standings))}
+            for tier, one in rankings.items()
+        }
         figures = {
             "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
             "machine": facts.machine, "reference_threads": facts.threads, "left_out": facts.left_out,
-            "complete": not cut, "limits": vars(limits), "yaml": text,
-            "tiers": {
-                tier: {
-                    "eager_ms": ranking.eager_ms, "noise": ranking.noise,
-                    "ranking": [_standing(standing) for standing in ranking.standings],
-                }
-                for tier, ranking in rankings.items()
-            },
+            "complete": not cut, "limits": vars(limits), "yaml": text, "tiers": tables,
         }  # fmt: skip
         plain = json.loads(json.dumps(figures), parse_constant=lambda _: None)  # NaN and infinite are null in JSON
         options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
@@ -186,14 +181,11 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
 def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float,
               console: Console) -> None:  # fmt: skip
     """What would be tried and about how long it would take."""
-    table, eager_s, total_s = (
-        Table("part", "candidate", show_edge=False, pad_edge=False),
-        facts.load_s + 2 * seconds,
-        0.0,
-    )
+    table, total_s = Table("part", "candidate", show_edge=False, pad_edge=False), 0.0
     for part, candidate in steps:
         table.add_row(part, f"{candidate.label}{' (is there)' if candidate in known else ''}")
-        total_s += 0.0 if candidate in known else eager_s + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
+        if candidate not in known:
+            total_s += facts.load_s + 2 * seconds + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
     console.print(table)
     console.print(
         f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so far; shown"

@@ -162,9 +162,8 @@ class TuneSearch:
     def ranking(self, tier: str) -> Ranking:
         """Of one tier's trials, with the noise of the first one's, which has the most."""
         of_tier = {name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers}
-        return Ranking(
-            of_tier[tier], self._options.limits, Ranking(of_tier[self._target.tiers[0]], self._options.limits).noise
-        )
+        limits = self._options.limits
+        return Ranking(of_tier[tier], limits, Ranking(of_tier[self._target.tiers[0]], limits).noise)
 
     def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
         """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""

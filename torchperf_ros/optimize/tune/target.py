@@ -65,9 +65,8 @@ class Target:
             ConfigError: there is no such tier.
         """
         if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
-            raise ConfigError(
-                f"--tier {unknown[0]!r} is not there; {self.stage.name} has {', '.join(self.stage.tiers)}"
-            )
+            there = ", ".join(self.stage.tiers)
+            raise ConfigError(f"--tier {unknown[0]!r} is not there; {self.stage.name} has {there}")
         return replace(self, tiers=tuple(name for name in self.stage.tiers if not tiers or name in tiers))
 
 

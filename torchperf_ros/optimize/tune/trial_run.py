@@ -62,10 +62,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
     identities = [identify(one, BuildOptions()) for one in (tier, *others)]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
-    options |= {
-        "channels_last": BuildOptions(channels_last=True),
-        "cuda_graphs": BuildOptions(cuda_graphs=True),
-    }  # fmt: skip
+    options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
     left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
@@ -246,12 +243,11 @@ class Attempt:
 
         Where the threads differ the two take turns in blocks, as a change of their number takes calls to settle.
         """
+        sides = ("own", self._call, self._example), ("eager", self._tier.reference, self._tier.example)
         calls = [
             {f"{who} {size}": partial(call, *inputs) for size, inputs in enumerate(self._inputs(example))}
-            for who, call, example in (
-                ("own", self._call, self._example), ("eager", self._tier.reference, self._tier.example)
-            )
-        ]  # fmt: skip
+            for who, call, example in sides
+        ]
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:

@@ -221,9 +221,8 @@ class _Series:
         if len(self.values) >= _LEAST_VALUES:
             steps = np.abs(np.diff(self.values))
             self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
-            beyond = [
-                np.asarray(self.values > np.quantile(self.values, share), np.float64) for share in _QUANTILES.values()
-            ]
+            quantiles = np.quantile(self.values, list(_QUANTILES.values()))
+            beyond = [np.asarray(self.values > quantile, np.float64) for quantile in quantiles]
             self.block = _blocks(self.values, *beyond, self.steps)
             for metric, one in zip(self.least, [*beyond, self.steps], strict=True):
                 self.least[metric] *= inflation(one, self.block)

@@ -26,10 +26,8 @@ def columns(comparison: Comparison) -> list[str]:
 
 def headline(comparison: Comparison) -> str:
     """The verdict in one line: what breaks a limit, what is worse or else what is not, what people have to look at."""
-    worse, better, same, short = (
-        comparison.with_verdict(verdict)
-        for verdict in (Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH)
-    )
+    verdicts = Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH
+    worse, better, same, short = map(comparison.with_verdict, verdicts)
     broken = comparison.broken_limits
     parts = [f"limit broken: {_listed([_measured(one) for one in broken])}"] if broken else []
     parts += [f"{_count(worse)} worse: {_named(worse)}"] if worse else []
@@ -144,11 +142,8 @@ def to_json(comparison: Comparison, status: int) -> str:
 
 def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
     facts = runs[0].facts
-    return {
-        "name": runs[0].name,
-        "runs": [run.name for run in runs],
-        **{key: facts[key] for key in _FACTS if key in facts},
-    }
+    known = {key: facts[key] for key in _FACTS if key in facts}
+    return {"name": runs[0].name, "runs": [run.name for run in runs], **known}
 
 
 def _finding(one: Finding) -> dict[str, Any]:

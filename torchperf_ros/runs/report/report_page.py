@@ -150,9 +150,8 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
             })  # fmt: skip
     blocks += [_document(path) for path in run.documents]
     begin_ns, end_ns = run.span_ns
-    page.section(
-        run.name, blocks, anchor, f"node {run.node} · {_utc(begin_ns)} UTC · {(end_ns - begin_ns) / _NS_PER_S:,.1f} s"
-    )
+    span = f"{_utc(begin_ns)} UTC · {(end_ns - begin_ns) / _NS_PER_S:,.1f} s"
+    page.section(run.name, blocks, anchor, f"node {run.node} · {span}")
 
 
 def _verdicts(run: RunLog, prefix: str) -> Block:
