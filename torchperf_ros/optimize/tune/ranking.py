@@ -64,18 +64,13 @@ class Standing:
 
 
 class Ranking:
-    """Ranks the trials of one tier.
+    """Ranks the trials of one tier; `docs/tuning.md`, "How it is measured", says how.
 
-    Each trial runs in a process of its own, minutes after the one before, on a machine that others may use. So each
-    measures the same reference in turns with its candidate (eager fp32 on the same number of threads in all trials),
-    and its times count relative to that:
+    Each trial's times count relative to those of the same reference, eager fp32, in the same process:
 
         p99_ms = p99 of the candidate * (median over all trials of the reference's p50) / the reference's p50 here
 
-    The same formula on the reference itself would give the same value in every trial on a quiet machine. How far its
-    values lie apart, as interquartile range over median, is the noise: p99s that differ by less are a tie, decided
-    by the corrected median (which scatters far less), and where that is within 5 %, by who changes less. Other batch
-    sizes than the adapter's own are shown, and never the best.
+    Other batch sizes than the adapter's own are shown, and never the best.
 
     Attributes:
         standings: best first.

@@ -102,10 +102,8 @@ class Figures:
         eager_p50_ms, eager_p99_ms: of the reference, on the adapter's own example inputs, sampled in turns with it.
         least_share, most_share: p50 over the reference's, in the best and in the worst fifth of the measurement.
         samples: how many of each; below 100, p99 lies between the two longest.
-        cold_start_s: from the start of the process to the first answer: torch, weights, eager's first call, compiling.
-        compile_s: of that compiling, 0 for eager.
-        memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA; the eager
-            model and, on the CPU, torch itself and the compiler are in it.
+        cold_start_s, compile_s: from the start of the process to the first answer; compiling, 0 for eager.
+        memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA.
         relative_l2, cosine, max_error: worst distance of its outputs from the reference's, see `Parity`.
     """
 
