@@ -35,7 +35,6 @@ def runs(tmp_path_factory):
 
 def test_given_a_run_of_the_same_kind_when_compared_then_the_status_is_0(runs):
     done = compare(runs / "base.json", runs / "same.parquet", "--min-effect", "p99=20%", "--min-effect", "jitter=30%")
-
     assert done.exit_code == 0, done.output
     assert re.search(r"p99 latency \[ms\] .* equivalent", done.stdout)
     assert done.stdout.splitlines()[-1].startswith("Nothing is worse; ")
@@ -49,7 +48,6 @@ def test_given_a_slower_run_over_its_limit_when_compared_then_the_status_is_1_an
                    outputs[0], "--html", outputs[1], "--json", outputs[2])  # fmt: skip
     headline = done.stdout.splitlines()[-1]
     markdown, page, told = (path.read_text(encoding="utf-8") for path in outputs)
-
     assert done.exit_code == 1, done.output
     assert re.match(
         r"Limit broken: perception p99 latency [\d.]+ ms \(limit 10 ms\); \d metrics are worse: perception p50 latency "
@@ -73,7 +71,6 @@ def test_given_a_slower_run_over_its_limit_when_compared_then_the_status_is_1_an
 
 def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(runs):
     done = compare(runs / "base.json", runs / "same.parquet", "--limit", "compile=60s")
-
     assert (done.exit_code, done.stdout.splitlines()[-1][:53]) == (
         1, "Limit broken: compile time not measured (limit 60 s);"
     )  # fmt: skip
@@ -82,7 +79,6 @@ def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(r
 
 def test_given_few_frames_when_compared_then_only_strict_fails_and_says_how_many_would_do(runs, tmp_path):
     write_run(made.run(made.latencies(100, 4)), tmp_path / "short.json")
-
     done = compare(runs / "base.json", tmp_path / "short.json")
     assert done.exit_code == 0, done.output
     assert re.search(r"p99 latency \[ms\].* not enough data: about [\d,]+ frames would be", done.stdout)
@@ -92,7 +88,6 @@ def test_given_few_frames_when_compared_then_only_strict_fails_and_says_how_many
 def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_runs(tmp_path):
     drive = logs.write_log(tmp_path / "drive")
     done = compare(drive, drive)
-
     assert done.exit_code == 0, done.output
     assert "planning p99 latency" in done.stdout
     assert "perception: every latency is the same in both runs" in done.stdout
@@ -122,7 +117,6 @@ def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_ru
 def test_given_what_cannot_be_compared_when_run_then_one_line_says_so(runs, monkeypatch, line, words):
     monkeypatch.chdir(runs)
     done = compare(*line.split())
-
     assert done.exit_code == 2
     assert done.output.startswith(f"torchperf: {words}")
     assert len(done.output.splitlines()) == 1
@@ -131,7 +125,6 @@ def test_given_what_cannot_be_compared_when_run_then_one_line_says_so(runs, monk
 
 def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_the_file(runs):
     done = compare(runs / "base.json", runs / "same.parquet", "--json", "/dev/full")
-
     assert done.exit_code == 2
     assert done.stderr == "torchperf: --json /dev/full: cannot be written: No space left on device\n"
 
@@ -154,7 +147,6 @@ def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_t
     before = (tmp_path / name).read_bytes()
     new = tmp_path / "folder" if "/" in name else tmp_path / "run.parquet"
     done = compare(runs / "base.json", new, flag, tmp_path / name)
-
     assert (done.exit_code, (tmp_path / name).read_bytes()) == (2, before)
     assert f"{flag} {tmp_path / name}: would replace the input" in done.stderr
 
@@ -166,7 +158,6 @@ def test_given_several_runs_a_side_when_compared_then_files_after_one_option_are
             write_run(made.run(values, start_up_s=start_up_s + at / 10), tmp_path / f"{name}{at}.json")
     sides = [["--" + name, *sorted(tmp_path.glob(f"{name}*.json"))] for name in ("base", "new")]
     done = compare(*sides[0], *sides[1], "--markdown", tmp_path / "v.md")
-
     assert done.exit_code == 1, done.output
     assert re.search(r"start-up time \[s\] .* worse", done.stdout)
     assert "perception: 1,200 and 1,200 frames of 3 and 3 runs" in done.stdout
@@ -177,7 +168,6 @@ def test_given_a_library_that_is_missing_when_compared_then_the_message_says_wha
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "arch" else find(name))
     done = compare(runs / "base.json", runs / "same.parquet")
-
     assert (done.exit_code, done.output) == (
         2, "torchperf: arch is not installed: `pip install 'torchperf_ros[analysis]'`\n"
     )  # fmt: skip
@@ -186,12 +176,10 @@ def test_given_a_library_that_is_missing_when_compared_then_the_message_says_wha
 def test_given_baselines_when_used_in_turn_then_a_slower_run_is_found(runs, tmp_path):
     folder = ["--dir", tmp_path / "kept"]
     assert compare("--list", *folder).stdout.strip() == f"no baselines in {tmp_path / 'kept'}"
-
     saved = compare(runs / "base.json", "--save", "main", "--commit", "abc123", *folder)
     assert (saved.exit_code, saved.stdout) == (0, f"saved main in {tmp_path / 'kept' / 'main'}\n"), saved.output
     listed = compare("--list", *folder).stdout
     assert all(word in listed for word in ("main", "abc123", "drive.mcap", "Cortex-X9", "perception 1,200"))
-
     for named in ((), ("--baseline", "main")):
         found = compare(runs / "slower.json", *named, "--json", tmp_path / "v.json", *folder)
         assert found.exit_code == 1, found.output

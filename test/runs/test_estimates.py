@@ -52,7 +52,6 @@ def test_given_an_ar1_when_its_dependence_is_estimated_then_it_is_near_the_theor
     series = [made.autocorrelated(COUNT, phi, seed) for seed in range(10)]
     # AR(1): G / g(0) = 2 phi / (1 - phi^2), so b = (6 phi^2 / (1 - phi^2)^2)^(1/3) n^(1/3)
     block = (6 * phi**2 / (1 - phi**2) ** 2) ** (1 / 3) * COUNT ** (1 / 3)
-
     assert np.median([block_length(one) for one in series]) == pytest.approx(block, rel=0.25, abs=5)
     found = np.median([inflation(one, math.ceil(2 * block) or 1) for one in series])
     assert found == pytest.approx((1 + phi) / (1 - phi), rel=0.25)
@@ -61,7 +60,6 @@ def test_given_an_ar1_when_its_dependence_is_estimated_then_it_is_near_the_theor
 @given(arrays(np.float64, st.integers(1, 60), elements=st.floats(-1e6, 1e6)))
 def test_given_any_values_when_estimated_then_the_block_fits_and_the_inflation_is_one_or_more(values):
     block = block_length(values)
-
     assert 1 <= block <= max(1, -(-len(values) // 3))
     assert 1.0 <= inflation(values, block) < math.inf
 
@@ -70,7 +68,6 @@ def test_given_misses_in_bursts_when_compared_then_they_count_for_less_than_as_m
     spread = missing(np.random.default_rng(0).permutation(3000)[:90])
     bursts = missing(np.r_[100:130, 700:730, 2000:2030])
     even, clustered = (share(one, missing([]), paired=False).interval for one in (spread, bursts))
-
     assert clustered.high - clustered.low > 2 * (even.high - even.low)
     assert even.p < 1e-6
     assert clustered.p > 0.01
@@ -87,7 +84,6 @@ def test_given_no_miss_at_all_when_compared_then_the_interval_is_not_empty():
 
 def test_given_one_short_burst_of_a_log_when_compared_then_it_may_be_chance():
     found = share(missing([]), missing(slice(300, 500)))
-
     assert found.tested is None or found.tested.p > 0.01
 
 
@@ -95,14 +91,12 @@ def test_given_the_same_frames_missed_when_paired_then_less_is_left_to_chance_th
     hard = np.random.default_rng(0).permutation(3000)[:300]
     base, new = missing(hard), missing(np.r_[hard, np.setdiff1d(np.arange(0, 3000, 150), hard)])
     paired, unpaired = (share(base, new, paired=one).interval for one in (True, False))
-
     assert paired.p < 0.001 < unpaired.p
     assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
 
 
 def test_given_stamps_of_another_log_or_none_when_matched_then_no_frames_are_the_same():
     base, other = missing([]), missing([], stamp_ns=np.arange(3000) + 5)
-
     assert same_frames([base], [base]) is not None
     assert same_frames([base], [other]) is None
     assert same_frames([base], [missing([], stamp_ns=0)]) is None
@@ -126,13 +120,11 @@ def test_given_autocorrelated_latencies_when_bootstrapped_then_the_interval_is_a
     # the median of an AR(1) is about pi/2 as uncertain as independent values' is, times the inflation of its signs
     inflated = 1 + 2 * sum(2 / math.pi * math.asin(phi**lag) for lag in range(1, 200))
     expected = 1.96 * math.sqrt(2 * math.pi / 2 * inflated / 3000)
-
     assert np.median(found) == pytest.approx(expected, rel=0.3)
 
 
 def test_given_three_runs_a_side_when_compared_then_welchs_test_is_on_their_values():
     found = of_runs("perception", P99, [20.0, 21.0, 22.0], [30.0, 31.0, 32.0], 0.05)
-
     assert (found.base, found.new, found.samples, found.kind) == (21.0, 31.0, 3, "runs")
     assert (found.interval.low, found.interval.high) == pytest.approx((7.733, 12.267), abs=0.01)
     assert found.tested.p == pytest.approx(0.000255, rel=0.02)
@@ -148,7 +140,6 @@ def test_given_memory_over_time_when_its_slope_is_asked_for_then_the_start_and_s
     seconds = np.arange(900.0)
     mib = 800 + np.random.default_rng(0).normal(0, 0.5, 900) + seconds / 6
     mib[:60] -= 500
-
     assert memory_slope(seconds, mib) == pytest.approx(600, abs=10)
     assert memory_slope(seconds // 30 * 30, np.full(900, 800.0)) == 0.0
     assert math.isnan(memory_slope(seconds[:100], mib[:100]))

@@ -212,7 +212,6 @@ def test_given_hundreds_of_logs_when_reported_then_all_are_in_the_table_and_only
     figures = stage_figures(worst[0].stages[0])
     rows = [OverviewRow(f"drive{number}", "perception", figures, number) for number in range(300)]
     text = written(tmp_path, worst, Overview(rows, [("bad<1>", "no & log")], "300 of 301 logs in out"))
-
     assert text.count("<section ") == 2
     assert text.count("<td>perception</td>") == 300
     assert re.findall(r'<a href="#(run\d)">(drive\d+)</a>', text) == [("run0", "drive0"), ("run1", "drive1")]
