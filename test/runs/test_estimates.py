@@ -136,10 +136,12 @@ def memory_slope(seconds, mib):
     return RunLog("run", (), memory_t_ns=(seconds * 1e9).astype(np.int64), memory={"workers_rss_mib": mib}).memory_slope
 
 
-def test_given_memory_over_time_when_its_slope_is_asked_for_then_the_start_and_samples_of_one_time_do_not_bend_it():
+def test_given_memory_over_time_when_its_slope_is_asked_for_then_start_end_and_replaced_workers_do_not_bend_it():
     seconds = np.arange(900.0)
     mib = 800 + np.random.default_rng(0).normal(0, 0.5, 900) + seconds / 6
     mib[:60] -= 500
+    mib[300:350] -= 250
+    mib[890:] = 0.0
     assert memory_slope(seconds, mib) == pytest.approx(600, abs=10)
     assert memory_slope(seconds // 30 * 30, np.full(900, 800.0)) == 0.0
     assert math.isnan(memory_slope(seconds[:100], mib[:100]))

@@ -66,16 +66,6 @@ def test_given_a_drive_when_measured_then_quantiles_are_numpys(run):
     assert figures.outcomes == figures.fallbacks == {}
 
 
-def test_given_memory_that_grows_when_the_trend_is_asked_for_then_replaced_workers_and_the_end_do_not_bend_it(run):
-    t_s = np.arange(3600.0)
-    column = 800.0 + t_s / 360  # 10 MiB in an hour
-    column[1000:1200] -= 250.0
-    column[3580:] = 0.0
-    long = replace(run, memory_t_ns=(t_s * 1e9).astype(np.int64), memory={"workers_rss_mib": column})
-    assert long.used_memory[0] == "workers_rss_mib"
-    assert long.memory_slope == pytest.approx(10.0, rel=0.05)
-
-
 def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_ends():
     values = np.random.default_rng(1).normal(size=100_000)
     values[[777, 55_555]] = 100.0, -100.0

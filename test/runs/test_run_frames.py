@@ -11,7 +11,6 @@ from torchperf_ros.runs.run_file import write_run
 from torchperf_ros.runs.run_log import RunLogError, StageLog
 
 from . import compare_runs as made
-from . import report_logs as logs
 
 MEMORY = {"t_ns": [0, 10**9, 2 * 10**9], "rss_mib": [800.0, 801.5, 801.0]}
 
@@ -33,17 +32,6 @@ def test_given_a_replays_file_when_loaded_then_frames_memory_and_facts_are_there
     assert [column.tolist() for column in run.used_memory[1:]] == [[0.0, 1.0, 2.0], [800.0, 801.5, 801.0]]
     assert run.fact("machine", "fingerprint") == "feedfeedfeedfeed"
     assert run.fact("log", "sha256", "nothing", "below") is None
-
-
-def test_given_a_recorded_log_when_loaded_then_its_stages_and_memory_are_there_and_no_outputs(tmp_path):
-    run = load_run(logs.write_log(tmp_path / "drive"))
-    assert {one.name: len(one) for one in run.stages} == {"perception": 100, "planning": 100}
-    stage = stage_frames(run.stages[0])
-    assert (~stage.on_time).sum() == (stage.frames["fallback"] >= 0).sum() == 1
-    assert not stage.frames["output_hash"].any()
-    _, seconds, mib = run.used_memory
-    assert mib.tolist() == [800.0, 820.0, 840.0, 860.0, 880.0]
-    assert seconds[-1] == pytest.approx(4.0, abs=0.1)
 
 
 def test_given_records_when_compared_then_frames_under_a_profiler_do_not_count(tmp_path):

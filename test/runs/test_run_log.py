@@ -37,7 +37,7 @@ def test_given_a_drive_when_read_from_either_source_then_it_is_the_same(tmp_path
     assert [perception.tier_name(int(tier)) for tier in perception.frames["tier"][[0, 99]]] == ["full", "fast"]
     assert perception.lateness_ms.max() == 0.5
     assert run.node == "/perf"
-    assert run.memory["workers_rss_mib"][0] == 800.0
+    assert run.used_memory[2].tolist() == ([800.0, 820.0, 840.0, 860.0, 880.0] if source == "log" else [800.0])
     assert [word for _, word in run.stages[0].health][:1] == ["NOMINAL"]
     (anomaly,) = run.anomalies
     assert (anomaly.level, anomaly.name, anomaly.values["seq"]) == ("WARN", "perception: deadline missed", "60")

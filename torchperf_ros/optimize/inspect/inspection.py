@@ -18,15 +18,8 @@ import torch
 import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
-from torchperf_ros.optimize.inspect.graph_breaks import (
-    GraphBreak,
-    Kind,
-    is_users,
-    new_break,
-    own_function,
-    parse_break,
-    readable_function,
-)
+from torchperf_ros.optimize.inspect import graph_breaks
+from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
 from torchperf_ros.optimize.inspect.recompilations import Recompilation, explain_recompilations
 from torchperf_ros.optimize.inspect.users_source import rewritten
@@ -160,7 +153,7 @@ class Inspection(logging.Handler):
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
                     raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
         for graph in self.graphs:
-            graph.function = readable_function(self._function(graph.compile_id)[0])
+            graph.function = graph_breaks.readable_function(self._function(graph.compile_id)[0])
             graph.ms = self.timings[graph.input_set].graph_ms.get(graph.index, float("nan"))
         graph_of = {graph.compile_id: graph.index for graph in self.graphs}
         for item in self.breaks:
@@ -169,7 +162,11 @@ class Inspection(logging.Handler):
             if known := [gap_ms[gap] for gap in item.gaps if gap in gap_ms]:
                 item.gap_ms = sum(known)
             functions = [self._function(compile_id) for compile_id, _ in item.ended]
-            item.splits = list(dict.fromkeys(own_function(name) for name, file, _ in functions if is_users(file)))
+            item.splits = list(
+                dict.fromkeys(
+                    graph_breaks.own_function(name) for name, file, _ in functions if graph_breaks.is_users(file)
+                )
+            )
             if item.after:
                 progress(f"capturing again with line {item.line.line} rewritten")
                 if not self._holds(item):
@@ -242,10 +239,10 @@ class Inspection(logging.Handler):
         compile_id = f"{frame_id}/{metadata.get('frame_compile_id')}"
         name = (metadata.get("artifact") or {}).get("name")
         if name == "dynamo_graph_break_reason":
-            reason, whole_function, frame = parse_break(text)
+            reason, whole_function, frame = graph_breaks.parse_break(text)
             item = next((known for known in self.breaks if known.place == frame[:2]), None)
             if item is None:
-                item = new_break(reason, frame, self._input_set)
+                item = graph_breaks.new_break(reason, frame, self._input_set)
                 self.breaks.append(item)
             item.reasons += [] if reason in item.reasons else [reason]
             item.whole_function |= whole_function
