@@ -44,11 +44,7 @@ class BuiltTier:
 
 
 def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
-    """What the adapter builds, in eval mode.
-
-    Raises:
-        AdapterError: it is no module.
-    """
+    """What the adapter builds, in eval mode; an `AdapterError` where it is no module."""
     with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
         model = adapter.build(tier)
     if not isinstance(model, torch.nn.Module):

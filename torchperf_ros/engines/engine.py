@@ -77,11 +77,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
 
 
 def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
-    """The same with what concerns CUDA only: run with the precision of the options, or captured as one graph.
-
-    Raises:
-        ConfigError: a graph is wanted, and the device is not CUDA.
-    """
+    """The same with what concerns CUDA only: its precision, or captured as one graph, a `ConfigError` elsewhere."""
     if options.cuda_graphs and options.engine != "compile":  # which captures its own
         if device.type != "cuda":
             raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
@@ -95,11 +91,7 @@ def open_package(
     path: Path, outputs: str, options: BuildOptions, example: Inputs, device: torch.device, *,
     package: str = "", static: bool = False,
 ) -> Runner:  # fmt: skip
-    """A package that was checked, as a worker runs it; `outputs` is as its manifest has it.
-
-    Raises:
-        PackageError, ConfigError: the library cannot load the file; see `finished`.
-    """
+    """A checked package as a worker runs it, with its manifest's `outputs`; a `PackageError` if it cannot be loaded."""
     call = ENGINES[options.engine].load(path, outputs, options, device)
     return finished(Runner(call, graphs=1, package=package, static=static), options, example, device)
 

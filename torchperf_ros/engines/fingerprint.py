@@ -96,11 +96,7 @@ def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) 
 
 
 def tiers_of(adapter: Adapter) -> tuple[str, ...]:
-    """Those of the node's default tiers that it builds; of several with one and the same model, the first.
-
-    Raises:
-        AdapterError: it builds none of them.
-    """
+    """Those of the node's default tiers that it builds, of several with one model the first; or an `AdapterError`."""
     found: dict[str, str] = {}
     reason = ""
     for tier in _USUAL:

@@ -101,11 +101,7 @@ def _variants(
 
 
 def check_toolkit() -> None:
-    """Before the export, which takes its time: a package's host code is compiled against CUDA's headers.
-
-    Raises:
-        PackageError: says what is missing.
-    """
+    """A `PackageError` before the export, which takes its time, where CUDA's headers for a package are missing."""
     from torch.utils import cpp_extension
 
     try:

@@ -42,11 +42,7 @@ _BRIEFLY = (5, 20)  # a GPU shares its time out by processes, whatever their pri
 
 
 def build_all(job: Mapping[str, Any], say: Say) -> bool:
-    """Build every tier of a job, see `compile_main`; returns whether all of them are there now.
-
-    Raises:
-        TorchperfError: nothing can be built: no such adapter, device or folder.
-    """
+    """Build every tier of a job, see `compile_main`: whether all are there now; a `TorchperfError` if none can be."""
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = load_adapter(job["adapter"])(job["options"], device)
     cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096))

@@ -101,11 +101,7 @@ class PackageEngine(ABC):
             return self.convert(replace(tier, model=prepared), options, path)
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
-        """Load a package that was checked, as it may be native code; `outputs` is what its build gave of them.
-
-        Raises:
-            PackageError: the library cannot load the file.
-        """
+        """Load a checked package, maybe native code, with its build's `outputs`; a `PackageError` if that fails."""
         try:
             call = self.open(path, options, device)
         except Exception as error:  # the library's boundary
@@ -198,11 +194,7 @@ def nested(call: FlatCall, tree: pytree.TreeSpec, constants: Sequence[tuple[int,
 
 
 def check_count(found: int, built: Built) -> None:
-    """Whether a library has as many outputs as the model has tensors.
-
-    Raises:
-        EngineUnavailable: it has dropped or added some.
-    """
+    """An `EngineUnavailable` where a library has dropped outputs of the model, or added some."""
     nest = json.loads(built.outputs)
     wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["constants"])
     if found != wanted:

@@ -84,11 +84,7 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
 
 
 def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
-    """Measure, and compare with the limits of a precision.
-
-    Raises:
-        ParityError: beyond a limit; the message has the figures.
-    """
+    """Measure, and compare with the limits of a precision; a `ParityError` has the figures that are beyond."""
     parity, limit = measure(expected, found), LIMITS[precision]
     near = parity.relative_l2 <= limit.relative_l2 and parity.max_error <= limit.max_error
     if not near or parity.cosine < limit.cosine:

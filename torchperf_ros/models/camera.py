@@ -65,11 +65,7 @@ class CameraAdapter(Adapter):
             self._copied = torch.cuda.Event()
 
     def build(self, tier: str) -> torch.nn.Module:
-        """The detector of a tier: `full`, `medium` or `fast`.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
+        """The detector of a tier, `full`, `medium` or `fast`; a `ConfigError` where there is no such one."""
         width = networks.tier_width(tier, DETECTOR_WIDTHS)
         return networks.build_seeded(lambda: DetectorNet(width)).to(self._device)
 

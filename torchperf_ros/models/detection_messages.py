@@ -115,11 +115,7 @@ class MarkerArrays:
 
 
 def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> object:
-    """A `vision_msgs/msg/Detection2DArray`, sizes and positions in pixels.
-
-    Raises:
-        UnknownMessageType: vision_msgs is not installed.
-    """
+    """A `vision_msgs/msg/Detection2DArray` in pixels; an `UnknownMessageType` where vision_msgs is not installed."""
     head, no_pose = header(frame.stamp_ns, frame.frame_id), empty_message("geometry_msgs/msg/PoseWithCovariance")
 
     def made(name: str, **fields: object) -> object:

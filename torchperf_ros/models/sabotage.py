@@ -55,11 +55,7 @@ class Fault:
 
     @classmethod
     def read(cls, kind: str, value: object) -> "Fault":
-        """Read one entry of the option `faults`: a probability, or a mapping of this class's fields.
-
-        Raises:
-            ConfigError: unknown kind or field, or a value out of range.
-        """
+        """Read an entry of the option `faults`: a probability, or a mapping of these fields; or raise `ConfigError`."""
         if kind not in KINDS:
             raise ConfigError(f"option faults: unknown kind {kind!r}; known are {', '.join(KINDS)}")
         reader = OptionReader(f"faults.{kind}", value if isinstance(value, Mapping) else {"probability": value})
@@ -173,11 +169,7 @@ class SabotagedAdapter(Adapter):
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """Draw this inference's luck, write it down, let it happen, and pass on if the process is still there.
-
-        Raises:
-            Sabotage: the fault `raise`.
-        """
+        """Draw this inference's luck, write it down, let it happen, which may raise `Sabotage`, and pass on."""
         if self._luck is None:
             self._luck = Luck(self._faults, self._journal, self._seed, time.monotonic_ns)
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns

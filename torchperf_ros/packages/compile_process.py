@@ -62,11 +62,7 @@ class CompileProcess:
             self._process.stdin.close()
 
     def listen(self) -> list[dict[str, Any]] | None:
-        """Its messages since the last call, None once it has ended.
-
-        Raises:
-            ProtocolError: one is no JSON object.
-        """
+        """Its messages since the last call, None once it has ended; a `ProtocolError` where one is no JSON object."""
         self._take_output()
         try:
             data = os.read(self.news, 1 << 20)

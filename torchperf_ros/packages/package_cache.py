@@ -79,11 +79,7 @@ class PackageCache:
 
     @contextlib.contextmanager
     def building(self, identity: Identity, what: str = "package") -> Iterator[None]:
-        """While this lasts no other process builds the same `what`; the second one waits, and finds it done.
-
-        Raises:
-            ConfigError: the folder cannot be written, or not only by the user.
-        """
+        """While this lasts no other process builds the same `what`: it waits, and finds it done. Or a `ConfigError`."""
         try:
             make_private(self.folder)
             # one for all keys that begin alike: they are few, and nobody has to remove one that another waits for
@@ -125,11 +121,7 @@ class PackageCache:
         return removed
 
     def remove(self, package: Path) -> None:
-        """Remove one package; the manifest first, so that nobody takes half of it for whole.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
+        """Remove one package, the manifest first, so that nobody takes half of it for whole; or raise `ConfigError`."""
         try:
             for path in (manifest_path(package), package):
                 path.unlink(missing_ok=True)

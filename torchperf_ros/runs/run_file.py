@@ -40,11 +40,7 @@ class Run:
 
 
 def check_run_path(path: Path) -> None:
-    """Find out before a long run whether its file can be written at its end.
-
-    Raises:
-        RunLogError: another suffix, no such folder, or pyarrow is not installed.
-    """
+    """Find out before a long run whether its file can be written at its end; a `RunLogError` says why not."""
     if path.suffix not in SUFFIXES:
         raise RunLogError(f"run {path}: has to end in .json or .parquet")
     if not path.resolve().parent.is_dir() or path.is_dir():
@@ -75,11 +71,7 @@ def write_run(run: Run, path: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read what `write_run` wrote.
-
-    Raises:
-        RunLogError: it cannot be read, or is no run of this version.
-    """
+    """Read what `write_run` wrote; a `RunLogError` where it cannot be read, or is no run of this version."""
     try:
         return _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
     except OSError as error:

@@ -257,11 +257,7 @@ _SOFTWARE: Final = ("torchperf_ros", "commit", "pace")
 
 
 def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
-    """The log of a run that a replay wrote.
-
-    Raises:
-        RunLogError: its memory is no series.
-    """
+    """The log of a run that a replay wrote; a `RunLogError` where its memory is no series."""
     summary, stages = run.summary, []
     entries = {entry["name"]: entry for entry in summary["stages"]}
     for stage, rows in run.frames.items():

@@ -48,10 +48,7 @@ class TuneOptions:
 
 
 def ask_facts(target: Target) -> Facts:
-    """Load the adapter in a process of its own and ask which tiers it has, and what can be tried on the first.
-
-    Raises `AdapterError` where it cannot be loaded, built or run.
-    """
+    """What the adapter is, asked in a process of its own: its tiers, what can be tried; or an `AdapterError`."""
     started_s = time.monotonic()
     tiers = [] if target.guessed else list(target.tiers)
     message = _talk(target.job() | {"tiers": tiers}, _FACTS_TIMEOUT_S, lambda text: None)
@@ -67,11 +64,7 @@ class TuneState:
     """What has been measured, on disk as JSON lines: the trials of this model on this machine."""
 
     def __init__(self, path: Path, *, resume: bool) -> None:
-        """Read the trials in this file, see `state_path`, if it is to `resume`; a line cut off by a kill is skipped.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
+        """Read the trials in this file if it is to `resume`, but for a line cut off by a kill."""
         self._path = path
         self._found: dict[tuple[str, Candidate], Trial] = {}
         try:

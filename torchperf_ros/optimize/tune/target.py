@@ -59,11 +59,7 @@ class Target:
         return Candidate(options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width)
 
     def with_tiers(self, tiers: Sequence[str]) -> "Target":
-        """The same with some of its tiers, in the stage's order; none named: all.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
+        """The same with some of its tiers, in the stage's order; none named: all. Or a `ConfigError`."""
         if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
             there = ", ".join(self.stage.tiers)
             raise ConfigError(f"--tier {unknown[0]!r} is not there; {self.stage.name} has {there}")
@@ -94,11 +90,7 @@ def target_of_adapter(
 def target_of_file(
     path: Path, stage: str | None, adapter: str | None, own: Mapping[str, Any], device: str | None
 ) -> Target:
-    """A stage of a node's parameter file, by its name or its adapter, with some of its parameters changed.
-
-    Raises:
-        ConfigError: the file, the stage or a value cannot be used.
-    """
+    """A stage of a parameter file, by name or adapter, with some parameters changed, or a `ConfigError`."""
     values = params_of_file(path) | ({"device": device} if device else {})
     stages = config_of(values).stages
     found = [one for one in stages if stage in {None, one.name} and adapter in {None, one.adapter}]

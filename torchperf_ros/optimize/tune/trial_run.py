@@ -51,11 +51,7 @@ Say = Callable[[str], None]
 
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """`Facts` of the job's tiers, as a dict: what can be tried is that of the first.
-
-    Raises:
-        TorchperfError: the adapter or the device cannot be used.
-    """
+    """`Facts` of the job's tiers, as a dict: what can be tried is that of the first; or a `TorchperfError`."""
     device, kind = Device(choose_device(job["device"]), 0).device, load_adapter(job["adapter"])
     with _named(f"adapter {job['adapter']!r}"):
         names = job["tiers"] or tiers_of(kind(job["options"], device))
@@ -82,11 +78,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Try the job's candidate, see `trial.main`; returns `outcome`, `reason` and `figures` of its `Trial`.
-
-    Raises:
-        TorchperfError: the adapter or the device cannot be used.
-    """
+    """`outcome`, `reason` and `figures` of the job's candidate, see `trial.main`; or a `TorchperfError`."""
     candidate = candidate_of(job["candidate"])
     with torch.inference_mode():
         tier = load_tier(job, job["reference_threads"])
@@ -124,11 +116,7 @@ class TierModel(BuiltTier):
         return self.example[0].shape[0] if self.example and self.example[0].dim() else 0
 
     def at_batch(self, batch: int) -> Inputs:
-        """The example at this batch size: inputs whose first dimension is the first input's get it.
-
-        Raises:
-            ConfigError: the inputs have no batch, or the adapter does not allow this one.
-        """
+        """The example at this batch size, in inputs whose first dimension is the first's; or a `ConfigError`."""
         batched = [n for n, tensor in enumerate(self.example) if tensor.dim() and tensor.shape[0] == self.batch]
         if not batched:
             raise ConfigError("the first input has no dimension that could be a batch")

@@ -32,11 +32,7 @@ class StageFrames(StageLog):
 
 
 def load_run(path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> RunLog:
-    """Read one run from whatever `read_runs` reads.
-
-    Raises:
-        RunLogError: it cannot be read, holds no answered frame, or several nodes.
-    """
+    """One run from whatever `read_runs` reads; a `RunLogError` where it has no answered frame, or several nodes."""
     runs = read_runs(path, progress)
     if len(runs) > 1:
         msg = f"run {path}: holds {len(runs)} runs ({', '.join(run.name for run in runs)}); name one of them"

@@ -112,11 +112,7 @@ class Rules:
         return {(one, metric) for stage, metric in places for one in ([stage] if stage or metric.whole else stages)}
 
     def check_stages(self, stages: Collection[str]) -> None:
-        """See that margins and limits are for stages that there are (a typo would turn a gate off) and are looked at.
-
-        Raises:
-            ConfigError: one is not.
-        """
+        """A `ConfigError` where a margin or limit is for no stage that there is, which turns a gate off."""
         for option, names in (("--min-effect", self.margins), ("--limit", self.limits)):
             for name in names:
                 stage, dot, key = name.rpartition(".")
