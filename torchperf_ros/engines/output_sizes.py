@@ -84,11 +84,7 @@ def _next_growth(size_of: Callable[[int], int], start: int, high: int) -> int | 
 
 @dataclass(frozen=True)
 class OutputSizes:
-    """What the output sizes follow from.
-
-    Attributes:
-        follows: per output tensor, {dimension: (axis, rule)}; a dimension that is missing is constant.
-    """
+    """What sizes follow from: per output {dimension: (axis, rule)}; a dimension that is missing is constant."""
 
     follows: tuple[dict[int, tuple[Axis, SizeRule]], ...] = ()
 

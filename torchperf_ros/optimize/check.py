@@ -37,12 +37,7 @@ _IMAGE_DIMS: Final = 3  # from so many on, a tensor may be an image
 
 @dataclass(frozen=True)
 class Finding:
-    """One step of the check.
-
-    Attributes:
-        ok: True, False, or None for something to know that is no failure.
-        took_ms: milliseconds, NaN where the time says nothing.
-    """
+    """One step of the check; `ok` is None for what is no failure, `took_ms` NaN where the time says nothing."""
 
     step: str
     ok: bool | None
@@ -58,11 +53,7 @@ class _Failed(Exception):
 
 
 class AdapterCheck:
-    """Checks one adapter, step by step.
-
-    Attributes:
-        refused: the adapter refused the frame with `BadInput`, so that its answer is not known.
-    """
+    """Checks one adapter, step by step; `refused`: by `BadInput`, so that the frame's answer is not known."""
 
     def __init__(self, path: str, options: dict[str, Any], tiers: Sequence[str], device: str, log: Path | None) -> None:
         """Take what to check; no tiers: those of the node's default that it builds; no log: the frame is made."""

@@ -124,10 +124,9 @@ class CompileProcess:
 
 
 class PackageBuilder:
-    """Compiles one stage's missing packages, once; called by the worker pool's thread, and only `close` waits.
+    """Compiles one stage's missing packages, once, on the pool's thread: only `close` waits.
 
-    Attributes:
-        progress: for `/diagnostics`, for example `compiling 2 of 3`; "" when there is nothing to do.
+    `progress` is for `/diagnostics`, for example `compiling 2 of 3`.
     """
 
     def __init__(self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]) -> None:

@@ -28,12 +28,7 @@ _NAMES: Final = FRAME.names or ()
 
 @dataclass(frozen=True)
 class Run:
-    """What a run came to.
-
-    Attributes:
-        summary: a JSON object; see `docs/replay.md` for what stands in it.
-        frames: rows of `FRAME` by stage, in the order of the stages.
-    """
+    """What a run came to: a JSON object, see `docs/replay.md`, and rows of `FRAME` by stage, in the stages' order."""
 
     summary: Mapping[str, Any]
     frames: Mapping[str, NDArray[np.void]]

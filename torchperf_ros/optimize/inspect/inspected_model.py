@@ -28,11 +28,7 @@ class InspectError(TorchperfError):
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A callable and what it is called with.
-
-    Attributes:
-        input_sets: the first is the usual input, the others are what it may also meet.
-    """
+    """A callable and what it is called with: the usual input first, then what it may also meet."""
 
     name: str
     call: Callable[..., Any]

@@ -42,12 +42,7 @@ _NOWHERE = logging.NullHandler()
 
 @dataclass
 class Graph:
-    """One captured graph.
-
-    Attributes:
-        ops: names of the functions, methods and modules that it calls, in order.
-        ms: median time of its executions in one run; NaN until measured.
-    """
+    """One captured graph: the `ops` that it calls, in order, and their median `ms` in one run, NaN until measured."""
 
     index: int
     compile_id: str
@@ -63,12 +58,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians over runs with one input set.
-
-    Attributes:
-        compiled_ms: compiled, graphs and everything between; NaN where it does not run compiled.
-        gap_ms: by gap index, see `BEFORE_FIRST`.
-    """
+    """Medians over runs with one input set, NaN where unknown; of gaps by their index, see `BEFORE_FIRST`."""
 
     eager_ms: float
     compiled_ms: float = float("nan")

@@ -100,11 +100,7 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TierModel(BuiltTier):
-    """A tier's model with eager fp32 as the reference.
-
-    Attributes:
-        changing: why no package of it could be kept, see `changing_weights`.
-    """
+    """A tier's model with eager fp32 as the reference; `changing`: why no package of it could be kept."""
 
     reference: Call
     threads: int

@@ -64,12 +64,7 @@ METRICS: Final = {
 
 @dataclass(frozen=True)
 class Margin:
-    """The smallest change that matters: a share of the base's value, or a number in the metric's unit if that is more.
-
-    Attributes:
-        share: of the base, 0 to 1.
-        absolute: in the unit of the metric.
-    """
+    """The smallest change that matters: a share of the base, 0 to 1, or `absolute` in the metric's unit if more."""
 
     share: float
     absolute: float
@@ -134,11 +129,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the difference of two sides lies, new less base.
-
-    Attributes:
-        p: two-sided p-value of "no difference"; NaN where nothing is left to chance.
-    """
+    """Where new less base lies; `p` is two-sided, of no difference, NaN where nothing is left to chance."""
 
     low: float
     high: float

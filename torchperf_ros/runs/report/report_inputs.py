@@ -32,12 +32,7 @@ _QUALITY: Final = 70
 
 @dataclass(frozen=True)
 class InputPicture:
-    """A message that a frame was computed from, or the one of its topic with the nearest stamp.
-
-    Attributes:
-        uri: a JPEG as a `data:` URI.
-        off_ms: by how much its stamp differs from the frame's, as far as that is known.
-    """
+    """A JPEG (`data:` URI) of a frame's input or its neighbour, and how many ms its stamp is off."""
 
     topic: str
     uri: str
