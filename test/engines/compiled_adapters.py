@@ -45,8 +45,4 @@ class Compiled(Adapter):
     def dynamic_dims(self):
         return {0: {0: (1, 8)}, 1: {0: (1, 8)}} if self.options.get("dynamic") else {}
 
-    def preprocess(self, messages):
-        raise NotImplementedError
-
-    def postprocess(self, outputs, messages):
-        raise NotImplementedError
+    preprocess = postprocess = None  # no frame comes
