@@ -17,6 +17,7 @@ from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.model.adapter import load_adapter
 from torchperf_ros.packages.package_manifest import PackageError, check_package, manifest_path, read_manifest
 
+from .compiled_adapters import Counting
 from .conftest import PATIENCE_S, build, job
 
 pytestmark = [pytest.mark.timeout(PATIENCE_S), pytest.mark.usefixtures("adapters")]
@@ -122,19 +123,6 @@ class Images(torch.nn.Module):
 
     def forward(self, x):
         return self.layers(x)
-
-
-class Counting(torch.nn.Module):
-    """It keeps a number of its own from call to call."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(1))
-        self.layer = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        self.calls[0] += 1.0
-        return self.layer(x) + self.calls
 
 
 class Chain(torch.nn.Module):

@@ -19,6 +19,7 @@ from torchperf_ros.engines.parity import check_engine, random_inputs
 from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.packages.package_manifest import PackageError, read_manifest
 
+from .compiled_adapters import Counting
 from .conftest import PATIENCE_S, build, job
 from .test_tier_loader import Loaded
 
@@ -228,17 +229,8 @@ def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it
         engine.build(BuiltTier(Picture(), IMAGE, {}, CPU), BuildOptions("onnxruntime"), tmp_path / "x.onnx")
 
 
-class Counting(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, image):
-        self.calls += 1
-        return image * self.calls
-
-
 def test_given_a_model_that_writes_to_its_buffers_when_built_then_it_is_refused(tmp_path):
     needs("openvino")
     with pytest.raises(EngineUnavailable, match="writes to its buffers"):
-        ENGINES["openvino"].build(BuiltTier(Counting(), IMAGE, {}, CPU), BuildOptions("openvino"), tmp_path / "x.blob")
+        tier = BuiltTier(Counting(), (torch.zeros(1, 4),), {}, CPU)
+        ENGINES["openvino"].build(tier, BuildOptions("openvino"), tmp_path / "x.blob")
