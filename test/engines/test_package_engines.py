@@ -231,6 +231,6 @@ def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it
 
 def test_given_a_model_that_writes_to_its_buffers_when_built_then_it_is_refused(tmp_path):
     needs("openvino")
+    tier = BuiltTier(Counting(), (torch.zeros(1, 4),), {}, CPU)
     with pytest.raises(EngineUnavailable, match="writes to its buffers"):
-        tier = BuiltTier(Counting(), (torch.zeros(1, 4),), {}, CPU)
         ENGINES["openvino"].build(tier, BuildOptions("openvino"), tmp_path / "x.blob")
