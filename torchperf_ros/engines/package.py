@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, writes_to_buffers
 from torchperf_ros.engines.parity import DynamicDims
@@ -41,9 +41,7 @@ class Aoti(PackageEngine):
         return load_package(path, device)
 
 
-def build_package(
-    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims, path: Path
-) -> Built:
+def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims, path: Path) -> Built:
     """Export a model, compile it in each of its variants, and keep the fastest as the file `path`.
 
     Raises:

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions, installed
-from torchperf_ros.engines.built_tier import BuiltTier, Call
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
 from torchperf_ros.frame.errors import TorchperfError
@@ -126,9 +126,7 @@ class PackageEngine(ABC):
         """Load the file: a call that gives the flat outputs."""
 
 
-def export(
-    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims
-) -> torch.export.ExportedProgram:
+def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -> torch.export.ExportedProgram:
     """The model as one graph; dimensions with the same range and place in several inputs are one dimension."""
     dynamic_dims = from_front(dynamic_dims, example)
     shapes: list[dict[int, Any] | None] = [None] * len(example)
@@ -145,7 +143,7 @@ def export(
         return torch.export.export(model, inputs, dynamic_shapes=tuple(shapes) if dynamic_dims else None)
 
 
-def from_front(dynamic_dims: DynamicDims, example: tuple[torch.Tensor, ...]) -> DynamicDims:
+def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
     """The same with every dimension counted from the first, as compilers want them."""
     rank = [tensor.dim() for tensor in example]
     return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
