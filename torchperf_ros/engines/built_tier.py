@@ -1,18 +1,15 @@
 """A tier's model on its device: what every build, trial and check begins with."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.parity import DynamicDims, described, random_inputs
+from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, described, random_inputs
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 
-Call = Callable[..., Any]
-Inputs = tuple[torch.Tensor, ...]
+__all__ = ["BuiltTier", "Call", "Inputs", "build_model", "varying_dims"]
 
 
 @dataclass(frozen=True)

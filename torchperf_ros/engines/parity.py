@@ -9,6 +9,8 @@ import torch
 
 from torchperf_ros.frame.errors import TorchperfError
 
+Call = Callable[..., Any]
+Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
 
 
@@ -93,12 +95,7 @@ def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
 
 
 def check_engine(
-    reference: Callable[..., Any],
-    candidate: Callable[..., Any],
-    example: tuple[torch.Tensor, ...],
-    dynamic_dims: DynamicDims,
-    precision: str,
-    seeds: int = 3,
+    reference: Call, candidate: Call, example: Inputs, dynamic_dims: DynamicDims, precision: str, seeds: int = 3
 ) -> Parity:
     """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
 
@@ -136,9 +133,7 @@ def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatev
             yield from tensors_in(value)
 
 
-def random_inputs(
-    example: tuple[torch.Tensor, ...], seed: int, dynamic_dims: DynamicDims | None = None
-) -> tuple[torch.Tensor, ...]:
+def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None = None) -> Inputs:
     """Inputs like the example: floats normal around its mean, integers within its values, all values for blank uint8.
 
     The sizes of `dynamic_dims` are drawn, too, within their ranges.
