@@ -77,7 +77,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
 
 
 def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
-    """The same with what concerns CUDA only: its precision, or captured as one graph, a `ConfigError` elsewhere."""
+    """The same with what concerns CUDA only: tf32, or captured as one graph, a `ConfigError` on another device."""
     if options.cuda_graphs and options.engine != "compile":  # which captures its own
         if device.type != "cuda":
             raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")

@@ -79,7 +79,7 @@ class PackageCache:
 
     @contextlib.contextmanager
     def building(self, identity: Identity, what: str = "package") -> Iterator[None]:
-        """While this lasts no other process builds the same `what`: it waits, and finds it done. Or a `ConfigError`."""
+        """Context in which no other process builds the same `what`: it waits, and finds it done; or a `ConfigError`."""
         try:
             make_private(self.folder)
             # one for all keys that begin alike: they are few, and nobody has to remove one that another waits for

@@ -59,7 +59,7 @@ class Target:
         return Candidate(options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width)
 
     def with_tiers(self, tiers: Sequence[str]) -> "Target":
-        """The same with some of its tiers, in the stage's order; none named: all. Or a `ConfigError`."""
+        """The same with some of its tiers, in the stage's order; none named: all. An unknown one is a `ConfigError`."""
         if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
             there = ", ".join(self.stage.tiers)
             raise ConfigError(f"--tier {unknown[0]!r} is not there; {self.stage.name} has {there}")

@@ -107,7 +107,7 @@ class Rules:
         return {(one, metric) for stage, metric in places for one in ([stage] if stage or metric.whole else stages)}
 
     def check_stages(self, stages: Collection[str]) -> None:
-        """A `ConfigError` where a margin or limit is for no stage that there is, which turns a gate off."""
+        """Raise a `ConfigError` for a margin or limit of a stage that is not there, or of a metric that is skipped."""
         for option, names in (("--min-effect", self.margins), ("--limit", self.limits)):
             for name in names:
                 stage, dot, key = name.rpartition(".")
