@@ -22,6 +22,19 @@ class Untraceable(Mixed):
         return super().forward(x, mask) if bool(x.sum() > 0) else super().forward(-x, mask)
 
 
+class Counting(torch.nn.Module):
+    """It keeps a number of its own from call to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.calls[0] += 1.0
+        return self.layer(x) + self.calls
+
+
 class Compiled(Adapter):
     """Options: `dynamic` (both inputs' batch, 1 to 8, the example's is 1), `seed` of the weights, null: none."""
 
@@ -45,8 +58,4 @@ class Compiled(Adapter):
     def dynamic_dims(self):
         return {0: {0: (1, 8)}, 1: {0: (1, 8)}} if self.options.get("dynamic") else {}
 
-    def preprocess(self, messages):
-        raise NotImplementedError
-
-    def postprocess(self, outputs, messages):
-        raise NotImplementedError
+    preprocess = postprocess = None  # no frame comes

@@ -1,5 +1,6 @@
 import gc
 import importlib
+import json
 import os
 import select
 import time
@@ -13,6 +14,7 @@ from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.package_build import build_all
 from torchperf_ros.packages.compile_process import CompileProcess
 from torchperf_ros.packages.package_cache import PackageCache, open_cache
+from torchperf_ros.packages.package_manifest import manifest_path
 
 PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
 
@@ -41,6 +43,28 @@ def hear(*processes):
                 heard[process] += said
         select.select([process.news for process in waiting], [], [], 0.05)
     return [heard[process] for process in processes]
+
+
+def build(values):
+    """Build in this process; what it says, and whether all is there."""
+    said = []
+    good = build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
+    return said, good
+
+
+def edit_identity(package, **changes):
+    """Change what a package's manifest says that it was built from."""
+    values = json.loads(manifest_path(package).read_text(encoding="utf-8"))
+    values["identity"].update(changes)
+    manifest_path(package).write_text(json.dumps(values), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def restored_threads():
+    """As many CPU threads as before for the next test: what runs a model sets their number."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,12 +100,12 @@ class Built:
 
 @pytest.fixture(scope="session")
 def built(adapters, tmp_path_factory):
-    folder, dynamic, threads = tmp_path_factory.mktemp("packages") / "cache", [], torch.get_num_threads()
+    folder, threads = tmp_path_factory.mktemp("packages") / "cache", torch.get_num_threads()
     umask = os.umask(0o002)  # as many distributions have it for users with a group of their own
     process = CompileProcess(job(folder, ["untraceable", "full"]), background=False)
     os.umask(umask)
     try:
-        build_all(job(folder, options={"dynamic": True}), lambda kind, **more: dynamic.append({"kind": kind, **more}))
+        dynamic, _ = build(job(folder, options={"dynamic": True}))
         (static,), end = hear(process), process.death_reason()
     finally:
         process.close()

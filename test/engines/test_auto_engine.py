@@ -6,10 +6,10 @@ import torch
 from torchperf_ros.config.build_options import AUTO, BuildOptions
 from torchperf_ros.engines import engine as engine_module
 from torchperf_ros.engines.engine import ENGINES
-from torchperf_ros.engines.package_build import build_all
 from torchperf_ros.engines.package_engine import Built, PackageEngine
 from torchperf_ros.model.stopwatch import Timing
 
+from . import conftest
 from .conftest import job
 from .test_tier_loader import Loaded
 
@@ -52,16 +52,12 @@ def engines(monkeypatch, adapters):
 
     monkeypatch.setattr(engine_module, "time_interleaved", timed)
     monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
-    threads = torch.get_num_threads()
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 def build(cache, **changes):
-    """Build in this process; what it says of the tier at the end, and whether all is there."""
-    said = []
-    values = job(cache, build=[BuildOptions(AUTO).as_dict()], **changes)
-    good = build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
+    """What it says of the tier at the end, and whether all is there."""
+    said, good = conftest.build(job(cache, build=[BuildOptions(AUTO).as_dict()], **changes))
     return said[-2], good
 
 

@@ -12,23 +12,16 @@ import torch
 from torchperf_ros.config.user_folder import exposed
 from torchperf_ros.engines.fingerprint import machine_facts
 from torchperf_ros.engines.package import build_package, check_toolkit, load_package
-from torchperf_ros.engines.package_build import build_all
 from torchperf_ros.engines.package_engine import Built
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.model.adapter import load_adapter
 from torchperf_ros.packages.package_manifest import PackageError, check_package, manifest_path, read_manifest
 
-from .conftest import PATIENCE_S, job
+from .compiled_adapters import Counting
+from .conftest import PATIENCE_S, build, job
 
-pytestmark = pytest.mark.timeout(PATIENCE_S)
+pytestmark = [pytest.mark.timeout(PATIENCE_S), pytest.mark.usefixtures("adapters")]
 CPU = torch.device("cpu")
-
-
-def build(values):
-    """Build in this process; what it says, and whether all is there."""
-    said = []
-    good = build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
-    return said, good
 
 
 def kinds(said):
@@ -38,13 +31,6 @@ def kinds(said):
 @pytest.fixture
 def no_build(monkeypatch):
     monkeypatch.setattr("torchperf_ros.engines.package.build_package", lambda *inputs: pytest.fail("built again"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread(adapters):
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_given_a_tier_that_cannot_be_built_when_built_then_it_says_why_and_the_others_are_built(built):
@@ -129,32 +115,8 @@ def test_given_weights_that_differ_at_every_build_when_built_or_planned_then_the
         assert "\n" not in failed["text"]
 
 
-class Images(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        layers = torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True)
-        self.layers = torch.nn.Sequential(*layers)
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-class Counting(torch.nn.Module):
-    """It keeps a number of its own from call to call."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(1))
-        self.layer = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        self.calls[0] += 1.0
-        return self.layer(x) + self.calls
-
-
-class Chain(torch.nn.Module):
-    def forward(self, x):
-        return (x + 1.0).relu()
+def images():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(True))
 
 
 @pytest.fixture
@@ -180,10 +142,10 @@ def compiler(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "shape", "frozen", "names"),
     [
-        (Images, (1, 3, 8, 8), [True, True], ["frozen channels_last", "frozen"]),
+        (images, (1, 3, 8, 8), [True, True], ["frozen channels_last", "frozen"]),
         (lambda: torch.nn.Linear(4, 4), (1, 4), [True, False], ["plain", "frozen"]),
         (Counting, (1, 4), [False], ["plain"]),
-        (Chain, (1, 4), [False], ["plain"]),
+        (torch.nn.ReLU, (1, 4), [False], ["plain"]),
     ],
 )
 def test_given_a_model_when_built_then_the_fastest_of_its_variants_is_kept(

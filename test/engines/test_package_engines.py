@@ -14,13 +14,13 @@ from torchperf_ros.config.shape_options import ShapeOptions
 from torchperf_ros.engines import library_engines
 from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import ENGINES, make_runner
-from torchperf_ros.engines.package_build import build_all
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, random_inputs
 from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.packages.package_manifest import PackageError, read_manifest
 
-from .conftest import PATIENCE_S, job
+from .compiled_adapters import Counting
+from .conftest import PATIENCE_S, build, job
 from .test_tier_loader import Loaded
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
@@ -44,12 +44,12 @@ def engine(request):
 
 @pytest.fixture(scope="module")
 def package(engine, adapters, tmp_path_factory):
-    """A dynamic package in a cache of its own, with what was said of it."""
-    folder, said, threads = tmp_path_factory.mktemp("cache") / engine, [], torch.get_num_threads()
-    values = job(folder, options={"dynamic": True}, build=[BuildOptions(engine).as_dict()])
+    """A dynamic package in a cache of its own."""
+    folder, threads = tmp_path_factory.mktemp("cache") / engine, torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
-        assert build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields})), said
+        said, good = build(job(folder, options={"dynamic": True}, build=[BuildOptions(engine).as_dict()]))
+    assert good, said
     torch.set_num_threads(threads)
     (path,) = folder.glob(f"*{PACKAGE_SUFFIXES[engine]}")
     return path
@@ -80,11 +80,9 @@ def test_given_an_engine_when_built_then_the_manifest_names_its_library_and_a_lo
     version = f"{engine} {importlib.metadata.version(engine)}"
     assert (manifest.identity.library, manifest.identity.options["engine"]) == (version, engine)
     assert manifest.parity["relative_l2"] < 1e-3
-    threads = torch.get_num_threads()
     loaded = Loaded(
         adapters.Compiled({"dynamic": True}, CPU), package.parent, BuildOptions(engine), shapes=ShapeOptions("dynamic")
     )
-    torch.set_num_threads(threads)
     assert (loaded.facts.engine, loaded.facts.why, loaded.facts.package) == (engine, "", package.stem)
     assert (loaded.missing, loaded.said) == ([], [])
     for batch in (1, 5, 8):  # 8: the end of the range that the adapter declares
@@ -216,9 +214,7 @@ def test_given_no_library_when_a_tier_is_loaded_then_it_runs_in_eager_and_the_co
     monkeypatch, adapters, tmp_path, engine
 ):
     pretend(monkeypatch)
-    threads = torch.get_num_threads()
     loaded = Loaded(adapters.Compiled({}, CPU), tmp_path, BuildOptions(engine))
-    torch.set_num_threads(threads)
     library = {"tensorrt": "torch-tensorrt"}.get(engine, engine)
     why = f"engine {engine} needs the package {library}: pip install 'torchperf-ros[{engine}]'"
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", why, [])
@@ -233,17 +229,8 @@ def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it
         engine.build(BuiltTier(Picture(), IMAGE, {}, CPU), BuildOptions("onnxruntime"), tmp_path / "x.onnx")
 
 
-class Counting(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, image):
-        self.calls += 1
-        return image * self.calls
-
-
 def test_given_a_model_that_writes_to_its_buffers_when_built_then_it_is_refused(tmp_path):
     needs("openvino")
+    tier = BuiltTier(Counting(), (torch.zeros(1, 4),), {}, CPU)
     with pytest.raises(EngineUnavailable, match="writes to its buffers"):
-        ENGINES["openvino"].build(BuiltTier(Counting(), IMAGE, {}, CPU), BuildOptions("openvino"), tmp_path / "x.blob")
+        ENGINES["openvino"].build(tier, BuildOptions("openvino"), tmp_path / "x.blob")

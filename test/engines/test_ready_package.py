@@ -1,7 +1,6 @@
 """A user's own files: real packages of the fixture `built`, and fakes where only the outputs matter."""
 
 import hashlib
-import json
 import shutil
 
 import pytest
@@ -11,7 +10,7 @@ from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.packages.package_manifest import PackageError, manifest_path
 
-from .conftest import PATIENCE_S
+from .conftest import PATIENCE_S, edit_identity
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
 CPU = torch.device("cpu")
@@ -41,12 +40,6 @@ def mine(built, tmp_path):
         return path
 
     return copy
-
-
-def edit(path, **changes):
-    values = json.loads(manifest_path(path).read_text(encoding="utf-8"))
-    values["identity"].update(changes)
-    manifest_path(path).write_text(json.dumps(values), encoding="utf-8")
 
 
 @pytest.mark.parametrize(("which", "static"), [("static", True), ("dynamic", False)])
@@ -87,7 +80,7 @@ def test_given_no_manifest_and_no_checksum_or_another_when_loaded_then_it_is_ref
 @pytest.mark.parametrize("change", [{"torch": "1.0"}, {"signature": ["f"]}])
 def test_given_a_package_for_another_torch_machine_or_signature_when_loaded_then_both_are_said(mine, change):
     path = mine()
-    edit(path, **change)
+    edit_identity(path, **change)
     with pytest.raises(PackageError, match=rf"static.pt2 was built for .*; this is {torch.__version__[:4]}"):
         load_ready_package(path, None, CPU, example_of(), {})
 
@@ -126,6 +119,6 @@ def test_given_outputs_when_tried_then_only_what_cannot_be_right_is_refused(mine
 
 def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reason_to_refuse(mine, monkeypatch):
     path, example = mine(), (torch.tensor([4, 4]),)
-    edit(path, signature=["int64 2"])
+    edit_identity(path, signature=["int64 2"])
     monkeypatch.setattr("torchperf_ros.engines.package.load_package", lambda path, device: lambda i: i.float())
     load_ready_package(path, None, CPU, example, {})

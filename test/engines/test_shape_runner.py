@@ -25,16 +25,10 @@ class PerPixel(torch.nn.Module):
         return {"pixels": torch.relu(self.mix(x)), "cells": (self.cells(x),)}
 
 
-class Blurred(torch.nn.Module):
+def blurred():
     """The second convolution sees the first one's bias where padding is, and zeros where the image ends."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 3, padding=1))
-
-    def forward(self, x):
-        return self.layers(x)
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 3, padding=1))
 
 
 class MaskedMean(torch.nn.Module):
@@ -68,11 +62,9 @@ class Spy:
 @pytest.fixture(autouse=True)
 def _as_in_a_worker():
     torch._dynamo.reset()
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # others use this machine, too
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 def make(model, options, dims=None, example=IMAGE, *, run=None, precision="fp32", dynamic_engine=False):
@@ -140,11 +132,7 @@ def test_given_exact_when_the_example_shape_comes_then_the_engine_gets_the_very_
 
 @pytest.mark.parametrize(
     "frame",
-    [
-        torch.rand(1, 128, 128, 3).permute(0, 3, 1, 2),
-        torch.rand(1, 3, 128, 256)[..., ::2],
-        torch.rand(1, 3, 128, 128),
-    ],
+    [torch.rand(1, 128, 128, 3).permute(0, 3, 1, 2), torch.rand(1, 3, 128, 256)[..., ::2], torch.rand(1, 3, 128, 128)],
     ids=["channels last", "every other", "made outside of inference mode"],
 )
 def test_given_another_layout_of_a_prepared_shape_when_run_then_the_engine_gets_it_in_the_usual_one(frame):
@@ -215,7 +203,7 @@ def test_given_a_model_with_a_mask_when_tokens_masks_and_indices_are_padded_then
 
 
 def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_or_dynamic_is_in_force():
-    runner, engine, eager = make(Blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
+    runner, engine, eager = make(blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
     assert runner.policy == "exact"
     assert "policy bucket cannot be used: padding 1x3x100x100 to 1x3x128x128 changes the result" in runner.notes[0]
     assert "relative L2 0." in runner.notes[0]
@@ -224,7 +212,7 @@ def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_o
     frame = torch.rand(1, 3, 150, 150)
     assert_same(runner(frame), eager.model(frame))
     assert (runner.misses, engine.asked()) == (1, [])
-    runner, engine, _ = make(Blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH, dynamic_engine=True)
+    runner, engine, _ = make(blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH, dynamic_engine=True)
     assert (runner.policy, len(runner.notes)) == ("dynamic", 1)
     runner(torch.rand(1, 3, 150, 150))
     assert engine.asked() == [((1, 3, 150, 150),)]

@@ -1,7 +1,6 @@
 """Which engine each tier gets, and what is said where it is not the one that was asked for."""
 
 import functools
-import json
 import shutil
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from torchperf_ros.model.tier_loader import TierLoader
 from torchperf_ros.packages.package_cache import PackageCache
 from torchperf_ros.packages.package_manifest import manifest_path
 
-from .conftest import PATIENCE_S
+from .conftest import PATIENCE_S, edit_identity
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
 CPU = torch.device("cpu")
@@ -48,13 +47,6 @@ class Loaded:
             example = (torch.zeros(1, 4), torch.tensor([[0, 1, 2]]))
             inputs = random_inputs(example, 3, {0: {0: (batch, batch)}, 1: {0: (batch, batch)}})
             return self.tier.run(inputs)[0], inputs
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -106,7 +98,7 @@ def test_given_no_package_for_the_model_or_options_when_loaded_then_eager_runs_a
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "is corrupt: its SHA-256"),
         (lambda path: manifest_path(path).unlink(), "has no manifest"),
-        (lambda path: rewrite(path, weights="0" * 64), "does not fit: weights 000000000000..., wanted"),
+        (lambda path: edit_identity(path, weights="0" * 64), "does not fit: weights 000000000000..., wanted"),
     ],
 )
 def test_given_a_package_that_is_not_as_it_should_be_when_loaded_then_that_is_said_and_it_is_removed_and_missing(
@@ -119,12 +111,6 @@ def test_given_a_package_that_is_not_as_it_should_be_when_loaded_then_that_is_sa
     assert not loaded.package.exists()
     assert not manifest_path(loaded.package).exists()
     assert (loaded.missing, loaded.facts.engine) == (["full"], "eager")
-
-
-def rewrite(package, **changes):
-    values = json.loads(manifest_path(package).read_text(encoding="utf-8"))
-    values["identity"].update(changes)
-    manifest_path(package).write_text(json.dumps(values), encoding="utf-8")
 
 
 def other_package(monkeypatch, call):
@@ -204,10 +190,7 @@ COMMON = (((3, 4), (3, 3)),)
 
 @pytest.mark.parametrize(
     ("shapes", "asked"),
-    [
-        (ShapeOptions("bucket", 4, COMMON), "shapes bucket, common_shapes"),
-        (ShapeOptions("dynamic"), ""),
-    ],
+    [(ShapeOptions("bucket", 4, COMMON), "shapes bucket, common_shapes"), (ShapeOptions("dynamic"), "")],
 )
 def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_and_it_never_runs_them(
     load, monkeypatch, shapes, asked

@@ -62,67 +62,39 @@ class Two(Good):
         return self.example_inputs("full")
 
 
-class Others(Good):
-    def build(self, tier):
-        return {"large": torch.nn.ReLU(), "small": torch.nn.Tanh()}[tier]
+class Computes(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
 
 
-class OtherWeights(Good):
-    def build(self, tier):
-        return torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1), torch.nn.AdaptiveAvgPool2d(2))
+def raise_(error):
+    raise error
 
 
-class NotAModule(Good):
-    def build(self, tier):
-        return 7
+def like_good(name, **methods):
+    """The good one, but for these methods."""
+    return type(name, (Good,), methods)
 
 
-class Nan(Good):
-    def build(self, tier):
-        class Model(torch.nn.Module):
-            def forward(self, image):
-                return image.mean() / 0
-
-        return Model()
-
-
-class OtherInputs(Good):
-    def example_inputs(self, tier):
-        return (torch.zeros(1, 3, 480, 640 if tier == "full" else 320),)
-
-
-class Dict(Good):
-    def build(self, tier):
-        class Model(torch.nn.Module):
-            def forward(self, image):
-                return {"boxes": image.mean(), "scores": image.amax()}
-
-        return Model()
-
-    def postprocess(self, outputs, messages):
-        return outputs[0]
-
-
-class Nothing(Good):
-    def postprocess(self, outputs, messages):
-        return None
-
-
-class OtherStamp(Good):
-    def postprocess(self, outputs, messages):
-        return empty_message(IMAGE)
-
-
-class Within(Good):
-    output = "stereo_msgs/msg/DisparityImage"
-
-    def postprocess(self, outputs, messages):
-        return empty_message(self.output, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9))
-
-
-class Refusing(Good):
-    def preprocess(self, messages):
-        raise BadInput("too dark")
+Others = like_good("Others", build=lambda self, tier: {"large": torch.nn.ReLU(), "small": torch.nn.Tanh()}[tier])
+OtherWeights = like_good("OtherWeights", build=lambda self, tier: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1)))
+NotAModule = like_good("NotAModule", build=lambda self, tier: 7)
+Nan = like_good("Nan", build=lambda self, tier: Computes(lambda image: image.mean() / 0))
+OtherInputs = like_good(
+    "OtherInputs", example_inputs=lambda self, tier: (torch.zeros(1, 3, 480, 640 if tier == "full" else 320),)
+)
+Dict = like_good(
+    "Dict", build=lambda self, tier: Computes(lambda image: {"boxes": image.mean(), "scores": image.amax()}),
+    postprocess=lambda self, outputs, messages: outputs[0],
+)  # fmt: skip
+Nothing = like_good("Nothing", postprocess=lambda self, outputs, messages: None)
+OtherStamp = like_good("OtherStamp", postprocess=lambda self, outputs, messages: empty_message(IMAGE))
+Disparity = "stereo_msgs/msg/DisparityImage"
+Within = like_good("Within", output=Disparity, postprocess=lambda self, outputs, messages: empty_message(
+    Disparity, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9)
+))  # fmt: skip
+Refusing = like_good("Refusing", preprocess=lambda self, messages: raise_(BadInput("too dark")))
 
 
 def check(kind, monkeypatch, tiers=(), log=None, **options):

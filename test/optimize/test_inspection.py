@@ -10,12 +10,7 @@ from torchperf_ros.optimize.inspect.graph_breaks import Kind, parse_break
 from torchperf_ros.optimize.inspect.inspected_model import InspectError
 from torchperf_ros.optimize.inspect.inspection import Inspection
 from torchperf_ros.optimize.inspect.recompilations import explain_recompilations
-from torchperf_ros.optimize.inspect.users_source import (
-    read_line,
-    rewrite_branch,
-    rewrite_scalar,
-    rewritten,
-)
+from torchperf_ros.optimize.inspect.users_source import read_line, rewrite_branch, rewrite_scalar, rewritten
 
 from . import graph_samples
 from .conftest import SAMPLES, breaking_line

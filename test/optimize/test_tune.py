@@ -24,7 +24,7 @@ from torchperf_ros.config.params_file import read_params_file
 from torchperf_ros.frame.errors import AdapterError, ConfigError
 from torchperf_ros.optimize.tune import search
 from torchperf_ros.optimize.tune.ranking import Limits, Ranking
-from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path
+from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.optimize.tune.space import Step
 from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file, tuned_parameters
 from torchperf_ros.optimize.tune.trial import (
@@ -70,7 +70,7 @@ def target(*tiers, **options):
 
 def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, **options):
     """What becomes of these candidates in this order."""
-    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    state = TuneState(tmp_path / "state.jsonl", resume=True)
     how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0)
     walk = TuneSearch(target(*tiers, **options), FACTS, how, state, Console(quiet=True))
     walk.run(Space(hopeless_ratio), [Step("test", one) for one in candidates])
@@ -132,7 +132,7 @@ def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_n
     found = run_here(precision("bf16"), 1e-6)
     assert found["outcome"] == HOPELESS
     assert "the limit is 1e-06" in found["reason"]
-    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    state = TuneState(tmp_path / "state.jsonl", resume=True)
     state.add(Trial("full", precision("bf16"), HOPELESS, found["reason"], Figures(**found["figures"])))
     assert [trial.outcome for trial in tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)] == [HOPELESS]
     (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=math.inf)  # as tables do
@@ -173,25 +173,24 @@ def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_chec
 
 
 def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_path):
-    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    state = TuneState(tmp_path / "state.jsonl", resume=True)
     state.add(Trial("full", Candidate(), HUNG, "no end", None, 5.0, 5.0))
-    again = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    again = TuneState(tmp_path / "state.jsonl", resume=True)
     assert again.find("full", Candidate(), 5.0).outcome == HUNG
     assert again.find("full", Candidate(), 6.0) is None
     assert again.find("fast", Candidate(), 5.0) is None
 
 
-def test_given_a_state_of_something_else_or_cut_off_when_read_then_the_rest_is_found(tmp_path):
+def test_given_a_state_that_was_cut_off_when_read_then_the_rest_is_found(tmp_path):
     path = tmp_path / "state.jsonl"
-    TuneState(path, "other", resume=True).add(Trial("full", Candidate(), CRASHED, "x"))
-    TuneState(path, "key", resume=True).add(Trial("full", precision("bf16"), CRASHED, "x"))
+    TuneState(path, resume=True).add(Trial("full", precision("bf16"), CRASHED, "x"))
     with path.open("a") as file:
-        file.write('{"key": "key", "trial": {"ti')
-    state = TuneState(path, "key", resume=True)
+        file.write('{"trial": {"ti')
+    state = TuneState(path, resume=True)
     assert list(state.of_tier("full")) == [precision("bf16")]
     state.add(Trial("full", precision("fp16"), CRASHED, "x"))
-    assert set(TuneState(path, "key", resume=True).of_tier("full")) == {precision("bf16"), precision("fp16")}
-    assert not TuneState(path, "key", resume=False).of_tier("full")
+    assert set(TuneState(path, resume=True).of_tier("full")) == {precision("bf16"), precision("fp16")}
+    assert not TuneState(path, resume=False).of_tier("full")
 
 
 def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tmp_path):
@@ -200,7 +199,8 @@ def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tm
     for number in range(70):
         (folder / f"{number}.jsonl").touch()
         os.utime(folder / f"{number}.jsonl", (number, number))
-    assert default_path(tmp_path, "new") == folder / "new.jsonl"
+    assert state_path(tmp_path, "a model").parent == folder
+    assert state_path(tmp_path, "a model") == state_path(tmp_path, "a model") != state_path(tmp_path, "another")
     assert sorted(int(path.stem) for path in folder.iterdir()) == list(range(6, 70))
 
 
@@ -270,9 +270,7 @@ def test_given_tables_and_one_that_crashes_when_tuned_then_the_tiers_are_found_a
     assert 0 < measured["cold_start_s"] < found["fp32"]["took_s"]
 
 
-def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(
-    tmp_path,
-):
+def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(tmp_path):
     out = tmp_path / "tuned.yaml"
     command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "full", "--engine", "eager",
                "--options", '{"hang_in": "bf16"}', "-o", str(out), "--seconds", "0.05"]  # fmt: skip
@@ -295,7 +293,7 @@ def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on
 
 
 def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
-    state = TuneState(tmp_path / "state.jsonl", "key", resume=True)
+    state = TuneState(tmp_path / "state.jsonl", resume=True)
     walk = TuneSearch(target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True))
     walk.run(Space(), [Step("test", Candidate())])
     assert (walk.trials, walk.out_of_time) == ([], True)

@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -118,7 +118,7 @@ def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part
 
 def test_given_a_trial_when_written_and_read_then_it_is_the_same():
     for one in (trial("aoti", 5.0), Trial("fast", Candidate(shapes="bucket", bucket_width=8), CRASHED, "x\ny")):
-        assert Trial.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+        assert Trial.from_dict(json.loads(json.dumps(asdict(one)))) == one
 
 
 def test_given_a_candidate_when_named_then_only_what_is_not_the_default_is_said():

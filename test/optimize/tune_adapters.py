@@ -60,8 +60,4 @@ class TinyAdapter(Adapter):
     def dynamic_dims(self):
         return {0: {0: (2, 32)}} if self._options.get("sizes") else {}
 
-    def preprocess(self, messages):
-        raise NotImplementedError
-
-    def postprocess(self, outputs, messages):
-        raise NotImplementedError
+    preprocess = postprocess = None  # no frame comes

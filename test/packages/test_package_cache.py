@@ -14,13 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.packages.package_cache import (
-    PackageCache,
-    default_folder,
-    find_package,
-    open_cache,
-    package_folders,
-)
+from torchperf_ros.packages.package_cache import PackageCache, default_folder, find_package, open_cache, package_folders
 from torchperf_ros.packages.package_manifest import Identity, Manifest, PackageError, manifest_path
 
 IDENTITY = Identity("2.9", "cpu", "AVX2", {"engine": "aoti"}, ["float32 1"], [], "w", "c")

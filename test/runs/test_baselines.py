@@ -1,8 +1,5 @@
 """Baselines on disk: what is kept, what is refused, and which one fits a run."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from torchperf_ros.runs.compare.baselines import BaselineStore
@@ -10,8 +7,7 @@ from torchperf_ros.runs.compare.run_frames import load_run
 from torchperf_ros.runs.run_file import write_run
 from torchperf_ros.runs.run_log import RunLogError
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 HERE = made.summary()["machine"]
 THERE = {**HERE, "cpu": "Cortex-A1", "fingerprint": "0000000000000000"}
@@ -37,7 +33,6 @@ def write(tmp_path):
 def test_given_a_run_when_saved_then_its_key_is_told_and_the_run_is_the_same(store, write):
     path = write("run.parquet")
     kept = store.save([path], "drive")
-
     keys = ("commit", "log", "log_sha256", "fingerprint", "cpu", "frames")
     assert [kept.card[key] for key in keys] == [
         "0123456789abcdef", "drive.mcap", "aa" * 32, "feedfeedfeedfeed", "Cortex-X9", {"perception": 100},
@@ -52,7 +47,6 @@ def test_given_a_run_when_saved_then_its_key_is_told_and_the_run_is_the_same(sto
 def test_given_a_name_that_is_taken_when_saved_then_it_gives_way_only_if_asked_to(store, write):
     store.save([write("a.json")], "main")
     other = write("b.parquet", seed=2, commit="ffff")
-
     with pytest.raises(RunLogError, match=r"main is there already.*--replace"):
         store.save([other], "main")
     assert store.get("main").card["commit"] == "0123456789abcdef"
@@ -77,14 +71,12 @@ def test_given_several_baselines_when_one_is_chosen_then_log_and_machine_decide_
     store.save([write("1.json", params_sha256="dd")], "other_parameters")
     store.save([write("2.json", model={"perception": "dd"})], "another_model")
     assert store.best_for(run).name == "other_parameters"
-
     store.save([write("3.json")], "older")
     store.save([write("4.json")], "same")
     store.save([write("5.json", model={"perception": "dd"})], "newer_with_another_model")
     store.save([write("6.json", machine=THERE)], "another_machine")
     store.save([write("7.json", log={"path": "other.mcap", "sha256": "11"})], "another_log")
     assert store.best_for(run).name == "same"
-
     there = load_run(write("there.json", machine=THERE))
     assert store.best_for(there).name == "another_machine"
     elsewhere = load_run(write("else.json", machine={**HERE, "fingerprint": "3333"}))
@@ -97,7 +89,6 @@ def test_given_a_damaged_baseline_when_listed_then_it_is_named(store, write):
     path = write("run.json")
     store.save([path], "other")
     store.save([path], "main").runs[0].unlink()
-
     with pytest.raises(RunLogError, match=r"main: is damaged \(no run\); remove this folder"):
         store.all()
     with pytest.raises(RunLogError, match="no baseline 'none' in .*; there are: main, other"):
@@ -106,5 +97,4 @@ def test_given_a_damaged_baseline_when_listed_then_it_is_named(store, write):
 
 def test_given_no_folder_when_a_store_is_made_then_it_lies_with_the_users_state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-
     assert BaselineStore().folder == tmp_path / "torchperf_ros" / "baselines"

@@ -4,8 +4,6 @@ import importlib.util
 import json
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,9 +13,8 @@ pytest.importorskip("arch", reason="arch is not installed")
 from torchperf_ros.cli.main import app
 from torchperf_ros.runs.run_file import write_run
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
-import report_logs as logs
+from . import compare_runs as made
+from . import report_logs as logs
 
 
 def compare(*arguments):
@@ -32,14 +29,12 @@ def runs(tmp_path_factory):
     write_run(made.run(values[0]), folder / "base.json")
     write_run(made.run(values[1]), folder / "same.parquet")
     write_run(made.run(values[2] * 1.2), folder / "slower.json")
-    for suffix in ("json", "parquet", "txt", "jsonl"):
-        (folder / f"text.{suffix}").write_text("hello", encoding="utf-8")
+    (folder / "text.json").write_text("hello", encoding="utf-8")
     return folder
 
 
 def test_given_a_run_of_the_same_kind_when_compared_then_the_status_is_0(runs):
     done = compare(runs / "base.json", runs / "same.parquet", "--min-effect", "p99=20%", "--min-effect", "jitter=30%")
-
     assert done.exit_code == 0, done.output
     assert re.search(r"p99 latency \[ms\] .* equivalent", done.stdout)
     assert done.stdout.splitlines()[-1].startswith("Nothing is worse; ")
@@ -53,7 +48,6 @@ def test_given_a_slower_run_over_its_limit_when_compared_then_the_status_is_1_an
                    outputs[0], "--html", outputs[1], "--json", outputs[2])  # fmt: skip
     headline = done.stdout.splitlines()[-1]
     markdown, page, told = (path.read_text(encoding="utf-8") for path in outputs)
-
     assert done.exit_code == 1, done.output
     assert re.match(
         r"Limit broken: perception p99 latency [\d.]+ ms \(limit 10 ms\); \d metrics are worse: perception p50 latency "
@@ -69,10 +63,7 @@ def test_given_a_slower_run_over_its_limit_when_compared_then_the_status_is_1_an
     assert content["base"]["commit"] == "0123456789abcdef"
     found = {one["metric"]: one for one in content["findings"]}
     assert "fallback" not in found
-    assert [(found[key]["limit"], found[key]["breaks_limit"]) for key in ("p99", "p50")] == [
-        (10.0, True),
-        (None, False),
-    ]
+    assert (found["p99"]["limit"], found["p99"]["breaks_limit"], found["p50"]["limit"]) == (10.0, True, None)
     assert found["p50"]["verdict"] == "worse"
     assert found["p50"]["low"] < found["p50"]["new"] - found["p50"]["base"] < found["p50"]["high"]
     assert found["max"]["low"] is None
@@ -80,7 +71,6 @@ def test_given_a_slower_run_over_its_limit_when_compared_then_the_status_is_1_an
 
 def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(runs):
     done = compare(runs / "base.json", runs / "same.parquet", "--limit", "compile=60s")
-
     assert (done.exit_code, done.stdout.splitlines()[-1][:53]) == (
         1, "Limit broken: compile time not measured (limit 60 s);"
     )  # fmt: skip
@@ -89,7 +79,6 @@ def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(r
 
 def test_given_few_frames_when_compared_then_only_strict_fails_and_says_how_many_would_do(runs, tmp_path):
     write_run(made.run(made.latencies(100, 4)), tmp_path / "short.json")
-
     done = compare(runs / "base.json", tmp_path / "short.json")
     assert done.exit_code == 0, done.output
     assert re.search(r"p99 latency \[ms\].* not enough data: about [\d,]+ frames would be", done.stdout)
@@ -99,7 +88,6 @@ def test_given_few_frames_when_compared_then_only_strict_fails_and_says_how_many
 def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_runs(tmp_path):
     drive = logs.write_log(tmp_path / "drive")
     done = compare(drive, drive)
-
     assert done.exit_code == 0, done.output
     assert "planning p99 latency" in done.stdout
     assert "perception: every latency is the same in both runs" in done.stdout
@@ -112,14 +100,10 @@ def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_ru
         ("base.json same.parquet --min-effect p98=3%", "--min-effect 'p98=3%': no metric 'p98'; there are: p50"),
         ("base.json same.parquet --skip p98", "--skip 'p98': no such metric"),
         ("base.json same.parquet --json none/a.json", "--json none/a.json: needs a file name in an existing folder"),
-        ("base.json same.parquet --limit p99=3%", "--limit p99=3%: has to be like 2ms"),
         ("base.json same.parquet --limit p99=3ms --skip p99", "--limit p99: cannot be kept with --skip p99"),
         ("base.json same.parquet --limit lanes.miss=1%", "--limit lanes.miss: no stage 'lanes'; there are: perception"),
         ("base.json none.json", "log none.json: does not exist"),
         ("base.json text.json", "run text.json: is no run that `torchperf replay"),
-        ("base.json text.parquet", "run text.parquet: is no Parquet file"),
-        ("base.json text.txt", "log text.txt: is no rosbag2 folder"),
-        ("base.json text.jsonl", "log text.jsonl: none of its 1 lines is a record"),
         ("", "name two runs, one to be compared with its baseline, or several"),
         ("a.json b.json c.json", "name two runs"),
         ("--new a.json b.json", "name both sides"),
@@ -133,7 +117,6 @@ def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_ru
 def test_given_what_cannot_be_compared_when_run_then_one_line_says_so(runs, monkeypatch, line, words):
     monkeypatch.chdir(runs)
     done = compare(*line.split())
-
     assert done.exit_code == 2
     assert done.output.startswith(f"torchperf: {words}")
     assert len(done.output.splitlines()) == 1
@@ -142,7 +125,6 @@ def test_given_what_cannot_be_compared_when_run_then_one_line_says_so(runs, monk
 
 def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_the_file(runs):
     done = compare(runs / "base.json", runs / "same.parquet", "--json", "/dev/full")
-
     assert done.exit_code == 2
     assert done.stderr == "torchperf: --json /dev/full: cannot be written: No space left on device\n"
 
@@ -165,7 +147,6 @@ def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_t
     before = (tmp_path / name).read_bytes()
     new = tmp_path / "folder" if "/" in name else tmp_path / "run.parquet"
     done = compare(runs / "base.json", new, flag, tmp_path / name)
-
     assert (done.exit_code, (tmp_path / name).read_bytes()) == (2, before)
     assert f"{flag} {tmp_path / name}: would replace the input" in done.stderr
 
@@ -177,7 +158,6 @@ def test_given_several_runs_a_side_when_compared_then_files_after_one_option_are
             write_run(made.run(values, start_up_s=start_up_s + at / 10), tmp_path / f"{name}{at}.json")
     sides = [["--" + name, *sorted(tmp_path.glob(f"{name}*.json"))] for name in ("base", "new")]
     done = compare(*sides[0], *sides[1], "--markdown", tmp_path / "v.md")
-
     assert done.exit_code == 1, done.output
     assert re.search(r"start-up time \[s\] .* worse", done.stdout)
     assert "perception: 1,200 and 1,200 frames of 3 and 3 runs" in done.stdout
@@ -188,7 +168,6 @@ def test_given_a_library_that_is_missing_when_compared_then_the_message_says_wha
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "arch" else find(name))
     done = compare(runs / "base.json", runs / "same.parquet")
-
     assert (done.exit_code, done.output) == (
         2, "torchperf: arch is not installed: `pip install 'torchperf_ros[analysis]'`\n"
     )  # fmt: skip
@@ -197,12 +176,10 @@ def test_given_a_library_that_is_missing_when_compared_then_the_message_says_wha
 def test_given_baselines_when_used_in_turn_then_a_slower_run_is_found(runs, tmp_path):
     folder = ["--dir", tmp_path / "kept"]
     assert compare("--list", *folder).stdout.strip() == f"no baselines in {tmp_path / 'kept'}"
-
     saved = compare(runs / "base.json", "--save", "main", "--commit", "abc123", *folder)
     assert (saved.exit_code, saved.stdout) == (0, f"saved main in {tmp_path / 'kept' / 'main'}\n"), saved.output
     listed = compare("--list", *folder).stdout
     assert all(word in listed for word in ("main", "abc123", "drive.mcap", "Cortex-X9", "perception 1,200"))
-
     for named in ((), ("--baseline", "main")):
         found = compare(runs / "slower.json", *named, "--json", tmp_path / "v.json", *folder)
         assert found.exit_code == 1, found.output

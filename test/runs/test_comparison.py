@@ -1,9 +1,7 @@
 """Runs against runs: verdicts on made-up replays, refusals, and what is said beside the verdict."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,7 @@ from torchperf_ros.runs.compare.verdict_text import headline
 from torchperf_ros.runs.run_log import RunLog, RunLogError, StageLog
 from torchperf_ros.runs.run_log_source import of_run
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 
 def view(total_ms, name="run", **changes):
@@ -60,7 +57,6 @@ def slower():
 
 def test_given_a_longer_tail_when_compared_then_the_p99_is_worse_every_time_and_the_p50_is_not(base, slower):
     found = verdicts(base, slower)
-
     assert found["p99"].verdict is Verdict.WORSE
     assert found["p99"].base == pytest.approx(np.quantile(made.latencies(2000, 1), 0.99))
     assert found["p50"].verdict is Verdict.EQUIVALENT
@@ -75,7 +71,6 @@ def test_given_a_longer_tail_when_compared_then_the_p99_is_worse_every_time_and_
 def test_given_few_frames_when_compared_then_it_says_how_many_would_do(base, count):
     values = made.latencies(count, 2)
     found = verdicts(base, view(values))
-
     for key in ("p50", "p95", "p99", "jitter", "miss"):
         assert found[key].verdict is Verdict.NOT_ENOUGH
         assert found[key].needed > count
@@ -89,7 +84,6 @@ def test_given_unknown_latencies_when_compared_then_they_do_not_count():
     holed = np.where(np.arange(2000) % 10, values, math.nan)
     nothing = view(np.full(2000, math.nan))
     found = verdicts(view(values), view(holed))
-
     assert found["p50"].verdict is Verdict.EQUIVALENT
     assert found["p50"].samples == 1800
     assert verdicts(view(values), nothing)["p99"].verdict is Verdict.NOT_ENOUGH
@@ -117,7 +111,6 @@ def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
     rows = made.rows(made.latencies(4000, 2, phi=0.0))
     kept = np.delete(rows, np.random.default_rng(0).permutation(3998)[:200] + 1)
     found = verdicts(view(made.latencies(4000, 1, phi=0.0)), bare(kept))
-
     assert found["dropped"].new == pytest.approx(5.0)
     assert found["dropped"].verdict is Verdict.WORSE
 
@@ -130,7 +123,6 @@ def of_tiers(tiers, *names, count=400):
 
 def test_given_lower_tiers_that_answered_when_compared_then_it_is_worse_and_the_tiers_are_named():
     full, medium = (of_tiers(tier, "full", "medium") for tier in (0, 1))
-
     assert verdicts(full, medium)["lower_tier"].verdict is Verdict.WORSE
     assert verdicts(medium, full)["lower_tier"].verdict is Verdict.BETTER
     assert verdicts(full, of_tiers(0, "medium"))["lower_tier"].verdict is Verdict.WORSE
@@ -153,7 +145,6 @@ def runs_of(*factors, start_up_s=2.0, mib=800.0, seed=0, **changes):
 def test_given_three_runs_a_side_when_compared_then_start_up_memory_and_compile_time_have_a_verdict():
     base = runs_of(1.0, 1.005, 0.995)
     found = verdicts(base, runs_of(1.2, 1.205, 1.195, start_up_s=9.0, mib=1000.0, seed=10))
-
     assert {found[key].verdict for key in ("p50", "start_up", "memory_peak")} == {Verdict.WORSE}
     assert found["compile"].verdict is found["miss"].verdict is Verdict.EQUIVALENT
     assert found["p50"].kind == "runs"
@@ -166,7 +157,6 @@ def test_given_three_runs_a_side_when_compared_then_start_up_memory_and_compile_
 
 def test_given_one_or_two_runs_a_side_when_compared_then_what_a_run_has_once_is_shown_and_not_judged():
     found = verdicts(runs_of(1.0, 1.0), runs_of(1.2, 1.2, start_up_s=9.0, mib=1000.0, seed=10))
-
     assert {found[key].verdict for key in ("start_up", "memory_peak", "compile")} == {Verdict.INFORMATIVE}
     assert found["memory_peak"].why == "2 runs a side: shown, not judged; 3 a side are"
     assert found["p50"].verdict is Verdict.WORSE
@@ -193,7 +183,6 @@ def test_given_another_machine_when_compared_then_it_is_refused_unless_asked_for
     there = {**made.summary()["machine"], "cpu": "Cortex-A1", "fingerprint": "0000"}
     values = made.latencies(200, 1)
     here, other = view(values), view(values, "other", machine=there)
-
     with pytest.raises(RunLogError, match=r"other ran on another .*cpu Cortex-X9 and Cortex-A1; --across-machines"):
         against(here, [here, other])
     assert "machine: cpu Cortex-X9 and Cortex-A1" in against(here, other, across_machines=True).notes
@@ -205,7 +194,6 @@ def test_given_other_logs_models_and_parameters_when_compared_then_the_verdict_s
     new = view(values, "new", log={"sha256": "99" * 32}, params_sha256="88" * 32, model={"perception": "77" * 32},
                complete=False)  # fmt: skip
     notes = " | ".join(against(view(values), new).notes)
-
     for words in ("log: aaaaaaaaaaaa and 999999999999", "parameters: bbbbbbbbbbbb", "model of perception: cccccccccccc",
                   "new was interrupted"):  # fmt: skip
         assert words in notes
@@ -214,7 +202,6 @@ def test_given_other_logs_models_and_parameters_when_compared_then_the_verdict_s
 def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_and_a_silent_one_is_warned_of(base):
     more = named(base, "perception", "planning")
     gone, come = against(more, base), against(base, more)
-
     known = float(np.quantile(made.latencies(2000, 1), 0.99))
     for found, expected in ((gone, (known, math.nan)), (come, (math.nan, known))):
         p99 = next(one for one in found.findings
@@ -239,7 +226,6 @@ def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_
 def test_given_any_latencies_when_compared_then_every_metric_has_a_verdict(first, second, runs):
     sides = ([view(np.array(values))] * runs for values in (first, second))
     found = against(*sides, resamples=200)
-
     assert {one.metric.key for one in found.findings} >= {"p50", "p95", "p99", "max", "jitter", "miss"}
     assert found.status() in {0, 1, 2}
 
@@ -248,7 +234,6 @@ def test_given_many_stages_when_compared_then_resamples_are_enough_for_the_corre
     values = made.latencies(400, 1)
     many = [named(view(one), *(f"s{at}" for at in range(3))) for one in (values, values * 1.5)]
     found = against(*many, resamples=200)
-
     assert {one.verdict for one in found.findings if one.metric.key == "p50"} == {Verdict.WORSE}
 
 
@@ -267,7 +252,6 @@ def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_
     new = made.run(values, **changes)
     new.frames["perception"]["output_hash"][7] += 1
     found = verdicts(view(values), of_run(new, "new"))["outputs"]
-
     assert found.verdict is expected
     assert found.new == pytest.approx(1.0)
     assert "99 of 100 outputs are the same, matched by stamp" in found.why
@@ -279,5 +263,4 @@ def test_given_frames_of_one_run_only_when_matched_then_they_are_counted(stamped
     for each in (rows, others):
         each["stamp_ns"] *= stamped
     found = agreement(*(stage_frames(StageLog("s", (), each)) for each in (rows[:90], others[5:])))
-
     assert [found[key] for key in ("matched", "equal", "base_only", "new_only", "by_stamp")] == [85, 85, 5, 10, stamped]

@@ -1,8 +1,6 @@
 """What two sides say: blocks, intervals of shares and means, and runs as the sample."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +23,7 @@ from torchperf_ros.runs.compare.run_frames import stage_frames
 from torchperf_ros.runs.compare.verdict import DROPPED, MAX, MISS, P50, P99, Rules
 from torchperf_ros.runs.run_log import RunLog, StageLog
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 COUNT = 2000
 
@@ -55,7 +52,6 @@ def test_given_an_ar1_when_its_dependence_is_estimated_then_it_is_near_the_theor
     series = [made.autocorrelated(COUNT, phi, seed) for seed in range(10)]
     # AR(1): G / g(0) = 2 phi / (1 - phi^2), so b = (6 phi^2 / (1 - phi^2)^2)^(1/3) n^(1/3)
     block = (6 * phi**2 / (1 - phi**2) ** 2) ** (1 / 3) * COUNT ** (1 / 3)
-
     assert np.median([block_length(one) for one in series]) == pytest.approx(block, rel=0.25, abs=5)
     found = np.median([inflation(one, math.ceil(2 * block) or 1) for one in series])
     assert found == pytest.approx((1 + phi) / (1 - phi), rel=0.25)
@@ -64,7 +60,6 @@ def test_given_an_ar1_when_its_dependence_is_estimated_then_it_is_near_the_theor
 @given(arrays(np.float64, st.integers(1, 60), elements=st.floats(-1e6, 1e6)))
 def test_given_any_values_when_estimated_then_the_block_fits_and_the_inflation_is_one_or_more(values):
     block = block_length(values)
-
     assert 1 <= block <= max(1, -(-len(values) // 3))
     assert 1.0 <= inflation(values, block) < math.inf
 
@@ -73,7 +68,6 @@ def test_given_misses_in_bursts_when_compared_then_they_count_for_less_than_as_m
     spread = missing(np.random.default_rng(0).permutation(3000)[:90])
     bursts = missing(np.r_[100:130, 700:730, 2000:2030])
     even, clustered = (share(one, missing([]), paired=False).interval for one in (spread, bursts))
-
     assert clustered.high - clustered.low > 2 * (even.high - even.low)
     assert even.p < 1e-6
     assert clustered.p > 0.01
@@ -84,14 +78,12 @@ def test_given_no_miss_at_all_when_compared_then_the_interval_is_not_empty():
     new = stage(new.total_ms + 1)
     for paired, reach in ((False, 3.7), (True, 1.95)):  # Newcombe 1998; Agresti and Min 2005
         found = share(base, new, paired=paired).interval
-        assert (found.low, found.high, found.p) == (
-            pytest.approx(-reach, abs=0.2), pytest.approx(reach, abs=0.2), pytest.approx(1.0),
-        )  # fmt: skip
+        assert (found.low, found.high) == pytest.approx((-reach, reach), abs=0.2)
+        assert found.p == pytest.approx(1.0)
 
 
 def test_given_one_short_burst_of_a_log_when_compared_then_it_may_be_chance():
     found = share(missing([]), missing(slice(300, 500)))
-
     assert found.tested is None or found.tested.p > 0.01
 
 
@@ -99,14 +91,12 @@ def test_given_the_same_frames_missed_when_paired_then_less_is_left_to_chance_th
     hard = np.random.default_rng(0).permutation(3000)[:300]
     base, new = missing(hard), missing(np.r_[hard, np.setdiff1d(np.arange(0, 3000, 150), hard)])
     paired, unpaired = (share(base, new, paired=one).interval for one in (True, False))
-
     assert paired.p < 0.001 < unpaired.p
     assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
 
 
 def test_given_stamps_of_another_log_or_none_when_matched_then_no_frames_are_the_same():
     base, other = missing([]), missing([], stamp_ns=np.arange(3000) + 5)
-
     assert same_frames([base], [base]) is not None
     assert same_frames([base], [other]) is None
     assert same_frames([base], [missing([], stamp_ns=0)]) is None
@@ -130,43 +120,28 @@ def test_given_autocorrelated_latencies_when_bootstrapped_then_the_interval_is_a
     # the median of an AR(1) is about pi/2 as uncertain as independent values' is, times the inflation of its signs
     inflated = 1 + 2 * sum(2 / math.pi * math.asin(phi**lag) for lag in range(1, 200))
     expected = 1.96 * math.sqrt(2 * math.pi / 2 * inflated / 3000)
-
     assert np.median(found) == pytest.approx(expected, rel=0.3)
 
 
 def test_given_three_runs_a_side_when_compared_then_welchs_test_is_on_their_values():
     found = of_runs("perception", P99, [20.0, 21.0, 22.0], [30.0, 31.0, 32.0], 0.05)
-
     assert (found.base, found.new, found.samples, found.kind) == (21.0, 31.0, 3, "runs")
-    assert (found.interval.low, found.interval.high) == (
-        pytest.approx(7.733, abs=0.01),
-        pytest.approx(12.267, abs=0.01),
-    )
+    assert (found.interval.low, found.interval.high) == pytest.approx((7.733, 12.267), abs=0.01)
     assert found.tested.p == pytest.approx(0.000255, rel=0.02)
     assert not of_runs("perception", MAX, [1.0] * 3, [9.0] * 3, 0.05).decides
     assert math.isnan(of_runs("perception", MISS, [1.0] * 3, [9.0] * 3, 0.05).interval.p)  # nothing is left to chance
-
-
-def test_given_fewer_runs_when_compared_then_their_means_are_shown_and_decide_nothing():
-    for base, new, why in (
-        ([20.0], [30.0], "1 run a side: shown, not judged; 3 a side are"),
-        ([20.0] * 5, [30.0, 31.0, math.nan], "2 runs a side: shown, not judged; 3 a side are"),
-        ([math.nan], [30.0], "the base run does not say"),
-    ):
-        found = of_runs("", P99, base, new, 0.05)
-        assert (found.decides, found.why, found.interval) == (False, why, None)
-        assert found.new == pytest.approx(np.nanmean(new))
 
 
 def memory_slope(seconds, mib):
     return RunLog("run", (), memory_t_ns=(seconds * 1e9).astype(np.int64), memory={"workers_rss_mib": mib}).memory_slope
 
 
-def test_given_memory_over_time_when_its_slope_is_asked_for_then_the_start_and_samples_of_one_time_do_not_bend_it():
+def test_given_memory_over_time_when_its_slope_is_asked_for_then_start_end_and_replaced_workers_do_not_bend_it():
     seconds = np.arange(900.0)
     mib = 800 + np.random.default_rng(0).normal(0, 0.5, 900) + seconds / 6
     mib[:60] -= 500
-
+    mib[300:350] -= 250
+    mib[890:] = 0.0
     assert memory_slope(seconds, mib) == pytest.approx(600, abs=10)
     assert memory_slope(seconds // 30 * 30, np.full(900, 800.0)) == 0.0
     assert math.isnan(memory_slope(seconds[:100], mib[:100]))

@@ -17,7 +17,6 @@ def proc(folder, cpu="Cortex-X9", kib=16_000_000):
 
 def test_given_this_machine_when_described_then_the_facts_are_json_and_the_same_every_time():
     facts, now = machine_facts(), machine_now("cpu")
-
     assert facts == machine_facts()
     assert facts.items() <= now.items()
     assert json.loads(json.dumps(now)) == now
@@ -28,7 +27,6 @@ def test_given_this_machine_when_described_then_the_facts_are_json_and_the_same_
 
 def test_given_another_kernel_or_other_hardware_when_fingerprinted_then_only_the_hardware_counts(tmp_path):
     facts = machine_facts(proc=proc(tmp_path / "old", kib=16_300_000))
-
     assert facts == machine_facts(proc=proc(tmp_path / "new", kib=15_700_000))
     assert facts["memory_mib"] == 16 * 1024
     others = [proc(tmp_path / "cpu", cpu="Cortex-X1"), proc(tmp_path / "memory", kib=30_000_000)]
@@ -41,14 +39,12 @@ def test_given_an_arm_board_when_its_processor_is_asked_for_then_the_boards_name
     (tmp_path / "device-tree").mkdir()
     (tmp_path / "device-tree" / "model").write_bytes(b"NVIDIA Jetson AGX Orin\0")
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nCPU part\t: 0xd42\n", encoding="utf-8")
-
     assert cpu_model(tmp_path) == "NVIDIA Jetson AGX Orin"
 
 
 @given(st.floats(min_value=2.0, max_value=1e8))
 def test_given_any_memory_when_rounded_then_it_is_a_size_up_and_less_than_half_as_much_again(seen_mib):
     size = installed_mib(seen_mib)
-
     assert seen_mib <= size < seen_mib * 1.5 + 1
     assert installed_mib(size) == size
 
@@ -58,6 +54,5 @@ def test_given_own_work_when_asked_for_the_share_of_others_then_it_does_not_coun
     busy_until_s = time.process_time() + 0.05
     while time.process_time() < busy_until_s:
         pass
-
     assert 0.0 <= share.of_others() <= 1.0
     assert 0.0 <= share.stolen() <= 1.0

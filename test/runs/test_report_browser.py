@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +19,8 @@ from torchperf_ros.runs.report.report_page import Overview, OverviewRow, write_r
 from torchperf_ros.runs.report.report_words import stage_figures
 from torchperf_ros.runs.run_log_source import of_run, read_runs
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
-import report_logs as logs
+from . import compare_runs as made
+from . import report_logs as logs
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on this machine")

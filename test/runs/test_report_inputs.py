@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,7 @@ from torchperf_ros.runs.report.report_inputs import input_pictures
 from torchperf_ros.runs.report.report_page import write_report
 from torchperf_ros.runs.run_log_source import read_runs
 
-sys.path.insert(0, str(Path(__file__).parent))
-import report_logs as logs
+from . import report_logs as logs
 
 FIELD_LOGS = Path(__file__).parents[3] / "shared" / "fieldlogs"
 STAMP_NS = logs.START_NS

@@ -48,7 +48,6 @@ def run():
 def test_given_a_run_file_when_read_then_every_frame_is_there_in_the_order_of_time(tmp_path, suffix):
     write_run(run(), tmp_path / f"drive{suffix}")
     (found,) = read(tmp_path / f"drive{suffix}")
-
     perception, planning = found.stages
     assert (perception.name, perception.tiers, perception.dropped) == ("perception", ("full", "fast"), 3)
     assert (planning.name, planning.tiers, planning.dropped, len(planning)) == ("planning", (), None, 0)
@@ -68,13 +67,11 @@ def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_
         (tmp_path / name).mkdir()
         write_run(run(), tmp_path / name / RUN_FILE)
     (tmp_path / "monday" / "output.mcap").touch()
-
     monday, tuesday = read(tmp_path)
     assert (monday.name, tuesday.name) == ("monday", "tuesday")
     assert monday.recordings == (tmp_path / "monday" / "output.mcap",)
     assert tuesday.recordings == ()
     assert [run.name for run in read(tmp_path / "tuesday")] == ["tuesday"]
-
     (tmp_path / "drive.mcap").touch()  # where the log is still there, it shows the inputs
     for name, recordings in (("drive.mcap", (tmp_path / "drive.mcap",)), ("gone.mcap", ())):
         write_run(Run({**run().summary, "log": {"path": str(tmp_path / name)}}, run().frames), tmp_path / "run.json")

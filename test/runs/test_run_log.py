@@ -1,8 +1,6 @@
 """A drive read back from a log and from records: the same drive, in the same form."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ from torchperf_ros.runs.report.report_pictures import timeline
 from torchperf_ros.runs.run_log import UNKNOWN, RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
 
-sys.path.insert(0, str(Path(__file__).parent))
-import report_logs as logs
+from . import report_logs as logs
 
 
 def read(path, node=None):
@@ -42,7 +39,7 @@ def test_given_a_drive_when_read_from_either_source_then_it_is_the_same(tmp_path
     assert set(perception.frames["check"]) == {UNKNOWN}
     assert np.flatnonzero(planning.frames["check"] != GuardVerdict.ACCEPT).tolist() == [logs.BRAKED]
     assert run.node == "/perf"
-    assert run.memory["workers_rss_mib"][0] == 800.0
+    assert run.used_memory[2].tolist() == ([800.0, 820.0, 840.0, 860.0, 880.0] if source == "log" else [800.0])
     assert [word for _, word in run.stages[0].health][:1] == ["NOMINAL"]
     (anomaly,) = run.anomalies
     assert (anomaly.level, anomaly.name, anomaly.values["seq"]) == ("WARN", "perception: deadline missed", "60")
@@ -122,10 +119,8 @@ def test_given_rotated_records_when_the_newest_is_named_then_all_are_read_and_wh
         file.write('{"v":1,"kind":"fra')
     (run,) = read(tmp_path)
     assert [len(stage) for stage in run.stages] == [100, 100]
-    for trouble, words in zip(
-        run.troubles, ("1 lines could not", "7 records were not", "1 records are of"), strict=True
-    ):
-        assert trouble.startswith(words)
+    words = ("1 lines could not", "7 records were not", "1 records are of")
+    assert all(trouble.startswith(begin) for trouble, begin in zip(run.troubles, words, strict=True))
 
 
 def test_given_drops_reasons_and_a_profiler_in_records_when_read_then_they_belong_to_their_stage_and_frame(tmp_path):

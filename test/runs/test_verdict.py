@@ -41,7 +41,6 @@ def test_given_margins_and_limits_when_asked_then_a_stages_own_wins_and_the_rest
     assert Rules().margin("", MEMORY_SLOPE).of(math.nan) == 60.0
     assert all(Rules().margin("", metric).of(1.0) >= 0 for metric in METRICS.values())
     assert math.isnan(Rules().limit("perception", P99))
-
     limits = ["perception.p99=40 ms", "p99=50ms", "miss=.5%", "compile=60s"]
     found = rules("p50=2%,0.2ms", "p99=0.5ms", "planning.p99=10%", "miss=1pp", "miss = 2 pp", limits=limits)
     margins = [found.margin(stage, metric).of(base) for stage, metric, base in (
@@ -103,7 +102,6 @@ def test_given_many_comparisons_when_judged_then_what_chance_explains_is_no_alar
     one = p99(22.0, 0.2, 3.8, 0.03)
     others = [p99(20.0, -0.5, 0.5, 0.9) for _ in range(5)]
     silent = [p99(20.0, -9.0, 9.0, 0.9, decides=False), p99(20.0, -9.0, 9.0, 0.9, enough=5000.0), certain(0.0)]
-
     found = judge([one, *others], RULES)[0]
     assert (found.verdict, found.p) == (Verdict.NOT_ENOUGH, pytest.approx(0.18))
     assert found.needed > 1000
@@ -121,7 +119,6 @@ def test_given_a_wide_interval_when_judged_then_four_times_the_frames_would_do_f
 @example(1.0, 1.0, 0.9999999999999999)
 def test_given_any_interval_when_judged_then_only_what_moved_by_the_margin_is_worse_or_better(moved, reach, p):
     found = judge([p99(20.0 + moved, moved - reach, moved + reach, p)], RULES)[0]
-
     if found.verdict in {Verdict.WORSE, Verdict.BETTER}:
         assert abs(moved) >= 1.0 - 1e-9
         assert (found.verdict is Verdict.WORSE) == (moved > 0)
@@ -134,7 +131,6 @@ def test_given_a_limit_when_judged_then_it_is_on_what_was_measured_whatever_the_
     missed = [Finding(stage, MISS, 0.0, new) for stage in ("perception", "planning")]
     limited = rules(limits=["miss=50%", "perception.miss=1%"])
     found = judge([*missed, Finding("perception", P99, 20.0, 1e9)], limited)
-
     assert [one.limit for one in found[:2]] == [1.0, 50.0]
     assert found[0].breaks_limit is breaks
     assert found[1].breaks_limit is math.isnan(new)

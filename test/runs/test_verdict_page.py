@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +18,7 @@ from torchperf_ros.runs.compare.verdict import Rules
 from torchperf_ros.runs.compare.verdict_page import verdict_page
 from torchperf_ros.runs.run_log_source import of_run
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_runs as made
+from . import compare_runs as made
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,6 @@ def without_plotly(page):
 def test_given_a_page_when_read_then_it_has_verdict_table_and_pictures_and_asks_for_nothing(page):
     text = without_plotly(page)
     figures = json.loads(re.search(r"const figures = (\{.*\});\n", text)[1])
-
     assert '<div class="verdict bad">2 metrics are worse: perception p99 latency' in text
     assert re.findall(r"<th[^>]*>([^<]*)</th>", text)[:3] == ["metric", "verdict", "base"]
     assert "<td>p99 latency [ms]</td>" in text
@@ -73,7 +69,6 @@ def test_given_a_stage_that_never_answered_when_a_page_is_written_then_its_pictu
     (tmp_path / "v.html").write_text(verdict_page(found), encoding="utf-8")
     found = json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(tmp_path / "v.html"))[1])
     traces = found["figure2"]["data"]  # of planning, after two of perception
-
     assert [trace["name"] for trace in traces] == [
         f"{word} ({0 if word == silent else 200})" for word in ("base", "new")
     ]

@@ -1,18 +1,15 @@
 """A tier's model on its device: what every build, trial and check begins with."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.parity import DynamicDims, described, random_inputs
+from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, described, random_inputs
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 
-Call = Callable[..., Any]
-Inputs = tuple[torch.Tensor, ...]
+__all__ = ["BuiltTier", "Call", "Inputs", "build_model", "varying_dims"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,6 @@ class BuiltTier:
         model: on the device, in eval mode; nobody changes it.
         example: the adapter's example inputs, on the device.
         dims: dimensions that vary, input index -> {dimension: (min, max)}.
-        device: of both.
     """
 
     model: torch.nn.Module
@@ -45,11 +41,7 @@ class BuiltTier:
 
 
 def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
-    """What the adapter builds, in eval mode.
-
-    Raises:
-        AdapterError: it is no module.
-    """
+    """What the adapter builds, in eval mode; an `AdapterError` where it is no module."""
     with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
         model = adapter.build(tier)
     if not isinstance(model, torch.nn.Module):

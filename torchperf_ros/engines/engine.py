@@ -14,12 +14,12 @@ from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
-from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.package import Aoti
 from torchperf_ros.engines.package_engine import PackageEngine, from_front
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
-from torchperf_ros.packages.engine_choice import EngineChoice
+from torchperf_ros.packages.engine_choice import EngineChoice, choose_engine
 from torchperf_ros.packages.package_manifest import Identity
 
 ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
@@ -77,41 +77,26 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
 
 
 def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
-    """The same with what concerns CUDA only: run with the precision of the options, or captured as one graph.
-
-    Raises:
-        ConfigError: a graph is wanted, and the device is not CUDA.
-    """
+    """The same with what concerns CUDA only: tf32, or captured as one graph, a `ConfigError` on another device."""
     if options.cuda_graphs and options.engine != "compile":  # which captures its own
         if device.type != "cuda":
             raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
         with matrix_precision(options.precision, device):
             return replace(runner, call=GraphReplay(runner.call, example))
-    if options.precision != "tf32" or device.type != "cuda":
-        return runner
-
-    def call(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
-        with matrix_precision(options.precision, device):
-            return runner.call(*inputs)
-
-    return replace(runner, call=call)
+    tf32 = options.precision == "tf32"
+    return replace(runner, call=in_precision(runner.call, "tf32", device)) if tf32 else runner
 
 
 def open_package(
     path: Path, outputs: str, options: BuildOptions, example: Inputs, device: torch.device, *,
     package: str = "", static: bool = False,
 ) -> Runner:  # fmt: skip
-    """A package that was checked, as a worker runs it; `outputs` is as its manifest has it.
-
-    Raises:
-        PackageError, ConfigError: the library cannot load the file; see `finished`.
-    """
+    """A checked package as a worker runs it, with its manifest's `outputs`; a `PackageError` if it cannot be loaded."""
     call = ENGINES[options.engine].load(path, outputs, options, device)
     return finished(Runner(call, graphs=1, package=package, static=static), options, example, device)
 
 
 def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
-    """A package that is kept in memory only."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
         path = Path(folder) / f"model{PACKAGE_SUFFIXES[options.engine]}"
@@ -183,7 +168,9 @@ def compare(
     """
     bound = {name: (lambda call=call: call(*example)) for name, call in calls.items()}
     found = time_interleaved(bound, device, seconds=0.0, rounds=(_ROUNDS, _ROUNDS), inner=1, pause_s=_PACE_S)
-    return EngineChoice.of({name: timing.calibration for name, timing in found.items()}, left_out)
+    calibrations = {name: timing.calibration for name, timing in found.items()}
+    timings_ms = {name: [one.median_ms, one.p99_ms] for name, one in calibrations.items()}
+    return EngineChoice(choose_engine(calibrations), timings_ms, dict(left_out))
 
 
 class CaptureFailed(TorchperfError):
@@ -203,12 +190,7 @@ class GraphReplay:
     """
 
     def __init__(self, call: Call, example: Inputs) -> None:
-        """Warm up and capture a model on the device, with the shapes of the example.
-
-        Raises:
-            CaptureFailed: the model cannot be captured.
-            Exception: whatever the model raises on these inputs.
-        """
+        """Warm up and capture a model on the device, with the shapes of the example, or raise `CaptureFailed`."""
         self._call = call  # kept, as the graph holds only addresses of its weights and kernels
         self._inputs = tuple(tensor.clone() for tensor in example)
         self._replay, self._outputs = _capture(call, self._inputs)
@@ -225,7 +207,6 @@ class GraphReplay:
 
 
 def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
-    """What replays the call, and the outputs that this writes to."""
     device = inputs[0].device
     caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(caller)

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.config.config import STAGE_PARAMETERS
+from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
 from torchperf_ros.engines.parity import DynamicDims, signature_of
+from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.packages.package_manifest import Identity
 
@@ -26,6 +28,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _LASTING: Final = (*_PLAIN, tuple, list, set, frozenset, dict, type, enum.Enum, functools.partial)
 _KNOWN: Final = sys.stdlib_module_names | {"builtins", "numpy", "torch", "triton"}  # whose code is not followed
 _INNER: Final = ("__func__", "__wrapped__", "fget", "fset", "func", "fn")  # what methods, properties, wrappers hold
+_USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _OF_FX = frozenset(vars(torch.fx.GraphModule({}, torch.fx.Graph())))
@@ -92,10 +95,23 @@ def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) 
     )  # fmt: skip
 
 
-def structure_hash(model: torch.nn.Module) -> str:
-    """Hash of what a model computes, whatever the values of its weights."""
-    shapes = [f"{name} {signature_of(tensor)}" for name, tensor in _tensors(model)]
-    return hashlib.sha256("\n".join([*shapes, code_hash(model)]).encode()).hexdigest()
+def tiers_of(adapter: Adapter) -> tuple[str, ...]:
+    """Those of the node's default tiers that it builds, of several with one model the first; or an `AdapterError`."""
+    found: dict[str, str] = {}
+    reason = ""
+    for tier in _USUAL:
+        try:
+            model = build_model(adapter, tier)
+            shapes = [f"{name} {signature_of(tensor)}" for name, tensor in _tensors(model)]  # of any values
+            found.setdefault("\n".join([*shapes, code_hash(model)]), tier)
+        except Exception as error:  # the user's code: a tier that it does not have may raise anything
+            reason = reason or f"{type(error).__name__}: {error}"
+    if not found:
+        raise AdapterError(
+            f"{type(adapter).__name__} builds none of the tiers {', '.join(_USUAL)} ({reason}); name its own, most"
+            " accurate first"
+        )
+    return tuple(found.values())
 
 
 def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -187,7 +203,6 @@ class _Code:
         self._named(names, function.__globals__, function.__module__, {id(function.__globals__)})
 
     def _named(self, names: set[str], space: dict[str, Any], where: str, seen: set[int]) -> None:
-        """Follow what names stand for in a module, and in modules that they stand for."""
         for name in names & space.keys():
             value = space[name]
             if not isinstance(value, types.ModuleType):

@@ -50,15 +50,9 @@ class SizeRule:
 
     @classmethod
     def learn(cls, size_of: Callable[[int], int], low: int, high: int) -> "SizeRule | None":
-        """Find the rule from a few sizes between `low` and `high`.
+        """Find the rule from a few sizes between `low` and `high`; None where no rule fits what was asked.
 
-        Args:
-            size_of: the output's size for an input's; asked about twice log2(stride) times, and a few times to check.
-            low: smallest input size.
-            high: largest input size.
-
-        Returns:
-            None where no rule fits what was asked; sizes in between that were not asked are taken to follow.
+        `size_of`, the output's size for an input's, is asked about twice log2(stride) times, and a few times to check.
         """
         smallest, largest = size_of(low), size_of(high)
         first = _next_growth(size_of, low, high)
@@ -90,11 +84,7 @@ def _next_growth(size_of: Callable[[int], int], start: int, high: int) -> int | 
 
 @dataclass(frozen=True)
 class OutputSizes:
-    """What the output sizes follow from.
-
-    Attributes:
-        follows: per output tensor, {dimension: (axis, rule)}; a dimension that is missing is constant.
-    """
+    """What sizes follow from: per output {dimension: (axis, rule)}; a dimension that is missing is constant."""
 
     follows: tuple[dict[int, tuple[Axis, SizeRule]], ...] = ()
 
@@ -136,9 +126,8 @@ class OutputSizes:
 
     def crop(self, shapes: Shapes) -> Crop:
         """What of each output belongs to inputs of these shapes."""
-        return tuple(
-            tuple((dim, rule(axis.size_in(shapes))) for dim, (axis, rule) in dims.items()) for dims in self.follows
-        )
+        sizes = ({dim: rule(axis.size_in(shapes)) for dim, (axis, rule) in dims.items()} for dims in self.follows)
+        return tuple(tuple(one.items()) for one in sizes)
 
 
 def cropped(outputs: Any, crop: Crop) -> Any:  # noqa: ANN401 - whatever a model returns

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, writes_to_buffers
 from torchperf_ros.engines.parity import DynamicDims
@@ -41,9 +41,7 @@ class Aoti(PackageEngine):
         return load_package(path, device)
 
 
-def build_package(
-    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims, path: Path
-) -> Built:
+def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims, path: Path) -> Built:
     """Export a model, compile it in each of its variants, and keep the fastest as the file `path`.
 
     Raises:
@@ -64,9 +62,8 @@ def build_package(
             try:
                 exported = program if variant is model else export(variant, example, dynamic_dims)
                 with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing and does not say so
-                    torch._inductor.aoti_compile_and_package(
-                        exported, package_path=str(file), inductor_configs={"freezing": frozen}
-                    )
+                    configs = {"freezing": frozen}
+                    torch._inductor.aoti_compile_and_package(exported, package_path=str(file), inductor_configs=configs)
                 calls[name] = partial(load_package(file, device), *example)
             except Exception as error:  # the compiler's boundary: another variant may do
                 first_error = first_error or error
@@ -102,11 +99,7 @@ def _variants(
 
 
 def check_toolkit() -> None:
-    """Before the export, which takes its time: a package's host code is compiled against CUDA's headers.
-
-    Raises:
-        PackageError: says what is missing.
-    """
+    """A `PackageError` before the export, which takes its time, where CUDA's headers for a package are missing."""
     from torch.utils import cpp_extension
 
     try:

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import os
-import resource
 import shutil
 import time
 import traceback
@@ -15,18 +14,10 @@ from typing import Any
 import torch
 
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.compile_main import Say
-from torchperf_ros.engines.engine import (
-    ENGINES,
-    choice_of,
-    compare,
-    identity_of,
-    make_runner,
-    open_package,
-)
-from torchperf_ros.engines.fingerprint import changing_weights, identify
+from torchperf_ros.engines.engine import ENGINES, choice_of, compare, identity_of, make_runner, open_package
+from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
 from torchperf_ros.engines.ready_package import load_ready_package
@@ -51,11 +42,7 @@ _BRIEFLY = (5, 20)  # a GPU shares its time out by processes, whatever their pri
 
 
 def build_all(job: Mapping[str, Any], say: Say) -> bool:
-    """Build every tier of a job, see `compile_main`; returns whether all of them are there now.
-
-    Raises:
-        TorchperfError: nothing can be built: no such adapter, device or folder.
-    """
+    """Build every tier of a job, see `compile_main`: whether all are there now; a `TorchperfError` if none can be."""
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = load_adapter(job["adapter"])(job["options"], device)
     cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096))
@@ -94,11 +81,7 @@ def build_all(job: Mapping[str, Any], say: Say) -> bool:
 def _tier_of(
     adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device
 ) -> BuiltTier | None:
-    """What the adapter builds; None where the user has a package, which is only checked.
-
-    Raises:
-        TorchperfError: the adapter's model or the user's file cannot be used.
-    """
+    """What the adapter builds; None where the user has a package, which is only checked."""
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
     dims = varying_dims(options, adapter.dynamic_dims())
     if package:
@@ -113,10 +96,7 @@ def _tier_of(
 
 @dataclass(frozen=True)
 class _Stored:
-    """What is there now: package and manifest, "" and None where engine auto has chosen eager.
-
-    `new` is whether it was built, or chosen, now; `choice` how engine auto has come to it, in words.
-    """
+    """Package and manifest, "" and None for eager; whether they are `new`, and how engine auto has chosen, in words."""
 
     package: str
     manifest: Manifest | None
@@ -126,8 +106,6 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _Work:
-    """A tier, and the job that it is built for; `step` says what is being done."""
-
     job: Mapping[str, Any]
     name: str
     tier: BuiltTier
@@ -137,8 +115,6 @@ class _Work:
 
 
 class _PackageBuild:
-    """One tier on its way into the package of one engine."""
-
     def __init__(self, work: "_Work", identity: Identity | None = None) -> None:
         """Take a tier, and the identity of its package where that is known already; then others are built beside it."""
         self._work, self._engine = work, ENGINES[work.options.engine]
@@ -150,7 +126,6 @@ class _PackageBuild:
         self._prefix = f"{self._engine.name}: " if identity else ""
 
     def plan(self) -> str:
-        """What `store` would do, in words."""
         if not self._path.exists():
             return f"would be built: {self._path} is not there"
         try:
@@ -160,7 +135,6 @@ class _PackageBuild:
         return f"is there: {self._path}" + ("; it would be built again" if self._work.job.get("force") else "")
 
     def store(self) -> _Stored:
-        """The package in the cache or the folder, built unless it is there."""
         path = self._path
         with self._work.cache.building(self._identity):
             if not self._work.job.get("force"):
@@ -183,7 +157,6 @@ class _PackageBuild:
         return _Stored(str(path), manifest, new=True)
 
     def load(self, path: Path, outputs: str, *, graphs: bool = True) -> Call:
-        """A package, as a worker runs it."""
         options = self._work.options if graphs else replace(self._work.options, cuda_graphs=False)
         return open_package(path, outputs, options, self._work.tier.example, self._work.tier.device).call
 
@@ -213,11 +186,8 @@ class _PackageBuild:
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
         candidates = {"": lambda: call(*inputs), "eager_": lambda: self._work.tier.model(*inputs)}
         found = time_interleaved(candidates, self._work.tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
-        return {
-            f"{name}{what}_ms": value
-            for name, timing in found.items()
-            for what, value in (("p50", timing.median_ms), ("p99", timing.p99_ms))
-        }
+        of_each = ({f"{name}p50_ms": one.median_ms, f"{name}p99_ms": one.p99_ms} for name, one in found.items())
+        return {name: value for times in of_each for name, value in times.items()}
 
 
 class _ChoiceBuild:
@@ -228,14 +198,12 @@ class _ChoiceBuild:
         self._engines, self._identity = choice_of(work.tier, work.options)
 
     def plan(self) -> str:
-        """What `store` would do, in words."""
         if stored := self._found():
             what = f"is there: {stored.package or EAGER}: {stored.choice}"
             return what + ("; it would be chosen again" if self._work.job.get("force") else "")
         return f"would be chosen out of {', '.join(engine.name for engine in self._engines)} and {EAGER}"
 
     def store(self) -> _Stored:
-        """The package of the engine that is the fastest here, chosen unless that was done before."""
         with self._work.cache.building(self._identity, "choice"):
             stored = (None if self._work.job.get("force") else self._found()) or self._choose()
         out = self._work.job.get("out")
@@ -248,11 +216,7 @@ class _ChoiceBuild:
         return stored
 
     def _found(self) -> _Stored | None:
-        """What was chosen before, if it is still there.
-
-        Raises:
-            EngineUnavailable: nothing but eager could run it.
-        """
+        """What was chosen before, if it is still there; `EngineUnavailable` where nothing but eager could run it."""
         choice = self._work.cache.choice(self._identity)
         return None if choice is None else self._stored(choice, new=False)
 
@@ -294,7 +258,11 @@ class _ChoiceBuild:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most that this process has had: of the device's memory on CUDA, else of the machine's."""
+    """The most that this process has had: of the device's memory on CUDA, else of the machine's.
+
+    Not `ru_maxrss`, which counts the parent's memory from before the program was loaded.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024

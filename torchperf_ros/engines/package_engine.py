@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions, installed
-from torchperf_ros.engines.built_tier import BuiltTier, Call
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
 from torchperf_ros.frame.errors import TorchperfError
@@ -46,11 +46,9 @@ class PackageEngine(ABC):
     """One way to build and run packages; it imports its library in `convert` and `open`, nowhere else.
 
     Attributes:
-        name: as the parameter `engine` has it.
         distributions: names under which pip may know its library; none where torch is all.
         build_distributions: what only a build needs, all of them.
         precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
-        dynamic: whether sizes may vary.
     """
 
     name: ClassVar[str]
@@ -103,11 +101,7 @@ class PackageEngine(ABC):
             return self.convert(replace(tier, model=prepared), options, path)
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
-        """Load a package that was checked, as it may be native code; `outputs` is what its build gave of them.
-
-        Raises:
-            PackageError: the library cannot load the file.
-        """
+        """Load a checked package, maybe native code, with its build's `outputs`; a `PackageError` if that fails."""
         try:
             call = self.open(path, options, device)
         except Exception as error:  # the library's boundary
@@ -132,9 +126,7 @@ class PackageEngine(ABC):
         """Load the file: a call that gives the flat outputs."""
 
 
-def export(
-    model: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic_dims: DynamicDims
-) -> torch.export.ExportedProgram:
+def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -> torch.export.ExportedProgram:
     """The model as one graph; dimensions with the same range and place in several inputs are one dimension."""
     dynamic_dims = from_front(dynamic_dims, example)
     shapes: list[dict[int, Any] | None] = [None] * len(example)
@@ -151,12 +143,10 @@ def export(
         return torch.export.export(model, inputs, dynamic_shapes=tuple(shapes) if dynamic_dims else None)
 
 
-def from_front(dynamic_dims: DynamicDims, example: tuple[torch.Tensor, ...]) -> DynamicDims:
+def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
     """The same with every dimension counted from the first, as compilers want them."""
-    return {
-        index: {dim % example[index].dim(): span for dim, span in spans.items()}
-        for index, spans in dynamic_dims.items()
-    }
+    rank = [tensor.dim() for tensor in example]
+    return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
 
 
 def writes_to_buffers(program: torch.export.ExportedProgram) -> bool:
@@ -202,11 +192,7 @@ def nested(call: FlatCall, tree: pytree.TreeSpec, constants: Sequence[tuple[int,
 
 
 def check_count(found: int, built: Built) -> None:
-    """Whether a library has as many outputs as the model has tensors.
-
-    Raises:
-        EngineUnavailable: it has dropped or added some.
-    """
+    """An `EngineUnavailable` where a library has dropped outputs of the model, or added some."""
     nest = json.loads(built.outputs)
     wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["constants"])
     if found != wanted:

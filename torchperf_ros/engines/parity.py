@@ -9,6 +9,8 @@ import torch
 
 from torchperf_ros.frame.errors import TorchperfError
 
+Call = Callable[..., Any]
+Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
 
 
@@ -38,7 +40,6 @@ class Parity:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """In one line, as messages and tables show it."""
         return f"relative L2 {self.relative_l2:.2g}, cosine {self.cosine:.6f}, max error {self.max_error:.2g}"
 
 
@@ -85,11 +86,7 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
 
 
 def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
-    """Measure, and compare with the limits of a precision.
-
-    Raises:
-        ParityError: beyond a limit; the message has the figures.
-    """
+    """Measure, and compare with the limits of a precision; a `ParityError` has the figures that are beyond."""
     parity, limit = measure(expected, found), LIMITS[precision]
     near = parity.relative_l2 <= limit.relative_l2 and parity.max_error <= limit.max_error
     if not near or parity.cosine < limit.cosine:
@@ -98,22 +95,11 @@ def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
 
 
 def check_engine(
-    reference: Callable[..., Any],
-    candidate: Callable[..., Any],
-    example: tuple[torch.Tensor, ...],
-    dynamic_dims: DynamicDims,
-    precision: str,
-    seeds: int = 3,
+    reference: Call, candidate: Call, example: Inputs, dynamic_dims: DynamicDims, precision: str, seeds: int = 3
 ) -> Parity:
-    """Compare a way to run a model with eager on random inputs; returns the worst figures.
+    """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
 
-    Args:
-        reference: the eager model.
-        candidate: takes the same inputs.
-        example: what the random inputs look like; on CUDA, on the device.
-        dynamic_dims: sizes are drawn from these ranges.
-        precision: decides the limits.
-        seeds: how many inputs; at least 2, as another input has to give another output, where eager's does.
+    There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does.
 
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
@@ -147,9 +133,7 @@ def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatev
             yield from tensors_in(value)
 
 
-def random_inputs(
-    example: tuple[torch.Tensor, ...], seed: int, dynamic_dims: DynamicDims | None = None
-) -> tuple[torch.Tensor, ...]:
+def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None = None) -> Inputs:
     """Inputs like the example: floats normal around its mean, integers within its values, all values for blank uint8.
 
     The sizes of `dynamic_dims` are drawn, too, within their ranges.
@@ -208,7 +192,6 @@ def described(value: Any) -> str:  # noqa: ANN401 - whatever a model returns
 
 
 def _layout(outputs: Any) -> str:  # noqa: ANN401
-    """How outputs are nested, with type and shape of each tensor."""
     if isinstance(outputs, torch.Tensor):
         return signature_of(outputs)
     if isinstance(outputs, dict):

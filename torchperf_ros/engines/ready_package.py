@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.built_tier import Inputs
 from torchperf_ros.engines.engine import ENGINES, Runner
 from torchperf_ros.engines.fingerprint import declared_dims, machine_facts
 from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, signature_of, tensors_in
@@ -15,11 +16,7 @@ from torchperf_ros.packages.package_manifest import Manifest, PackageError, chec
 
 
 def load_ready_package(
-    path: Path,
-    folders: Sequence[str] | None,
-    device: torch.device,
-    example: tuple[torch.Tensor, ...],
-    dynamic_dims: DynamicDims,
+    path: Path, folders: Sequence[str] | None, device: torch.device, example: Inputs, dynamic_dims: DynamicDims
 ) -> Runner:
     """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
 
@@ -57,7 +54,7 @@ def load_ready_package(
     return Runner(call, graphs=1, package=file_sha256(path)[:32], model=model, static=static, engine=engine.name)
 
 
-def _check_hash(path: Path, device: torch.device, example: tuple[torch.Tensor, ...]) -> Manifest | None:
+def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest | None:
     """Against the manifest that `torchperf compile` wrote, or `<file>.sha256` as the program sha256sum writes it."""
     if manifest_path(path).is_file():
         manifest = check_package(path, None)

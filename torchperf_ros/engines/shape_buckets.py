@@ -21,7 +21,6 @@ class Axis:
     places: tuple[Place, ...]
 
     def __str__(self) -> str:
-        """As messages name it."""
         where = ", ".join(f"dimension {dim} of input {index}" for index, dim in self.places)
         return f"{where} ({self.low} to {self.high})"
 
@@ -65,11 +64,7 @@ def bucket_sizes(low: int, high: int, width: int) -> tuple[int, ...]:
 
 
 def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Shapes, ...]:
-    """Every combination of the axes' buckets, the other sizes as in the example.
-
-    Raises:
-        ConfigError: more than `MOST_SHAPES`; says which width would do.
-    """
+    """Every combination of the axes' buckets, other sizes as in the example; a `ConfigError` if they are too many."""
     if _bucket_count(axes, width) > MOST_SHAPES:
         enough = 2 * width
         while _bucket_count(axes, enough) > MOST_SHAPES and enough < max(axis.high for axis in axes):

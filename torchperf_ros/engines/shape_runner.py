@@ -74,16 +74,10 @@ class ShapeRunner:
     ) -> None:
         """Take an engine and what it stands in for; nothing is run yet.
 
-        Args:
-            run: the engine.
-            eager: the model itself: the reference, and the answer to every miss; None where there is only a package,
-                which then is not compared, is not padded, and a miss raises `BadInput`.
-            options: the stage's.
-            dynamic_dims: the adapter's.
-            example: the adapter's inputs, on the device.
-            precision: decides how far results may be from eager's.
-            dynamic_engine: whether the engine runs every size in `dynamic_dims` without being compiled again.
-            static: whether it takes the example's shapes only; other options are not used then, and noted.
+        `eager` is the model itself: the reference, and the answer to every miss; None where there is only a package,
+        which then is not compared, is not padded, and a miss raises `BadInput`. A `dynamic_engine` runs every size in
+        `dynamic_dims` without being compiled again; a `static` one takes the example's shapes only, and what else is
+        asked for is noted. The `precision` decides how far results may be from eager's.
 
         Raises:
             ConfigError: common shapes do not fit the inputs, or the buckets are too many.
@@ -128,7 +122,6 @@ class ShapeRunner:
         return 1.0 - self._valid_elements / self._run_elements if self._run_elements else 0.0
 
     def _plan(self, inputs: Inputs) -> _Plan:
-        """What to do with inputs of a layout that was not seen lately."""
         shapes = shapes_of(inputs)
         target = self._target(shapes)
         if target is None or [t.dtype for t in inputs] != [t.dtype for t in self._example]:
@@ -151,7 +144,6 @@ class ShapeRunner:
         return bucket if bucket in self._warm else None
 
     def _run_held(self, run: Call, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
-        """Copy the inputs into the target's buffers, run, and crop."""
         outputs = run(*self._buffers.hold(target, inputs))
         return cropped(outputs, crop) if crop else outputs
 
@@ -185,11 +177,7 @@ class ShapeRunner:
         self._plans: dict[Any, _Plan] = {}
 
     def _prepare(self, policy: str) -> None:
-        """Learn how padded outputs are cropped, warm everything up, and compare with eager.
-
-        Raises:
-            ParityError, ShapesRefused: the policy does not go with the model or engine.
-        """
+        """Learn how padded outputs are cropped, warm everything up, compare with eager, or say what does not go."""
         self._choose(policy)
         refused = ""
         if policy != "exact" and not self._axes:
@@ -226,7 +214,6 @@ class ShapeRunner:
         return bucket_of(shapes, self._axes, self._options.bucket_width)
 
     def _warm_up(self, shapes: Shapes, *, compare: bool = True) -> None:
-        """Run random inputs of these shapes, and compare with eager."""
         for seed in range(_WARM_UP_RUNS):
             inputs = draw(self._example, shapes, seed)
             found = self._run_held(self._run, shapes, (), *inputs)
@@ -251,7 +238,6 @@ class ShapeRunner:
                 raise ShapesRefused(msg) from error
 
     def _exact_only(self, options: ShapeOptions) -> ShapeOptions:
-        """What may be asked of an engine that takes the example's shapes only; notes what may not."""
         asked = []
         if options.policy == "bucket" or (options.policy == "dynamic" and self._axes):
             asked.append(f"shapes {options.policy}")
@@ -275,11 +261,7 @@ class PaddedBuffers:
         self._held: dict[Shapes, list[tuple[int, ...]]] = {}  # the size of what was last copied in
 
     def hold(self, bucket: Shapes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy inputs, no larger than the bucket in any dimension, into its buffers, which are made at its first use.
-
-        Returns:
-            Tensors of the bucket's shapes, the same memory at every frame, valid until the bucket's next use.
-        """
+        """Copy inputs, no larger than the bucket in any dimension, into its buffers, valid until its next use."""
         buffers = self._sets.get(bucket) or self._made(bucket)
         held = self._held[bucket]
         for number, (target, source) in enumerate(zip(buffers, inputs, strict=True)):
@@ -319,7 +301,6 @@ def _is_laid_out_like(tensor: torch.Tensor, like: torch.Tensor) -> bool:
 
 
 def _memory_format(like: torch.Tensor) -> torch.memory_format:
-    """Channels last where the tensor is laid out so and not in the usual order; contiguous for every other."""
     layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
     layout = layouts.get(like.dim(), torch.contiguous_format)
     return layout if like.is_contiguous(memory_format=layout) and not like.is_contiguous() else torch.contiguous_format
@@ -346,6 +327,5 @@ def _dynamic_draws(example: Shapes, axes: Sequence[Axis]) -> list[Shapes]:
 
 
 def _spread(shapes: list[Shapes], most: int) -> list[Shapes]:
-    """At most so many, evenly from first to last."""
     count = min(most, len(shapes))
     return [shapes[round(i * (len(shapes) - 1) / max(1, count - 1))] for i in range(count)]

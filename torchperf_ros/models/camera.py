@@ -43,12 +43,7 @@ class CameraAdapter(Adapter):
     tiers: ClassVar[tuple[str, ...]] = tuple(DETECTOR_WIDTHS)
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options, see the class; the network runs on this device.
-
-        Raises:
-            ConfigError: an option is unknown or its value not allowed.
-            UnknownMessageType: the output's package is not installed.
-        """
+        """Read the options; raises `ConfigError`, or `UnknownMessageType` where the output is not installed."""
         reader = OptionReader(type(self).__name__, options)
         self._compressed = reader.flag("compressed", default=False)
         output = reader.choice("output", default="markers", allowed=tuple(_OUTPUTS))
@@ -70,11 +65,7 @@ class CameraAdapter(Adapter):
             self._copied = torch.cuda.Event()
 
     def build(self, tier: str) -> torch.nn.Module:
-        """The detector of a tier: `full`, `medium` or `fast`.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
+        """The detector of a tier, `full`, `medium` or `fast`; a `ConfigError` where there is no such one."""
         width = networks.tier_width(tier, DETECTOR_WIDTHS)
         return networks.build_seeded(lambda: DetectorNet(width)).to(self._device)
 

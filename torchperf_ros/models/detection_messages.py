@@ -76,16 +76,11 @@ class MarkerArrays:
     """
 
     def __init__(self, horizontal_fov_deg: float) -> None:
-        """Take the horizontal field of view, more than 0 and less than 180."""
         self._focal_per_width = 0.5 / math.tan(math.radians(horizontal_fov_deg) / 2.0)
         self._marker: Any = message_class("visualization_msgs/msg/Marker")
-        names = (
-            "geometry_msgs/msg/Pose",
-            "geometry_msgs/msg/Point",
-            "geometry_msgs/msg/Vector3",
-            "std_msgs/msg/ColorRGBA",
-        )
-        self._pose, self._point, self._vector, self._colour = map(message_class, names)
+        names = (f"geometry_msgs/msg/{name}" for name in ("Pose", "Point", "Vector3"))
+        self._pose, self._point, self._vector = map(message_class, names)
+        self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
         self._no_rotation = empty_message("geometry_msgs/msg/Quaternion")
         # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
         lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)
@@ -103,7 +98,6 @@ class MarkerArrays:
         return array
 
     def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
-        """Pose and scale in m, in the optical frame, and the colour."""
         focal_px = self._focal_per_width * frame.width
         distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
         m_per_px = distance_m / focal_px
@@ -121,11 +115,7 @@ class MarkerArrays:
 
 
 def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> object:
-    """A `vision_msgs/msg/Detection2DArray`, sizes and positions in pixels.
-
-    Raises:
-        UnknownMessageType: vision_msgs is not installed.
-    """
+    """A `vision_msgs/msg/Detection2DArray` in pixels; an `UnknownMessageType` where vision_msgs is not installed."""
     head, no_pose = header(frame.stamp_ns, frame.frame_id), empty_message("geometry_msgs/msg/PoseWithCovariance")
 
     def made(name: str, **fields: object) -> object:

@@ -14,7 +14,6 @@ class OptionReader:
     """
 
     def __init__(self, owner: str, options: Mapping[str, Any]) -> None:
-        """Read JSON values by name from a mapping that stays as it is; messages name its owner, an adapter."""
         self._owner, self._options = owner, dict(options)
         self._asked: list[str] = []
 

@@ -55,11 +55,7 @@ class Fault:
 
     @classmethod
     def read(cls, kind: str, value: object) -> "Fault":
-        """Read one entry of the option `faults`: a probability, or a mapping of this class's fields.
-
-        Raises:
-            ConfigError: unknown kind or field, or a value out of range.
-        """
+        """Read an entry of the option `faults`: a probability, or a mapping of these fields; or raise `ConfigError`."""
         if kind not in KINDS:
             raise ConfigError(f"option faults: unknown kind {kind!r}; known are {', '.join(KINDS)}")
         reader = OptionReader(f"faults.{kind}", value if isinstance(value, Mapping) else {"probability": value})
@@ -115,23 +111,16 @@ class Luck:
         return slot not in self._known and self._first(slot, self._id) == self._id
 
     def _chance(self, kind: str, stamp_ns: int) -> float:
-        """A number from 0 to 1: a frame's own, or of this worker's sequence."""
         return (random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random).random()
 
     def _first(self, name: str, value: int) -> int:
         """The value that the first of all workers gave for this name."""
         if name not in self._known:
-            mine, first = self._beside(f"{name}.{os.getpid()}"), self._beside(name)
-            mine.write_text(str(value), encoding="ascii")
+            claim = self._journal.with_name(f"{self._journal.name}.{name}")
             with contextlib.suppress(FileExistsError):
-                # Unlike a rename, a link does not replace; unlike an open file, it is never seen half written.
-                os.link(mine, first)
-            mine.unlink()
-            self._known[name] = int(first.read_text(encoding="ascii"))
+                claim.symlink_to(str(value))  # it replaces nothing, and is never seen half written
+            self._known[name] = int(os.readlink(claim))
         return self._known[name]
-
-    def _beside(self, name: str) -> Path:
-        return self._journal.with_name(f"{self._journal.name}.{name}")
 
 
 class SabotagedAdapter(Adapter):
@@ -153,12 +142,7 @@ class SabotagedAdapter(Adapter):
     """
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Build the inner adapter; see the class for the options.
-
-        Raises:
-            ConfigError: an option is missing, unknown or out of range.
-            AdapterError: the inner adapter cannot be imported.
-        """
+        """Build the inner adapter; a `ConfigError` or `AdapterError` says what of the options is wrong."""
         reader = OptionReader(type(self).__name__, options)
         adapter, inner = reader.text("adapter", default=""), reader.mapping("options")
         self._journal = Path(reader.text("journal", default=""))
@@ -185,11 +169,7 @@ class SabotagedAdapter(Adapter):
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """Draw this inference's luck, write it down, let it happen, and pass on if the process is still there.
-
-        Raises:
-            Sabotage: the fault `raise`.
-        """
+        """Draw this inference's luck, write it down, let it happen, which may raise `Sabotage`, and pass on."""
         if self._luck is None:
             self._luck = Luck(self._faults, self._journal, self._seed, time.monotonic_ns)
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns
@@ -231,7 +211,6 @@ class Poisonable(nn.Module):
     """A model that takes one more input, last and of shape (1,), and adds it to its floating-point outputs."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Wrap a model of up to 7 inputs."""
         super().__init__()
         self.model = model
 

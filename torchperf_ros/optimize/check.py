@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from torchperf_ros.config.message_types import decode, empty_message, encode, full_name, has_header, message_class
-from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import build_model
-from torchperf_ros.engines.fingerprint import changing_weights
+from torchperf_ros.engines.fingerprint import changing_weights, tiers_of
 from torchperf_ros.engines.parity import described, signature_of, tensors_in
 from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.frame.frame import header_stamp_ns
@@ -38,14 +37,7 @@ _IMAGE_DIMS: Final = 3  # from so many on, a tensor may be an image
 
 @dataclass(frozen=True)
 class Finding:
-    """One step of the check.
-
-    Attributes:
-        step: what was tried, for example `tier full: build`.
-        ok: True, False, or None for something to know that is no failure.
-        text: what came of it; of a failure also what would be right.
-        took_ms: milliseconds, NaN where the time says nothing.
-    """
+    """One step of the check; `ok` is None for what is no failure, `took_ms` NaN where the time says nothing."""
 
     step: str
     ok: bool | None
@@ -61,23 +53,10 @@ class _Failed(Exception):
 
 
 class AdapterCheck:
-    """Checks one adapter, step by step.
-
-    Attributes:
-        failed: a step went wrong.
-        refused: the adapter refused the frame with `BadInput`, so that its answer is not known.
-    """
+    """Checks one adapter, step by step; `refused`: by `BadInput`, so that the frame's answer is not known."""
 
     def __init__(self, path: str, options: dict[str, Any], tiers: Sequence[str], device: str, log: Path | None) -> None:
-        """Take what to check.
-
-        Args:
-            path: `module:Class`.
-            options: handed to the adapter.
-            tiers: in their order; none: those of the node's default that it builds.
-            device: `auto`, `cpu`, `cuda` or `cuda:N`.
-            log: a recorded log to take the frame from; None: it is made.
-        """
+        """Take what to check; no tiers: those of the node's default that it builds; no log: the frame is made."""
         self._path, self._options, self._tiers, self._log = path, options, tiers, log
         self._device = Device(choose_device(device), threads=0)  # with as many CPU threads as a worker has
         self._example: tuple[torch.Tensor, ...] = ()
@@ -120,7 +99,6 @@ class AdapterCheck:
             pass
 
     def _step(self, name: str, act: Callable[[], Any], text: Callable[[Any], str]) -> Found:
-        """Try one step; gives its result."""
         started_ns = time.perf_counter_ns()
         try:
             result = act()
@@ -136,9 +114,8 @@ class AdapterCheck:
         def example_inputs() -> tuple[torch.Tensor, ...]:
             example = adapter.example_inputs(tier)
             if not isinstance(example, tuple) or not all(isinstance(each, torch.Tensor) for each in example):
-                raise TorchperfError(
-                    f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
-                )
+                msg = f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
+                raise TorchperfError(msg)
             return example
 
         def run_again() -> None:
@@ -186,7 +163,6 @@ class AdapterCheck:
         return f"{origin}: " + ", ".join(f"{topic} ({described(each.message)})" for topic, each in messages.items())
 
     def _frame(self, adapter: Adapter, tier: str, model: torch.nn.Module, messages: dict[str, Received]) -> Found:
-        """Run one frame, from its messages to the message that answers it."""
         try:
             adapter.observe(messages)
             inputs = adapter.preprocess(messages)
@@ -218,7 +194,6 @@ def _contract(adapter: Adapter) -> str:
 
 
 def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) -> int:  # noqa: ANN401
-    """Bytes of the message that a frame's outputs become."""
     data = bytes(output_message(adapter, outputs, messages, full_name(adapter.output)))
     for name, held in _held(decode(data, adapter.output)):
         if why := contradiction(held, held.__msgtype__):
@@ -274,7 +249,6 @@ def _shapes(tensors: Any) -> str:  # noqa: ANN401 - whatever a model returns
 
 
 def _reason(error: Exception, path: str) -> str:
-    """The error in a line, with the line of the adapter's own code that it came from."""
     file = path.partition(":")[0].replace(".", "/") + ".py"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

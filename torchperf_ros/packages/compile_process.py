@@ -34,10 +34,7 @@ class CompileProcess:
     ) -> None:
         """Spawn it and hand it its job, see `compile_main`; the spawning thread must outlive it, as it dies with that.
 
-        Args:
-            job: for JSON.
-            background: at the lowest priority, where a vehicle drives meanwhile.
-            module: what is run: `..._main`, which takes a job on stdin and a descriptor for its news.
+        `module` takes the job on stdin and a descriptor for its news; `background` is the lowest priority.
         """
         self._buffer = self._printed = b""
         job_json = json.dumps({**job, "background": background}).encode()
@@ -65,11 +62,7 @@ class CompileProcess:
             self._process.stdin.close()
 
     def listen(self) -> list[dict[str, Any]] | None:
-        """Its messages since the last call, None once it has ended.
-
-        Raises:
-            ProtocolError: one is no JSON object.
-        """
+        """Its messages since the last call, None once it has ended; a `ProtocolError` where one is no JSON object."""
         self._take_output()
         try:
             data = os.read(self.news, 1 << 20)
@@ -131,10 +124,9 @@ class CompileProcess:
 
 
 class PackageBuilder:
-    """Compiles one stage's missing packages, once; called by the worker pool's thread, and only `close` waits.
+    """Compiles one stage's missing packages, once, on the pool's thread: only `close` waits.
 
-    Attributes:
-        progress: for `/diagnostics`, for example `compiling 2 of 3`; "" when there is nothing to do.
+    `progress` is for `/diagnostics`, for example `compiling 2 of 3`.
     """
 
     def __init__(self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]) -> None:

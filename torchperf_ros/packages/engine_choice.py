@@ -24,12 +24,8 @@ def choose_engine(calibrations: Mapping[str, Calibration]) -> str:
     """
     if EAGER not in calibrations:
         raise ValueError(f"engines {sorted(calibrations)} cannot be compared without {EAGER!r}")
-    eager = calibrations[EAGER]
-    better = [
-        name
-        for name, found in calibrations.items()
-        if found.median_ms < eager.median_ms * (1 - _TIE) and found.p99_ms <= eager.p99_ms * _TAIL
-    ]
+    least, most = calibrations[EAGER].median_ms * (1 - _TIE), calibrations[EAGER].p99_ms * _TAIL
+    better = [name for name, one in calibrations.items() if one.median_ms < least and one.p99_ms <= most]
     return min(better, key=lambda name: calibrations[name].median_ms, default=EAGER)
 
 
@@ -43,12 +39,6 @@ class EngineChoice:
     engine: str
     timings_ms: dict[str, list[float]]
     left_out: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, calibrations: Mapping[str, Calibration], left_out: Mapping[str, str]) -> "EngineChoice":
-        """The choice between these."""
-        timings_ms = {name: [found.median_ms, found.p99_ms] for name, found in calibrations.items()}
-        return cls(choose_engine(calibrations), timings_ms, dict(left_out))
 
     @property
     def words(self) -> str:

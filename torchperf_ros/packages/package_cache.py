@@ -47,7 +47,6 @@ class PackageCache:
     """Packages as `<key>.pt2` (or see `PACKAGE_SUFFIXES`) and, last, `<key>.json`, which makes a package complete."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """Take the folder, which is made when something is stored, and the size to which it is shrunk."""
         self.folder = folder
         self._limit_bytes = limit_bytes
 
@@ -80,11 +79,7 @@ class PackageCache:
 
     @contextlib.contextmanager
     def building(self, identity: Identity, what: str = "package") -> Iterator[None]:
-        """While this lasts no other process builds the same `what`; the second one waits, and finds it done.
-
-        Raises:
-            ConfigError: the folder cannot be written, or not only by the user.
-        """
+        """Context in which no other process builds the same `what`: it waits, and finds it done; or a `ConfigError`."""
         try:
             make_private(self.folder)
             # one for all keys that begin alike: they are few, and nobody has to remove one that another waits for
@@ -126,11 +121,7 @@ class PackageCache:
         return removed
 
     def remove(self, package: Path) -> None:
-        """Remove one package; the manifest first, so that nobody takes half of it for whole.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
+        """Remove one package, the manifest first, so that nobody takes half of it for whole; or raise `ConfigError`."""
         try:
             for path in (manifest_path(package), package):
                 path.unlink(missing_ok=True)
@@ -147,9 +138,8 @@ class PackageCache:
         return sum(entry.size_bytes for entry in entries)
 
     def _not_writable(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"parameter cache_dir: {self.folder} cannot be written: {error.strerror}; it has to be your own folder"
-        )
+        why = f"{self.folder} cannot be written: {error.strerror}; it has to be your own folder"
+        return ConfigError(f"parameter cache_dir: {why}")
 
 
 def _entry(path: Path) -> CachedPackage:

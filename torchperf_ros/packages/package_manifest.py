@@ -22,7 +22,6 @@ class Identity:
     """What a package was built from and for. Two builds with the same identity are interchangeable.
 
     Attributes:
-        torch: version.
         device, capability: `cpu` and its instruction set, or the CUDA device's name and compute capability.
         options: `BuildOptions` as a dict.
         signature: type and shape of each example input.
@@ -69,8 +68,6 @@ class Manifest:
 
     Attributes:
         adapter, tier: whose model this is; for people.
-        package_sha256, package_bytes: of the package.
-        graph: hash of the exported graph.
         parity: relative_l2, cosine, max_error against eager.
         timings: shape -> {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}.
         peak_memory_bytes: of the process (or device) that built and ran it.
@@ -106,11 +103,7 @@ def manifest_path(package: Path) -> Path:
 
 
 def read_manifest(package: Path) -> Manifest:
-    """Read the manifest beside a package.
-
-    Raises:
-        PackageError: it is missing, not readable, or not a manifest of this format.
-    """
+    """The manifest beside a package; a `PackageError` where it is missing, damaged, or of another format."""
     path = manifest_path(package)
     try:
         fields_found = json.loads(path.read_text(encoding="utf-8"))
@@ -127,11 +120,7 @@ def read_manifest(package: Path) -> Manifest:
 
 
 def made_for(package: Path) -> tuple[str, str] | None:
-    """Adapter and tier that a package was built for; None where no manifest says so: a package from elsewhere.
-
-    Raises:
-        PackageError: the manifest beside it cannot be read.
-    """
+    """Adapter and tier that a package was built for, None without a manifest; a `PackageError` where it is damaged."""
     if not manifest_path(package).is_file():
         return None
     manifest = read_manifest(package)
@@ -151,11 +140,7 @@ def _checked(manifest: Manifest) -> Manifest:
 
 
 def check_package(package: Path, wanted: Identity | None) -> Manifest:
-    """The manifest of a package that is what this says, and what is wanted (None: whatever it is).
-
-    Raises:
-        PackageError: names the file and everything that does not fit.
-    """
+    """The manifest of a package that is what this says, and what is wanted (None: anything); or a `PackageError`."""
     manifest = read_manifest(package)
     differences = [] if wanted is None else manifest.identity.differences(wanted)
     if differences:

@@ -1,7 +1,6 @@
 """The one description of a machine, for everyone who reports figures; it does not import torch."""
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -11,6 +10,8 @@ from typing import Final
 
 import psutil
 
+from torchperf_ros.config.build_options import version_of
+
 _KIB_PER_MIB: Final = 1024
 _DIGITS: Final = 16
 
@@ -19,18 +20,12 @@ def machine_facts(device: str = "cpu", proc: Path = Path("/proc")) -> dict[str, 
     """Processor, cores, memory, device and versions, as JSON values.
 
     `fingerprint` is a hash of those that latency depends on and that an update of software leaves as they are: `cpu`,
-    `cores`, `memory_mib`, `device`. Two machines of one kind share it.
-
-    Args:
-        device: what the models ran on: `cpu`, or the name of a CUDA device.
-        proc: the kernel's view of the machine, or a test's.
+    `cores`, `memory_mib`, `device`, which is `cpu` or the name of a CUDA device. Two machines of one kind share it.
     """
-    hardware = {
-        "cpu": cpu_model(proc),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_mib": installed_mib(_total_mib(proc)),
-        "device": device,
-    }
+    total = re.search(r"^MemTotal:\s+(\d+)", _text(proc / "meminfo"), re.MULTILINE)
+    memory_mib = installed_mib(int(total[1]) / _KIB_PER_MIB if total else 0.0)
+    cores = len(os.sched_getaffinity(0))
+    hardware = {"cpu": cpu_model(proc), "cores": cores, "memory_mib": memory_mib, "device": device}
     text = "\n".join(f"{key}={value}" for key, value in hardware.items())
     return {
         **hardware,
@@ -57,7 +52,6 @@ class ProcessorShare:
     """
 
     def __init__(self) -> None:
-        """Begin now."""
         self._start = _processor_s()
 
     def of_others(self) -> float:
@@ -82,14 +76,6 @@ def _processor_s() -> tuple[float, float, float, float]:
     return here_s, sum(os.times()[:4]), times.steal, here_s + times.idle + times.iowait + times.steal
 
 
-def version_of(package: str) -> str:
-    """The installed version of a Python package, empty if there is none."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def cpu_model(proc: Path = Path("/proc")) -> str:
     """The processor's name; where it names none (Arm), the board's, else the architecture."""
     named = re.search(r"^model name\s*:(.*)", _text(proc / "cpuinfo"), re.MULTILINE)
@@ -104,11 +90,6 @@ def installed_mib(seen_mib: float) -> int:
     """
     sizes = (size for power in range(1, 60) for size in (1 << power, 3 << (power - 1)))
     return next(size for size in sizes if size >= seen_mib) if seen_mib > 0 else 0
-
-
-def _total_mib(proc: Path) -> float:
-    found = re.search(r"^MemTotal:\s+(\d+)", _text(proc / "meminfo"), re.MULTILINE)
-    return int(found[1]) / _KIB_PER_MIB if found else 0.0
 
 
 def _text(path: Path) -> str:

@@ -29,12 +29,7 @@ _NAMES: Final = FRAME.names or ()
 
 @dataclass(frozen=True)
 class Run:
-    """What a run came to.
-
-    Attributes:
-        summary: a JSON object; see `docs/replay.md` for what stands in it.
-        frames: rows of `FRAME` by stage, in the order of the stages.
-    """
+    """What a run came to: a JSON object, see `docs/replay.md`, and rows of `FRAME` by stage, in the stages' order."""
 
     summary: Mapping[str, Any]
     frames: Mapping[str, NDArray[np.void]]
@@ -58,11 +53,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_run_path(path: Path) -> None:
-    """Find out before a long run whether its file can be written at its end.
-
-    Raises:
-        RunLogError: another suffix, no such folder, or pyarrow is not installed.
-    """
+    """Find out before a long run whether its file can be written at its end; a `RunLogError` says why not."""
     if path.suffix not in SUFFIXES:
         raise RunLogError(f"run {path}: has to end in .json or .parquet")
     if not path.resolve().parent.is_dir() or path.is_dir():
@@ -89,11 +80,7 @@ def write_run(run: Run, path: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read what `write_run` wrote.
-
-    Raises:
-        RunLogError: it cannot be read, or is no run of this version.
-    """
+    """Read what `write_run` wrote; a `RunLogError` where it cannot be read, or is no run of this version."""
     try:
         return _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
     except OSError as error:
@@ -119,7 +106,6 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
-    """Columns for JSON, which has no NaN: null."""
     return {name: [None if isinstance(one, float) and math.isnan(one) else one for one in rows[name].tolist()]
             for name in _NAMES}  # fmt: skip
 

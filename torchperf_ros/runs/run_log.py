@@ -26,11 +26,8 @@ MEMORY: Final = {
 }  # fmt: skip
 """The figures of memory that say what the models use, the best first."""
 _NAMES: Final = FRAME.names or ()
-_NOTHING_KNOWN: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in _NAMES} | {
-    "tier": UNKNOWN,
-    "fallback": UNKNOWN,
-    "check": UNKNOWN,
-}
+_ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in _NAMES}
+_NOTHING_KNOWN: Final = _ZEROS | {"tier": UNKNOWN, "fallback": UNKNOWN, "check": UNKNOWN}
 _TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
 _LEVELS: Final = ("OK", "WARN", "ERROR", "STALE")
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
@@ -149,14 +146,10 @@ class RunLog:
     """What is known about one node over some time.
 
     Attributes:
-        name: what people call it.
-        stages: in the order of the node.
         source: the log's path, None for one that was listened to.
-        node: for example `/perf`.
         memory_t_ns: ROS time of each memory sample.
         memory: MiB by label, one for each sample, NaN where unknown.
         anomalies: oldest first.
-        versions: what the log says about the software.
         restarted_ns: ROS times at which another process took the node's name, as far as the log says.
         missing: what the log does not hold, in words.
         troubles: what could not be read, in words.
@@ -252,8 +245,6 @@ class RunLog:
 
 
 class _Stage:
-    """One stage while its table grows."""
-
     def __init__(self) -> None:
         self.columns: dict[str, array[float]] = {name: array(FRAME[name].char) for name in _NAMES}
         self.health: list[tuple[int, str]] = []
@@ -294,7 +285,6 @@ class RunLogBuilder:
     """
 
     def __init__(self, node: str) -> None:
-        """Name the node, for example `/perf`."""
         self.node = node
         self._odd = 0
         self._by_index: dict[int, _Stage] = {}

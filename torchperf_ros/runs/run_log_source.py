@@ -28,13 +28,10 @@ _SHOWN: Final = 6
 
 
 def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[RunLog]:
-    """Everything that a path holds.
+    """Everything that a path holds; only this `node`, where a recorded log holds several.
 
-    Args:
-        path: a recorded log as `LogReader` takes it, a `.jsonl` file of records, a `.json` or `.parquet` file that
-            `torchperf replay` wrote, or a folder with such.
-        progress: is given how far it is.
-        node: only this one, where a recorded log holds several.
+    It is a recorded log as `LogReader` takes it, a `.jsonl` file of records, a `.json` or `.parquet` file that
+    `torchperf replay` wrote, or a folder with such.
 
     Raises:
         RunLogError: it does not exist, holds nothing of the kind, or cannot be read.
@@ -51,7 +48,7 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
     if replayed := sorted([*path.glob(RUN_FILE), *path.glob(f"*/{RUN_FILE}")]):
         return [_beside(file, name if file.parent == path else file.parent.name) for file in replayed]
     documents, recordings = tuple(sorted(path.glob("*.json"))), recorded_logs(path)
-    if records := [file for file in sorted(path.glob("*.jsonl")) if _is_newest(file)]:
+    if records := [file for file in sorted(path.glob("*.jsonl")) if not _ROTATED.search(file.name)]:
         # They say more than the topics do; what was recorded beside them shows the inputs.
         names = [name if len(records) == 1 else f"{name}/{file.name}" for file in records]
         runs = [_read_records(file, shown, progress) for file, shown in zip(records, names, strict=True)]
@@ -126,7 +123,6 @@ class _Rows:
 
 
 def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> list[RunLog]:
-    """What nodes said about themselves, one log for each node; what is damaged is left out, and listed."""
     notes: list[str] = []
     try:
         if path.is_file() and not is_log(path):
@@ -201,28 +197,18 @@ def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> 
 # -- records ----------------------------------------------------------------------------------------------------------
 
 _VERSION: Final = 1
-_ROTATED: Final = re.compile(r"(?P<stem>.+?)(\.(?P<number>\d+))?\.jsonl")
+_ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
 _LINES_AT_ONCE: Final = 5_000
 
 
 def _rotated(path: Path) -> list[Path]:
     """This file and those that were rotated away from it, oldest first: `records.2.jsonl`, ..., `records.jsonl`."""
-    own = _ROTATED.fullmatch(path.name)
-    if own is None or own["number"]:
-        return [path]
-    older = [(int(other["number"]), file) for file in path.parent.iterdir() if (other := _ROTATED.fullmatch(file.name))
-             and other["stem"] == own["stem"] and other["number"]]  # fmt: skip
+    own = re.compile(rf"{re.escape(path.stem)}\.(\d+)\.jsonl")
+    older = [(int(number[1]), file) for file in path.parent.iterdir() if (number := own.fullmatch(file.name))]
     return [file for _, file in sorted(older, reverse=True)] + [path]
 
 
-def _is_newest(path: Path) -> bool:
-    """Whether this is `records.jsonl` rather than `records.3.jsonl`."""
-    match = _ROTATED.fullmatch(path.name)
-    return match is not None and match["number"] is None
-
-
 def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
-    """A file of records, and those rotated away from it; kinds and fields that are not known are passed over."""
     files = _rotated(path)
     builder = RunLogBuilder("/perf")
     kinds: Counter[str] = Counter()
@@ -271,11 +257,7 @@ _SOFTWARE: Final = ("torchperf_ros", "commit", "pace")
 
 
 def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
-    """The log of a run that a replay wrote.
-
-    Raises:
-        RunLogError: its memory is no series.
-    """
+    """The log of a run that a replay wrote; a `RunLogError` where its memory is no series."""
     summary, stages = run.summary, []
     entries = {entry["name"]: entry for entry in summary["stages"]}
     for stage, rows in run.frames.items():
@@ -285,21 +267,17 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         drops = [entry[word] for word in ("superseded", "stale") if word in entry]
         reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
         at_ns = dict(zip(frames["seq"].tolist(), frames["t_ns"].tolist(), strict=True)) if reasons else {}
-        stages.append(
-            StageLog(
-                stage, tuple(map(str, entry.get("tiers") or ())), frames,
-                drops=((0, sum(drops)),) if drops else None,
-                reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
-                output=str(entry.get("output") or ""),
-            )
-        )  # fmt: skip
+        stages.append(StageLog(
+            stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=((0, sum(drops)),) if drops else None,
+            reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
+            output=str(entry.get("output") or ""),
+        ))  # fmt: skip
     memory = summary.get("memory") or {}
     begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
     try:  # sampled in the replay's time from its start on
         times_ns = begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64)
-        sizes = {
-            label: np.array(memory[key] or (), dtype=np.float64) for key, label in _MEMORY.items() if key in memory
-        }
+        known = {label: memory[key] or () for key, label in _MEMORY.items() if key in memory}
+        sizes = {label: np.array(column, dtype=np.float64) for label, column in known.items()}
         if any(column.shape != times_ns.shape for column in sizes.values()):
             raise ValueError("one is longer than the other")
     except (AttributeError, TypeError, ValueError) as error:

@@ -71,6 +71,7 @@ _REWRITES: dict[Kind, Callable[[SourceLine], str]] = {
     Kind.PRINT: rewrite_print,
 }
 
+# frames of a traceback, with the underlines that Python 3.11 and later give them
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$(?:\n    .*$)?(?:\n    ( *[~^]+)\s*$)?', re.MULTILINE)
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+?)_at_(\d+)")
 _STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
@@ -100,11 +101,7 @@ class GraphBreak:
     """All breaks at one line.
 
     Attributes:
-        line: where in the user's code.
-        function: its name.
         underline: `^^^` below the part of the line that breaks, with the line's own indentation taken off.
-        kind: what breaks it.
-        input_set: the first one that ran into it.
         before: the statement, where it can be rewritten; else empty.
         after: the statement rewritten, to be shown once it was captured without the break; else empty.
         reasons: the compiler's texts, the first one first.
@@ -160,7 +157,7 @@ def parse_break(text: str) -> tuple[str, bool, Frame]:
     whole = "gracefully" in reason.partition("\n")[0]
     if named := re.search(r"^.+\n  Explanation: ", reason, re.MULTILINE):
         reason = reason[named.start() :]  # without an introduction about what breaks as well
-    frames = read_frames(traceback)
+    frames = [Frame(file, int(line), name, mark.rstrip()) for file, line, name, mark in _FRAME.findall(traceback)]
     for index in reversed(range(len(frames))):
         if Path(frames[index].file).resolve().is_relative_to(_THIS_TOOL):
             frames = frames[index + 1 :]  # what the model called, without what called the model
@@ -182,11 +179,6 @@ def new_break(reason: str, frame: Frame, input_set: int) -> GraphBreak:
         line, readable_function(frame.function), frame.underline[: len(code)] or "^" * len(code), kind, input_set,
         before_rewrite(line) if after else "", after,
     )  # fmt: skip
-
-
-def read_frames(text: str) -> list[Frame]:
-    """Frames of a formatted traceback, outermost first, with the underlines that Python 3.11 and later give them."""
-    return [Frame(file, int(line), name, mark.rstrip()) for file, line, name, mark in _FRAME.findall(text)]
 
 
 def is_users(file: str) -> bool:

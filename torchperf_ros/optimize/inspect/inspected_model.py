@@ -28,13 +28,7 @@ class InspectError(TorchperfError):
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A callable and what it is called with.
-
-    Attributes:
-        name: as the user wrote it, with the tier where there is one.
-        call: takes the inputs, returns whatever it returns.
-        input_sets: the first is the usual input, the others are what it may also meet.
-    """
+    """A callable and what it is called with: the usual input first, then what it may also meet."""
 
     name: str
     call: Callable[..., Any]
@@ -46,13 +40,9 @@ def load_model(
 ) -> InspectedModel:
     """Import `module:name` or `file.py:name` and make its inputs.
 
-    Args:
-        target: an `Adapter` class, a module (class, instance or factory without arguments), or a function.
-        tier: which tier of an adapter.
-        options: an adapter's options.
-        inputs: for other callables, one text like `1x3x224x224:float32` for each argument.
-        also: further input sets; each a text with the sizes of all arguments, separated by spaces.
-        device: where model and inputs live.
+    It is an `Adapter` class, a module (class, instance or factory without arguments), or a function. Of others than
+    adapters, `inputs` are a text like `1x3x224x224:float32` for each argument; `also` are further input sets, each a
+    text with the sizes of all arguments, separated by spaces.
 
     Raises:
         InspectError: what is asked for is not there, or cannot be made.

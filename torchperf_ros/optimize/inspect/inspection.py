@@ -18,15 +18,8 @@ import torch
 import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
-from torchperf_ros.optimize.inspect.graph_breaks import (
-    GraphBreak,
-    Kind,
-    is_users,
-    new_break,
-    own_function,
-    parse_break,
-    readable_function,
-)
+from torchperf_ros.optimize.inspect import graph_breaks
+from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
 from torchperf_ros.optimize.inspect.recompilations import Recompilation, explain_recompilations
 from torchperf_ros.optimize.inspect.users_source import rewritten
@@ -49,16 +42,7 @@ _NOWHERE = logging.NullHandler()
 
 @dataclass
 class Graph:
-    """One captured graph.
-
-    Attributes:
-        index: in order of capture.
-        compile_id: the compilation that it came from.
-        input_set: which input set it was captured for.
-        ops: names of the functions, methods and modules that it calls, in order.
-        function: the name of the function that it is of.
-        ms: median time of its executions in one run; NaN until measured.
-    """
+    """One captured graph: the `ops` that it calls, in order, and their median `ms` in one run, NaN until measured."""
 
     index: int
     compile_id: str
@@ -74,15 +58,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians over runs with one input set.
-
-    Attributes:
-        eager_ms: the model as it is, without the compiler.
-        compiled_ms: compiled, graphs and everything between; NaN where it does not run compiled.
-        between_graphs_ms: compiled_ms less the graphs.
-        graph_ms: by graph index.
-        gap_ms: by gap index, see `BEFORE_FIRST`.
-    """
+    """Medians over runs with one input set, NaN where unknown; of gaps by their index, see `BEFORE_FIRST`."""
 
     eager_ms: float
     compiled_ms: float = float("nan")
@@ -95,23 +71,15 @@ class Inspection(logging.Handler):
     """A model under torch.compile with each of its inputs: what the compiler's trace says, and when each graph runs.
 
     Attributes:
-        target: the model, as the user wrote it.
         backend: what runs the graphs: `eager` runs their ops one by one, `inductor` compiles them.
-        device: where they run.
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, dearest first.
-        recompilations: in order.
-        timings: one for each input set.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
     def __init__(self, model: InspectedModel, backend: str, device: torch.device) -> None:
-        """Forget what was compiled before.
-
-        Raises:
-            InspectError: no backend of that name.
-        """
+        """Forget what was compiled before; an `InspectError` where there is no backend of that name."""
         super().__init__()  # of the log handler
         self.target, self.backend, self.device = model.name, backend, device
         self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
@@ -140,9 +108,8 @@ class Inspection(logging.Handler):
         if self.breaks or self.failure:
             return ""
         if not self.graphs:
-            return (
-                "no graph: the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
-            )
+            why = "the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
+            return f"no graph: {why}"
         frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
         if len(frames) <= 1:
             return ""
@@ -156,9 +123,7 @@ class Inspection(logging.Handler):
     def run(self, progress: Callable[[str], None], trace_folder: Path | None = None) -> None:
         """Compile and measure the model with each input set, and try what it could be written as instead.
 
-        Args:
-            progress: gets a line on each step.
-            trace_folder: existing, where the compiler's trace is kept; None: not.
+        `progress` gets a line on each step; the compiler's trace is kept in the `trace_folder`, which exists.
 
         Raises:
             InspectError: the model does not run eagerly on its inputs.
@@ -178,7 +143,7 @@ class Inspection(logging.Handler):
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
                     raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
         for graph in self.graphs:
-            graph.function = readable_function(self._function(graph.compile_id)[0])
+            graph.function = graph_breaks.readable_function(self._function(graph.compile_id)[0])
             graph.ms = self.timings[graph.input_set].graph_ms.get(graph.index, float("nan"))
         graph_of = {graph.compile_id: graph.index for graph in self.graphs}
         for item in self.breaks:
@@ -187,7 +152,11 @@ class Inspection(logging.Handler):
             if known := [gap_ms[gap] for gap in item.gaps if gap in gap_ms]:
                 item.gap_ms = sum(known)
             functions = [self._function(compile_id) for compile_id, _ in item.ended]
-            item.splits = list(dict.fromkeys(own_function(name) for name, file, _ in functions if is_users(file)))
+            item.splits = list(
+                dict.fromkeys(
+                    graph_breaks.own_function(name) for name, file, _ in functions if graph_breaks.is_users(file)
+                )
+            )
             if item.after:
                 progress(f"capturing again with line {item.line.line} rewritten")
                 if not self._holds(item):
@@ -200,7 +169,6 @@ class Inspection(logging.Handler):
         return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
 
     def _compile(self, index: int, trace_folder: Path | None) -> str:
-        """Compile, and run again what was compiled; says what it raises."""
         try:
             with nullcontext() if trace_folder is None else _trace_to(trace_folder):
                 self._call(self._compiled, index)
@@ -261,10 +229,10 @@ class Inspection(logging.Handler):
         compile_id = f"{frame_id}/{metadata.get('frame_compile_id')}"
         name = (metadata.get("artifact") or {}).get("name")
         if name == "dynamo_graph_break_reason":
-            reason, whole_function, frame = parse_break(text)
+            reason, whole_function, frame = graph_breaks.parse_break(text)
             item = next((known for known in self.breaks if known.place == frame[:2]), None)
             if item is None:
-                item = new_break(reason, frame, self._input_set)
+                item = graph_breaks.new_break(reason, frame, self._input_set)
                 self.breaks.append(item)
             item.reasons += [] if reason in item.reasons else [reason]
             item.whole_function |= whole_function
@@ -276,7 +244,6 @@ class Inspection(logging.Handler):
             self._functions[frame_id] = (str(values["co_name"]), str(values.get("co_filename")), line)
 
     def _call(self, call: Callable[..., Any], index: int) -> Any:  # noqa: ANN401 - whatever a model returns
-        """The model, or it compiled, with one of its input sets."""
         return self._timed(call, index)[0]
 
     def _measure(self, index: int) -> Timing:

@@ -50,7 +50,6 @@ def _count(number: int, word: str) -> str:
 
 
 def _milliseconds(value: float) -> str:
-    """With three figures; a dash where it is not known."""
     if math.isnan(value):
         return "-"
     return f"{value:.3f} ms" if value < 1 else f"{value:.3g} ms" if value < 1000 else f"{value:.0f} ms"  # noqa: PLR2004
@@ -135,7 +134,6 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
 
 
 def _break(item: GraphBreak, input_sets: int) -> Table:
-    """The line with its underline; why; what to write."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True, min_width=8)
     grid.add_column(overflow="fold")

@@ -30,14 +30,9 @@ class Recompilation:
     """One more compilation of a function that had been compiled.
 
     Attributes:
-        function: name of it.
-        file: where it is defined.
-        line: from 1.
-        input_set: the inputs that caused it.
         kind: size, unrolled, shape branch, one, dtype, stride, value or limit.
         guard: the condition that the compiled code had assumed and that does not hold, in the compiler's words.
         source: `file:line: text` of the user's code that asked for this condition, where the compiler knows it.
-        advice: what would avoid it.
     """
 
     function: str
@@ -63,20 +58,17 @@ def explain_recompilations(
     limit = int(getattr(config, "recompile_limit", 0) or getattr(config, "cache_size_limit", 8))
     found: list[Recompilation] = []
     guards = [_newest_guard(text) for _, _, text in raw]
-    sizes = Counter(
-        (function_of(item[0]), guard.partition("expected")[0]) for item, guard in zip(raw, guards, strict=True)
-    )
-    for (compile_id, input_set, _), reason in zip(raw, guards, strict=True):
+    functions = [function_of(compile_id) for compile_id, _, _ in raw]
+    sizes = Counter(zip(functions, (guard.partition("expected")[0] for guard in guards), strict=True))
+    for (compile_id, input_set, _), reason, function in zip(raw, guards, functions, strict=True):
         place = _PLACE.search(reason)
         guard = re.sub(r"\. Guard failed on a parameter.*", "", re.sub(r"\s+#.*", "", reason)).strip()
         source = f"{place['file'].rpartition('/')[2]}:{place['line']}: {place['text']}" if place else ""
         kind = "limit" if int(compile_id.partition("/")[2] or 0) >= limit else _kind(guard, source)
-        function = function_of(compile_id)
         if kind == "size" and sizes[function, reason.partition("expected")[0]] > 1:
             kind = "unrolled"  # a size that the compiler could leave open fails once; one that it built in, each time
-        found.append(
-            Recompilation(readable_function(function[0]), *function[1:], input_set, kind, guard, source, _ADVICE[kind])
-        )
+        name = readable_function(function[0])
+        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source, _ADVICE[kind]))
     return found
 
 

@@ -20,11 +20,9 @@ class SourceLine:
     """Where something happens in the user's code; everything is empty where the source cannot be read.
 
     Attributes:
-        file: path.
         line: from 1.
         text: the line without its indentation.
         statement: the innermost statement there; of a compound one, think of its header only.
-        function: the function that it stands in.
         loops: the loops and comprehensions around it, or in it, outermost first.
     """
 
@@ -128,7 +126,6 @@ def _syntax_tree(file: str) -> ast.Module | None:
 
 @lru_cache(maxsize=64)
 def _foreign_names(file: str) -> frozenset[str]:
-    """Names under which a file imports NumPy and other libraries that compute outside torch."""
     names = set()
     for node in ast.walk(_syntax_tree(file) or ast.Module([], [])):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -162,7 +159,6 @@ def _generators(loop: ast.AST) -> Sequence[ast.comprehension | ast.For]:
 
 
 def _items(loop: ast.AST) -> set[str]:
-    """The names that a loop sets in each round."""
     return {name for generator in _generators(loop) for name in names_in(generator.target)}
 
 
@@ -239,11 +235,8 @@ def rewritten(line: SourceLine, text: str) -> Iterator[None]:
     before, after = _codes(tree, line.file), _codes(copy.deepcopy(tree, {id(old): new}), line.file)
     swaps = {} if len(before) != len(after) else {a: b for a, b in zip(before, after, strict=True) if a != b}
     functions = [found for found in gc.get_objects() if type(found) is FunctionType]
-    swapped = [
-        (found, found.__code__)
-        for found in functions
-        if found.__code__.co_filename == line.file and found.__code__ in swaps
-    ]
+    swapped = [(one, one.__code__) for one in functions if one.__code__.co_filename == line.file]
+    swapped = [(found, code) for found, code in swapped if code in swaps]
     if not swapped:
         raise LookupError(line.file)
     try:
@@ -256,7 +249,6 @@ def rewritten(line: SourceLine, text: str) -> Iterator[None]:
 
 
 def _codes(tree: ast.Module, file: str) -> list[CodeType]:
-    """The code of every function in a file, outer ones before what they hold."""
     codes = [compile(tree, file, "exec", dont_inherit=True)]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]

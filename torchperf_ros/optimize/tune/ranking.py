@@ -52,8 +52,6 @@ class Standing:
     """A trial in the ranking.
 
     Attributes:
-        trial: what was tried.
-        group: where it belongs.
         p50_ms, p99_ms: corrected for the machine's mood, see `Ranking`; infinite where nothing was measured.
         why: why it is over the budget, hopeless or refused; "" where it fits.
     """
@@ -66,18 +64,13 @@ class Standing:
 
 
 class Ranking:
-    """Ranks the trials of one tier.
+    """Ranks the trials of one tier; `docs/tuning.md`, "How it is measured", says how.
 
-    Each trial runs in a process of its own, minutes after the one before, on a machine that others may use. So each
-    measures the same reference in turns with its candidate (eager fp32 on the same number of threads in all trials),
-    and its times count relative to that:
+    Each trial's times count relative to those of the same reference, eager fp32, in the same process:
 
         p99_ms = p99 of the candidate * (median over all trials of the reference's p50) / the reference's p50 here
 
-    The same formula on the reference itself would give the same value in every trial on a quiet machine. How far its
-    values lie apart, as interquartile range over median, is the noise: p99s that differ by less are a tie, decided
-    by the corrected median (which scatters far less), and where that is within 5 %, by who changes less. Other batch
-    sizes than the adapter's own are shown, and never the best.
+    Other batch sizes than the adapter's own are shown, and never the best.
 
     Attributes:
         standings: best first.
@@ -90,15 +83,18 @@ class Ranking:
         trials = tuple(trials)
         measured = [t.figures for t in trials if t.figures is not None and t.outcome == MEASURED]
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
-        self.noise = max(least_noise, _noise([f.eager_p99_ms / f.eager_p50_ms for f in measured]))
+        noise, relative = _NOISE_OF_FEW, [f.eager_p99_ms / f.eager_p50_ms for f in measured]
+        if len(relative) >= _FEW:
+            low, middle, high = statistics.quantiles(relative, n=4)
+            noise = max(_LEAST_NOISE, (high - low) / middle)
+        self.noise = max(least_noise, noise)
         self._limits = limits
         found = sorted(
             map(self._standing, trials),
             key=lambda s: (s.group, s.trial.candidate.batch, s.p99_ms, s.trial.candidate.changes),
         )
         self.standings = tuple(found)
-        best = self.best
-        if best is not None:
+        if best := self.best:
             self.standings = (best, *(standing for standing in found if standing is not best))
 
     @property
@@ -138,10 +134,3 @@ class Ranking:
         elif p99_ms > self._limits.budget_ms:
             group, why = Group.OVER_BUDGET, f"over the budget of {self._limits.budget_ms:g} ms"
         return Standing(trial, group, p50_ms, p99_ms, why)
-
-
-def _noise(relative_p99s: list[float]) -> float:
-    if len(relative_p99s) < _FEW:
-        return _NOISE_OF_FEW
-    low, middle, high = statistics.quantiles(relative_p99s, n=4)
-    return max(_LEAST_NOISE, (high - low) / middle)

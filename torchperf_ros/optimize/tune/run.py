@@ -4,7 +4,7 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich import box
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from torchperf_ros.config.build_options import installed_engines
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
-from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, default_path, state_key
+from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
 from torchperf_ros.optimize.tune.target import Target, tuned_parameters
 from torchperf_ros.optimize.tune.trial import Candidate, Facts, Figures, Trial
@@ -32,8 +32,7 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
 
     Raises:
         AdapterError: the adapter cannot be loaded, built or run.
-        ConfigError: the state cannot be read or written.
-        OSError: a file cannot be written.
+        ConfigError, OSError: the state or a file cannot be read or written.
     """
     stage, node, alone = target.stage, target.node, options.batches is not None
     with console.status(f"loading {stage.adapter}"):
@@ -44,9 +43,10 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
     if facts.changing:
         _say(console, facts.changing, "yellow")
-    key = state_key(facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
-    path = default_path(open_cache(node.cache_dir, node.cache_mib).folder, key)
-    state, now = TuneState(path, key, resume=options.resume), target.now(facts.threads)
+    folder = open_cache(node.cache_dir, node.cache_mib).folder
+    path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
+    state = TuneState(path, resume=options.resume)
+    now = target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
     steps = space.each_alone(options.batches or ()) if alone else space.search()
     if options.dry_run:
@@ -96,20 +96,17 @@ def _report(
         if target.made_up:
             _say(console, f"{target.made_up}: made from the class's name; --params FILE keeps those of your file")
     if options.json_file is not None:
+        tables = {
+            tier: {"eager_ms": one.eager_ms, "noise": one.noise, "ranking": list(map(_standing, one.standings))}
+            for tier, one in rankings.items()
+        }
         figures = {
             "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
             "machine": facts.machine, "reference_threads": facts.threads, "left_out": facts.left_out,
-            "complete": not cut, "limits": {name: _finite(value) for name, value in vars(limits).items()},
-            "tiers": {
-                tier: {
-                    "eager_ms": _finite(ranking.eager_ms), "noise": ranking.noise,
-                    "ranking": [_standing(standing) for standing in ranking.standings],
-                }
-                for tier, ranking in rankings.items()
-            },
-            "yaml": text,
+            "complete": not cut, "limits": vars(limits), "yaml": text, "tiers": tables,
         }  # fmt: skip
-        options.json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        plain = json.loads(json.dumps(figures), parse_constant=lambda _: None)  # NaN and infinite are null in JSON
+        options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
@@ -134,14 +131,9 @@ def _parameters(target: Target, facts: Facts, limits: Limits, rankings: dict[str
 def _standing(standing: Standing) -> dict[str, Any]:
     figures = standing.trial.figures
     return {
-        "group": standing.group.name.lower(), "why": standing.why, "p50_ms": _finite(standing.p50_ms),
-        "p99_ms": _finite(standing.p99_ms), "break_even_frames": figures and _finite(figures.break_even_frames),
-        **standing.trial.as_dict(),
+        "group": standing.group.name.lower(), "why": standing.why, "p50_ms": standing.p50_ms, "p99_ms": standing.p99_ms,
+        "break_even_frames": figures and figures.break_even_frames, **asdict(standing.trial),
     }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def show_ranking(
@@ -189,14 +181,11 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
 def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float,
               console: Console) -> None:  # fmt: skip
     """What would be tried and about how long it would take."""
-    table, eager_s, total_s = (
-        Table("part", "candidate", show_edge=False, pad_edge=False),
-        facts.load_s + 2 * seconds,
-        0.0,
-    )
+    table, total_s = Table("part", "candidate", show_edge=False, pad_edge=False), 0.0
     for part, candidate in steps:
         table.add_row(part, f"{candidate.label}{' (is there)' if candidate in known else ''}")
-        total_s += 0.0 if candidate in known else eager_s + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
+        if candidate not in known:
+            total_s += facts.load_s + 2 * seconds + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
     console.print(table)
     console.print(
         f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so far; shown"

@@ -8,7 +8,7 @@ import select
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,7 @@ class TuneOptions:
 
 
 def ask_facts(target: Target) -> Facts:
-    """Load the adapter in a process of its own and ask which tiers it has, and what can be tried on the first.
-
-    Raises:
-        AdapterError: it cannot be loaded, built or run.
-    """
+    """What the adapter is, asked in a process of its own: its tiers, what can be tried; or an `AdapterError`."""
     started_s = time.monotonic()
     tiers = [] if target.guessed else list(target.tiers)
     message = _talk(target.job() | {"tiers": tiers}, _FACTS_TIMEOUT_S, lambda text: None)
@@ -65,38 +61,20 @@ def ask_facts(target: Target) -> Facts:
 
 
 class TuneState:
-    """What has been measured, on disk as JSON lines: the trials of this model on this machine; others stay as they are.
+    """What has been measured, on disk as JSON lines: the trials of this model on this machine."""
 
-    Attributes:
-        path: the file.
-    """
-
-    def __init__(self, path: Path, key: str, *, resume: bool) -> None:
-        """Read what is there.
-
-        Args:
-            path: one JSON object per line; made when something is added. A line cut off by a kill is skipped.
-            key: what was tuned where, see `state_key`; only trials under the same one are found.
-            resume: False: as if nothing was there; what is added counts next time.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
-        self.path = path
-        self._key = key
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        """Read the trials in this file if it is to `resume`, but for a line cut off by a kill."""
+        self._path = path
         self._found: dict[tuple[str, Candidate], Trial] = {}
-        if resume and path.exists():
-            try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                msg = f"results in {path} cannot be read ({error}); remove the file"
-                raise ConfigError(msg) from error
-            for line in lines:
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    values = json.loads(line)
-                    if values["key"] == key:
-                        trial = Trial.from_dict(values["trial"])
-                        self._found[trial.tier, trial.candidate] = trial
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if resume and path.exists() else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"results in {path} cannot be read ({error}); remove the file") from error
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                trial = Trial.from_dict(json.loads(line)["trial"])
+                self._found[trial.tier, trial.candidate] = trial
 
     def of_tier(self, tier: str) -> dict[Candidate, Trial]:
         """All that is known of a tier."""
@@ -110,35 +88,29 @@ class TuneState:
         return trial
 
     def add(self, trial: Trial) -> None:
-        """Keep a trial; it is in the file when this returns.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
+        """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
         self._found[trial.tier, trial.candidate] = trial
         try:
-            make_private(self.path.parent)
-            with self.path.open("a+b") as file:
-                if file.tell() and not self.path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
+            make_private(self._path.parent)
+            with self._path.open("a+b") as file:
+                if file.tell() and not self._path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
                     file.write(b"\n")
-                file.write(json.dumps({"key": self._key, "trial": trial.as_dict()}).encode() + b"\n")
+                file.write(json.dumps({"trial": asdict(trial)}).encode() + b"\n")
         except OSError as error:
-            msg = f"results in {self.path} cannot be written: {error.strerror}; it has to be a folder of your own"
+            msg = f"results in {self._path} cannot be written: {error.strerror}; it has to be a folder of your own"
             raise ConfigError(msg) from error
 
 
-def state_key(*parts: object) -> str:
-    """Hash of what results depend on: identity of the model, its options, the machine, seconds of measuring."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+def state_path(cache_folder: Path, *parts: object) -> Path:
+    """The file of results that depend on these: identity of the model, its options, the machine, seconds of measuring.
 
-
-def default_path(cache_folder: Path, key: str) -> Path:
-    """The file in the cache's folder `tune`; all but the newest 64 in there are removed."""
+    It lies in the cache's folder `tune`; all but the newest 64 in there are removed.
+    """
     folder = cache_folder / "tune"
     files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
     for path in files[:-_MOST_STATES]:
         path.unlink(missing_ok=True)
-    return folder / f"{key}.jsonl"
+    return folder / f"{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}.jsonl"
 
 
 class TuneSearch:
@@ -152,7 +124,6 @@ class TuneSearch:
     """
 
     def __init__(self, target: Target, facts: Facts, options: TuneOptions, state: TuneState, console: Console) -> None:
-        """Take what to tune; `facts` are of its first tier, `state` is what is known from earlier runs."""
         self.trials: list[Trial] = []
         self.out_of_time = False
         self._target, self._facts, self._options, self._state = target, facts, options, state
@@ -163,9 +134,6 @@ class TuneSearch:
         """Try the steps of the space, which takes the trials, on the first tier, then the best of them on the others.
 
         The first gets three quarters of the time where there are others. `to_the_end` measures also what is hopeless.
-
-        Raises:
-            ConfigError: the state cannot be written.
         """
         first, *others = self._target.tiers
         with self._status:
@@ -187,9 +155,8 @@ class TuneSearch:
     def ranking(self, tier: str) -> Ranking:
         """Of one tier's trials, with the noise of the first one's, which has the most."""
         of_tier = {name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers}
-        return Ranking(
-            of_tier[tier], self._options.limits, Ranking(of_tier[self._target.tiers[0]], self._options.limits).noise
-        )
+        limits = self._options.limits
+        return Ranking(of_tier[tier], limits, Ranking(of_tier[self._target.tiers[0]], limits).noise)
 
     def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
         """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
@@ -211,7 +178,7 @@ class TuneSearch:
             return None
         timeout_s = min(self._options.timeout_s, left_s)
         job = self._target.job() | {
-            "tier": tier, "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
+            "tier": tier, "candidate": asdict(candidate),
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
         }  # fmt: skip
@@ -249,12 +216,9 @@ class TuneSearch:
 
 
 def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
-    """Run a process to its last word; it and all that it spawned is dead when this returns.
+    """Its last message, or one of the kind `crashed` or `hung`; it and all that it spawned is dead when this returns.
 
     What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
-
-    Returns:
-        Its last message, or one of the kind `crashed` or `hung` with a text.
     """
     doing, give_up_at_s = "starting", time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:

@@ -28,18 +28,10 @@ class Step(NamedTuple):
 
 
 class TuneSpace:
-    """Walks through the candidates for one tier.
+    """Walks through the candidates for one tier; `docs/tuning.md`, "What is tried", says which, and what is left out.
 
-    `search` starts each part from the best so far, cheap and promising ones first. In eager, seconds each: the
-    reference (eager fp32), CPU threads, layouts, precisions. Then compiled, tens of seconds each: the engines with the
-    best eager options, `now`, and from the best compiled one on: precisions, modes, CUDA graphs, layouts, buckets. At
-    last the best of all with the next numbers of threads. That is 10 to 20 trials where the full product has hundreds.
-
-    Left out are: what the facts say does nothing here; CUDA graphs, the modes that need them, and tf32 on the CPU;
-    a precision in a compiled engine that was refused, crashed or hung in eager; and, where no compiled engine comes
-    within 25 % of the best eager one, all further compiled ones.
-
-    `each_alone` starts every part from the reference: what each option gains by itself.
+    `search` starts each part from the best so far, cheap and promising ones first; `each_alone` starts every part from
+    the reference: what each option gains by itself.
 
     Attributes:
         trials: what became of the candidates so far; whoever tries them adds to it before asking for the next.
@@ -48,14 +40,7 @@ class TuneSpace:
     def __init__(
         self, facts: Facts, limits: Limits, engines: Iterable[str] = ENGINES, now: Candidate | None = None
     ) -> None:
-        """Start with nothing tried.
-
-        Args:
-            facts: about the model and the device.
-            limits: what the best has to keep.
-            engines: which may be tried; eager is the reference and always is.
-            now: how the tier is run at present, if it is.
-        """
+        """Start with nothing tried; `engines` are those beside eager, `now` is how the tier is run at present."""
         self.trials: list[Trial] = []
         self._facts, self._limits = facts, limits
         self._engines = tuple(engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER)

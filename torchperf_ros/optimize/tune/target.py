@@ -22,9 +22,7 @@ class Target:
     Attributes:
         values: its node's parameters by dotted name, as the file or the command gives them.
         node: the same, checked.
-        stage: its own of these.
         tiers: those of its tiers that are tuned, the first one fully.
-        has_base: whether the values were read from a file.
         guessed: nobody named the tiers: they are those of the node's default, of which the adapter may build some.
     """
 
@@ -61,29 +59,20 @@ class Target:
         return Candidate(options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width)
 
     def with_tiers(self, tiers: Sequence[str]) -> "Target":
-        """The same with some of its tiers, in the stage's order; none named: all.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
+        """The same with some of its tiers, in the stage's order; none named: all. An unknown one is a `ConfigError`."""
         if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
-            raise ConfigError(
-                f"--tier {unknown[0]!r} is not there; {self.stage.name} has {', '.join(self.stage.tiers)}"
-            )
+            there = ", ".join(self.stage.tiers)
+            raise ConfigError(f"--tier {unknown[0]!r} is not there; {self.stage.name} has {there}")
         return replace(self, tiers=tuple(name for name in self.stage.tiers if not tiers or name in tiers))
 
 
 def target_of_adapter(
     adapter: str, stage: str | None, tiers: Sequence[str], own: Mapping[str, Any], device: str
 ) -> Target:
-    """A stage with this adapter.
+    """A stage with this adapter, and its `own` parameters where they are not None.
 
-    Args:
-        adapter: `module:Class`.
-        stage: its name; None: the one that the node knows this adapter by, else the class's name.
-        tiers: all tiers of the stage; none: those of the node's default that the adapter builds.
-        own: further parameters of the stage: options, output, budget_ms; None: the default.
-        device: auto, cpu, cuda or cuda:N.
+    Without a name it has the one that the node knows this adapter by, else the class's; without tiers those of the
+    node's default that the adapter builds.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
@@ -101,11 +90,7 @@ def target_of_adapter(
 def target_of_file(
     path: Path, stage: str | None, adapter: str | None, own: Mapping[str, Any], device: str | None
 ) -> Target:
-    """A stage of a node's parameter file, by its name or its adapter, with some of its parameters changed.
-
-    Raises:
-        ConfigError: the file, the stage or a value cannot be used.
-    """
+    """A stage of a parameter file, by name or adapter, with some parameters changed, or a `ConfigError`."""
     values = params_of_file(path) | ({"device": device} if device else {})
     stages = config_of(values).stages
     found = [one for one in stages if stage in {None, one.name} and adapter in {None, one.adapter}]
@@ -134,12 +119,8 @@ def tuned_parameters(
 ) -> str:
     """The node's parameter file with what was found; complete, so that the node takes it as it is.
 
-    Args:
-        target: the stage that was tuned; what it was given of its node is in the file.
-        found: for the whole stage; only the precision differs between tiers.
-        precision: tier -> what was found for it; tiers that were not looked at keep theirs.
-        default_threads: the number that `worker_threads: 0` means here.
-        remarks: lines of comment at the top.
+    Only the `precision`, by tier, differs between tiers; those that were not looked at keep theirs. `default_threads`
+    is the number that `worker_threads: 0` means here; `remarks` are lines of comment at the top.
     """
     stage, options = target.stage, found.options
     every = [precision.get(tier, now) for tier, now in zip(stage.tiers, stage.precision, strict=True)]
@@ -167,11 +148,7 @@ def tuned_parameters(
 
 
 def _name_of(adapter: str) -> str:
-    """`my_robot.lanes:LaneNetAdapter` is `lane_net`.
-
-    Raises:
-        ConfigError: not of that form.
-    """
+    """`my_robot.lanes:LaneNetAdapter` is `lane_net`; a `ConfigError` where it is not of that form."""
     module, _, name = adapter.partition(":")
     if not module or not name:
         msg = f"adapter {adapter!r} does not have the form module:Class, for example my_robot.segmenter:Segmenter"

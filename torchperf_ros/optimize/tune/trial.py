@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchperf_ros.config.build_options import BuildOptions
@@ -34,13 +34,9 @@ class Facts:
 
     Attributes:
         tiers: those that were named, else those that the adapter builds.
-        identity: hash of weights, code, inputs and what they run on, of every tier; results under another one say
-            nothing.
+        identity: hash of weights, code, inputs and what they run on, of every tier; results under another say nothing.
         changing: why no package can be kept, where a build has other weights than the one before; "" otherwise.
-        cuda: whether the device is CUDA.
-        machine: device, instruction set, torch and the like, in one line.
         threads: CPU threads that the node uses by default, the reference's.
-        cores: processors that a model may use.
         left_out: precision or layout -> why it does nothing, or nothing good, for this model here.
         ranges: smallest and largest value of each size that varies.
         batch: size of the example's first dimension, 0 where there is none.
@@ -65,10 +61,7 @@ class Candidate:
     """One way to run a tier.
 
     Attributes:
-        options: engine, mode, precision and the rest.
-        threads: CPU threads of its operators, at least 1.
         shapes: policy for sizes that vary, see `ShapeOptions`; without such sizes it means nothing.
-        bucket_width: of the policy bucket.
         batch: size of the first dimension; 0: as in the adapter's example inputs.
     """
 
@@ -109,10 +102,8 @@ class Figures:
         eager_p50_ms, eager_p99_ms: of the reference, on the adapter's own example inputs, sampled in turns with it.
         least_share, most_share: p50 over the reference's, in the best and in the worst fifth of the measurement.
         samples: how many of each; below 100, p99 lies between the two longest.
-        cold_start_s: from the start of the process to the first answer: torch, weights, eager's first call, compiling.
-        compile_s: of that compiling, 0 for eager.
-        memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA; the eager
-            model and, on the CPU, torch itself and the compiler are in it.
+        cold_start_s, compile_s: from the start of the process to the first answer; compiling, 0 for eager.
+        memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA.
         relative_l2, cosine, max_error: worst distance of its outputs from the reference's, see `Parity`.
     """
 
@@ -156,13 +147,10 @@ class Trial:
     """What became of a candidate.
 
     Attributes:
-        tier: the tier that it ran.
-        candidate: what was tried.
         outcome: measured; hopeless (ended after a first look); refused (parity, or it cannot be made); crashed; hung.
         reason: why it is not `measured`, in one line or more.
         figures: of `measured`, and of the first look of `hopeless`; None otherwise.
-        took_s: seconds from start to end of its process.
-        timeout_s: how long it was allowed to take.
+        took_s, timeout_s: seconds from start to end of its process, and how many it was allowed to take.
     """
 
     tier: str
@@ -173,27 +161,15 @@ class Trial:
     took_s: float = 0.0
     timeout_s: float = 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
-        """What `as_dict` gave.
-
-        Raises:
-            TypeError, KeyError: not the fields of a trial.
-        """
+        """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a trial."""
         figures = values["figures"] and Figures(**values["figures"])
         return cls(**{**values, "candidate": candidate_of(values["candidate"]), "figures": figures})
 
 
 def candidate_of(values: Mapping[str, Any]) -> Candidate:
-    """A candidate out of its JSON.
-
-    Raises:
-        TypeError, KeyError: not the fields of a candidate.
-    """
+    """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a candidate."""
     return Candidate(**{**values, "options": BuildOptions(**values["options"])})
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.adapter_tiers import tiers_of
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.engine import make_runner
-from torchperf_ros.engines.fingerprint import changing_weights, identify
-from torchperf_ros.engines.model_transforms import applies, matrix_precision
+from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
+from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
+from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
@@ -47,27 +46,19 @@ _MOST_SAMPLES = 2000
 _SIZES = 4  # inputs of so many sizes are timed where sizes vary
 _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
-_BYTES_PER_KIB = 1024
 
 Say = Callable[[str], None]
 
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """`Facts` of the job's tiers, as a dict: what can be tried is that of the first.
-
-    Raises:
-        TorchperfError: the adapter or the device cannot be used.
-    """
+    """`Facts` of the job's tiers, as a dict: what can be tried is that of the first; or a `TorchperfError`."""
     device, kind = Device(choose_device(job["device"]), 0).device, load_adapter(job["adapter"])
     with _named(f"adapter {job['adapter']!r}"):
         names = job["tiers"] or tiers_of(kind(job["options"], device))
     tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
     identities = [identify(one, BuildOptions()) for one in (tier, *others)]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
-    options |= {
-        "channels_last": BuildOptions(channels_last=True),
-        "cuda_graphs": BuildOptions(cuda_graphs=True),
-    }  # fmt: skip
+    options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
     left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
@@ -87,11 +78,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Try the job's candidate, see `trial.main`; returns `outcome`, `reason` and `figures` of its `Trial`.
-
-    Raises:
-        TorchperfError: the adapter or the device cannot be used.
-    """
+    """`outcome`, `reason` and `figures` of the job's candidate, see `trial.main`; or a `TorchperfError`."""
     candidate = candidate_of(job["candidate"])
     with torch.inference_mode():
         tier = load_tier(job, job["reference_threads"])
@@ -113,13 +100,7 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TierModel(BuiltTier):
-    """A tier's model with eager fp32 as the reference.
-
-    Attributes:
-        reference: the model in fp32 proper.
-        threads: CPU threads of the reference.
-        changing: why no package of it could be kept, see `changing_weights`.
-    """
+    """A tier's model with eager fp32 as the reference; `changing`: why no package of it could be kept."""
 
     reference: Call
     threads: int
@@ -131,11 +112,7 @@ class TierModel(BuiltTier):
         return self.example[0].shape[0] if self.example and self.example[0].dim() else 0
 
     def at_batch(self, batch: int) -> Inputs:
-        """The example at this batch size: inputs whose first dimension is the first input's get it.
-
-        Raises:
-            ConfigError: the inputs have no batch, or the adapter does not allow this one.
-        """
+        """The example at this batch size, in inputs whose first dimension is the first's; or a `ConfigError`."""
         batched = [n for n, tensor in enumerate(self.example) if tensor.dim() and tensor.shape[0] == self.batch]
         if not batched:
             raise ConfigError("the first input has no dimension that could be a batch")
@@ -180,20 +157,12 @@ def _named(what: str) -> Iterator[None]:
 
 
 class Attempt:
-    """One candidate on its way to figures. Use it inside of `torch.inference_mode`, which compilers depend on.
-
-    Attributes:
-        parity: distance from eager, once compared.
-    """
+    """One candidate on its way to figures. Use it inside of `torch.inference_mode`, which compilers depend on."""
 
     parity: Parity
 
     def __init__(self, tier: TierModel, candidate: Candidate, started_ns: int) -> None:
-        """Build and compile it on its own number of threads, and call it once.
-
-        Raises:
-            Exception: whatever the compiler raises.
-        """
+        """Build and compile it on its own number of threads, and call it once; what the compiler raises passes."""
         self._tier, self._candidate = tier, candidate
         self._example = tier.at_batch(candidate.batch) if candidate.batch else tier.example
         self._dims = {} if candidate.batch else tier.dims
@@ -249,7 +218,7 @@ class Attempt:
             eager_p50_ms=eager.median_ms, eager_p99_ms=eager.calibration.p99_ms,
             least_share=min(shares), most_share=max(shares), samples=len(own.times_ms),
             cold_start_s=self.cold_start_s, compile_s=self.compile_s,
-            memory_mb=_peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, **asdict(self.parity),
+            memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, **asdict(self.parity),
         )  # fmt: skip
         return asdict(figures)
 
@@ -258,12 +227,11 @@ class Attempt:
 
         Where the threads differ the two take turns in blocks, as a change of their number takes calls to settle.
         """
+        sides = ("own", self._call, self._example), ("eager", self._tier.reference, self._tier.example)
         calls = [
             {f"{who} {size}": partial(call, *inputs) for size, inputs in enumerate(self._inputs(example))}
-            for who, call, example in (
-                ("own", self._call, self._example), ("eager", self._tier.reference, self._tier.example)
-            )
-        ]  # fmt: skip
+            for who, call, example in sides
+        ]
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:
@@ -280,21 +248,8 @@ class Attempt:
         return Timing(tuple(times["own"])), Timing(tuple(times["eager"]))
 
     def _inputs(self, example: Inputs) -> list[Inputs]:
-        """The example's sizes, and some drawn from the ranges."""
         drawn = [random_inputs(example, seed, self._dims) for seed in range(1, _SIZES)]
         return [random_inputs(example, 0), *(drawn if self._dims else ())]
-
-
-def in_precision(call: Call, precision: str, device: torch.device) -> Call:
-    """The call with its matrix products in this precision; on the CPU the very same, whose time nothing adds to."""
-    if device.type != "cuda":
-        return call
-
-    def on_cuda(*inputs: torch.Tensor) -> object:
-        with matrix_precision(precision, device):
-            return call(*inputs)
-
-    return on_cuda
 
 
 def _pooled(found: Mapping[str, Timing], who: str) -> Timing:
@@ -302,11 +257,3 @@ def _pooled(found: Mapping[str, Timing], who: str) -> Timing:
     own = [timing for name, timing in found.items() if name.startswith(who)]
     rounds = zip(*(timing.times_ms for timing in own), strict=True)
     return Timing(tuple(time_ms for each in rounds for time_ms in each), max(timing.inner for timing in own))
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Of this process so far; not `ru_maxrss`, which counts the parent's memory from before the program was loaded."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * _BYTES_PER_KIB

@@ -27,8 +27,6 @@ class Baseline:
     """One baseline.
 
     Attributes:
-        name: in its store.
-        runs: the runs' files.
         card: what they are runs of: `saved_at` (ISO, UTC), `commit`, `log_sha256`, `log`, `fingerprint`, `cpu`, `model`
             (hash by stage), `params_sha256`, `frames` (answered, by stage); texts may be empty.
     """
@@ -42,21 +40,15 @@ class BaselineStore:
     """A folder with a folder for each baseline: the runs, and a card that says what they are runs of."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Use this folder; None: `baselines` where the user's state lies (`XDG_STATE_HOME`)."""
         self.folder = folder or user_folder("XDG_STATE_HOME", ".local/state") / "baselines"
 
     def save(self, paths: Sequence[Path], name: str, commit: str = "", replace: bool = False) -> Baseline:
-        """Keep runs: all of them, or nothing under this name.
+        """Keep runs, files that `torchperf replay` wrote: all of them, or nothing under this name.
 
-        Args:
-            paths: `.json` or `.parquet` files that `torchperf replay` wrote.
-            name: of the baseline.
-            commit: what the code was; empty: what the first run says.
-            replace: whether a baseline of this name gives way.
+        An empty `commit` is what the first run says.
 
         Raises:
-            RunLogError: the name is taken or none, or a path is no such file.
-            RunLogError: a run cannot be read.
+            RunLogError: the name is taken or none, or a path is no such file or cannot be read.
             OSError: it cannot be written.
         """
         card: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,16 +12,7 @@ from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.compare import estimates as statistics
 from torchperf_ros.runs.compare.estimates import Curve
 from torchperf_ros.runs.compare.run_frames import StageFrames, pooled, stage_frames
-from torchperf_ros.runs.compare.verdict import (
-    JITTER,
-    METRICS,
-    OUTPUTS,
-    Finding,
-    Interval,
-    Rules,
-    Verdict,
-    judge,
-)
+from torchperf_ros.runs.compare.verdict import JITTER, METRICS, OUTPUTS, Finding, Interval, Rules, Verdict, judge
 from torchperf_ros.runs.run_log import RunLog, RunLogError
 
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
@@ -41,9 +32,6 @@ class StageComparison:
     """One stage on both sides.
 
     Attributes:
-        name: of the stage.
-        base, new: the frames of all runs of a side.
-        agreement: of `agreement`, of the first run of each side.
         curve: differences of quantiles, for a picture; may be empty.
         block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the sample.
     """
@@ -61,11 +49,8 @@ class Comparison:
     """What the runs say.
 
     Attributes:
-        base, new: the runs of each side.
-        stages: of either, in the order of the base.
         findings: every metric that was judged, stage by stage, then those of the whole run.
         notes: what makes the runs less comparable, in words.
-        rules: how verdicts were reached.
     """
 
     base: tuple[RunLog, ...]
@@ -92,8 +77,7 @@ class Comparison:
     def status(self, strict: bool = False) -> int:
         """The exit status: 0: nothing is worse, 1: something is or breaks its limit, 2: no metric could be judged.
 
-        Args:
-            strict: a metric with too little data counts as worse, and so does a stage that one side lacks.
+        With `strict` a metric with too little data counts as worse, and so does a stage that one side lacks.
         """
         if self.with_verdict(Verdict.WORSE) or self.broken_limits:
             return 1
@@ -109,14 +93,7 @@ def compare(
     across_machines: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Compare runs.
-
-    Args:
-        base: the runs that are the measure.
-        new: the runs in question.
-        rules: how verdicts are reached.
-        across_machines: compare runs of different machines all the same.
-        progress: called with what is done now.
+    """Compare runs; `progress` is called with what is done now.
 
     Raises:
         RunLogError: they have no stage in common, or ran at different paces or on different machines.
@@ -148,7 +125,7 @@ def compare(
         stage, estimates = _stage(first, second, rules)
         stages.append(stage)
         found += [*estimates, *_outputs(stage, excuses)]
-        notes += filter(None, (_identical(stage), _other_budgets(stage), _other_tiers(stage)))
+        notes += _remarks(stage)
     found += statistics.whole(base, new, rules.alpha)
     unknown = rules.limited(names) - {(one.stage, one.metric) for one in found}
     found += [Finding(*place, math.nan, math.nan, why="neither run says") for place in unknown]
@@ -158,23 +135,13 @@ def compare(
     return Comparison(tuple(base), tuple(new), tuple(stages), tuple(findings), tuple(notes), rules)
 
 
-def _identical(stage: StageComparison) -> str:
-    """In words, that nothing is left to chance, as on a virtual clock; empty if it is."""
+def _remarks(stage: StageComparison) -> Iterator[str]:
     first, second = stage.base.total_ms, stage.new.total_ms
-    same = np.array_equal(first, second, equal_nan=True) and np.isfinite(first).any()
-    return f"{stage.name}: every latency is the same in both runs" if same else ""
-
-
-def _other_budgets(stage: StageComparison) -> str:
-    """In words, how the deadlines differ, which misses are counted by; empty if they do not."""
-    first, second = stage.base.budget_ms, stage.new.budget_ms
-    if first == second or not (math.isfinite(first) and math.isfinite(second)):
-        return ""
-    return f"{stage.name}: the budget is {first:g} ms in the base, {second:g} ms in the new run"
-
-
-def _other_tiers(stage: StageComparison) -> str:
-    """In words, which tiers answered how many frames on both sides; empty if it is much the same."""
+    if np.array_equal(first, second, equal_nan=True) and np.isfinite(first).any():
+        yield f"{stage.name}: every latency is the same in both runs"
+    budgets = stage.base.budget_ms, stage.new.budget_ms
+    if budgets[0] != budgets[1] and np.isfinite(budgets).all():
+        yield f"{stage.name}: the budget is {budgets[0]:g} ms in the base, {budgets[1]:g} ms in the new run"
     named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
     shares, words = [], []
     for side in (stage.base, stage.new):
@@ -183,8 +150,8 @@ def _other_tiers(stage: StageComparison) -> str:
         shares.append({names[tier]: count / counts.total() for tier, count in counts.most_common()})
         words.append(", ".join(f"{name} {percent(share, 0)}" for name, share in shares[-1].items()))
     moved = [abs(shares[0].get(name, 0.0) - shares[1].get(name, 0.0)) for name in {*shares[0], *shares[1]}]
-    said = all(words) and max(moved) >= _OTHER_TIERS
-    return f"{stage.name}: base answered by {words[0]}; new by {words[1]}" if said else ""
+    if all(words) and max(moved) >= _OTHER_TIERS:
+        yield f"{stage.name}: base answered by {words[0]}; new by {words[1]}"
 
 
 def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:

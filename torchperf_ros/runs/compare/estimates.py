@@ -221,16 +221,14 @@ class _Series:
         if len(self.values) >= _LEAST_VALUES:
             steps = np.abs(np.diff(self.values))
             self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
-            beyond = [
-                np.asarray(self.values > np.quantile(self.values, share), np.float64) for share in _QUANTILES.values()
-            ]
+            quantiles = np.quantile(self.values, list(_QUANTILES.values()))
+            beyond = [np.asarray(self.values > quantile, np.float64) for quantile in quantiles]
             self.block = _blocks(self.values, *beyond, self.steps)
             for metric, one in zip(self.least, [*beyond, self.steps], strict=True):
                 self.least[metric] *= inflation(one, self.block)
         self.least = {metric: max(least, _LEAST_BLOCKS * self.block) for metric, least in self.least.items()}
 
     def drawn(self, resamples: int, stream: np.random.SeedSequence) -> Values:
-        """`_measured` of so many resamples."""
         from arch.bootstrap import CircularBlockBootstrap
 
         bootstrap = CircularBlockBootstrap(self.block, self.values, self.steps, seed=np.random.default_rng(stream))
@@ -238,7 +236,6 @@ class _Series:
 
 
 def _measured(values: Values, steps: Values) -> Values:
-    """Quantiles, and the jitter last."""
     return np.append(np.quantile(values, _ALL), steps.mean())
 
 
@@ -251,7 +248,6 @@ def _constant(values: Values) -> bool:
 
 
 def _blocks(*series: Values) -> int:
-    """The length of the blocks that intervals of these are made with."""
     longest = max(map(block_length, series))
     return min(len(series[0]), math.ceil(_BLOCKS_LONGER * longest) if longest > 1 else 1)
 

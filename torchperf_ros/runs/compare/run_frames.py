@@ -32,16 +32,7 @@ class StageFrames(StageLog):
 
 
 def load_run(path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> RunLog:
-    """Read one run from whatever `read_runs` reads.
-
-    Args:
-        path: `.json`, `.parquet`, or a folder with one `run.parquet`; `.jsonl`; a rosbag2 folder, `.mcap`, `.db3`,
-            `.bag`, or a folder with one of these.
-        progress: called with how far it is.
-
-    Raises:
-        RunLogError: it cannot be read, holds no answered frame, or several nodes.
-    """
+    """One run from whatever `read_runs` reads; a `RunLogError` where it has no answered frame, or several nodes."""
     runs = read_runs(path, progress)
     if len(runs) > 1:
         msg = f"run {path}: holds {len(runs)} runs ({', '.join(run.name for run in runs)}); name one of them"

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import NormalDist
 from typing import Final, TypeVar
 
@@ -24,7 +25,6 @@ class Metric:
 
     Attributes:
         key: as in parameters, for example `p99`.
-        title: as in tables.
         unit: of its values in tables.
         margin: the smallest change that matters, as in parameters.
         whole: one value for the whole run, instead of one for each stage.
@@ -64,12 +64,7 @@ METRICS: Final = {
 
 @dataclass(frozen=True)
 class Margin:
-    """The smallest change that matters: a share of the base's value, or a number in the metric's unit if that is more.
-
-    Attributes:
-        share: of the base, 0 to 1.
-        absolute: in the unit of the metric.
-    """
+    """The smallest change that matters: a share of the base, 0 to 1, or `absolute` in the metric's unit if more."""
 
     share: float
     absolute: float
@@ -79,33 +74,13 @@ class Margin:
         return max(self.share * abs(base), self.absolute) if math.isfinite(base) else self.absolute
 
 
-def read_margins(settings: Iterable[str] = ()) -> dict[str, Margin]:
-    """Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms`.
-
-    Raises:
-        ConfigError: there is no such metric, or a value is none.
-    """
-    return _read("--min-effect", _margin, settings)
-
-
-def read_limits(settings: Iterable[str] = ()) -> dict[str, float]:
-    """The highest values that the new runs may have, by `metric` or `stage.metric`, in the metric's unit.
-
-    Raises:
-        ConfigError: there is no such metric, or a value is none.
-    """
-    return _read("--limit", _limit, settings)
-
-
 @dataclass(frozen=True)
 class Rules:
     """How verdicts are reached.
 
     Attributes:
         margins: of `read_margins`; the metric's own where there is none.
-        limits: of `read_limits`.
         alpha: chance of a false alarm, 0 to 1, of all comparisons together; intervals are of 1 - alpha.
-        skip: keys of metrics that are not looked at.
         resamples: of the bootstrap of each side; the smallest p-value is 2 / (resamples + 1).
         seed: of the bootstrap; the same seed, the same verdicts.
     """
@@ -132,11 +107,7 @@ class Rules:
         return {(one, metric) for stage, metric in places for one in ([stage] if stage or metric.whole else stages)}
 
     def check_stages(self, stages: Collection[str]) -> None:
-        """See that margins and limits are for stages that there are (a typo would turn a gate off) and are looked at.
-
-        Raises:
-            ConfigError: one is not.
-        """
+        """Raise a `ConfigError` for a margin or limit of a stage that is not there, or of a metric that is skipped."""
         for option, names in (("--min-effect", self.margins), ("--limit", self.limits)):
             for name in names:
                 stage, dot, key = name.rpartition(".")
@@ -158,12 +129,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the difference of two sides lies, new less base.
-
-    Attributes:
-        low, high: confidence interval.
-        p: two-sided p-value of "no difference"; NaN where nothing is left to chance.
-    """
+    """Where new less base lies; `p` is two-sided, of no difference, NaN where nothing is left to chance."""
 
     low: float
     high: float
@@ -176,7 +142,6 @@ class Finding:
 
     Attributes:
         stage: empty for a metric of the whole run.
-        metric: which.
         base, new: the values, in the metric's unit; of several runs the mean or that of all frames; NaN where unknown.
         interval: of the difference; None where there can be none.
         samples: frames or runs (see `kind`) of the side that has fewer.
@@ -184,7 +149,6 @@ class Finding:
         why: in words, what keeps the metric from an interval or a verdict.
         decides: whether it can be worse or better at all.
         kind: what `samples` counts.
-        verdict: what it means.
         margin: the smallest change that matters, in the metric's unit.
         p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
         needed: with about so many frames or runs a side a verdict could be expected; NaN where it cannot be said.
@@ -321,8 +285,13 @@ def _limit(metric: Metric, text: str) -> float:
 
 
 def _quantity(text: str, units: Collection[str]) -> tuple[float, str]:
-    """A number and its unit, for example `40ms`; ValueError if it is none, or not in one of these units."""
     found = _QUANTITY.fullmatch(text.strip())
     if found is None or found[2] not in units:
         raise ValueError(text)
     return float(found[1]), found[2]
+
+
+read_margins: Final = partial(_read, "--min-effect", _margin)
+"""Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms`; a `ConfigError` where one cannot be read."""
+read_limits: Final = partial(_read, "--limit", _limit)
+"""The highest values of the new runs, by `metric` or `stage.metric`, in the metric's unit; a `ConfigError` likewise."""

@@ -26,10 +26,8 @@ def columns(comparison: Comparison) -> list[str]:
 
 def headline(comparison: Comparison) -> str:
     """The verdict in one line: what breaks a limit, what is worse or else what is not, what people have to look at."""
-    worse, better, same, short = (
-        comparison.with_verdict(verdict)
-        for verdict in (Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH)
-    )
+    verdicts = Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH
+    worse, better, same, short = map(comparison.with_verdict, verdicts)
     broken = comparison.broken_limits
     parts = [f"limit broken: {_listed([_measured(one) for one in broken])}"] if broken else []
     parts += [f"{_count(worse)} worse: {_named(worse)}"] if worse else []
@@ -144,11 +142,8 @@ def to_json(comparison: Comparison, status: int) -> str:
 
 def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
     facts = runs[0].facts
-    return {
-        "name": runs[0].name,
-        "runs": [run.name for run in runs],
-        **{key: facts[key] for key in _FACTS if key in facts},
-    }
+    known = {key: facts[key] for key in _FACTS if key in facts}
+    return {"name": runs[0].name, "runs": [run.name for run in runs], **known}
 
 
 def _finding(one: Finding) -> dict[str, Any]:
@@ -163,7 +158,6 @@ def _finding(one: Finding) -> dict[str, Any]:
 
 
 def _change(one: Finding) -> str:
-    """The difference, and for what is no share its part of the base."""
     if not math.isfinite(one.difference):
         return "-"
     text = number(one.difference, signed=True)
@@ -175,7 +169,6 @@ def _change(one: Finding) -> str:
 
 
 def _verdict(finding: Finding) -> str:
-    """The word, how many frames would be enough where there are too few, and the limit if there is one."""
     text = finding.verdict.value
     if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
         text += f": about {finding.needed:,.0f} {finding.kind} would be"
@@ -195,7 +188,6 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _measured(finding: Finding) -> str:
-    """What the new side has of something that has a limit."""
     value, unit = finding.new, finding.metric.unit
     measured = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
     return f"{finding.title} {measured} (limit {finding.limit:g} {unit})"

@@ -15,7 +15,6 @@ class Page:
     """Sections and figures on their way into `page.html`, which reports and comparisons share."""
 
     def __init__(self) -> None:
-        """Begin an empty page."""
         self.top: list[Block] = []
         self._sections: list[dict[str, Any]] = []
         self._figures: list[str] = []

@@ -32,13 +32,7 @@ _QUALITY: Final = 70
 
 @dataclass(frozen=True)
 class InputPicture:
-    """A message that a frame was computed from, or the one of its topic with the nearest stamp.
-
-    Attributes:
-        topic: where it was published.
-        uri: a JPEG as a `data:` URI.
-        off_ms: by how much its stamp differs from the frame's, as far as that is known.
-    """
+    """A JPEG (`data:` URI) of a frame's input or its neighbour, and how many ms its stamp is off."""
 
     topic: str
     uri: str
@@ -85,12 +79,7 @@ def input_pictures(
 
 
 def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> InputPicture:
-    """The message with the nearest stamp among those recorded shortly before the answer.
-
-    Raises:
-        ValueError: there is none, or it is a point cloud without x and y.
-        BadInput: the image's encoding is not known, or it is damaged.
-    """
+    """The message with the nearest stamp among those recorded shortly before the answer, or a `ValueError`."""
     near = [(abs(off_ms), off_ms, message) for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)
             if abs(off_ms := (_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS]  # fmt: skip
     if not near:
@@ -112,11 +101,7 @@ def _stamp_ns(raw: bytes) -> int:
 
 
 def _from_above(cloud: Any) -> Image.Image:  # noqa: ANN401 - sensor_msgs/PointCloud2
-    """The points from above, forward up, within 40 m: the more in a cell, the brighter.
-
-    Raises:
-        ValueError: it has no x and y as 32-bit floats.
-    """
+    """The points from above, forward up, within 40 m: the more in a cell, the brighter."""
     offsets = {field.name: field.offset for field in cloud.fields if field.datatype == _FLOAT32}
     if not {"x", "y"} <= set(offsets):
         raise ValueError("a point cloud without x and y as 32-bit floats is not drawn")

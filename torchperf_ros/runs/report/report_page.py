@@ -59,13 +59,7 @@ class OverviewRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that ran, the worst first, and everything that did not.
-
-    Attributes:
-        rows: one for each stage of each run.
-        failed: name and reason.
-        title: what they are together.
-    """
+    """Everything that ran, a row for each stage and the worst first, and everything that failed, by name and reason."""
 
     rows: Sequence[OverviewRow]
     failed: Sequence[tuple[str, str]] = ()
@@ -96,7 +90,10 @@ def write_report(
         else:
             several = len(runs) > 1
             page.top += [_verdicts(run, f"{run.name}: " * several) for run in runs]
-            page.top += [_side_by_side(runs)] if several else []
+            if several:
+                rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
+                        for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
+                page.top.append({"kind": "table", "head": _HEAD[:-1], "rows": rows})
         for number, run in enumerate(runs):
             progress(f"drawing {run.name}")
             _section(page, run, f"run{number}", points, side)
@@ -118,7 +115,6 @@ def write_report(
 
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
-    """One run: its stages in numbers and words, anomalies, charts, worst frames."""
     from torchperf_ros.runs.report import report_pictures as draw
 
     stages = [stage for stage in run.stages if len(stage)]
@@ -154,12 +150,11 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
             })  # fmt: skip
     blocks += [_document(path) for path in run.documents]
     begin_ns, end_ns = run.span_ns
-    page.section(
-        run.name, blocks, anchor, f"node {run.node} · {_utc(begin_ns)} UTC · {(end_ns - begin_ns) / _NS_PER_S:,.1f} s"
-    )
+    span = f"{_utc(begin_ns)} UTC · {(end_ns - begin_ns) / _NS_PER_S:,.1f} s"
+    page.section(run.name, blocks, anchor, f"node {run.node} · {span}")
 
 
-def _verdicts(run: RunLog, prefix: str = "") -> Block:
+def _verdicts(run: RunLog, prefix: str) -> Block:
     lines = [verdict(stage) for stage in run.stages if len(stage)] or [("bad", "no frame was answered")]
     return {"kind": "verdict", "lines": [(css, prefix + text) for css, text in lines]}
 
@@ -178,15 +173,7 @@ def _input_pictures(
     return input_pictures(run.recordings, frames, side, [stage.output for stage in run.stages if stage.output])
 
 
-def _side_by_side(runs: Sequence[RunLog]) -> Block:
-    """All runs, a row for each stage."""
-    rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
-            for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
-    return {"kind": "table", "head": _HEAD[:-1], "rows": rows}
-
-
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
-    """Many runs in one picture and one table, so that only the worst need a section each."""
     from torchperf_ros.runs.report.report_pictures import latencies
 
     rows = overview.rows
@@ -306,7 +293,6 @@ def _document(path: Path) -> Block:
 
 
 def _utc(t_ns: int) -> str:
-    """A time in words, to the second."""
     return f"{datetime.fromtimestamp(t_ns / _NS_PER_S, timezone.utc):%Y-%m-%d %H:%M:%S}"
 
 

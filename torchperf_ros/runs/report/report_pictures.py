@@ -63,9 +63,7 @@ _HALF: Final = 0.5  # of a log's width
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     """Indexes of the points to keep, in order, so that no spike is lost (the M4 aggregation, Jugel et al., 2014).
 
-    Args:
-        values: a series, NaN where unknown; unknown ones are kept only as first or last.
-        most: so many points at most, at least 4; a shorter series is kept as it is.
+    There are `most` points, at least 4; a shorter series is kept. NaN, unknown, is kept only as first or last.
     """
     count = len(values)
     if count <= most:
@@ -146,7 +144,8 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
         begin, end = _times([begin_ns, end_ns])
         figure.add_shape(type="rect", x0=begin, x1=end, y0=0, y1=1, yref="paper", fillcolor=_STOP_BAND, layer="below",
                          line={"width": 0})  # fmt: skip
-    marked = [one for one in alerts if one.level != "OK" and _concerns(one, stage)][:_MOST_MARKS]
+    concerned = {stage.name, "machine", "node"}  # what all stages share, too
+    marked = [one for one in alerts if one.level != "OK" and one.name.partition(": ")[0] in concerned][:_MOST_MARKS]
     colours = [VERMILION if one.level == "ERROR" else ORANGE for one in marked]
     if marked:
         figure.add_scatter(
@@ -295,11 +294,6 @@ def broken(x: Sequence[Any], y: Sequence[Any], stretch: NDArray[np.int64]) -> tu
     parts = [slice(begin, end) for begin, end in pairwise([0, *cuts, len(stretch)])]
     found = [[value for part in parts for value in (*values[part], None)][:-1] for values in (x, y)]
     return found[0], found[1]
-
-
-def _concerns(alert: LoggedAlert, stage: StageLog) -> bool:
-    """Whether an alert is of this stage, or of what all stages share."""
-    return alert.name.partition(": ")[0] in {stage.name, "machine", "node"}
 
 
 def _changes(values: NDArray[np.float64], stretch: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -103,9 +103,7 @@ def _cause(stage: StageLog) -> str:
     if not reasons and stage.last_reason:
         return stage.last_reason.rpartition(PUBLISHED_ON_TIME)[2]
     if not reasons:
-        return ", ".join(
-            f"{count:,} {one.word.replace('_', ' ')}" for one, count in stage_figures(stage).outcomes.items()
-        )
+        return _outcomes(stage_figures(stage))
     ((kind, count),) = Counter(_NUMBER.sub("", reason) for reason in reasons).most_common(1)
     text = next(reason for reason in reasons if _NUMBER.sub("", reason) == kind)
     return text if count == len(missed) else f"{text} ({count:,} of {len(missed):,} misses)"
@@ -144,10 +142,9 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
 
 
 def _stage_words(stage: StageLog) -> str:
-    """What tiles do not say: how frames ended that were not on time, and which are not counted."""
     figures, text = stage_figures(stage), ""
     if figures.outcomes:
-        reasons = ", ".join(f"{count:,} {one.word.replace('_', ' ')}" for one, count in figures.outcomes.items())
+        reasons = _outcomes(figures)
         instead = ", ".join(f"{_INSTEAD[one]} ({count:,})" for one, count in figures.fallbacks.items())
         text = f" Not on time: {reasons}" + (f"; published instead: {instead}." if instead else ".")
     if stage.dropped:
@@ -155,6 +152,10 @@ def _stage_words(stage: StageLog) -> str:
     if figures.starting:
         text += f" {_count(figures.starting, 'frame')} came while it started and are not counted."
     return f"{stage.name}:{text}" if text else ""
+
+
+def _outcomes(figures: StageFigures) -> str:
+    return ", ".join(f"{count:,} {one.word.replace('_', ' ')}" for one, count in figures.outcomes.items())
 
 
 def _memory_words(run: RunLog) -> str:
