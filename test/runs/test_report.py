@@ -15,7 +15,7 @@ from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.runs.report import report_page
 from torchperf_ros.runs.report.report_page import MOST_ROWS, Overview, OverviewRow, write_report
 from torchperf_ros.runs.report.report_pictures import VERMILION, envelope, latencies
-from torchperf_ros.runs.report.report_words import in_words, stage_figures, worst_frames
+from torchperf_ros.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.runs.run_log import RunLogError
 from torchperf_ros.runs.run_log_source import read_runs
@@ -64,6 +64,18 @@ def test_given_a_drive_when_measured_then_quantiles_are_numpys(run):
     assert figures.worst_lateness_ms == -31.0
     assert worst_frames(run.stages[0], 10)[0] == logs.LATE
     assert figures.outcomes == figures.fallbacks == {}
+
+
+def test_given_a_stage_with_a_guard_when_reported_then_what_it_did_not_accept_is_told_and_shown_first(run, tmp_path):
+    planning = run.stage("planning")
+    kind, text = verdict(planning)
+    assert kind == "fair"
+    assert text.endswith("; the guard did not accept every output: 1 brake")
+    assert worst_frames(planning, 1).tolist() == [logs.BRAKED]
+    assert not stage_figures(run.stage("perception")).guarded
+    page = written(tmp_path, [run])
+    assert "not accepted by the guard" in page
+    assert "→ guard: brake" in page
 
 
 def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_ends():
@@ -133,7 +145,8 @@ def test_given_a_model_that_always_fails_when_reported_then_the_page_begins_with
     page = without_plotly(whole)
     parts = [
         '<div class="verdict bad">perception: 0.00% on time: KeyError: 0 (b_dict.py:36); SAFE_STOP for 4.0 s</div>',
-        '<div class="verdict good">planning: 100.00% on time</div>', '<div class="figures">', "<h3>Anomalies</h3>",
+        '<div class="verdict fair">planning: 100.00% on time; the guard did not accept every output: 1 brake</div>',
+        '<div class="figures">', "<h3>Anomalies</h3>",
         'class="plot"', "The 10 worst frames", "<footer>", "torch 2.13",
     ]  # fmt: skip
     places = [page.index(part) for part in parts]

@@ -169,11 +169,12 @@ def _stage_table(result: "ReplayResult") -> "Table":
         missed = ", ".join(f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time")
         on_time = percent(stage.outcomes["on_time"] / len(stage.frames)) if len(stage.frames) else "-"
         instead = ", ".join(f"{count:,} {word}" for word, count in stage.fallbacks.most_common())
+        guard = ", ".join(f"{count:,} {word}" for word, count in stage.checks.most_common() if word != "accept")
         table.add_row(
             stage.name, f"{len(stage.frames):,}", on_time,
             *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
             *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}",
-            tiers or "-", "; ".join(filter(None, [missed, instead])) or "-",
+            tiers or "-", "; ".join(filter(None, [missed, instead, guard and f"guard: {guard}"])) or "-",
         )  # fmt: skip
     return table
 

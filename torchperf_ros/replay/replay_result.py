@@ -21,7 +21,7 @@ from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame_table import output_hash
-from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
@@ -123,7 +123,12 @@ class StageResult:
         """What was published instead of frames' own results how often, by word."""
         return self._counts("fallback", Fallback)
 
-    def _counts(self, column: str, words: type[Outcome] | type[Fallback]) -> Counter[str]:
+    @property
+    def checks(self) -> Counter[str]:
+        """What the guard made of outputs how often, by word; empty without a guard."""
+        return self._counts("check", GuardVerdict)
+
+    def _counts(self, column: str, words: type[Outcome | Fallback | GuardVerdict]) -> Counter[str]:
         pairs = zip(*np.unique(self.frames[column], return_counts=True), strict=True)
         return self._figure(_Counts({words(v).word: self._figure(_Count(count)) for v, count in pairs if v >= 0}))
 
@@ -177,7 +182,7 @@ class StageResult:
             "name": self.name, "tiers": list(self.tiers), "output": self.output_topic, "type": self.output_type,
             "budget_ms": self.budget_ms, "received": self.received, "answered": len(self.frames),
             "superseded": self.superseded, "stale": self.stale, "outcomes": dict(self.outcomes),
-            "fallbacks": dict(self.fallbacks),
+            "fallbacks": dict(self.fallbacks), "checks": dict(self.checks),
             **{name: value if math.isfinite(value) else None for name, value in times_ms.items()},
             "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in self.reasons.items()},
         }  # fmt: skip

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.telemetry.node_state import Event, NodeState, SeenFrame, StageState
 
@@ -317,6 +317,9 @@ def _fallbacks(stage: StageState) -> Text:
     _pair(row, "dropped", stage.dropped)
     if stale := stage.count("stale"):
         _pair(row, "of them stale", stale)
+    for verdict in GuardVerdict:
+        if verdict is not GuardVerdict.ACCEPT and (count := stage.count(f"check_{verdict.word}")):
+            _pair(row, f"guard: {verdict.word}", count)
     return row
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros import __version__
-from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.report.page import Block, Page
 from torchperf_ros.runs.report.report_words import (
@@ -229,6 +229,8 @@ def _tiles(figures: StageFigures) -> Block:
         (f"{late:+.1f} ms" if math.isfinite(late) else "-", "latest answer, to its deadline",
          "bad" if late > PUNCTUAL_MS else ""),
         (f"{sum(figures.fallbacks.values()):,}", "fallbacks", ""),
+        *([(f"{sum(figures.checks.values()):,}", "not accepted by the guard", "bad" if figures.checks else "good")]
+          if figures.guarded else []),
     ]}  # fmt: skip
 
 
@@ -236,11 +238,14 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Inpu
     row = stage.frames[index]
     outcome, t_ns = Outcome(int(row["outcome"])), int(row["t_ns"])
     fallback = "" if row["fallback"] == UNKNOWN else f" → {Fallback(int(row['fallback'])).word.replace('_', ' ')}"
+    check = GuardVerdict(int(row["check"])) if row["check"] != UNKNOWN else GuardVerdict.ACCEPT
+    guard = "" if check is GuardVerdict.ACCEPT else f" → guard: {check.word}"
     steps = ", ".join(f"{name.removesuffix('_ms')} {row[name]:.1f}" for name in STEPS if math.isfinite(row[name]))
     time = f"{_utc(t_ns)[11:]}.{t_ns // _NS_PER_MS % 1000:03d}"
     shown: dict[str, Any] = {
         "took": f"{_ms(row['total_ms'])} ms", "of": _of(row["budget_ms"]),
-        "css": "good" if outcome in IN_TIME else "bad", "outcome": outcome.word.replace("_", " ") + fallback,
+        "css": "good" if outcome in IN_TIME and not guard else "bad",
+        "outcome": outcome.word.replace("_", " ") + fallback + guard,
         "lines": [f"frame {int(row['seq'])}, {time}, {stage.tier_name(int(row['tier']))}", steps or "steps unknown",
                   *([stage.reasons[t_ns]] if t_ns in stage.reasons else [])],
     }  # fmt: skip

@@ -3,14 +3,14 @@
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.run_log import MEMORY, UNKNOWN, RunLog, StageLog
 from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME
@@ -35,7 +35,8 @@ class StageFigures:
         starting: and those.
         on_time_share: 0 to 1, of `frames`.
         worst_lateness_ms: the latest answer; negative: before its deadline.
-        outcomes, fallbacks: how many, without zeros and `on_time`, the most frequent first.
+        outcomes, fallbacks, checks: how many, without zeros, `on_time` and `accept`, the most frequent first.
+        guarded: whether the stage had a guard.
     """
 
     frames: int
@@ -49,6 +50,13 @@ class StageFigures:
     worst_lateness_ms: float
     outcomes: dict[Outcome, int]
     fallbacks: dict[Fallback, int]
+    checks: dict[GuardVerdict, int] = field(default_factory=dict)
+    guarded: bool = False
+
+    @property
+    def guard_words(self) -> str:
+        """How often the guard did what, for example `2 brake, 1 unchecked`."""
+        return ", ".join(f"{count:,} {one.word}" for one, count in self.checks.items())
 
 
 def stage_figures(stage: StageLog) -> StageFigures:
@@ -57,7 +65,8 @@ def stage_figures(stage: StageLog) -> StageFigures:
     total_ms = stage.total_ms[counted & np.isfinite(stage.total_ms)]
     p50, p95, p99, highest = np.percentile(total_ms, (50, 95, 99, 100)) if len(total_ms) else [math.nan] * 4
     frames = stage.frames[counted]
-    seen = {name: zip(*np.unique(frames[name], return_counts=True), strict=True) for name in ("outcome", "fallback")}
+    seen = {name: zip(*np.unique(frames[name], return_counts=True), strict=True)
+            for name in ("outcome", "fallback", "check")}  # fmt: skip
     often = {name: sorted(counts, key=lambda one: -int(one[1])) for name, counts in seen.items()}
     return StageFigures(
         int(counted.sum()), int((~counted).sum()),
@@ -66,6 +75,8 @@ def stage_figures(stage: StageLog) -> StageFigures:
         float(np.fmax.reduce(stage.lateness_ms[counted], initial=math.nan)),
         {Outcome(one): int(count) for one, count in often["outcome"] if one != Outcome.ON_TIME},
         {Fallback(one): int(count) for one, count in often["fallback"] if one != UNKNOWN},
+        {GuardVerdict(one): int(count) for one, count in often["check"] if one not in {UNKNOWN, GuardVerdict.ACCEPT}},
+        bool((frames["check"] != UNKNOWN).any()),
     )  # fmt: skip
 
 
@@ -78,9 +89,13 @@ def verdict(stage: StageLog) -> tuple[str, str]:
     text = f"{stage.name}: {percent(share, 2)} on time"
     text += f": {_cause(stage)}" if figures.outcomes else ""
     text += f"; an answer left {late_ms:.1f} ms after its deadline" if late_ms > PUNCTUAL_MS else ""
+    text += f"; the guard did not accept every output: {figures.guard_words}" if figures.checks else ""
     if stops:
         return "bad", f"{text}; SAFE_STOP for {sum(end - begin for begin, end in stops) / _NS_PER_S:.1f} s"
-    return "fair" if share_word(share) == "good" and late_ms > PUNCTUAL_MS else share_word(share), text
+    if GuardVerdict.UNAVOIDABLE in figures.checks:
+        return "bad", text
+    flawed = late_ms > PUNCTUAL_MS or figures.checks
+    return "fair" if share_word(share) == "good" and flawed else share_word(share), text
 
 
 def share_word(share: float) -> str:
@@ -130,14 +145,16 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
     """Indexes of the frames that a person should look at first.
 
     Frames answered more than 1 ms after their deadline come first, by lateness; then those that were not on time, the
-    emptier the answer the earlier (none, stop, hold_last, backup), and the longer they took; then the slowest others.
+    emptier the answer the earlier (none, stop, hold_last, backup), and the longer they took; then those whose output
+    the guard did not accept; then the slowest others.
     """
     late = np.nan_to_num(stage.lateness_ms, nan=-math.inf)
     past = np.where(late > PUNCTUAL_MS, late, 0.0)
     missed = stage.counted & ~stage.on_time
     fallback = np.asarray(stage.frames["fallback"], dtype=np.float64) + 1.0  # 0: own result ... 4: none
     total_ms = np.nan_to_num(stage.total_ms, nan=-math.inf)
-    order = np.lexsort((total_ms, np.where(missed, fallback, 0.0), missed, past))[::-1]
+    refused = np.maximum(stage.frames["check"], 0) * stage.counted  # the harder the guard had to do it, the earlier
+    order = np.lexsort((total_ms, np.where(missed, fallback, 0.0), refused, missed, past))[::-1]
     return np.asarray(order[stage.counted[order]][:count])
 
 
