@@ -138,7 +138,7 @@ class _Others:
         self.stands = (speed < _STANDS) & (not lane.both_ways)
         self.along = ~self.stands & (np.abs(local.real) >= _ALONG * speed) & (np.abs(left) < _ASIDE_M)
         self.along &= not lane.both_ways
-        # Beyond the plan's end, and behind us, nothing says where our lane leads. What drives aslant there is in a bend.
+        # Beyond the plan's end, and behind us, nothing says where our lane leads. What is aslant there is in a bend.
         unknown = (s > lane.length + _KNOWN_M) | (s < -_KNOWN_M)
         self.elsewhere = self.along & unknown & (np.abs(local.imag) > _DRIFTS)
         self.along &= ~self.elsewhere
