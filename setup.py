@@ -89,6 +89,7 @@ setup(
             "pytest-timeout",
             "pytest-xdist",  # two cores instead of one for two thirds of the tests; MIT, 0.1 MB with execnet
             "hypothesis",
+            "shapely",  # distances of outlines, which the guard's own are compared with; BSD-3-Clause, 9 MB
             "jsonschema",  # checks records against the schema that is published
             "ruff",
             "mypy",

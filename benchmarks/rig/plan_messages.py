@@ -31,7 +31,7 @@ def plan_bytes(times_s, x, y, yaw, frame="odom", start_ns=START_NS) -> bytes:
     """A `nav_msgs/Path` with poses at these times from `start_ns`."""
     times_s, x, y, yaw = (np.broadcast_to(np.asarray(part, float), np.shape(times_s)) for part in (times_s, x, y, yaw))
     stamps_ns = start_ns + np.rint(times_s * S).astype(np.int64)
-    return TimedPath.made(stamps_ns, np.stack((x, y, 0 * x), axis=1), yaw, frame.encode()).bytes()
+    return TimedPath.made(stamps_ns, np.stack((x, y, np.zeros_like(x)), axis=1), yaw, frame.encode()).bytes()
 
 
 def straight_plan(speed=10.0, horizon_s=3.0, step_s=0.1, acceleration=0.0, **more) -> bytes:

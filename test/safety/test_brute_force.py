@@ -51,7 +51,7 @@ class Plan:
 
     def at(self, s):
         """Place and heading after this way."""
-        if self.bend:
+        if abs(self.bend) > 1e-6:
             turned = self.bend * s
             return (np.sin(turned) + 1j * (1 - np.cos(turned))) / self.bend, turned
         share = np.clip(s / self.over, 0.0, 1.0)
@@ -75,7 +75,7 @@ class Other:
 
     def box(self, plan):
         """Place, heading and velocity now."""
-        if plan.bend:
+        if abs(plan.bend) > 1e-6:
             turned = plan.bend * self.s
             way = np.exp(1j * turned)
             place = (np.sin(turned) + 1j * (1 - np.cos(turned))) / plan.bend + 1j * self.left * way
@@ -86,7 +86,7 @@ class Other:
     def after(self, plan, times_s):
         """Places and headings: one that drives along follows the plan's bend, others go straight on."""
         place, yaw, velocity = self.box(plan)
-        if plan.bend and self.kind == "along":
+        if abs(plan.bend) > 1e-6 and self.kind == "along":
             s, left = self.s + self.speed * times_s, self.left + self.drift * times_s
             turned = plan.bend * s
             way = np.exp(1j * turned)
@@ -130,7 +130,7 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
     if other.kind == "along" and other.speed > 0 and in_lane and other.s + reach_s < -REAR:
         return ""  # it follows us
     unknown = other.s > 0.95 * plan.s[-1] + 9.0 or other.s < -9.0
-    far_round = plan.bend and abs(other.s) + plan.s[-1] > 1.1 / abs(plan.bend)
+    far_round = plan.bend != 0 and abs(other.s) + plan.s[-1] > 1.1 / abs(plan.bend)
     if other.kind == "along" and unknown and (abs(other.drift) > 0.34 or far_round):
         return ""  # it follows a bend beyond the plan, for all that is known
     if plan.aside and other.kind == "along":  # what drives along is known not to bend with us for 2 s, where it is near
@@ -139,7 +139,8 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
             return ""
     if (apart[moves] <= 0).any():
         return "touches"
-    if apart[0] > FAR_APART and (apart[moves] < MARGIN).any():
+    guessed = plan.bend and not 0 <= other.s <= plan.s[-1]  # where the bend of the plan is led on
+    if apart[0] > FAR_APART and not guessed and (apart[moves] < MARGIN).any():
         return f"comes to {apart[moves].min():.3f} m"
     if other.kind == "crosses" or other.speed < 0 or plan.aside:
         return ""

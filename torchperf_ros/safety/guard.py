@@ -174,7 +174,7 @@ class Guard:
             return self._checked(plan, verdict, judged, None, unchecked)
         if not act:
             return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
-        payload, verdict, does = self._replacement(path, situation)
+        payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None)
         return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
 
     def _checked(
@@ -271,10 +271,12 @@ class Guard:
         raw = "start" in judged.unchecked or situation.motion is None
         self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
 
-    def _replacement(self, path: TimedPath | None, situation: _Situation) -> tuple[bytes | None, GuardVerdict, str]:
+    def _replacement(
+        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool
+    ) -> tuple[bytes | None, GuardVerdict, str]:
         """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
         stops: list[tuple[bool, _Rung]] = []  # with whether one can be driven, but for what is in its way
-        for rung in self._ladder(path, situation):
+        for rung in self._ladder(path, situation, goes_on=goes_on):
             judged = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
             if judged.failed(rung.checks, unless_contact=stop) is None:
@@ -290,9 +292,9 @@ class Guard:
         self._stop, self._published = last.path, None
         return last.path.bytes(), GuardVerdict.UNAVOIDABLE, f"a collision is not avoided by any of it; {last.does}"
 
-    def _ladder(self, path: TimedPath | None, situation: _Situation) -> Iterator[_Rung]:
-        """What may replace a plan, best first."""
-        options, now_ns = self._options, situation.ros_now_ns
+    def _ladder(self, path: TimedPath | None, situation: _Situation, *, goes_on: bool) -> Iterator[_Rung]:
+        """What may replace a plan, best first; `goes_on`: the stage still plans, so an earlier plan may go on."""
+        options, now_ns, motion = self._options, situation.ros_now_ns, situation.motion
         on_path = options.act - _BY_BRAKING
         if path is not None:
             for deceleration in (options.rss_brake, options.max_deceleration):
@@ -300,18 +302,20 @@ class Guard:
                     does = f"brakes by {deceleration:g} m/s^2 on the same path"
                     yield _Rung(GuardVerdict.BRAKE, braked, on_path, does)
         valid = self._valid
+        if valid is not None and motion is not None and valid.frame not in {motion.frame, motion.child_frame}:
+            valid = None  # it went out unchecked, and cannot be checked now
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
-        if path is not None and valid is not None and valid.stamps_ns[0] <= now_ns and valid.stamps_ns[-1] >= still_ns:
+        if goes_on and valid is not None and valid.stamps_ns[0] <= now_ns and valid.stamps_ns[-1] >= still_ns:
             yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), options.act - {"jump"}, "the last valid plan goes on")
         hardest = f"stops by {options.max_deceleration:g} m/s^2"
-        if situation.motion is None and self._stop is not None:  # begun anew from a plan's speed, it would never end
+        if motion is None and self._stop is not None:  # begun anew from a plan's speed, it would never end
             yield _Rung(GuardVerdict.STOP, self._stop, on_path - {"jump"}, "the stop goes on")
         if path is not None and (braked := self._braked(path, situation, options.max_deceleration)) is not None:
             yield _Rung(GuardVerdict.STOP, braked, on_path, f"{hardest} on the same path")
         if valid is not None and (braked := self._braked(valid, situation, options.max_deceleration)) is not None:
             yield _Rung(GuardVerdict.STOP, braked, on_path - {"jump"}, f"{hardest} along the last valid plan")
-        if situation.motion is not None:
-            arc = self._arc(situation.motion, situation)
+        if motion is not None:
+            arc = self._arc(motion, situation)
             yield _Rung(GuardVerdict.STOP, arc, options.act & {"distance"}, f"{hardest} in the bend that it drives")
 
     def _braked(self, path: TimedPath, situation: _Situation, deceleration: float) -> TimedPath | None:

@@ -1,0 +1,406 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rosbags.typesys import Stores, get_typestore
+
+from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
+from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.safety.guard import Guard
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+PATH = "nav_msgs/msg/Path"
+MS = S // 1000
+T = np.arange(0.0, 3.05, 0.1)
+FAR = Box(90.0, 20.0)
+
+
+class Bench:
+    """A guard, its inputs and a clock; x is where the vehicle is, at constant speed."""
+
+    def __init__(self, speed=10.0, boxes=(FAR,), yaw_rate=0.0, **options):
+        values = {"act": ["all"], **options}
+        self.guard = Guard(guard_options({f"guard.{name}": value for name, value in values.items()}))
+        self.after_s = 0.0
+        self.speed, self.yaw_rate = speed, yaw_rate
+        self.boxes = boxes
+        self.feel()
+
+    @property
+    def now_ns(self):
+        return 10 * S + round(self.after_s * S)
+
+    @property
+    def ros_ns(self):
+        return START_NS + round(self.after_s * S)
+
+    def feel(self, boxes=None, x=None, odometry=True):
+        self.boxes = self.boxes if boxes is None else boxes
+        if odometry:
+            x = self.speed * self.after_s if x is None else x
+            data = odometry_bytes(x, speed=self.speed, yaw_rate=self.yaw_rate, stamp_ns=self.ros_ns)
+            self.guard.moved(data, self.now_ns)
+        self.guard.saw(0, markers_bytes(self.boxes, stamp_ns=self.ros_ns), self.now_ns)
+        return self
+
+    def plan(self, speed=None, acceleration=0.0, **more):
+        """A plan from where the vehicle is now, straight on."""
+        times_s = np.arange(0.0, 3.05, 0.1)
+        speed = self.speed if speed is None else speed
+        x = self.speed * self.after_s + speed * times_s + 0.5 * acceleration * times_s**2
+        return plan_bytes(times_s, x, more.pop("y", 0.0), more.pop("yaw", 0.0), start_ns=self.ros_ns, **more)
+
+    def check(self, plan, age_ms=60.0):
+        return self.guard.check(plan, self.now_ns, self.ros_ns, age_ms)
+
+
+def motion_of(payload):
+    """Stamps after START_NS in s, x, y and speeds of a published path."""
+    path = STORE.deserialize_cdr(payload, PATH)
+    times_s = np.array([one.header.stamp.sec * S + one.header.stamp.nanosec - START_NS for one in path.poses]) / S
+    x, y = (np.array([getattr(one.pose.position, axis) for one in path.poses]) for axis in "xy")
+    return times_s, x, y, np.hypot(np.diff(x), np.diff(y)) / np.diff(times_s)
+
+
+def test_given_a_good_plan_when_checked_then_its_own_bytes_are_published():
+    bench = Bench()
+    plan = bench.plan()
+    found = bench.check(plan)
+    assert found.payload is plan
+    assert (found.verdict, found.check, found.reason, found.shadow) == (GuardVerdict.ACCEPT, "", "", "")
+    assert math.isnan(found.value)
+    assert math.isnan(found.limit)
+    assert math.isnan(found.ttc_s)
+    assert math.isnan(found.needed_deceleration)
+    assert found.verdict.word == "accept"
+
+
+def test_given_an_obstacle_ahead_when_the_plan_goes_on_then_it_is_braked_on_its_own_path():
+    found = Bench(boxes=[Box(30.0, 0.0)]).check(straight_plan())
+    assert (found.verdict, found.check) == (GuardVerdict.BRAKE, "distance")
+    assert found.value < found.limit == 0.3
+    assert found.reason.startswith("distance: the plan comes to -1.9 m from an obstacle 2.")
+    assert found.reason.endswith("; brakes by 6 m/s^2 on the same path")
+    assert found.ttc_s == pytest.approx((30 - 2.25 - 3.5) / 10)
+    assert found.needed_deceleration == pytest.approx(100 / 2 / 24.25)
+    times_s, x, y, speeds = motion_of(found.payload)
+    assert times_s[0] == 0.0
+    assert x[-1] == pytest.approx(100 / 12)
+    assert np.diff(speeds)[:3] == pytest.approx(-6 * np.diff(times_s)[:3])
+    assert not y.any()
+
+
+def test_given_too_little_way_when_braked_then_it_is_braked_harder():
+    found = Bench(boxes=[Box(13.0, 0.0)]).check(straight_plan())
+    assert (found.verdict, found.check) == (GuardVerdict.BRAKE, "distance")
+    assert found.reason.endswith("brakes by 8 m/s^2 on the same path")
+    assert motion_of(found.payload)[1][-1] == pytest.approx(100 / 16)
+
+
+def test_given_so_little_way_that_only_the_margin_is_lost_when_braked_then_it_stops_without_touching():
+    found = Bench(boxes=[Box(3.5 + 100 / 16 + 0.2 + 2.25, 0.0)]).check(straight_plan())
+    assert found.verdict is GuardVerdict.STOP
+    assert found.reason.endswith("; stops by 8 m/s^2 on the same path")
+
+
+def test_given_no_way_when_braked_then_it_is_unavoidable_and_braked_fully():
+    found = Bench(boxes=[Box(8.0, 0.0)]).check(straight_plan())
+    assert (found.verdict, found.check) == (GuardVerdict.UNAVOIDABLE, "distance")
+    assert "a collision is not avoided by any of it; stops by 8 m/s^2 on the same path" in found.reason
+    assert motion_of(found.payload)[1][-1] == pytest.approx(100 / 16)
+    assert found.needed_deceleration > 8
+
+
+def test_given_a_lead_that_is_too_close_when_the_plan_brakes_as_rss_asks_then_it_is_accepted():
+    bench = Bench(speed=20.0, boxes=[Box(17.0, 0.0, velocity=(18.0, 0.0))])
+    refused = bench.check(bench.plan())
+    assert (refused.verdict, refused.check) == (GuardVerdict.BRAKE, "distance")
+    assert "behind an obstacle" in refused.reason
+    assert bench.check(bench.plan(acceleration=-2.0)).verdict is GuardVerdict.BRAKE
+    assert bench.check(bench.plan(acceleration=-5.5)).verdict is GuardVerdict.ACCEPT
+    assert Bench(speed=20.0, boxes=[Box(60.0, 0.0, velocity=(18.0, 0.0))]).check(bench.plan()).verdict == 0
+
+
+def test_given_a_slower_answer_when_checked_then_the_safe_distance_grows_by_the_measured_time():
+    bench = Bench(speed=20.0, boxes=[Box(26.0, 0.0, velocity=(20.0, 0.0))])
+    assert bench.check(bench.plan(), age_ms=0.0).verdict is GuardVerdict.ACCEPT
+    assert bench.check(bench.plan(), age_ms=math.nan).verdict is GuardVerdict.ACCEPT
+    slow = bench.check(bench.plan(), age_ms=300.0)
+    assert slow.verdict is GuardVerdict.BRAKE
+    rho = 0.45
+    assert slow.limit == pytest.approx(20 * rho + rho**2 + (20 + 2 * rho) ** 2 / 12 - 400 / 16)
+    assert slow.value == pytest.approx(26 - 2.25 - 3.5)
+
+
+def test_given_a_vehicle_that_stands_when_something_comes_to_it_then_it_is_not_its_fault():
+    bench = Bench(speed=0.0, boxes=[Box(8.0, 0.0, velocity=(-10.0, 0.0))])
+    found = bench.check(bench.plan())
+    assert found.verdict is GuardVerdict.ACCEPT
+    assert found.ttc_s == pytest.approx((8 - 2.25 - 3.5) / 10)
+    assert found.needed_deceleration == 0.0
+    assert bench.check(None).verdict is GuardVerdict.STOP
+    assert bench.check(bench.plan(acceleration=2.0)).verdict is GuardVerdict.BRAKE
+
+
+def test_given_a_follower_when_we_brake_then_keeping_the_distance_is_its_part():
+    bench = Bench(boxes=[Box(-6.0, 0.0, velocity=(14.0, 0.0))])
+    assert bench.check(straight_plan(acceleration=-3.0)).verdict is GuardVerdict.ACCEPT
+    beside = Bench(boxes=[Box(-6.0, 3.5, velocity=(14.0, 0.0))])
+    y = np.minimum(1.2 * T, 3.5)  # a change of lanes into its way
+    cut_in = plan_bytes(T, 10 * T, y, np.where(y < 3.5, math.atan(0.12), 0.0))
+    assert beside.check(straight_plan()).verdict is GuardVerdict.ACCEPT
+    assert Bench(boxes=[Box(-6.0, 3.5, velocity=(14.0, 0.0))], act=["distance"]).check(cut_in).check == "distance"
+
+
+def test_given_a_plan_that_is_no_plan_when_one_was_good_then_the_good_one_goes_on_as_long_as_it_lasts():
+    bench = Bench()
+    good = bench.plan()
+    assert bench.check(good).verdict is GuardVerdict.ACCEPT
+    bench.after_s = 1.0
+    found = bench.feel().check(b"nonsense")
+    assert (found.verdict, found.check) == (GuardVerdict.REBASED, "finite")
+    assert found.reason.startswith("finite: the plan is no nav_msgs/Path of 8 bytes: error: unpack_from requires")
+    assert found.reason.endswith("; the last valid plan goes on")
+    times_s, x, _, speeds = motion_of(found.payload)
+    assert (times_s[0], times_s[-1]) == (1.0, 3.0)
+    assert x[0] == pytest.approx(10.0)
+    assert speeds == pytest.approx(10.0)
+    bench.after_s = 1.1
+    blocked = bench.feel(boxes=[Box(30.0, 0.0)]).check(b"nonsense")
+    assert blocked.verdict is GuardVerdict.STOP  # that plan is checked again, against the obstacles of now
+    assert "along the last valid plan" in blocked.reason
+    bench.after_s = 2.81
+    over = bench.feel(boxes=[FAR]).check(b"nonsense")
+    assert over.verdict is GuardVerdict.STOP
+    bench.after_s = 3.5
+    over = bench.feel().check(b"nonsense")
+    assert over.reason.endswith("stops by 8 m/s^2 in the bend that it drives")
+
+
+def test_given_no_plan_when_the_vehicle_drives_a_bend_then_the_stop_is_in_that_bend():
+    bench = Bench(yaw_rate=0.5)
+    bench.after_s = 0.1
+    found = bench.check(None)
+    assert (found.verdict, found.check) == (GuardVerdict.STOP, "")
+    assert found.reason == "there is no plan; stops by 8 m/s^2 in the bend that it drives"
+    times_s, x, y, speeds = motion_of(found.payload)
+    assert times_s[0] == pytest.approx(0.1)
+    assert (x[0], y[0]) == pytest.approx((20 * math.sin(0.05), 20 * (1 - math.cos(0.05))))  # led on by 0.1 s
+    assert x[-1] == pytest.approx(20 * math.sin(0.05 + 6.25 / 20), abs=0.01)
+    assert np.diff(speeds)[:5] == pytest.approx(-8 * np.diff(times_s)[:5], rel=0.02)
+    assert STORE.deserialize_cdr(found.payload, PATH).header.frame_id == "odom"
+
+
+def test_given_nothing_at_all_when_checked_then_nothing_is_published_and_it_is_said_why():
+    guard = Guard(guard_options({"guard.act": ["all"]}))
+    found = guard.check(None, 0, START_NS, 60.0)
+    assert (found.payload, found.verdict) == (None, GuardVerdict.UNCHECKED)
+    assert found.reason == "there is no plan; there is nothing to stop along, neither odometry nor an earlier plan"
+
+
+def test_given_no_odometry_when_the_plan_itself_is_fine_then_it_goes_out_unchecked():
+    guard = Guard(guard_options({"guard.act": ["all"]}))
+    plan = straight_plan()
+    found = guard.check(plan, 10 * S, START_NS, 60.0)
+    assert (found.payload, found.verdict, found.check) == (plan, GuardVerdict.UNCHECKED, "")
+    assert found.reason == "no odometry was received"
+    guard.moved(b"x", 0)
+    assert "no odometry was received (refused: 1 bytes are no" in guard.check(plan, 10 * S, START_NS, 60.0).reason
+    assert guard.refused["odometry"] == 1
+    too_fast = guard.check(straight_plan(speed=50.0), 10 * S, START_NS, 60.0)
+    assert (too_fast.verdict, too_fast.check) == (GuardVerdict.BRAKE, "speed")
+    assert "50 m/s at pose" in too_fast.reason
+    assert "no odometry" in too_fast.reason
+
+
+def test_given_no_odometry_when_a_stop_has_begun_then_it_goes_on_and_does_not_begin_anew():
+    guard = Guard(guard_options({"guard.act": ["all"]}))
+    guard.check(straight_plan(), 10 * S, START_NS, 60.0)
+    first = guard.check(None, 10 * S + S // 2, START_NS + S // 2, 60.0)
+    assert first.verdict is GuardVerdict.STOP
+    second = guard.check(None, 10 * S + S, START_NS + S, 60.0)
+    assert second.payload == first.payload
+    assert second.reason == "there is no plan; the stop goes on"
+
+
+@pytest.mark.parametrize(("old_ms", "unchecked"), [(200, False), (201, True)])
+def test_given_odometry_when_it_is_old_then_the_plan_is_unchecked(old_ms, unchecked):
+    bench = Bench()
+    bench.after_s = old_ms / 1000
+    bench.feel(odometry=False)
+    found = bench.check(bench.plan())
+    assert (found.verdict is GuardVerdict.UNCHECKED) == unchecked
+    assert found.reason == (f"odometry is {old_ms} ms old" if unchecked else "")
+
+
+@pytest.mark.parametrize(("old_ms", "unchecked"), [(300, False), (301, True)])
+def test_given_obstacles_when_they_are_old_then_the_plan_is_unchecked(old_ms, unchecked):
+    bench = Bench()
+    bench.after_s = old_ms / 1000
+    bench.guard.moved(odometry_bytes(10.0 * bench.after_s, stamp_ns=bench.ros_ns), bench.now_ns)
+    found = bench.check(bench.plan())
+    assert (found.verdict is GuardVerdict.UNCHECKED) == unchecked
+    assert found.reason == (f"obstacles on detections are {old_ms} ms old" if unchecked else "")
+
+
+def test_given_two_sources_when_one_is_missing_then_the_other_still_acts():
+    bench = Bench(obstacles=["a", "b"])
+    found = bench.check(bench.plan())
+    assert (found.verdict, found.reason) == (GuardVerdict.UNCHECKED, "obstacles on b were not received")
+    bench.guard.saw(1, b"junk", 10 * S)
+    assert "obstacles on b were not received (refused: obstacles: 4 bytes are no" in bench.check(bench.plan()).reason
+    assert bench.guard.refused["obstacles 1"] == 1
+    found = bench.feel(boxes=[Box(30.0, 0.0)]).check(bench.plan())
+    assert found.verdict is GuardVerdict.BRAKE
+    bench.guard.saw(1, markers_bytes([Box(28.0, 0.0, velocity=None)]), 10 * S)
+    assert bench.feel(boxes=[FAR]).check(bench.plan()).verdict is GuardVerdict.BRAKE
+    assert bench.guard.refused["no_velocity"] == 1
+    bench.guard.saw(1, markers_bytes([Box(28.0, 0.0, velocity=None)]), 10 * S)
+    assert bench.guard.refused["no_velocity"] == 2
+
+
+def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_looked_up():
+    bench = Bench(boxes=[Box(10.0, 0.0)])
+    found = bench.check(bench.plan(frame="map"))
+    assert found.verdict is GuardVerdict.UNCHECKED
+    assert found.reason == "the plan's frame_id 'map' is not the odometry's, 'odom', and tf is not looked up"
+    assert bench.check(bench.plan(frame="base_link")).verdict is GuardVerdict.UNAVOIDABLE
+
+
+@pytest.mark.parametrize(
+    ("plan", "check", "text"),
+    [
+        (plan_bytes(T[:2], T[:2], 0.0, 0.0)[:60], "finite", "is no nav_msgs/Path of 60 bytes"),
+        (b"", "finite", "is no nav_msgs/Path of 0 bytes"),
+        (straight_plan(horizon_s=100_000, step_s=1.0)[:-200], "finite", "has 100001 poses; it has to have 2 to 10000"),
+        (
+            plan_bytes(T, np.where(T > 1, math.inf, T), 0.0, 0.0),
+            "finite",
+            "20 poses have a value that is NaN, infinite",
+        ),
+        (plan_bytes(0 * T, 10 * T, 0.0, 0.0), "stamps", "pose 1 is stamped 0 s after the one before"),
+        (plan_bytes(-T, 10 * T, 0.0, 0.0), "stamps", "is stamped -0.1 s after the one before"),
+        (straight_plan(start_ns=START_NS + S), "start", "begins 1 s from now"),
+        (straight_plan(start_ns=START_NS - 60 * S), "start", "ends -57 s from now, still moving"),
+        (plan_bytes(T, 10 * T + 5.0, 0.0, 0.0), "start", "is 5 m from where the vehicle is"),
+        (plan_bytes(T, 10 * T, 0.0, 0.3 * T), "lateral", "3 m/s^2 sideways"),
+    ],
+)
+def test_given_a_bad_plan_when_checked_then_it_is_never_published_and_the_reason_is_clear(plan, check, text):
+    bench = Bench(max_lateral=2.5)
+    found = bench.check(plan)
+    assert found.check == check
+    assert text in found.reason
+    assert found.verdict in {GuardVerdict.BRAKE, GuardVerdict.STOP}
+    assert found.payload not in {None, plan}
+    assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT  # nothing else is disturbed
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_given_a_plan_of_less_than_two_poses_when_checked_then_it_is_refused(count):
+    message = STORE.deserialize_cdr(straight_plan(), PATH)
+    message.poses = message.poses[:count]
+    found = Bench().check(bytes(STORE.serialize_cdr(message, PATH)))
+    assert found.reason.startswith(f"finite: the plan has {count} poses; it has to have 2 to 10000")
+
+
+def test_given_big_endian_bytes_when_checked_then_they_mean_the_same():
+    bench = Bench(boxes=[Box(30.0, 0.0)])
+    turned = bytes(STORE.serialize_cdr(STORE.deserialize_cdr(straight_plan(), PATH), PATH, little_endian=False))
+    one, other = bench.check(straight_plan()), bench.check(turned)
+    assert (one.verdict, one.value, one.ttc_s) == (other.verdict, other.value, other.ttc_s)
+    assert motion_of(other.payload)[1] == pytest.approx(motion_of(one.payload)[1])
+
+
+def test_given_a_sideways_step_when_the_last_plan_led_elsewhere_then_it_jumps():
+    bench = Bench()
+    bench.check(bench.plan())
+    bench.after_s = 0.1
+    y = np.minimum(3.0 * T, 2.0)
+    found = bench.feel().check(bench.plan(y=y, yaw=np.where(y < 2.0, math.atan(0.3), 0.0)))
+    assert found.check in {"jump", "lateral", "curvature", "jerk"}
+    aside = Bench(act=["jump"])
+    aside.check(aside.plan())
+    found = aside.check(aside.plan(y=1.2))
+    assert (found.verdict, found.check) == (GuardVerdict.REBASED, "jump")
+    assert found.value == pytest.approx(1.2)
+    assert aside.check(aside.plan(y=0.9)).verdict is GuardVerdict.ACCEPT
+    aside.after_s = 1.01
+    assert aside.feel().check(aside.plan(y=3.0)).verdict is GuardVerdict.ACCEPT  # forgotten after a second
+    aside.check(aside.plan(y=3.0, frame="map"))
+    assert aside.check(aside.plan(y=0.0)).verdict is GuardVerdict.ACCEPT  # of another frame
+
+
+def test_given_shadow_checks_when_they_fail_then_the_plan_goes_out_and_it_is_said():
+    bench = Bench(act=[""], shadow=["all"], boxes=[Box(20.0, 0.0)])
+    plan = straight_plan()
+    found = bench.check(plan)
+    assert (found.payload, found.verdict, found.check, found.reason) == (plan, GuardVerdict.ACCEPT, "", "")
+    assert found.shadow.startswith("distance: the plan comes to -1.9 m")
+    assert bench.check(b"junk").payload == b"junk"
+    assert bench.check(b"junk").shadow.startswith("finite: the plan is no nav_msgs/Path")
+    none = bench.check(None)
+    assert (none.payload, none.verdict, none.reason) == (None, GuardVerdict.ACCEPT, "there is no plan")
+    bench.guard.forget(0)
+    assert bench.check(plan).shadow == (
+        "start is not checked: no odometry was received; distance is not checked: no odometry was received"
+    )
+
+
+def test_given_acting_and_shadow_checks_when_both_fail_then_only_one_acts():
+    bench = Bench(act=["distance"], shadow=["speed"], boxes=[Box(30.0, 0.0)], speed=50.0)
+    found = bench.check(bench.plan())
+    assert found.check == "distance"
+    assert found.shadow.startswith("speed: the plan 50 m/s at pose")
+    off = Bench(act=["speed"], boxes=[Box(10.0, 0.0)])
+    assert off.check(off.plan()).verdict is GuardVerdict.ACCEPT
+    assert off.check(b"junk").verdict is GuardVerdict.REBASED
+
+
+def test_given_an_activation_when_older_things_come_then_they_do_not_count():
+    bench = Bench()
+    bench.check(bench.plan())
+    bench.guard.forget(bench.now_ns + 1)
+    bench.feel()
+    found = bench.check(b"junk")
+    assert (found.payload, found.verdict) == (None, GuardVerdict.UNCHECKED)
+    assert "no odometry was received" in bench.check(bench.plan()).reason
+    bench.guard.forget(0)
+    bench.after_s = 0.1
+    assert bench.feel().check(b"junk").reason.endswith("in the bend that it drives")  # no earlier plan either
+    assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT
+
+
+def test_given_thousands_of_poses_when_checked_then_obstacles_are_found_all_the_same():
+    bench = Bench(boxes=[Box(25.0, 0.0)])
+    plan = straight_plan(step_s=0.001)
+    assert bench.check(plan).check == "distance"
+    path = TimedPath.parse(bench.check(plan).payload)
+    assert len(path.stamps_ns) == 200
+
+
+def test_given_a_plan_that_begins_soon_when_braked_then_braking_begins_with_it():
+    bench = Bench(boxes=[Box(28.0, 0.0)])
+    found = bench.check(plan_bytes(T, 10 * T + 1.0, 0.0, 0.0, start_ns=START_NS + 100 * MS))
+    assert found.verdict is GuardVerdict.BRAKE
+    assert motion_of(found.payload)[0][0] == pytest.approx(0.1)
+
+
+@settings(max_examples=150)
+@given(length=st.integers(0, 3000), flips=st.lists(st.tuples(st.integers(0, 2999), st.integers(0, 255)), max_size=6))
+def test_given_any_bytes_as_a_plan_when_checked_then_something_drivable_is_published(length, flips):
+    bench = Bench()
+    data = bytearray(bench.plan()[:length])
+    for at, value in flips:
+        if at < len(data):
+            data[at] = value
+    found = bench.check(bytes(data))
+    assert found.payload is not None
+    path = TimedPath.read(found.payload)
+    assert path is not None
+    if found.verdict is GuardVerdict.ACCEPT:
+        assert bytes(data) == found.payload

@@ -1,0 +1,214 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.rig.plan_messages import START_NS, S, odometry_bytes, plan_bytes, straight_plan
+from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.safety.limits import Track, beyond_limits, off_start, unreadable
+from torchperf_ros.safety.odometry import Motion
+
+OPTIONS = guard_options({})
+T = np.arange(0.0, 3.05, 0.1)
+
+
+def track(times_s, x, y=0.0, yaw=0.0):
+    return Track(*(np.broadcast_to(np.asarray(part, float), np.shape(times_s)) for part in (times_s, x, y, yaw)))
+
+
+def circle(speed, bend):
+    turned = speed * T * bend
+    return track(T, np.sin(turned) / bend, (1 - np.cos(turned)) / bend, turned)
+
+
+def found(one, **options):
+    return [
+        finding.check for finding in beyond_limits(one, guard_options({f"guard.{k}": v for k, v in options.items()}))
+    ]
+
+
+def read(data):
+    return unreadable(TimedPath.parse(data))
+
+
+@pytest.mark.parametrize(
+    ("one", "checks"),
+    [
+        (track(T, 39.9 * T), []),
+        (track(T, 41.0 * T), ["speed"]),
+        (track(T, -41.0 * T), ["speed"]),
+        (track(T, 0.0 * T), []),
+        (track(T, 2.0 * T + 0.5 * 3.0 * T**2), []),
+        (track(T, 2.0 * T + 0.5 * 3.1 * T**2), ["acceleration"]),
+        (track(T, -2.0 * T - 0.5 * 3.1 * T**2), ["acceleration"]),  # in reverse
+        (track(T, 30.0 * T - 0.5 * 8.0 * T**2), []),
+        (track(T, 30.0 * T - 0.5 * 8.2 * T**2), ["acceleration"]),
+        (track(T, -30.0 * T + 0.5 * 8.0 * T**2), []),
+        (circle(15.0, 2.9 / 225), []),
+        (circle(15.0, 3.1 / 225), ["lateral"]),
+        (circle(-15.0, -3.1 / 225), ["lateral"]),
+        (circle(3.0, 0.195), []),
+        (circle(3.0, 0.21), ["curvature"]),
+        (circle(3.0, -0.21), ["curvature"]),
+        (track(T, 0.0, 0.0, 0.1 * T), []),  # 0.01 rad in 0.1 m or less
+        (track(T, 0.0, 0.0, 0.25 * T), ["curvature"]),  # turns on the spot
+        (track(T, 0.9 * T, 0.9 * T), []),  # 9 cm aside a step
+        (track(T, 10.0 * T, 2.0 * T), ["curvature"]),  # 0.2 m aside of 1 m: 0.4 1/m
+        (track(T, 0.1 * T, 2.0 * T), ["curvature"]),
+        (track(T[:1].repeat(2) + [0.0, 1.0], np.array([0.0, 5.0])), []),
+        (track(T[:1].repeat(2) + [0.0, 1.0], np.array([0.0, 41.0])), ["speed"]),
+    ],
+)
+def test_given_a_plan_when_its_own_motion_is_judged_then_what_is_beyond_a_limit_is_found(one, checks):
+    assert found(one) == checks
+
+
+def test_given_a_sudden_change_of_acceleration_when_judged_then_its_jerk_is_the_mean_over_half_a_second():
+    x = np.where(T < 1.5, 20.0 * T, 20.0 * T - 3.0 * np.maximum(T - 1.5, 0.0) ** 2)
+    assert found(track(T, x), max_jerk=12.1) == []
+    (finding,) = beyond_limits(track(T, x), guard_options({"guard.max_jerk": 11.0}))
+    assert finding.check == "jerk"
+    assert finding.value == pytest.approx(12.0, rel=0.01)  # from 0 to -6 m/s^2
+    assert "12 m/s^3" in finding.text
+    short = track(T[:4], x[13:17] - x[13])
+    assert found(short, max_jerk=5.0) == ["jerk"]  # all there is counts as half a second at least
+    assert found(track(T[:3], x[13:16]), max_jerk=0.1) == []
+
+
+def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is_found():
+    bend = np.where(T < 1.5, 0.0, 0.05)
+    yaw = np.concatenate(([0.0], np.cumsum(0.5 * bend[:-1])))
+    middle = 0.5 * (yaw[1:] + yaw[:-1])
+    one = track(
+        T,
+        np.concatenate(([0.0], np.cumsum(0.5 * np.cos(middle)))),
+        np.concatenate(([0.0], np.cumsum(0.5 * np.sin(middle)))),
+        yaw,
+    )
+    (finding,) = beyond_limits(one, OPTIONS)
+    assert finding.check == "steering"
+    assert finding.value == pytest.approx(math.atan(2.7 * 0.05) / 0.1, rel=1e-6)
+    assert found(one, max_steering_rate=1.4) == []
+    assert found(track(T, 0.15 * one.x, 0.15 * one.y, one.yaw), max_curvature=1.0) == []  # too slow to tell
+
+
+@given(st.floats(0.0, 35.0), st.floats(-1.0, 1.0), st.floats(-7.9, 2.9))
+def test_given_a_plan_within_the_limits_when_judged_then_nothing_is_found(speed, turn, acceleration):
+    bend = turn * min(0.19, 2.9 / max(speed + 3 * max(acceleration, 0.0), 0.1) ** 2)
+    moving_s = np.minimum(T, speed / -acceleration) if acceleration < 0 else T
+    way = speed * moving_s + 0.5 * acceleration * moving_s**2
+    turned = way * bend
+    half = np.where(np.abs(turned) > 1e-6, np.sin(turned / 2) / np.where(turned == 0, 1, turned / 2), 1.0)
+    assert (
+        found(track(T, way * half * np.cos(turned / 2), way * half * np.sin(turned / 2), turned), max_speed=45.0) == []
+    )
+
+
+def test_given_values_that_are_no_numbers_when_read_then_it_is_said_how_many_poses_have_one():
+    finding = read(plan_bytes(T, np.where(T > 2.85, math.nan, T), 0.0, 0.0))
+    assert (finding.check, finding.value, finding.limit) == ("finite", 2, 0)
+    assert finding.text.startswith("2 poses have a value that is NaN, infinite")
+    assert read(plan_bytes(T, 1.001e8, 0.0, 0.0)).value == 31
+    assert read(plan_bytes(T, 1e8, 0.0, 0.0)) is None
+    path = TimedPath.parse(straight_plan())
+    path.turns[3] = 0.0
+    assert unreadable(path).text.startswith("1 poses have an orientation of zeros")
+
+
+def test_given_stamps_that_do_not_increase_when_read_then_the_first_worst_one_is_named():
+    times_s = T.copy()
+    times_s[7] = times_s[6]
+    finding = read(plan_bytes(times_s, T, 0.0, 0.0))
+    assert (finding.check, finding.value, finding.limit) == ("stamps", 0.0, 0)
+    assert finding.text == "pose 7 is stamped 0 s after the one before; each has to be later"
+    times_s[20] = 0.0
+    assert read(plan_bytes(times_s, T, 0.0, 0.0)).value == pytest.approx(-1.9)
+
+
+def test_given_headings_across_the_half_turn_when_read_then_they_do_not_leap():
+    yaw = 3.0 + 0.1 * T * 10
+    one = Track.of(TimedPath.parse(plan_bytes(T, np.cumsum(np.cos(yaw)), np.cumsum(np.sin(yaw)), yaw)), START_NS, None)
+    assert np.diff(one.yaw) == pytest.approx(0.1)
+    assert one.yaw[0] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("stamp_ns", [START_NS - S // 2, 0])
+def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_vehicle_was_at_its_stamp(stamp_ns):
+    motion = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, speed=10.0), 0)
+    path = TimedPath.parse(straight_plan(10.0, frame="base_link", start_ns=stamp_ns))
+    one = Track.of(path, START_NS, motion)
+    begin = 45.0 if stamp_ns else 50.0
+    assert (one.x[0], one.y[0], one.x[-1], one.y[-1]) == pytest.approx((100.0, begin, 100.0, begin + 30.0))
+    assert one.yaw == pytest.approx(np.full(31, math.pi / 2))
+    assert Track.of(path, START_NS, None).x[-1] == pytest.approx(30.0)
+
+
+def test_given_a_track_when_asked_where_it_is_then_times_outside_are_its_ends():
+    one = track(np.array([1.0, 2.0, 4.0]), np.array([0.0, 10.0, 50.0]), 1.0, np.array([0.0, 0.2, 0.4]))
+    assert one.at(0.0) == (0.0, 1.0, 0.0)
+    assert one.at(1.5) == pytest.approx((5.0, 1.0, 0.1))
+    assert one.at(3.0) == pytest.approx((30.0, 1.0, 0.3))
+    assert one.at(9.0) == (50.0, 1.0, 0.4)
+    begun = track(np.array([-1.0, 1.0, 3.0]), np.array([0.0, 10.0, 50.0])).from_now()
+    assert (begun.t_s.tolist(), begun.x.tolist()) == ([0.0, 1.0, 3.0], [5.0, 10.0, 50.0])
+    over = track(np.array([-2.0, -1.0]), np.array([0.0, 10.0])).from_now()
+    assert (over.t_s.tolist(), over.x.tolist(), over.yaw.tolist()) == ([0.0, 1.0], [10.0, 10.0], [0.0, 0.0])
+
+
+def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_than_is_said():
+    t = np.linspace(0.0, 3.0, 2000)
+    one = track(t, 10 * t, np.sin(5 * t), 0.1 * np.cos(5 * t))
+    few, off_m = one.thinned(6.0)
+    assert len(few.t_s) == 64
+    assert (few.t_s[0], few.t_s[-1]) == (0.0, 3.0)
+    gap = np.abs(np.interp(t, few.t_s, few.y) - one.y) + 6.0 * np.abs(np.interp(t, few.t_s, few.yaw) - one.yaw)
+    assert 0 < gap.max() <= off_m + 1e-9 < 0.1
+    assert one.thinned(0.0)[1] < off_m
+    short = track(t[:64], t[:64])
+    assert short.thinned(6.0) == (short, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("x", "stands"),
+    [
+        (5.0 * T, False),
+        (0.0 * T, True),
+        (0.09 * T, True),
+        (0.12 * T, False),
+        (np.minimum(T, 2.9), True),
+        (3.0 * T - 0.5 * T**2, True),  # uniformly braked to standstill: the last step is still one
+        (3.3 * T - 0.5 * T**2, False),
+    ],
+)
+def test_given_a_plan_when_its_end_is_looked_at_then_it_stands_where_its_last_speeds_lead_to_none(x, stands):
+    assert track(T, x).ends_standing is stands
+    assert track(T[-2:], np.array([0.0, 0.0])).ends_standing
+
+
+def start(times_s, x, speed=10.0, age_s=0.0, y=0.0):
+    motion = Motion.read(odometry_bytes(speed=speed), 0)
+    finding = off_start(track(times_s, x, y), motion, age_s, OPTIONS)
+    return "" if finding is None else finding.text
+
+
+def test_given_a_plan_when_it_is_elsewhere_than_the_vehicle_then_it_is_said_where_and_when():
+    assert start(T, 10 * T) == ""
+    assert start(T, 10 * T + 0.99) == ""
+    assert start(T, 10 * T, y=1.01) == "is 1.01 m from where the vehicle is 0 s from now, 1 m are allowed"
+    assert start(T - 0.5, 10 * (T - 0.5)) == ""
+    assert start(T, 10 * T + 2.0, age_s=0.2) == ""
+    assert start(T, 14.9 * T) == ""
+    assert start(T, 15.2 * T).startswith("is 1.04 m from where the vehicle is 0.2 s from now")  # 5 m/s faster
+    assert start(T + 0.2, 10 * T + 2.0) == ""
+    assert start(T + 0.2, 10 * T + 3.1).startswith("is 1.1 m from where the vehicle is 0.2 s from now")
+    assert start(T + 0.21, 10 * T + 2.1) == "begins 0.21 s from now, 0.2 s are allowed"
+
+
+def test_given_a_plan_when_it_is_almost_over_then_only_one_that_ends_standing_lasts():
+    assert start(T - 2.8, 10 * (T - 2.8)) == ""
+    assert start(T - 2.81, 10 * (T - 2.81)) == "ends 0.19 s from now, still moving; it has to last for 0.2 s"
+    assert start(T - 9.0, 0 * T, speed=0.0) == ""
+    assert start(T - 9.0, 0 * T + 2.0, speed=0.0).startswith("is 2 m from where")
