@@ -4,6 +4,9 @@ import struct
 
 from torchperf_ros.frame.clock import NS_PER_S
 
+_COUNT = {order: struct.Struct(f"{order}I") for order in "<>"}
+_HEADER = {order: struct.Struct(f"{order}iII") for order in "<>"}
+
 
 def aligned(at: int, size: int) -> int:
     """The next multiple of `size`, counted from the end of the encapsulation's 4 bytes."""
@@ -25,11 +28,11 @@ def text_at(message: bytes, at: int, order: str) -> tuple[bytes, int]:
     Raises:
         struct.error: the message ends before.
     """
-    at = aligned(at, 4)
-    end = at + 4 + int(struct.unpack_from(f"{order}I", message, at)[0])
+    begin = at + 4 + -at % 4
+    end = begin + _COUNT[order].unpack_from(message, begin - 4)[0]
     if end > len(message):
-        raise struct.error(f"a text of {end - at - 4} bytes ends beyond the message's {len(message)}")
-    return message[at + 4 : end].rstrip(b"\0"), end
+        raise struct.error(f"a text of {end - begin} bytes ends beyond the message's {len(message)}")
+    return message[begin:end].rstrip(b"\0"), end
 
 
 def header_at(message: bytes, at: int, order: str) -> tuple[int, bytes, int]:
@@ -38,7 +41,8 @@ def header_at(message: bytes, at: int, order: str) -> tuple[int, bytes, int]:
     Raises:
         struct.error: the message ends before.
     """
-    at = aligned(at, 4)
-    seconds, nanoseconds = struct.unpack_from(f"{order}iI", message, at)
-    frame_id, end = text_at(message, at + 8, order)
-    return seconds * NS_PER_S + nanoseconds, frame_id, end
+    begin = at + 12 + -at % 4
+    seconds, nanoseconds, length = _HEADER[order].unpack_from(message, begin - 12)
+    if begin + length > len(message):
+        raise struct.error(f"a frame_id of {length} bytes ends beyond the message's {len(message)}")
+    return seconds * NS_PER_S + nanoseconds, message[begin : begin + length].rstrip(b"\0"), begin + length

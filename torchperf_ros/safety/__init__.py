@@ -1,1 +1,1 @@
-"""What keeps a vehicle safe whatever the models do; pure rules, without ROS and without torch."""
+"""The guard of plans: what is checked before a plan leaves the node. numpy only; times are arguments."""
