@@ -27,6 +27,7 @@ ARGUMENTS = {
     "log_reading": ["--frames", "4", "--size", "64x48", "--turns", "1"],
     "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
     "guard": ["--times", "20"],
+    "emergency": ["--times", "5", "--triggers", "2", "--silences", "2", *SMALL, *ALONE],
     "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
@@ -106,6 +107,13 @@ def test_telemetry_times_the_record_and_its_parts_and_scrape_has_frames_with_and
     assert scrape["without"]["overhead_ms"]["p50"] > 0
     assert scrape["scrape_ms"]["count"] > 3
     assert scrape["page_lines"] > 100
+
+
+def test_emergency_times_each_stop(report):
+    figures = report("emergency")
+    assert [figures[name]["count"] for name in ("scan", "trigger", "silence")] == [5, 2, 2]
+    assert min(figures[name]["p50"] for name in ("scan", "trigger")) > 0
+    assert figures["silence"]["max"] > -1.0
 
 
 def test_startup_has_its_phases_in_order(report):

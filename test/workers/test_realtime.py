@@ -34,6 +34,24 @@ def test_given_a_priority_when_permitted_then_every_thread_has_it_and_one_can_st
     assert found == ["fifo 7", "{7}", "1"]
 
 
+def test_given_a_thread_that_comes_first_when_set_up_then_it_has_the_highest_priority_that_is_permitted():
+    found = run("""
+        print(realtime.prefer_this_thread())
+        print(realtime.prefer_this_process(7))
+        print(realtime.prefer_this_thread())
+        set_scheduler = os.sched_setscheduler
+        def limited(thread, policy, parameter):
+            if parameter.sched_priority > 20:
+                raise PermissionError
+            set_scheduler(thread, policy, parameter)
+        os.sched_setscheduler, realtime.resource.getrlimit = limited, lambda _: (20, 20)
+        print(realtime.prefer_this_thread())
+    """)
+    if found[1] != "fifo 7":
+        pytest.skip(f"SCHED_FIFO is not permitted here: {found[1]}")
+    assert found == ["normal", "fifo 7", "fifo 98", "fifo 20"]
+
+
 def test_given_a_user_without_rights_when_set_up_then_it_goes_on_and_says_what_to_do():
     try:
         found = run("print(realtime.prefer_this_process(7))", as_nobody=True)
