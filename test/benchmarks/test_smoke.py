@@ -28,6 +28,7 @@ ARGUMENTS = {
     "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
     "guard": ["--times", "20"],
     "emergency": ["--times", "5", "--triggers", "2", "--silences", "2", *SMALL, *ALONE],
+    "priority": ["--seconds", "1", "--slice", "1", "--model-ms", "0", "--lower-ms", "0", "--budget-ms", "900"],
     "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
@@ -145,6 +146,12 @@ def test_play_and_log_reading_count_what_they_played_and_read_of_each_log(report
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+def test_priority_has_the_higher_stage_with_and_without_the_other(report):
+    arms = report("priority")
+    assert [bool(arm["other"]["frames"]) for arm in arms.values()] == [False, True, True]
+    assert all(arm["higher"]["frames"] == 30 for arm in arms.values())
+
+
 def test_engines_has_every_engine_with_parity_and_what_auto_takes(report):
     figures = report("engines")["planner"]
     assert figures["auto"] in figures["p50_ms"]

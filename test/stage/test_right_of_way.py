@@ -35,7 +35,7 @@ class StageOnPaper:
     def __init__(self, name="low", priority=0, due_ns=NEVER_NS, device="cpu"):
         self.config = SimpleNamespace(name=name, priority=priority)
         self.pool = SimpleNamespace(description=SimpleNamespace(device=device))
-        self.at_ns, self.way = due_ns, None
+        self.at_ns, self.way, self.lower = due_ns, None, []
 
     def due_ns(self, now_ns):
         return max(self.at_ns, now_ns)
@@ -53,7 +53,7 @@ def test_given_higher_stages_when_a_run_would_end_after_the_first_is_due_then_it
     assert (blocked is not None) == (now_ms + run_ms > first)
     if blocked is not None:
         at_ns, why = blocked
-        assert at_ns == (first + 1) * MS
+        assert at_ns == (first + 5) * MS
         assert why.startswith("not begun: stage s")
         assert ("had a frame to answer" in why) == (first == now_ms)
 
@@ -86,6 +86,7 @@ def test_given_a_core_for_every_thread_when_asked_then_only_stages_on_a_gpu_give
     set_right_of_way([high, low], node_config({"worker_threads": threads}, {}), cores)
     assert high.way is None
     assert (low.way.blocks(0, 1.0) is not None) == blocked
+    assert (high.lower, low.lower) == ([low], [])
 
 
 def test_given_priorities_when_set_up_then_workers_of_lower_stages_are_nicer():
@@ -117,6 +118,7 @@ def test_given_a_lower_stage_with_real_workers_when_its_right_of_way_says_no_the
     stage.wait_for_workers()
     stage.reconfigure()
     seq, _ = stage.offer(x=3.0)
-    high.at_ns = NEVER_NS  # the other one is done: it looks again
+    high.at_ns = NEVER_NS  # the other one is done
+    stage.actor.look_again()
     assert stage.answer(seq).outcome is Outcome.ON_TIME
     assert stage.payload(stage.answer(seq)).poses[0].pose.position.x == 3.0

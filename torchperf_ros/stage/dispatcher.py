@@ -170,6 +170,7 @@ class Dispatcher:
             if blocked := self.right_of_way.blocks(now_ns, self._least_ms):
                 in_flight.held_ns, in_flight.held_by = blocked
                 return
+            in_flight.held_by = ""
             left_ms = min(left_ms, (self.right_of_way.due(now_ns)[0] - now_ns) / NS_PER_MS)
         while worker := self._idle_worker():
             tier = self.ladder.choose(left_ms, fresh_ms, now_ns) if tier is None else tier

@@ -1,7 +1,7 @@
 """Which stage goes first: one of lower priority begins no frame that would run while a higher one has a frame due.
 
-Asked by the lower stage with its own lock held. It only looks at what the higher ones leave behind, takes no lock of
-theirs and wakes nobody: a stage of the highest priority pays nothing for it.
+Asked by the lower stage with its own lock held. It only looks at what the higher ones leave behind and takes no lock of
+theirs. A higher stage that has answered wakes a lower one that waits to begin.
 """
 
 import os
@@ -14,7 +14,7 @@ from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 if TYPE_CHECKING:
     from torchperf_ros.stage.stage_actor import StageActor
 
-_LOOK_AGAIN_NS = NS_PER_MS
+_LOOK_AGAIN_NS = 5 * NS_PER_MS  # if nobody wakes it before
 _FIRST_TRIAL_NS, _LONGEST_WAIT_NS = NS_PER_S, 64 * NS_PER_S
 NEVER_NS = 1 << 62
 
@@ -68,3 +68,5 @@ def set_right_of_way(stages: "Sequence[StageActor]", config: NodeConfig, cores: 
         higher = [other for other in stages if other.config.priority > stage.config.priority]
         if higher:
             stage.give_way(RightOfWay(stage, higher, has_own_cores=has_own_cores))
+            for other in higher:
+                other.lower.append(stage)

@@ -77,6 +77,7 @@ class StageActor:
         statistics, ladders, scenes, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`;
             there is a ladder for each scene.
         guard: checks every output before it is published; None where the parameters ask for none.
+        lower: stages that give way to this one.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class StageActor:
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
         self.mailbox = Mailbox()
+        self.lower: list[StageActor] = []
         self._ports = ports
         self._ros_now = ros_now
         self._outputs = FallbackOutputs()
@@ -122,6 +124,12 @@ class StageActor:
     def give_way(self, right_of_way: RightOfWay) -> None:
         """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
         self._dispatcher.right_of_way = right_of_way
+
+    def look_again(self) -> None:
+        """A stage that this one gives way to has answered; on that one's thread, takes no lock."""
+        in_flight = self._in_flight
+        if in_flight is not None and in_flight.held_by and in_flight.runner is None:
+            self._waiter.wake()
 
     def due_ns(self, now_ns: int) -> int:
         """When this stage has or expects a frame that a worker is to run; `NEVER_NS`: none; takes no lock."""
@@ -447,6 +455,8 @@ class StageActor:
             self._begin(now_ns)
             if self._in_flight is None and answered.result is not None:
                 self._dispatcher.practise(answered, self._fresh_ms, now_ns)
+        for stage in self.lower:
+            stage.look_again()
         self.pool.ring.make_ready()
 
     # -- the pool's thread: workers come and go ----------------------------------------------------------------------

@@ -36,7 +36,7 @@ class StageWaiter:
         self._poll = select.epoll()
         flags = os.O_CLOEXEC | os.O_NONBLOCK  # the same bits as TFD_CLOEXEC and TFD_NONBLOCK
         self._timer = _check(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
-        self._spec = _Itimerspec(0, 0, 0, 0)
+        self._spec, self._now_spec = _Itimerspec(0, 0, 0, 0), _Itimerspec(0, 0, 0, _AT_ONCE_NS)
         self._workers: dict[int, WorkerProcess] = {}
         self._poll.register(self._timer, select.EPOLLIN)
 
@@ -57,8 +57,8 @@ class StageWaiter:
         _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._spec, None), "timerfd_settime")
 
     def wake(self) -> None:
-        """Wake up now."""
-        self.set(_AT_ONCE_NS)
+        """Wake up now; also without the stage's lock, but then a timer that is being set may come after it."""
+        _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._now_spec, None), "timerfd_settime")
 
     def add(self, worker: WorkerProcess) -> None:
         """Wait for this worker's responses too."""
