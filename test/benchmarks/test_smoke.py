@@ -26,6 +26,7 @@ ARGUMENTS = {
     "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
     "log_reading": ["--frames", "4", "--size", "64x48", "--turns", "1"],
     "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
+    "ramps": ["--seeds", "1", "--drives", "1"],
     "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}

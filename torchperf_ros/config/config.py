@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchperf_ros.config.action_options import ActionRule, parse_actions
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
 from torchperf_ros.config.parameter import Parameter, declared, require, ros_field
 from torchperf_ros.config.scene_options import (
@@ -100,6 +101,15 @@ class StageConfig:
     scenes_loaded: int = ros_field(4, "So many scenes beside default and emergency are kept loaded.", 0, 64)
     scene_hold_s: float = ros_field(
         1.0, "A scene is kept for so long, in s, unless emergency follows.", 0.1, 60.0, live=True
+    )
+    actions: tuple[ActionRule, ...] = ros_field(
+        [""], "What follows from alerts, lines ALERT -> ACTION, see docs/watching.md; '': nothing."
+    )
+    action_cooldown_s: float = ros_field(
+        2.0, "Time in s after which an alert that goes on leads one step further.", 0.1, 600.0, live=True
+    )
+    action_return_s: float = ros_field(
+        30.0, "Time in s without the alert after which a step is taken back.", 0.1, 3600.0, live=True
     )
     odometry: str = ros_field("odom", "Topic of nav_msgs/Odometry, for scenes by speed.")
     situation_timeout_ms: float = ros_field(
@@ -222,6 +232,8 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     packages = _one_each(checked["packages"], tiers, f"{name}.packages")
     checked["scenes"], package_of = parse_scenes(name, checked["scenes"], values, tiers, packages)
     tiers, checked["packages"] = list(package_of), tuple(package_of.values())  # what only a scene has comes at the end
+    names = [scene.name for scene in checked["scenes"]]
+    checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
     checked["precision"] = _one_each(checked["precision"], tiers, f"{name}.precision")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(

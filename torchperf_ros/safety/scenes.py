@@ -1,10 +1,12 @@
 """Which scene a frame is answered for: by speed, by what a topic says, or by the adapter's own word."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.scene_options import EMERGENCY_SCENE, SceneOptions
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.config.scene_options import EMERGENCY_SCENE, ODOMETRY, SceneOptions
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 
 DEFAULT = 0
@@ -54,6 +56,18 @@ class SceneChooser:
         self.emergency = emergency  # its index, None where there is none
         others = [number for number in range(1, len(config.scenes)) if number != emergency]
         self._order = others if emergency is None else [emergency, *others]
+
+    def hear(self, index: int, data: bytes, now_ns: int) -> None:
+        """A message that scenes depend on, as CDR bytes; see `StageConfig.situation_inputs` for its index.
+
+        Raises:
+            BadInput: it is no such message.
+        """
+        if index == ODOMETRY:
+            velocity = decode(data, "nav_msgs/msg/Odometry").twist.twist.linear
+            self.moved(math.hypot(velocity.x, velocity.y, velocity.z), now_ns)
+        else:
+            self.named(ODOMETRY - index, decode(data, "std_msgs/msg/String").data.strip(), now_ns)
 
     def moved(self, speed: float, now_ns: int) -> None:
         """The vehicle's speed in m/s; NaN where it is unknown."""
@@ -114,6 +128,10 @@ class SceneChooser:
         always = [DEFAULT] if self.emergency is None else [DEFAULT, self.emergency]
         others = sorted((n for n in self._order if n != self.emergency), key=lambda number: -self._used_ns[number])
         return tuple(sorted([*always, *others[: self.config.scenes_loaded]]))
+
+    def tiers_to_load(self) -> list[int]:
+        """The stage's tiers that workers are to load, of those scenes."""
+        return sorted({tier for number in self.to_load() for tier in self.config.scenes[number].tiers})
 
     def loaded(self, tiers: Iterable[frozenset[int] | None]) -> None:
         """Take which of the stage's tiers each worker that serves has loaded; None: all."""

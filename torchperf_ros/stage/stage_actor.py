@@ -6,7 +6,6 @@ thread waits for results and for the deadline, and publishes. Events only change
 follows.
 """
 
-import math
 import threading
 import time
 import traceback
@@ -15,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchperf_ros.config.action_options import DRIFT
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.config.scene_options import ODOMETRY
-from torchperf_ros.frame.alert_rules import Alert, model_alert
+from torchperf_ros.frame.alert_rules import Alert, action_alert, model_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import BadInput, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
@@ -26,6 +24,8 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
+from torchperf_ros.safety.alert_actions import AlertActions
+from torchperf_ros.safety.drift import DriftWatch
 from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
@@ -71,8 +71,8 @@ class StageActor:
     """One stage: a mailbox, one frame in flight, a pool of workers, a ladder of tiers and its fallbacks.
 
     Attributes:
-        statistics, ladders, scenes, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`;
-            there is a ladder for each scene.
+        statistics, ladders, scenes, actions, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for
+            `/diagnostics`; there is a ladder for each scene.
     """
 
     def __init__(
@@ -90,6 +90,8 @@ class StageActor:
         clocks = [TierClock() for _ in config.tiers]
         self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
         self.scenes = SceneChooser(config)
+        self.actions = AlertActions(config)
+        self._drift = DriftWatch(config.name) if self.actions.asks_for(DRIFT) else None
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
         self.mailbox = Mailbox()
@@ -104,7 +106,7 @@ class StageActor:
         self._open = True
         self._waiter: StageWaiter = machinery.waiter()
         self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
-        setup = {**setup, "loaded": self._to_load()}
+        setup = {**setup, "loaded": self.scenes.tiers_to_load()}
         self.pool = machinery.pool(config, setup, self, ports.log)
         self._dispatcher = Dispatcher(self.pool, self.ladders, self._outputs, self.statistics.counters)
         self.hedge_rule = self._dispatcher.hedge_rule
@@ -163,7 +165,7 @@ class StageActor:
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live)."""
-        self.config = self.pool.config = self.scenes.config = config
+        self.config = self.pool.config = self.scenes.config = self.actions.config = config
         self.statistics.reconfigure(config)
 
     def limit_memory(self, used_share: float, share: float) -> None:
@@ -171,13 +173,32 @@ class StageActor:
         guard, was_tight = self.memory, self.memory.tight
         guard.update(used_share, share, max(len(ladder.tiers) for ladder in self.ladders))
         self.pool.rolling_update.may_compile = not guard.tight
-        for ladder in self.ladders:
-            ladder.left_out = min(guard.left_out, len(ladder.tiers) - 1)
+        self._leave_out()
         if guard.tight and not was_tight:
             text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
             text += "; lower tiers run, and nothing is compiled"
             self._ports.log("warn", f"{self.config.name}: {text}")
             self.worker_told(text)
+
+    def act(self, now_ns: int) -> None:
+        """Once a second: do what follows from the alerts that were reported to `actions`."""
+        if self._drift is not None and (alert := self._drift.step(now_ns, self._fresh_ms)) is not None:
+            self.actions.report(alert, now_ns)
+            self._tell(alert)
+        for change in self.actions.step(now_ns):
+            self._ports.log("warn", f"{self.config.name}: {change}")
+            self._tell(action_alert(self.config.name, change))
+        self._leave_out()
+        names = [scene.name for scene in self.config.scenes]
+        self.scenes.forced = names.index(self.actions.scene) if self.actions.scene else None
+        self._dispatcher.backup_active = self.actions.backup_active
+
+    def _leave_out(self) -> None:
+        """Leave tiers out for want of memory, or as an alert's action."""
+        short, lower = self.memory.left_out, self.actions.lower_tiers
+        for ladder in self.ladders:
+            ladder.left_out = min(max(short, lower), len(ladder.tiers) - 1)
+            ladder.why_left_out = "while memory is short" if short >= lower else "as an alert's action"
 
     # -- the receiving thread: a frame comes in -----------------------------------------------------------------------
 
@@ -219,6 +240,8 @@ class StageActor:
         if not self._accepting:
             self.statistics.counters.ignored += 1
             return
+        if self.actions.off:
+            refusal = refusal or f"the stage is off: {self.actions.words(received_ns)}"
         scene = self.scenes.choose(received_ns)
         if self.scenes.wanted not in self.scenes.ready:
             self._load_wanted_scene()
@@ -228,7 +251,10 @@ class StageActor:
         )  # fmt: skip
         with self._lock:
             frame.seq = self.statistics.counters.frames
-            self.mailbox.put(frame)
+            if self.actions.lower_rate and frame.seq & 1 and self.mailbox.waiting is None:
+                self.mailbox.superseded += 1  # by the next one
+            else:
+                self.mailbox.put(frame)
             if self._in_flight is None:
                 self._begin(received_ns)
             self.statistics.received(frame, stamped=stamped)  # when the worker has it: counting can wait
@@ -244,26 +270,17 @@ class StageActor:
 
     def hear(self, index: int, data: bytes) -> None:
         """What scenes depend on, see `StageConfig.situation_inputs`: odometry, or the name of a scene."""
-        now_ns = self._clock()
         try:
-            if index == ODOMETRY:
-                velocity = decode(data, "nav_msgs/msg/Odometry").twist.twist.linear
-                self.scenes.moved(math.hypot(velocity.x, velocity.y, velocity.z), now_ns)
-            else:
-                self.scenes.named(ODOMETRY - index, decode(data, "std_msgs/msg/String").data.strip(), now_ns)
+            self.scenes.hear(index, data, self._clock())
         except BadInput:
             self.statistics.counters.refused_inputs += 1
 
     def _load_wanted_scene(self) -> None:
         """Frames run `default` while workers that have loaded the scene take the places of those that have not."""
         scene = self.config.scenes[self.scenes.wanted]
-        if self.pool.ready and self.pool.rolling_update.renewal.load(self._to_load()):
+        if self.pool.ready and self.pool.rolling_update.renewal.load(self.scenes.tiers_to_load()):
             text = f"scene {scene.name} is not loaded; default runs until it is"
             self._untold.append(model_alert(self.config.name, text))
-
-    def _to_load(self) -> list[int]:
-        """The tiers that workers are to load, of the scenes that are to be there."""
-        return sorted({tier for number in self.scenes.to_load() for tier in self.config.scenes[number].tiers})
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
@@ -391,6 +408,8 @@ class StageActor:
         self._ports.answered(answer)
         if answer.outcome is Outcome.ERROR:
             self.pool.last_error = answer.reason
+        if self._drift is not None and in_flight.result is not None:
+            self._drift.add(answer.tier, answer.total_ms - answer.wait_ms)
         anomaly = self.statistics.answered(answer)
         if anomaly is not None:
             self._ports.anomaly(anomaly)
@@ -445,8 +464,11 @@ class StageActor:
 
     def worker_told(self, text: str) -> None:
         """Something about a worker's models: for `/perf/anomaly`."""
+        self._tell(model_alert(self.config.name, text))
+
+    def _tell(self, alert: Alert) -> None:
         with self._lock:
-            self._untold.append(model_alert(self.config.name, text))
+            self._untold.append(alert)
             self._waiter.wake()
 
     def _drop(self, worker: WorkerProcess) -> None:
