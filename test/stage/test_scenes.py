@@ -158,3 +158,33 @@ def test_given_alerts_with_actions_when_they_are_found_then_the_stage_works_as_t
     assert actor.actions.words(now_ns) == ""
     stage.wait_for(lambda: len([one for one in stage.anomalies if one.name == "tested: action"]) == 10, "its steps")
     assert stage.accounts()[0] == stage.accounts()[1]
+
+
+def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_runs_it(stage):
+    settle(stage)
+    stage.actor.hear(ODOMETRY - 2, word("parking"))
+    ready = stage.actor.scenes.ready
+    first, _ = stage.offer({"do": "sleep", "ms": 300, "once": False})
+    second, _ = stage.offer()
+    with stage.actor._lock:
+        stage.actor.scenes.ready = frozenset({0, 1})
+    found = [stage.answer(seq) for seq in (first, second)]
+    stage.actor.scenes.ready = ready
+    assert [(answer.outcome, answer.frame.scene, answer.tier) for answer in found] == [
+        (Outcome.ON_TIME, 2, 3), (Outcome.ON_TIME, 0, 0),
+    ]  # fmt: skip
+    stage.actor.hear(ODOMETRY - 2, word("over"))
+
+
+def test_given_a_shortest_budget_when_the_vehicle_is_fast_then_frames_have_less_time(start_own_stage):
+    stage = start_own_stage(backup="none", budget_least_ms=1000.0)
+    assert stage.ask().budget_ms == 5000.0
+    stage.wait_for_workers()
+    stage.actor.hear(ODOMETRY, odometry(15.0))
+    answer = stage.ask()
+    assert answer.budget_ms == 3000.0
+    assert answer.frame.deadline_ns - answer.frame.received_ns == 3_000_000_000
+    stage.wait_for_workers()
+    stage.actor.hear(ODOMETRY, odometry(45.0))
+    assert stage.ask().budget_ms == 1000.0
+    assert stage.actor.budget_ms == 1000.0

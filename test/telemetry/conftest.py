@@ -64,7 +64,8 @@ def make_stage():
             statistics.health.ready()
         return SimpleNamespace(
             config=config, statistics=statistics, ladder=(ladder := TierLadder(len(config.tiers))), ladders=[ladder],
-            scenes=SceneChooser(config), actions=AlertActions(config), margin=PublishMargin(), mailbox=Mailbox(),
+            scenes=SceneChooser(config), budget_ms=config.budget_ms, actions=AlertActions(config),
+            margin=PublishMargin(), mailbox=Mailbox(),
             memory=MemoryGuard(), hedge_rule=HedgeRule(),
             pool=PoolAtRest(list(workers), config.tiers),
         )  # fmt: skip

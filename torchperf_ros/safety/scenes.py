@@ -49,6 +49,7 @@ class SceneChooser:
         self.switches = 0
         self.unknown = ""
         self._speed: _Heard | None = None
+        self._ttc: _Heard | None = None
         self._names: dict[int, _Heard] = {}
         self._changed_ns: int | None = None
         self._used_ns = [0] * len(config.scenes)
@@ -79,11 +80,22 @@ class SceneChooser:
         if word not in {one.word or one.name for one in self.config.scenes}:
             self.unknown = word
 
+    def near(self, ttc_s: float, now_ns: int) -> None:
+        """The time to collision in s; NaN or infinite where there is none."""
+        self._ttc = _Heard(ttc_s, now_ns)
+
+    def ttc_s(self, now_ns: int) -> float | None:
+        """The time to collision in s, None where there is none, or it is too old."""
+        return self._number(self._ttc, now_ns)
+
     def speed(self, now_ns: int) -> float | None:
         """The speed in m/s, None where it is unknown or too old."""
-        heard = self._speed
-        known = heard is not None and self._is_fresh(heard, now_ns) and heard.value == heard.value
-        return float(heard.value) if heard is not None and known else None
+        return self._number(self._speed, now_ns)
+
+    def _number(self, heard: _Heard | None, now_ns: int) -> float | None:
+        if heard is None or not self._is_fresh(heard, now_ns) or not math.isfinite(number := float(heard.value)):
+            return None
+        return number
 
     def choose(self, now_ns: int) -> int:
         """The scene of a frame that is received now."""

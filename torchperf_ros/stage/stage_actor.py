@@ -27,6 +27,7 @@ from torchperf_ros.frame.waiting import PublishMargin
 from torchperf_ros.safety.alert_actions import AlertActions
 from torchperf_ros.safety.drift import DriftWatch
 from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
+from torchperf_ros.safety.situation_budget import situation_budget_ms
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
@@ -100,7 +101,7 @@ class StageActor:
         self._outputs = FallbackOutputs()
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
-        self._budget_ms = config.budget_ms  # of the last frame that was begun
+        self.budget_ms = config.budget_ms  # of the last frame that was begun
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
         self._open = True
@@ -246,9 +247,10 @@ class StageActor:
         if self.scenes.wanted not in self.scenes.ready:
             self._load_wanted_scene()
         frame = admit(
-            self.config, data, stamp_ns,
-            received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal, scene=scene,
+            self.config, data, stamp_ns, received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream,
+            refusal=refusal, budget_ms=self._situation_budget_ms(scene, received_ns),
         )  # fmt: skip
+        frame.scene = scene
         with self._lock:
             frame.seq = self.statistics.counters.frames
             if self.actions.lower_rate and frame.seq & 1 and self.mailbox.waiting is None:
@@ -275,6 +277,14 @@ class StageActor:
         except BadInput:
             self.statistics.counters.refused_inputs += 1
 
+    def _situation_budget_ms(self, scene: int, now_ns: int) -> float:
+        config, scenes = self.config, self.scenes
+        budget_ms = config.scene_budget_ms(scene)
+        if not config.budget_least_ms:
+            return budget_ms
+        least_ms = self.ladders[scene].forecasts[-1].ms + self.margin.ms
+        return situation_budget_ms(config, budget_ms, scenes.speed(now_ns), scenes.ttc_s(now_ns), least_ms)
+
     def _load_wanted_scene(self) -> None:
         """Frames run `default` while workers that have loaded the scene take the places of those that have not."""
         scene = self.config.scenes[self.scenes.wanted]
@@ -293,7 +303,7 @@ class StageActor:
             return
         if frame.scene not in self.scenes.ready:  # its tiers may be gone since it was received
             frame.scene = DEFAULT
-        self._budget_ms = frame.budget_ms
+        self.budget_ms = frame.budget_ms
         self._dispatcher.use(frame.scene)
         leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
@@ -493,7 +503,7 @@ class StageActor:
     @property
     def _fresh_ms(self) -> float:
         """Time that a frame has which did not wait."""
-        return self._budget_ms - self.margin.ms
+        return self.budget_ms - self.margin.ms
 
     @property
     def _output_type(self) -> str:

@@ -103,6 +103,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "device": pool.description.device if pool.description else "",
         **_timing(reading),
         "budget_ms": _number(config.scene_budget_ms(stage.scenes.active)),
+        "budget_now_ms": _number(stage.budget_ms),
         "reserve_ms": _number(stage.margin.ms),
         "miss_ratio": _number(statistics.miss_ratio),
         "frames": str(statistics.frames),
