@@ -102,6 +102,7 @@ class StageActor:
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
         self.budget_ms = config.budget_ms  # of the last frame that was begun
+        self._cold = ""  # the last scene that was wanted and not loaded
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
         self._open = True
@@ -287,9 +288,11 @@ class StageActor:
 
     def _load_wanted_scene(self) -> None:
         """Frames run `default` while workers that have loaded the scene take the places of those that have not."""
-        scene = self.config.scenes[self.scenes.wanted]
-        if self.pool.ready and self.pool.rolling_update.renewal.load(self.scenes.tiers_to_load()):
-            text = f"scene {scene.name} is not loaded; default runs until it is"
+        scene = self.config.scenes[self.scenes.wanted].name
+        begins = self.pool.ready and self.pool.rolling_update.renewal.load(self.scenes.tiers_to_load())
+        if begins and scene != self._cold:
+            self._cold = scene  # it is asked for again where that fails, and not told again
+            text = f"scene {scene} is not loaded; default runs until it is"
             self._untold.append(model_alert(self.config.name, text))
 
     def _begin(self, now_ns: int) -> None:
