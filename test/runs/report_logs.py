@@ -33,7 +33,7 @@ def frame_row(stage: int, seq: int) -> list[float]:
     total_ms = 50.5 if late else 10.0 + seq % 10
     inference_ms = math.nan if late else total_ms - 4.0
     outcome, fallback = (Outcome.LATE, Fallback.HOLD_LAST) if late else (Outcome.ON_TIME, math.nan)
-    return [stage, seq, 2.0, 0.5, 0.5, 1.0, inference_ms, 1.0, total_ms, 50.0, seq >= 50, outcome, fallback]
+    return [stage, seq, 2.0, 0.5, 0.5, 1.0, inference_ms, 1.0, total_ms, 50.0, seq >= 50, outcome, fallback, 0]
 
 
 def published_ns(seq: int) -> int:
