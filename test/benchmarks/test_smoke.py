@@ -29,6 +29,7 @@ ARGUMENTS = {
     "guard": ["--times", "20"],
     "emergency": ["--times", "5", "--triggers", "2", "--silences", "2", *SMALL, *ALONE],
     "priority": ["--seconds", "1", "--slice", "1", "--model-ms", "0", "--lower-ms", "0", "--budget-ms", "900"],
+    "ramps": ["--seeds", "1", "--drives", "1"],
     "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}

@@ -89,3 +89,9 @@ def test_given_a_live_budget_when_changed_then_default_follows_and_a_scene_of_it
     values = {"adapter": "a:B", "output": "o", "scenes": ["park"], "scene.park.tiers": ["fast"]}
     stage = stage_config("seen", {**values, "budget_ms": 80.0, "scene.park.budget_ms": 20.0})
     assert (stage.scene_budget_ms(0), stage.scene_budget_ms(1)) == (80.0, 20.0)
+
+
+def test_given_a_scene_whose_budget_is_longer_than_a_hang_when_read_then_it_is_refused():
+    values = {"scenes": ["park"], "scene.park.tiers": ["fast"], "scene.park.budget_ms": 1001.0}
+    said = refused({f"perception.{name}": value for name, value in values.items()})
+    assert "perception.scene.park.budget_ms: 1001.0 is above perception.hang_ms 1000.0" in said

@@ -48,6 +48,18 @@ REFUSED_AT_START = {  # name -> parameters, and what the line has to say; `test/
         {"perception": {"budgetms": 20.0}},
         ("perception.budgetms", "unknown", "perception.budget_ms"),
     ),
+    "scene without tiers": (
+        {"perception": {"scenes": ["park"], "scene": {"park": {"budget_ms": 20.0}}}},
+        ("perception.scene.park.tiers", "is empty", "at least one tier"),
+    ),
+    "unknown scene": (
+        {"perception": {"scenes": ["park"], "scene": {"park": {"tiers": ["fast"]}, "prak": {"tiers": ["fast"]}}}},
+        ("perception.scene.prak.tiers", "no scene 'prak'", "it has park"),
+    ),
+    "unknown alert": (
+        {"perception": {"actions": ["drfit -> off"]}},
+        ("perception.actions", "'drfit -> off'", "there is no alert 'drfit'"),
+    ),
     "unknown name of the node's": ({"metrics_prt": 0}, ("metrics_prt", "unknown", "metrics_port")),
 }
 

@@ -7,12 +7,14 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.scene_options import ODOMETRY
-from torchperf_ros.frame.outcome import Health, Outcome
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 
 from .conftest import wait_until
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TIER_OFFSET = 1000.0
+S = 1_000_000_000
 SCENES = {
     "tiers": ["full", "fast"], "scenes": ["highway", "parking"], "scene_hold_s": 0.1, "budget_ms": 5000.0,
     "scene.highway.tiers": ["far", "fast"], "scene.highway.min_speed": 22.0, "scene.highway.budget_ms": 4000.0,
@@ -104,3 +106,85 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     assert stage.pids != [first]
     assert stage.actor.pool.everyone[0].loaded == {0, 1, 3}
     assert any("parking is not loaded" in alert.message for alert in stage.anomalies)
+
+
+def test_given_alerts_with_actions_when_they_are_found_then_the_stage_works_as_they_say_and_as_before_afterwards(
+    start_own_stage,
+):
+    lines = [
+        "drift -> lower_tier",
+        "load -> lower_rate",
+        "gpu -> scene parking",
+        "misses -> backup_active",
+        "age -> off",
+    ]
+    stage = start_own_stage(backup="standby", **{**SCENES, "actions": lines, "action_return_s": 10.0})
+    actor, now_ns = stage.actor, time.monotonic_ns()
+
+    def found(name, at_s):
+        actor.actions.report(Alert(Level.WARN, name, ""), now_ns + at_s * S)
+        actor.act(now_ns + at_s * S)
+
+    found("tested: drift", 0)
+    assert stage.ask().tier == 1
+    assert "left out as an alert's action" in actor.ladder.explain(actor.config.tiers, now_ns)
+    found("machine: gpu", 1)
+    settle(stage)
+    assert (stage.ask().frame.scene, actor.scenes.wanted) == (2, 2)
+    backups = stage.counters.backups
+    found("tested: misses", 2)
+    settle(stage)
+    stage.ask()
+    assert stage.counters.backups == backups + 1
+    found("machine: load", 3)
+    superseded, offered = actor.mailbox.superseded, 0
+    while offered < 4:
+        stage.wait_for_workers()
+        stage.offer()
+        offered += 1
+    stage.wait_for_workers()
+    assert actor.mailbox.superseded == superseded + 2
+    found("tested: age", 4)
+    while stage.counters.frames & 1:  # the lower rate would take it
+        stage.offer()
+    answer = stage.ask()
+    assert (answer.outcome, answer.fallback) == (Outcome.BAD_INPUT, Fallback.HOLD_LAST)
+    assert "age -> off" in answer.reason
+    for second in range(5, 60):
+        actor.act(now_ns + second * S)
+    settle(stage)
+    answer = stage.ask()
+    assert (answer.outcome, answer.frame.scene) == (Outcome.ON_TIME, 0)
+    assert actor.actions.words(now_ns) == ""
+    stage.wait_for(lambda: len([one for one in stage.anomalies if one.name == "tested: action"]) == 10, "its steps")
+    assert stage.accounts()[0] == stage.accounts()[1]
+
+
+def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_runs_it(stage):
+    settle(stage)
+    stage.actor.hear(ODOMETRY - 2, word("parking"))
+    ready = stage.actor.scenes.ready
+    first, _ = stage.offer({"do": "sleep", "ms": 300, "once": False})
+    second, _ = stage.offer()
+    with stage.actor._lock:
+        stage.actor.scenes.ready = frozenset({0, 1})
+    found = [stage.answer(seq) for seq in (first, second)]
+    stage.actor.scenes.ready = ready
+    assert [(answer.outcome, answer.frame.scene, answer.tier) for answer in found] == [
+        (Outcome.ON_TIME, 2, 3), (Outcome.ON_TIME, 0, 0),
+    ]  # fmt: skip
+    stage.actor.hear(ODOMETRY - 2, word("over"))
+
+
+def test_given_a_shortest_budget_when_the_vehicle_is_fast_then_frames_have_less_time(start_own_stage):
+    stage = start_own_stage(backup="none", budget_least_ms=1000.0)
+    assert stage.ask().budget_ms == 5000.0
+    stage.wait_for_workers()
+    stage.actor.hear(ODOMETRY, odometry(15.0))
+    answer = stage.ask()
+    assert answer.budget_ms == 3000.0
+    assert answer.frame.deadline_ns - answer.frame.received_ns == 3_000_000_000
+    stage.wait_for_workers()
+    stage.actor.hear(ODOMETRY, odometry(45.0))
+    assert stage.ask().budget_ms == 1000.0
+    assert stage.actor.budget_ms == 1000.0

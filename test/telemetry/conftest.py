@@ -11,6 +11,7 @@ from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
 from torchperf_ros.frame.waiting import HedgeRule, PublishMargin
 from torchperf_ros.model.tier import TierFacts
+from torchperf_ros.safety.alert_actions import AlertActions
 from torchperf_ros.safety.scenes import SceneChooser
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.workers.worker_pool import TierTally
@@ -64,7 +65,8 @@ def make_stage():
         return SimpleNamespace(
             guard=None,
             config=config, statistics=statistics, ladder=(ladder := TierLadder(len(config.tiers))), ladders=[ladder],
-            scenes=SceneChooser(config), margin=PublishMargin(), mailbox=Mailbox(),
+            scenes=SceneChooser(config), budget_ms=config.budget_ms, actions=AlertActions(config),
+            margin=PublishMargin(), mailbox=Mailbox(),
             memory=MemoryGuard(), hedge_rule=HedgeRule(),
             pool=PoolAtRest(list(workers), config.tiers),
         )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchperf_ros.config.action_options import ActionRule, parse_actions
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
@@ -106,7 +107,25 @@ class StageConfig:
     scene_hold_s: float = ros_field(
         1.0, "A scene is kept for so long, in s, unless emergency follows.", 0.1, 60.0, live=True
     )
-    odometry: str = ros_field("odom", "Topic of nav_msgs/Odometry, for scenes by speed.")
+    actions: tuple[ActionRule, ...] = ros_field(
+        [""], "What follows from alerts, lines ALERT -> ACTION, see docs/watching.md; '': nothing."
+    )
+    action_cooldown_s: float = ros_field(
+        2.0, "Time in s after which an alert that goes on leads one step further.", 0.1, 600.0, live=True
+    )
+    action_return_s: float = ros_field(
+        30.0, "Time in s without the alert after which a step is taken back.", 0.1, 3600.0, live=True
+    )
+    budget_least_ms: float = ros_field(
+        0.0, "Shortest budget in ms, at speed or near a collision; 0: the budget does not follow them.", 0.0, 60_000.0
+    )
+    budget_fast_speed: float = ros_field(
+        30.0, "Speed in m/s at which the budget is the shortest one.", 1.0, 200.0, live=True
+    )
+    budget_near_s: float = ros_field(
+        4.0, "Time to collision in s below which the budget is shortened.", 0.1, 60.0, live=True
+    )
+    odometry: str = ros_field("odom", "Topic of nav_msgs/Odometry, for scenes and budgets by speed.")
     situation_timeout_ms: float = ros_field(
         1000.0, "A speed, or a scene's name on a topic, is unknown after so long, in ms.", 10.0, 600_000.0, live=True
     )
@@ -124,9 +143,9 @@ class StageConfig:
 
     @property
     def situation_inputs(self) -> tuple[tuple[int, str, str], ...]:
-        """What scenes depend on: index (see `ODOMETRY`), topic and message type."""
+        """What scenes and budgets depend on: index (see `ODOMETRY`), topic and message type."""
         topics = [(ODOMETRY - n, one.topic, "std_msgs/msg/String") for n, one in enumerate(self.scenes) if one.topic]
-        by_speed = any(one.by_speed for one in self.scenes)
+        by_speed = self.budget_least_ms > 0.0 or any(one.by_speed for one in self.scenes)
         return (*([(ODOMETRY, self.odometry, "nav_msgs/msg/Odometry")] if by_speed else []), *topics)
 
     def build_options(self, tier: int) -> BuildOptions:
@@ -230,6 +249,14 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     packages = _one_each(checked["packages"], tiers, f"{name}.packages")
     checked["scenes"], package_of = parse_scenes(name, checked["scenes"], values, tiers, packages)
     tiers, checked["packages"] = list(package_of), tuple(package_of.values())  # what only a scene has comes at the end
+    least_ms, hang_ms = checked["budget_least_ms"], checked["hang_ms"]
+    least = f"{name}.budget_least_ms: {least_ms} is not allowed; it has to be 0, or from 1 to budget_ms"
+    require(least_ms == 0.0 or 1.0 <= least_ms <= checked["budget_ms"], f"{least} {checked['budget_ms']}")
+    for scene in checked["scenes"]:
+        text = f"{name}.scene.{scene.name}.budget_ms: {scene.budget_ms} is above {name}.hang_ms {hang_ms}"
+        require(scene.budget_ms <= hang_ms, text)
+    names = [scene.name for scene in checked["scenes"]]
+    checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
     checked["precision"] = _one_each(checked["precision"], tiers, f"{name}.precision")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(

@@ -81,6 +81,11 @@ def model_alert(stage: str, text: str) -> Alert:
     return replace(_alert(Level.WARN, f"{stage}: model", text, {}), once=True, logged=True)
 
 
+def action_alert(stage: str, text: str) -> Alert:
+    """A warning that a stage has changed how it works, as an alert's action; none is held back."""
+    return replace(_alert(Level.WARN, f"{stage}: action", text, {}), once=True, logged=True)
+
+
 def _alert(level: Level, name: str, text: str, values: dict[str, str]) -> Alert:
     first_line, _, detail = text.partition("\n")
     return Alert(level, name, first_line, values | ({"detail": detail} if detail else {}))

@@ -174,7 +174,7 @@ def admit(
     ros_now_ns: int,
     upstream: Frame | None = None,
     refusal: str = "",
-    scene: int = 0,
+    budget_ms: float | None = None,
 ) -> Frame:
     """Make the frame of a trigger message; its number comes later.
 
@@ -190,15 +190,15 @@ def admit(
         ros_now_ns: ROS time of the receipt.
         upstream: the frame of the stage before that `data` is the output of.
         refusal: why the message cannot be used, if that is known already.
-        scene: the one that it is answered for, which has the budget.
+        budget_ms: its budget; None: the stage's.
     """
     age_ms = stamp_age_ms(stamp_ns, ros_now_ns)
     due_ns = received_ns if upstream is None else min(received_ns, upstream.deadline_ns)
-    budget_ms = left_ms = config.scene_budget_ms(scene)
+    budget_ms = left_ms = config.budget_ms if budget_ms is None else budget_ms
     if config.budget_from == "stamp":
         left_ms -= usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
     if data is not None and len(data) > config.max_frame_bytes:
         refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
     origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
     deadline_ns = due_ns + round(left_ms * NS_PER_MS)
-    return Frame(-1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, scene, budget_ms)
+    return Frame(-1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, budget_ms=budget_ms)

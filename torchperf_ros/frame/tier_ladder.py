@@ -139,7 +139,7 @@ class TierLadder:
     Attributes:
         tiers: the ladder's, from the most accurate one.
         level: place of the most accurate tier that frames get now.
-        left_out: tiers that are not to run for now, from the most accurate one, as for want of memory.
+        left_out: tiers that are not to run for now, from the most accurate one; `why_left_out` in words.
         forecasts: what each tier is predicted to take; replaced as a whole, so that any thread may look.
     """
 
@@ -157,6 +157,7 @@ class TierLadder:
         self._started_ns: int | None = None
         self._now_ns = self._since_ns = 0
         self.level = self.left_out = 0
+        self.why_left_out = "while memory is short"
         self._predict()
 
     @property
@@ -300,7 +301,7 @@ class TierLadder:
         if not level:
             return ""
         if left_out >= level:
-            return f"{names[level - 1]} is left out while memory is short"
+            return f"{names[level - 1]} is left out {self.why_left_out}"
         tier = min(self._above(), key=lambda tier: self._clocks[tier].due_ns, default=level)  # just stepped up?
         forecast, fresh_ms = self.forecasts[tier], self._fresh_ms
         relation = ">" if forecast.ms > fresh_ms else "<="

@@ -35,6 +35,7 @@ class AlertPublisher:
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
         self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
+        self.heard: Callable[[Alert], None] = lambda anomaly: None  # called with each finding, on its thread
         self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
         self._node = node
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
@@ -52,6 +53,7 @@ class AlertPublisher:
     def found(self, anomaly: Alert) -> None:
         """A finding, from any thread: it is told within a second, with what belongs to it."""
         self._grouping.report(anomaly, monotonic_ns())
+        self.heard(anomaly)
 
     @property
     def open(self) -> list[Alert]:

@@ -49,6 +49,7 @@ class Reporter:
         self.lane: EmergencyLane | None = None  # the emergency lane, unless it is off
         self.memory_limit_mib, self.memory_share = 0, 1.0
         self.alert_publisher = AlertPublisher(node)
+        self.alert_publisher.heard = self._hand_to_stages
         self._node = node
         self._lifecycle_state = lifecycle_state
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
@@ -107,6 +108,8 @@ class Reporter:
         self._look_for_silence(now_ns)
         ros_now_ns = self._node.get_clock().now().nanoseconds
         self.alert_publisher.step(now_ns, ros_now_ns, healths)
+        for stage in self.stages:
+            stage.act(now_ns)
         diagnostics = diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns)
         self._publish(self._diagnostics, DIAGNOSTICS, ros_now_ns, diagnostics)
         self._publish(self._memory, MEMORY, ros_now_ns, float64_bytes(memory.workers_mib))
@@ -124,6 +127,10 @@ class Reporter:
         publisher.publish(data)
         if (recording := self.alert_publisher.recording) is not None:
             recording.message(index, ros_now_ns, data)
+
+    def _hand_to_stages(self, alert: Alert) -> None:
+        for stage in self.stages:
+            stage.actions.report(alert, monotonic_ns())
 
     def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)

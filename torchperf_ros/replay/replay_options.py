@@ -111,6 +111,7 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
                 budget_from="receipt",
                 backup="none",
                 hang_ms=_LONGEST_RUN_MS,
+                budget_least_ms=0.0,
                 scenes=tuple(replace(scene, budget_ms=0.0) for scene in stage.scenes),
                 priority=0,
             )

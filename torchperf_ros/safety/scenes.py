@@ -1,11 +1,14 @@
 """Which scene a frame is answered for: by speed, by what a topic says, or by the adapter's own word."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.scene_options import EMERGENCY_SCENE, SceneOptions
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.config.scene_options import EMERGENCY_SCENE, ODOMETRY, SceneOptions
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.safety.odometry import Motion
 
 DEFAULT = 0
 """Index of the scene that runs where no other holds, or none that can run."""
@@ -47,6 +50,7 @@ class SceneChooser:
         self.switches = 0
         self.unknown = ""
         self._speed: _Heard | None = None
+        self._ttc: _Heard | None = None
         self._names: dict[int, _Heard] = {}
         self._changed_ns: int | None = None
         self._used_ns = [0] * len(config.scenes)
@@ -54,6 +58,17 @@ class SceneChooser:
         self.emergency = emergency  # its index, None where there is none
         others = [number for number in range(1, len(config.scenes)) if number != emergency]
         self._order = others if emergency is None else [emergency, *others]
+
+    def hear(self, index: int, data: bytes, now_ns: int) -> None:
+        """A message that scenes depend on, as CDR bytes; see `StageConfig.situation_inputs` for its index.
+
+        Raises:
+            BadInput: it is no such message.
+        """
+        if index == ODOMETRY:
+            self.moved(abs(Motion.read(data, now_ns).speed), now_ns)
+        else:
+            self.named(ODOMETRY - index, decode(data, "std_msgs/msg/String").data.strip(), now_ns)
 
     def moved(self, speed: float, now_ns: int) -> None:
         """The vehicle's speed in m/s; NaN where it is unknown."""
@@ -65,11 +80,22 @@ class SceneChooser:
         if word not in {one.word or one.name for one in self.config.scenes}:
             self.unknown = word
 
+    def near(self, ttc_s: float, now_ns: int) -> None:
+        """The time to collision in s; NaN or infinite where there is none."""
+        self._ttc = _Heard(ttc_s, now_ns)
+
+    def ttc_s(self, now_ns: int) -> float | None:
+        """The time to collision in s, None where there is none, or it is too old."""
+        return self._number(self._ttc, now_ns)
+
     def speed(self, now_ns: int) -> float | None:
         """The speed in m/s, None where it is unknown or too old."""
-        heard = self._speed
-        known = heard is not None and self._is_fresh(heard, now_ns) and heard.value == heard.value
-        return float(heard.value) if heard is not None and known else None
+        return self._number(self._speed, now_ns)
+
+    def _number(self, heard: _Heard | None, now_ns: int) -> float | None:
+        if heard is None or not self._is_fresh(heard, now_ns) or not math.isfinite(number := float(heard.value)):
+            return None
+        return number
 
     def choose(self, now_ns: int) -> int:
         """The scene of a frame that is received now."""
@@ -114,6 +140,10 @@ class SceneChooser:
         always = [DEFAULT] if self.emergency is None else [DEFAULT, self.emergency]
         others = sorted((n for n in self._order if n != self.emergency), key=lambda number: -self._used_ns[number])
         return tuple(sorted([*always, *others[: self.config.scenes_loaded]]))
+
+    def tiers_to_load(self) -> list[int]:
+        """The stage's tiers that workers are to load, of those scenes."""
+        return sorted({tier for number in self.to_load() for tier in self.config.scenes[number].tiers})
 
     def loaded(self, tiers: Iterable[frozenset[int] | None]) -> None:
         """Take which of the stage's tiers each worker that serves has loaded; None: all."""

@@ -61,6 +61,7 @@ class Dispatcher:
         self.right_of_way: RightOfWay | None = None
         self._pool, self._ladders, self._outputs, self._statistics = pool, ladders, outputs, statistics
         self.ladder = ladders[0]
+        self.backup_active = False  # whether the second worker runs every frame for now, whatever `backup` says
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
         self._probe: int | None = None  # tier that the practice is to try; None: a rehearsal
@@ -179,9 +180,14 @@ class Dispatcher:
             backup_ms = self.ladder.predicted_ms(self.ladder.last)
             in_flight.started(worker, tier, now_ns, self.ladder.predicted_ms(tier), backup_ms)
             self._preferred = worker
-            if self._pool.config.backup == "active":
+            if self._runs_all:
                 self._start_backup(in_flight, now_ns)
             return
+
+    @property
+    def _runs_all(self) -> bool:
+        """Whether the backup runs every frame."""
+        return self.backup_active or self._pool.config.backup == "active"
 
     def start_wanted_backup(self, in_flight: FrameInFlight, now_ns: int) -> None:
         """Run the frame on another worker as well if the runner failed, or is nearly out of time."""
@@ -191,7 +197,7 @@ class Dispatcher:
 
     def _start_backup(self, in_flight: FrameInFlight, now_ns: int) -> None:
         """Run the frame in flight on another worker as well, on the cheapest tier, if one is idle."""
-        hedged = in_flight.failure is None and self._pool.config.backup != "active"
+        hedged = in_flight.failure is None and not self._runs_all
         if hedged and in_flight.runner is not None and in_flight.runner.is_ending:
             in_flight.hedge_ns = 0  # it is no overdue frame, but one that has ended its runner
             return

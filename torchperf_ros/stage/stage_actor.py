@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchperf_ros.config.action_options import DRIFT
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.config.scene_options import ODOMETRY
-from torchperf_ros.frame.alert_rules import Alert, model_alert
+from torchperf_ros.frame.alert_rules import Alert, action_alert, model_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import BadInput, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
@@ -25,9 +24,11 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
+from torchperf_ros.safety.alert_actions import AlertActions
+from torchperf_ros.safety.drift import DriftWatch
 from torchperf_ros.safety.guard import Guard
-from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
+from torchperf_ros.safety.situation_budget import situation_budget_ms
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
@@ -74,8 +75,8 @@ class StageActor:
     """One stage: a mailbox, one frame in flight, a pool of workers, a ladder of tiers and its fallbacks.
 
     Attributes:
-        statistics, ladders, scenes, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for `/diagnostics`;
-            there is a ladder for each scene.
+        statistics, ladders, scenes, actions, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for
+            `/diagnostics`; there is a ladder for each scene.
         guard: checks every output before it is published; None where the parameters ask for none.
         lower: stages that give way to this one.
     """
@@ -95,6 +96,8 @@ class StageActor:
         clocks = [TierClock() for _ in config.tiers]
         self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
         self.scenes = SceneChooser(config)
+        self.actions = AlertActions(config)
+        self._drift = DriftWatch(config.name) if self.actions.asks_for(DRIFT) else None
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
         self.mailbox = Mailbox()
@@ -107,13 +110,14 @@ class StageActor:
             self.guard = StageGuard(config.name, Guard(config.guard), self.statistics.counters)
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
-        self._budget_ms = config.budget_ms  # of the last frame that was begun
+        self.budget_ms = config.budget_ms  # of the last frame that was begun
+        self._cold = ""  # the last scene that was wanted and not loaded
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
         self._open = True
         self._waiter: StageWaiter = machinery.waiter()
         self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
-        setup = {**setup, "loaded": self._to_load()}
+        setup = {**setup, "loaded": self.scenes.tiers_to_load()}
         self.pool = machinery.pool(config, setup, self, ports.log)
         self._dispatcher = Dispatcher(self.pool, self.ladders, self._outputs, self.statistics.counters)
         self.hedge_rule = self._dispatcher.hedge_rule
@@ -190,7 +194,7 @@ class StageActor:
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live)."""
-        self.config = self.pool.config = self.scenes.config = config
+        self.config = self.pool.config = self.scenes.config = self.actions.config = config
         self.statistics.reconfigure(config)
 
     def limit_memory(self, used_share: float, share: float) -> None:
@@ -198,13 +202,32 @@ class StageActor:
         guard, was_tight = self.memory, self.memory.tight
         guard.update(used_share, share, max(len(ladder.tiers) for ladder in self.ladders))
         self.pool.rolling_update.may_compile = not guard.tight
-        for ladder in self.ladders:
-            ladder.left_out = min(guard.left_out, len(ladder.tiers) - 1)
+        self._leave_out()
         if guard.tight and not was_tight:
             text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
             text += "; lower tiers run, and nothing is compiled"
             self._ports.log("warn", f"{self.config.name}: {text}")
             self.worker_told(text)
+
+    def act(self, now_ns: int) -> None:
+        """Once a second: do what follows from the alerts that were reported to `actions`."""
+        if self._drift is not None and (alert := self._drift.step(now_ns, self._fresh_ms)) is not None:
+            self.actions.report(alert, now_ns)
+            self._tell(alert)
+        for change in self.actions.step(now_ns):
+            self._ports.log("warn", f"{self.config.name}: {change}")
+            self._tell(action_alert(self.config.name, change))
+        self._leave_out()
+        names = [scene.name for scene in self.config.scenes]
+        self.scenes.forced = names.index(self.actions.scene) if self.actions.scene else None
+        self._dispatcher.backup_active = self.actions.backup_active
+
+    def _leave_out(self) -> None:
+        """Leave tiers out for want of memory, or as an alert's action."""
+        short, lower = self.memory.left_out, self.actions.lower_tiers
+        for ladder in self.ladders:
+            ladder.left_out = min(max(short, lower), len(ladder.tiers) - 1)
+            ladder.why_left_out = "while memory is short" if short >= lower else "as an alert's action"
 
     # -- the receiving thread: a frame comes in -----------------------------------------------------------------------
 
@@ -246,16 +269,22 @@ class StageActor:
         if not self._accepting:
             self.statistics.counters.ignored += 1
             return
+        if self.actions.off:
+            refusal = refusal or f"the stage is off: {self.actions.words(received_ns)}"
         scene = self.scenes.choose(received_ns)
         if self.scenes.wanted not in self.scenes.ready:
             self._load_wanted_scene()
         frame = admit(
-            self.config, data, stamp_ns,
-            received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream, refusal=refusal, scene=scene,
+            self.config, data, stamp_ns, received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream,
+            refusal=refusal, budget_ms=self._situation_budget_ms(scene, received_ns),
         )  # fmt: skip
+        frame.scene = scene
         with self._lock:
             frame.seq = self.statistics.counters.frames
-            self.mailbox.put(frame)
+            if self.actions.lower_rate and frame.seq & 1 and self.mailbox.waiting is None:
+                self.mailbox.superseded += 1  # by the next one
+            else:
+                self.mailbox.put(frame)
             if self._in_flight is None:
                 self._begin(received_ns)
             self.statistics.received(frame, stamped=stamped)  # when the worker has it: counting can wait
@@ -272,14 +301,12 @@ class StageActor:
     def hear(self, index: int, data: bytes, stamp_ns: int = 0) -> None:
         """A message of another input than the adapter's: for the guard, or what scenes depend on, see `inputs`."""
         now_ns = self._clock()
+        if index <= GUARD_ODOMETRY:
+            if self.guard is not None:
+                self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), now_ns)
+            return
         try:
-            if index <= GUARD_ODOMETRY:
-                if self.guard is not None:
-                    self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), now_ns)
-            elif index == ODOMETRY:
-                self.scenes.moved(abs(Motion.read(data, now_ns).speed), now_ns)
-            else:
-                self.scenes.named(ODOMETRY - index, decode(data, "std_msgs/msg/String").data.strip(), now_ns)
+            self.scenes.hear(index, data, now_ns)
         except BadInput:
             self.statistics.counters.refused_inputs += 1
 
@@ -294,16 +321,22 @@ class StageActor:
         own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
         return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config.guard)]
 
+    def _situation_budget_ms(self, scene: int, now_ns: int) -> float:
+        config, scenes = self.config, self.scenes
+        budget_ms = config.scene_budget_ms(scene)
+        if not config.budget_least_ms:
+            return budget_ms
+        least_ms = self.ladders[scene].forecasts[-1].ms + self.margin.ms
+        return situation_budget_ms(config, budget_ms, scenes.speed(now_ns), scenes.ttc_s(now_ns), least_ms)
+
     def _load_wanted_scene(self) -> None:
         """Frames run `default` while workers that have loaded the scene take the places of those that have not."""
-        scene = self.config.scenes[self.scenes.wanted]
-        if self.pool.ready and self.pool.rolling_update.renewal.load(self._to_load()):
-            text = f"scene {scene.name} is not loaded; default runs until it is"
+        scene = self.config.scenes[self.scenes.wanted].name
+        begins = self.pool.ready and self.pool.rolling_update.renewal.load(self.scenes.tiers_to_load())
+        if begins and scene != self._cold:
+            self._cold = scene  # it is asked for again where that fails, and not told again
+            text = f"scene {scene} is not loaded; default runs until it is"
             self._untold.append(model_alert(self.config.name, text))
-
-    def _to_load(self) -> list[int]:
-        """The tiers that workers are to load, of the scenes that are to be there."""
-        return sorted({tier for number in self.scenes.to_load() for tier in self.config.scenes[number].tiers})
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
@@ -316,7 +349,7 @@ class StageActor:
             return
         if frame.scene not in self.scenes.ready:  # its tiers may be gone since it was received
             frame.scene = DEFAULT
-        self._budget_ms = frame.budget_ms
+        self.budget_ms = frame.budget_ms
         self._dispatcher.use(frame.scene)
         leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
@@ -426,6 +459,7 @@ class StageActor:
             ros_now_ns = ros_now_ns if source is None else time_of(source, started_ns, ros_now_ns)
             checked = self.guard.check(payload, source, started_ns, ros_now_ns)
             payload = checked.payload
+            self.scenes.near(checked.ttc_s, started_ns)
         if payload is not None:
             self._ports.publish(payload)
         published_ns = self._clock()
@@ -441,6 +475,8 @@ class StageActor:
         self._ports.answered(answer)
         if answer.outcome is Outcome.ERROR:
             self.pool.last_error = answer.reason
+        if self._drift is not None and in_flight.result is not None:
+            self._drift.add(answer.tier, answer.total_ms - answer.wait_ms)
         for alert in (self.statistics.answered(answer), refusal):
             if alert is not None:
                 self._ports.anomaly(alert)
@@ -497,8 +533,11 @@ class StageActor:
 
     def worker_told(self, text: str) -> None:
         """Something about a worker's models: for `/perf/anomaly`."""
+        self._tell(model_alert(self.config.name, text))
+
+    def _tell(self, alert: Alert) -> None:
         with self._lock:
-            self._untold.append(model_alert(self.config.name, text))
+            self._untold.append(alert)
             self._waiter.wake()
 
     def _drop(self, worker: WorkerProcess) -> None:
@@ -523,7 +562,7 @@ class StageActor:
     @property
     def _fresh_ms(self) -> float:
         """Time that a frame has which did not wait."""
-        return self._budget_ms - self.margin.ms
+        return self.budget_ms - self.margin.ms
 
     @property
     def _output_type(self) -> str:

@@ -90,6 +90,8 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "scenes_ready": ",".join(_scene(stage, number) for number in sorted(stage.scenes.ready)),
         "scene_switches": str(stage.scenes.switches),
         "scene_unknown": stage.scenes.unknown,
+        "actions": stage.actions.words(monotonic_ns()),
+        "actions_taken": str(stage.actions.taken),
         "output": config.output,
         "ladder": _kept_down(stage),
         "hedging": stage.hedge_rule.words if config.backup == "standby" else "",
@@ -101,6 +103,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "device": pool.description.device if pool.description else "",
         **_timing(reading),
         "budget_ms": _number(config.scene_budget_ms(stage.scenes.active)),
+        "budget_now_ms": _number(stage.budget_ms),
         "reserve_ms": _number(stage.margin.ms),
         "miss_ratio": _number(statistics.miss_ratio),
         "frames": str(statistics.frames),
@@ -186,7 +189,8 @@ def _summary(stage: StageActor, health: Health) -> str:
     if stage.scenes.active != stage.scenes.wanted:
         scene += f", {_scene(stage, stage.scenes.wanted)} is wanted"
     why = _kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED else "")
-    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", scene, why, compiling]))
+    actions = stage.actions.words(monotonic_ns())
+    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", scene, actions, why, compiling]))
 
 
 def _scene(stage: StageActor, number: int) -> str:

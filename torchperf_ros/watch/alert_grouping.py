@@ -15,7 +15,7 @@ _PATIENCE_NS = 20 * NS_PER_S
 _MOST_OPEN = 256
 _CAUSES_FIRST = (
     "worker died", "model error", "invalid output", "temperature", "gpu", "memory", "load", "restarts", "input",
-    "bad input", "recompilation", "tier", "output", "age", "jitter", "drops", "latency", "misses",
+    "bad input", "recompilation", "tier", "output", "age", "jitter", "drops", "drift", "latency", "misses",
     "worker failed", "result too slow", "deadline missed",
 )  # fmt: skip
 """What stands first when several things are found in the same second: what explains others before what they explain."""

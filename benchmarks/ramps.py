@@ -1,0 +1,184 @@
+"""Whether a stage goes down before it breaks: latency drifts by 50 %, memory runs out, a card slows down.
+
+Rules only, on a virtual clock: the ladder, the watch's signals, the alerts' actions and the memory guard of a stage
+answer made-up run times, 30 frames a second, with and without `actions`. The alerts come a second late, as they do
+from the recorder. Then drives in which nothing happens but noise and single stalls.
+"""
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.config.config import stage_config
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.tier_ladder import Calibration, MemoryGuard, TierLadder
+from torchperf_ros.safety.alert_actions import AlertActions
+from torchperf_ros.safety.drift import DriftWatch
+from torchperf_ros.watch.stage_signals import StageSignals
+
+RULES = ["drift -> lower_tier", "latency -> lower_tier", "gpu -> lower_tier"]
+HZ = 30
+BUDGET_MS = 50.0
+FRESH_MS = 49.0  # less the publish margin
+TIERS = (1.0, 0.5, 0.2)  # what they take, as shares of the first
+OVERHEAD_MS = 2.0
+LEARNT_S = 90  # before anything happens: signals know what is usual after 64 s
+AFTER_S = 60
+_NORMAL_FRAMES = 10_000
+_EPILOG = """\
+a ramp: the run time of every tier grows evenly by 50 %, in 10 to 60 s, from 55 to 75 % of the budget on (p50), and
+stays there; noise of 3 % (log-normal). Led down: a lower tier runs before the first deadline is
+missed.
+
+example:
+  ./run bench ramps --seeds 100 --json ramps.json"""
+
+
+@dataclass
+class Drive:
+    """What became of one drive."""
+
+    frames: int = 0
+    first_down_s: float = float("inf")  # when a frame ran on a lower tier first
+    first_miss_s: float = float("inf")
+    misses: int = 0
+    steps: int = 0  # of actions
+
+    @property
+    def led_down(self) -> bool:
+        return self.first_down_s < self.first_miss_s
+
+
+def drive(
+    seed: int, seconds: int, slower: Callable[[float], float], rules: list[str], *, base_ms: float, stall: float = 0.0,
+    alert_at: Callable[[float], str] = lambda at_s: "",
+) -> Drive:  # fmt: skip
+    """Drive for so long; a run takes `slower(time in s)` times as long as usual, with noise.
+
+    A share of the runs, `stall`, takes twice as long; `alert_at` names an alert that the machine raises by itself.
+    """
+    draw, found = random.Random(seed), Drive()
+    config = stage_config("seen", {"adapter": "a:B", "output": "o", "budget_ms": BUDGET_MS, "actions": rules})
+    ladder, actions = TierLadder(len(TIERS)), AlertActions(config)
+    ladder.calibrate([Calibration(base_ms * share, 1.1 * base_ms * share) for share in TIERS])
+    drift = DriftWatch("seen") if rules else None
+    signals, pending = StageSignals("seen", config.tiers, BUDGET_MS, "in"), list[Alert]()
+
+    def run_ms(tier: int, at_s: float) -> float:
+        stalls = 2.0 if draw.random() < stall else 1.0
+        return base_ms * TIERS[tier] * slower(at_s) * draw.lognormvariate(0.0, 0.03) * stalls
+
+    for seq in range(seconds * HZ):
+        at_s, now_ns = seq / HZ, seq * NS_PER_S // HZ
+        if seq and seq % HZ == 0:
+            for alert in pending:  # of the second before: the recorder's second, and the reporter's
+                actions.report(alert, now_ns)
+            pending = signals.second(now_ns)[1]
+            if name := alert_at(at_s):
+                pending.append(Alert(Level.WARN, f"machine: {name}", ""))
+            if drift is not None and (alert := drift.step(now_ns, FRESH_MS)):
+                actions.report(alert, now_ns)
+            actions.step(now_ns)
+            ladder.left_out = actions.lower_tiers
+        tier = ladder.choose(FRESH_MS, FRESH_MS, now_ns)
+        took_ms = run_ms(tier, at_s)
+        missed = took_ms + OVERHEAD_MS > FRESH_MS
+        total_ms = min(took_ms + OVERHEAD_MS, FRESH_MS)
+        frame = Frame(seq, None, 1, 1.0, now_ns, now_ns + round(BUDGET_MS * NS_PER_MS), Origin(now_ns, 1.0))
+        signals.answered(Answer(
+            frame, Outcome.LATE if missed else Outcome.ON_TIME, Fallback.HOLD_LAST if missed else None, "", tier, 0.0,
+            total_ms, BUDGET_MS, total_ms - BUDGET_MS, now_ns + round(total_ms * NS_PER_MS),
+            StepTimes(0.5, 0.5, took_ms, 0.5),
+        ))  # fmt: skip
+        if drift is not None and not missed:
+            drift.add(tier, total_ms)
+        ladder.learn(tier, took_ms, OVERHEAD_MS)
+        if (probe := ladder.probe(FRESH_MS, now_ns)) is not None:  # on the standby
+            probe_ms = run_ms(probe, at_s)
+            ladder.probed(probe, probe_ms, probe_ms + OVERHEAD_MS, FRESH_MS)
+        found.misses += missed
+        if missed:
+            found.first_miss_s = min(found.first_miss_s, at_s)
+        if tier:
+            found.first_down_s = min(found.first_down_s, at_s)
+    found.frames, found.steps = seconds * HZ, actions.taken
+    return found
+
+
+def ramp(seed: int, rules: list[str]) -> Drive:
+    """A drift of 50 %."""
+    draw = random.Random(seed)
+    base_ms, ramp_s = draw.uniform(0.55, 0.75) * BUDGET_MS, draw.uniform(10.0, 60.0)
+    seconds = round(LEARNT_S + ramp_s + AFTER_S)
+    return drive(
+        seed, seconds, lambda s: 1.0 + 0.5 * min(max(0.0, (s - LEARNT_S) / ramp_s), 1.0), rules, base_ms=base_ms
+    )
+
+
+def throttled(seed: int, rules: list[str]) -> Drive:
+    """A card whose clock falls: `gpu` is an alert from two seconds on, runs take up to twice as long after ten."""
+    draw = random.Random(seed)
+    return drive(
+        seed, LEARNT_S + AFTER_S, lambda s: 1.0 + min(max(0.0, (s - LEARNT_S) / 10.0), 1.0), rules,
+        base_ms=draw.uniform(0.55, 0.75) * BUDGET_MS, alert_at=lambda s: "gpu" if s >= LEARNT_S + 2 else "",
+    )  # fmt: skip
+
+
+def memory_at_last_step(seed: int) -> float:
+    """Memory in use, as a share of the limit, when only the cheapest tier is left; it grows by up to 5 % a second."""
+    draw, guard, used = random.Random(seed), MemoryGuard(), 0.4
+    growth = draw.uniform(0.001, 0.05)
+    while guard.left_out < len(TIERS) - 1:
+        used += growth * draw.uniform(0.5, 1.5)
+        guard.update(used, 0.7, len(TIERS))
+    return used
+
+
+def normal(seed: int, rules: list[str], frames: int) -> Drive:
+    """Nothing happens: noise, and one run in 300 that takes twice as long."""
+    base_ms = random.Random(seed).uniform(0.3, 0.75) * BUDGET_MS
+    return drive(seed, frames // HZ, lambda s: 1.0, rules, base_ms=base_ms, stall=1 / 300)
+
+
+def main() -> int:
+    """Drive, show, compare with the targets."""
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--seeds", type=int, default=100, help="ramps of each kind (default 100)")
+    parser.add_argument("--drives", type=int, default=10, help="normal drives of 10,000 frames (default 10)")
+    arguments = parser.parse_args()
+    report, rows, down = Report("ramps", arguments), [], {}
+    for what, kind in (("latency drifts by 50 %", ramp), ("a card is throttled", throttled)):
+        for with_rules, rules in (("ladder and actions", RULES), ("ladder alone", [])):
+            say(f"{what}, {with_rules}")
+            drives = [kind(seed, rules) for seed in range(arguments.seeds)]
+            led, kept = ([d.led_down for d in drives], [not d.misses for d in drives])
+            down[what, with_rules] = sum(led) / len(drives)
+            rows.append(
+                (what, with_rules, down[what, with_rules], sum(kept) / len(drives), sum(d.misses for d in drives))
+            )
+    columns = ("what happens", "who answers", "led down before a miss", "no miss at all", "misses")
+    report.table(f"{arguments.seeds} ramps of each kind, share", columns, rows)
+    used = max(memory_at_last_step(seed) for seed in range(arguments.seeds))
+    report.text(f"memory that grows by up to 5 % a second: only the cheapest tier is left at {used:.0%} of the limit")
+    say("normal drives")
+    drives = [normal(seed, RULES, _NORMAL_FRAMES) for seed in range(arguments.drives)]
+    false = sum(d.steps for d in drives) / max(1, len(drives))
+    report.text(f"{len(drives)} normal drives of {_NORMAL_FRAMES:,} frames: {false:.2f} degradations in each")
+    figures = {"led_down": {f"{what}, {who}": value for (what, who), value in down.items()}, "memory_share": used}
+    report.finish({**figures, "false_degradations": false}, [
+        *(Target(f"{what}: led down before the first miss", value, ">=", 0.9) for (what, who), value in down.items()
+          if who != "ladder alone"),
+        Target("memory: share of the limit when led down", used, "<=", 1.0),
+        Target("false degradations in 10,000 frames", false, "<=", 1.0),
+    ])  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

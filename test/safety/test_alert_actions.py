@@ -1,0 +1,152 @@
+"""What follows from alerts: rules on a virtual clock."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.config.config import stage_config
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.safety.alert_actions import AlertActions
+
+S = 1_000_000_000
+SCENES = {"scenes": ["slow"], "scene.slow.tiers": ["fast"]}
+
+
+def actions(*lines, **values):
+    given = {"adapter": "a:B", "output": "o", "actions": list(lines), **SCENES, **values}
+    return AlertActions(stage_config("camera", given))
+
+
+def alert(name):
+    return Alert(Level.WARN, name, "")
+
+
+def drive(rules, seconds, found=lambda second: ()):
+    """Step once a second, with the alerts that are found in it; yields the second and the rules."""
+    for second in range(1, seconds + 1):
+        for name in found(second):
+            rules.report(alert(name), second * S)
+        rules.step(second * S)
+        yield second
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("drift -> lower_tier", {"lower_tiers": 1}),
+        ("drift -> lower_rate", {"lower_rate": True}),
+        ("drift -> backup_active", {"backup_active": True}),
+        ("drift -> off", {"off": True}),
+        ("drift -> scene slow", {"scene": "slow"}),
+    ],
+)
+def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_it_was_quiet_for_long_enough(
+    line, what
+):
+    rules, calm = actions(line), actions(line)
+    until = [
+        second
+        for second in drive(rules, 60, lambda second: ["camera: drift"] if second == 5 else [])
+        if all(getattr(rules, name) == value for name, value in what.items())
+    ]
+    assert until == list(range(5, 35))
+    assert all(getattr(rules, name) == getattr(calm, name) for name in what)
+    assert (rules.taken, calm.taken) == (1, 0)
+
+
+def test_given_an_alert_that_goes_on_when_stepped_then_tiers_fall_one_by_one_and_come_back_one_by_one():
+    rules = actions("latency -> lower_tier", action_cooldown_s=3.0, action_return_s=10.0)
+    levels = [
+        rules.lower_tiers for _ in drive(rules, 60, lambda second: ["camera: latency"] if 5 <= second <= 20 else [])
+    ]
+    changes = [
+        (second, now) for second, (before, now) in enumerate(zip(levels, levels[1:], strict=False), 2) if now != before
+    ]
+    assert changes == [(5, 1), (8, 2), (30, 1), (40, 0)]
+
+
+def test_given_an_alert_that_is_back_soon_when_stepped_then_the_action_stays_twice_as_long_each_time():
+    rules, held, since = actions("drift -> lower_tier", action_return_s=10.0), [], None
+
+    def found(second):
+        return ["camera: drift"] if not rules.lower_tiers else []
+
+    for second in drive(rules, 900, found):
+        if rules.lower_tiers and since is None:
+            since = second
+        elif not rules.lower_tiers and since is not None:
+            held.append(second - since)
+            since = None
+    assert held[:5] == [10, 20, 40, 80, 160]
+    assert set(held[5:]) <= {160}
+
+
+def test_given_an_alert_that_was_over_for_long_when_it_is_back_then_the_time_is_the_first_one():
+    rules = actions("drift -> lower_tier", action_return_s=10.0)
+    active = [
+        second for second in drive(rules, 300, lambda second: ["camera: drift"] if second in {1, 12, 200} else [])
+        if rules.lower_tiers
+    ]  # fmt: skip
+    assert active == [*range(1, 11), *range(12, 32), *range(200, 210)]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("camera: gpu", True), ("machine: gpu", True), ("node: gpu", True), ("planner: gpu", False),
+        ("machine: gpu memory", False), ("camera: nothing like it", False),
+    ],
+)  # fmt: skip
+def test_given_an_alert_of_another_stage_or_kind_when_reported_then_it_does_not_count(name, counts):
+    rules = actions("gpu -> lower_tier")
+    rules.report(alert(name), S)
+    rules.step(S)
+    assert bool(rules.lower_tiers) == counts
+
+
+def test_given_an_alert_with_a_suffix_when_reported_then_its_kind_counts():
+    rules = actions("temperature -> lower_rate", "input frozen -> off")
+    for name in ("machine: temperature of cpu-thermal", "camera: input frozen (/image)"):
+        rules.report(alert(name), S)
+    lines = rules.step(S)
+    assert rules.lower_rate
+    assert rules.off
+    assert lines == ["temperature -> lower_rate: step 1 begins", "input frozen -> off: step 1 begins"]
+    assert "input frozen -> off (1 steps, for 4 s)" in rules.words(5 * S)
+
+
+def test_given_two_alerts_of_one_cause_when_both_lead_to_lower_tiers_then_the_larger_one_counts():
+    rules = actions("drift -> lower_tier", "latency -> lower_tier")
+    for name in ("camera: drift", "camera: latency"):
+        rules.report(alert(name), S)
+    rules.step(S)
+    assert rules.lower_tiers == 1
+
+
+def test_given_changed_times_when_stepped_then_they_count():
+    rules = actions("drift -> lower_tier", action_return_s=100.0)
+    rules.report(alert("camera: drift"), S)
+    rules.step(S)
+    rules.config = stage_config("camera", {"adapter": "a:B", "output": "o", "action_return_s": 5.0})
+    rules.step(6 * S)
+    assert rules.lower_tiers == 0
+
+
+@given(
+    found=st.lists(st.sampled_from([None, "drift", "latency", "gpu"]), max_size=200), cooldown_s=st.floats(0.1, 10.0)
+)
+def test_given_any_alerts_when_stepped_then_steps_keep_their_distance_and_all_is_over_in_the_end(found, cooldown_s):
+    lines = ("drift -> lower_tier", "latency -> lower_rate", "gpu -> scene slow")
+    rules, before, last = actions(*lines, action_cooldown_s=cooldown_s, action_return_s=10.0), 0, -math.inf
+    for second in drive(rules, len(found), lambda s: [f"camera: {found[s - 1]}"] if found[s - 1] else []):
+        if rules.lower_tiers > before > 0:
+            assert second - last >= min(cooldown_s, 1e9)
+        if rules.lower_tiers != before:
+            before, last = rules.lower_tiers, second
+        assert 0 <= rules.lower_tiers <= 2
+    for second in range(len(found), len(found) + 16 * 10 * 3 + 2):
+        rules.step(second * S)
+    assert (rules.lower_tiers, rules.lower_rate, rules.scene) == (0, False, "")
+    assert rules.words(0) == ""
