@@ -256,9 +256,9 @@ def _collision(
     own share; to what the plan touches on its way: when it does, and speed^2 / (2 way until then).
     """
     closing = speed - others.speed
-    closes = (others.stands | others.along) & ahead & (closing > 0) & (gap > 0)
+    closes = (others.stands | others.along) & ahead & (closing > _MOVES) & (gap > 0)
     ttc_s = gap[closes] / closing[closes]
-    needed = closing[closes] * np.minimum(closing, speed)[closes] / (2 * gap[closes])
+    needed = closing[closes] * np.minimum(closing, speed)[closes] / (2 * np.maximum(gap[closes], 0.01))
     crossed = (touches & ~closes[which]).any(axis=1)
     if crossed.any():
         first = int(crossed.argmax())
