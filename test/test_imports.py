@@ -16,6 +16,7 @@ NODE_SIDE = RULES | {"packages", "workers", "stage", "telemetry", "watch", "reco
 ALLOWED = {
     "frame": RULES,
     "config": RULES,
+    "safety": RULES,
     "packages": RULES,
     "workers": RULES | {"packages"},
     "model": RULES | {"packages", "workers", "engines", "runs", "recorder.incident_folder"},
@@ -121,7 +122,7 @@ def modules_of(*layers):
 
 
 def test_given_a_fresh_interpreter_when_the_rules_are_imported_then_neither_torch_nor_rclpy_is_loaded():
-    loaded = loaded_by(*modules_of("frame", "config", "packages"))
+    loaded = loaded_by(*modules_of("frame", "config", "safety", "packages"))
     assert "torchperf_ros.config.config" in loaded
     assert loaded & {"torch", "rclpy"} == set()
 

@@ -4,94 +4,19 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
+from torchperf_ros.config.parameter import Parameter
+from torchperf_ros.config.parameter import declared as _declared
+from torchperf_ros.config.parameter import ros as _ros
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_PARAMETERS = "parameters"
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", type(None): "empty"}
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One ROS parameter.
-
-    Attributes:
-        name: relative to the node, or to the stage.
-        default: also gives the type: bool, int, float, str, list of str, list of int.
-        description: for `ros2 param describe`, with the unit.
-        minimum, maximum: closed range for numbers.
-        choices: the words allowed, for str and list of str.
-        live: may be changed while the node is configured.
-    """
-
-    name: str
-    default: Any
-    description: str
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    live: bool = False
-
-    def check(self, value: Any, prefix: str = "") -> Any:  # noqa: ANN401 - the value of any parameter
-        """Return the value, whole numbers as float where the parameter is one.
-
-        Raises:
-            ConfigError: wrong type, out of range, or not one of the choices.
-        """
-        name = f"{prefix}{self.name}"
-        if isinstance(self.default, float) and type(value) is int:
-            value = float(value)
-        if type(value) is not type(self.default):
-            raise ConfigError(f"parameter {name}: {value!r} is {_kind(value)}; it has to be {self.allowed}")
-        one = self.default[0] if isinstance(self.default, list) else self.default
-        for item in value if isinstance(value, list) else [value]:
-            if type(item) is not type(one) or not self._allows(item):
-                raise ConfigError(f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}")
-        return value
-
-    def _allows(self, item: Any) -> bool:  # noqa: ANN401
-        if self.choices:
-            return item in self.choices
-        if isinstance(item, (int, float)) and not isinstance(item, bool):
-            # written so that NaN, which compares false, is refused
-            return (self.minimum is None or item >= self.minimum) and (self.maximum is None or item <= self.maximum)
-        return True
-
-    @property
-    def allowed(self) -> str:
-        """What is allowed, in words."""
-        if self.choices:
-            return ("a list of: " if isinstance(self.default, list) else "one of: ") + ", ".join(self.choices)
-        one, each = (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")
-        span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
-        return f"{each}{_kind(one)}{span}"
-
-
-def _kind(value: object) -> str:
-    """Of what kind a value is, in words."""
-    kind = type(value)
-    return _KINDS.get(kind, f"a {kind.__name__}")
-
-
-def _ros(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
-    """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
-    return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
-
-
-def _declared(kind: type) -> tuple[Parameter, ...]:
-    """The parameters that a configuration is made of."""
-    return tuple(
-        parameter if parameter.name else replace(parameter, name=one.name)
-        for one in fields(kind)
-        for parameter in one.metadata.get(_PARAMETERS, ())
-    )
 
 
 @dataclass(frozen=True)

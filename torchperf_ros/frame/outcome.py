@@ -38,6 +38,22 @@ class Fallback(enum.IntEnum):
         return self.name.lower()
 
 
+class GuardVerdict(enum.IntEnum):
+    """What the guard made of a plan, from accepted to a collision that braking cannot avoid."""
+
+    ACCEPT = 0
+    BRAKE = 1
+    REBASED = 2
+    STOP = 3
+    UNAVOIDABLE = 4
+    UNCHECKED = 5
+
+    @property
+    def word(self) -> str:
+        """The word used on topics and in documents, for example `rebased`."""
+        return self.name.lower()
+
+
 class Health(enum.IntEnum):
     """State of a stage, from loading to sustained failure."""
 

@@ -7,14 +7,8 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from torchperf_ros.config.config import (
-    NODE_PARAMETERS,
-    NodeConfig,
-    Parameter,
-    node_config,
-    refuse_unknown,
-    stage_parameters,
-)
+from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config, refuse_unknown, stage_parameters
+from torchperf_ros.config.parameter import Parameter
 from torchperf_ros.frame.errors import ConfigError
 
 
