@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchperf_ros.models.driving_messages import (
-    MARKER_ARRAY, ODOMETRY, PATH, SCAN, objects_of, path_message, pose_of, without_distant,
+    MARKER_ARRAY, ODOMETRY, PATH, SCAN, objects_of, path_message, pose_of, route_of, without_distant,
 )  # fmt: skip
 from torchperf_ros.models.driving_rules import AHEAD_S, OBJECT_FIELDS, POSES, RANGES_M, Blindness, Lane, plan_along
 from torchperf_ros.frame.errors import BadInput, ConfigError
@@ -16,6 +16,7 @@ from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.options import OptionReader
 
 _MOST_OBJECTS: Final = 64
+_MOST_POINTS: Final = 10_000
 _NS: Final = 1e9
 
 
@@ -60,7 +61,7 @@ class OracleAdapter(Adapter):
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """No object."""
-        return (torch.zeros(2),)
+        return (torch.zeros(2, dtype=torch.float64),)
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """Where the vehicle is, x and y [2].
@@ -84,12 +85,12 @@ class RulePlannerAdapter(Adapter):
 
     Tiers differ in how far ahead they foresee objects, see `AHEAD_S`.
 
+    `route` says along which lane, and how fast at most: points along its middle in odometry's frame, a few metres apart
+    where it turns; z of the first is the speed in m/s.
+
     Options:
-        lane: {"points": [[x, y], ...]}, in m, along the middle of the lane, 1 m apart, in odometry's frame; at least two.
-        speed: wanted, in m/s, 0 to 60; default 15.
-        blind: share of periods in which the plan takes no object into account, 0 to 1, to test what checks plans;
+        blind: share of the seconds in which the plan takes no object into account, 0 to 1, to test what checks plans;
             default 0. It follows the frame: whoever runs it is blind.
-        seed: of these periods.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(AHEAD_S)
@@ -101,13 +102,9 @@ class RulePlannerAdapter(Adapter):
             ConfigError: an option is unknown or its value not allowed.
         """
         reader = OptionReader(type(self).__name__, options)
-        self._lane = _lane_of(reader.mapping("lane"))
-        self._speed = reader.number("speed", default=15.0, low=0.0, high=60.0)
-        self._blind = Blindness(
-            reader.number("blind", default=0.0, low=0.0, high=1.0), reader.integer("seed", default=0, low=0, high=1 << 62)
-        )
+        self._blind = Blindness(reader.number("blind", default=0.0, low=0.0, high=1.0))
         reader.finish()
-        self.inputs = {"detections": MARKER_ARRAY, "odom": ODOMETRY}
+        self.inputs = {"detections": MARKER_ARRAY, "odom": ODOMETRY, "route": PATH}
         self.output = PATH
 
     def build(self, tier: str) -> nn.Module:
@@ -116,24 +113,29 @@ class RulePlannerAdapter(Adapter):
         Raises:
             ConfigError: there is no such tier.
         """
-        return _Rules(self._lane, self._speed, _of_tier(tier, AHEAD_S)).eval()
+        return _Rules(_of_tier(tier, AHEAD_S)).eval()
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """15 m/s ahead, and nothing there."""
-        return (torch.tensor([0.0, 0.0, 0.0, 15.0], dtype=torch.float64), torch.zeros(0, OBJECT_FIELDS).double())
+        """15 m/s ahead along a straight lane, and nothing there."""
+        ego, lane = [0.0, 0.0, 0.0, 15.0, 15.0], [[0.0, 0.0], [100.0, 0.0]]
+        objects = torch.zeros(0, OBJECT_FIELDS, dtype=torch.float64)
+        return torch.tensor(ego, dtype=torch.float64), objects, torch.tensor(lane, dtype=torch.float64)
 
     def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
-        """Any number of objects."""
-        return {1: {0: (0, _MOST_OBJECTS)}}
+        """Any number of objects, and of points of the lane."""
+        return {1: {0: (0, _MOST_OBJECTS)}, 2: {0: (2, _MOST_POINTS)}}
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """The vehicle [4] and the objects [n, 7], these brought forward to the odometry's stamp.
+        """The vehicle and the wanted speed [5], the objects [n, 7] brought forward to the odometry's stamp, the lane [m, 2].
 
         Raises:
-            BadInput: there is no odometry, or it is not finite.
+            BadInput: there is no odometry or no route, or they cannot be used.
         """
-        if "odom" not in messages:
-            raise BadInput("odom has not been received")
+        if missing := [topic for topic in self.inputs if topic not in messages]:
+            raise BadInput(f"{missing[0]} has not been received")
+        lane, wanted = route_of(messages["route"].message)
+        if not 2 <= len(lane.points) <= _MOST_POINTS or not np.isfinite(lane.points).all():  # noqa: PLR2004
+            raise BadInput(f"route has {len(lane.points)} points; it has to have 2 to {_MOST_POINTS}, finite ones")
         odom, detections = messages["odom"], messages["detections"]
         ego = pose_of(odom.message)
         if not np.isfinite(ego).all():
@@ -142,7 +144,7 @@ class RulePlannerAdapter(Adapter):
         objects[:, :2] += objects[:, 3:5] * ((odom.stamp_ns - detections.stamp_ns) / _NS if detections.stamp_ns else 0.0)
         if self._blind.at(detections.stamp_ns):
             objects = objects[:0]
-        return torch.tensor(ego, dtype=torch.float64), torch.from_numpy(objects)
+        return torch.tensor([*ego, wanted], dtype=torch.float64), torch.from_numpy(objects), torch.from_numpy(lane.points)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path in odometry's frame: its first pose is stamped as the odometry, its header as the detections."""
@@ -154,13 +156,13 @@ class RulePlannerAdapter(Adapter):
 class _Rules(nn.Module):
     """`plan_along` where a network would be."""
 
-    def __init__(self, lane: Lane, speed: float, ahead_s: float) -> None:
+    def __init__(self, ahead_s: float) -> None:
         super().__init__()
-        self._lane, self._speed, self._ahead_s = lane, speed, ahead_s
+        self._ahead_s = ahead_s
 
-    def forward(self, ego: Tensor, objects: Tensor) -> Tensor:
-        x, y, yaw, speed = ego.tolist()
-        plan = plan_along(self._lane, (x, y, yaw, speed), objects.numpy(), self._speed, self._ahead_s)
+    def forward(self, ego: Tensor, objects: Tensor, lane: Tensor) -> Tensor:
+        x, y, yaw, speed, wanted = ego.tolist()
+        plan = plan_along(Lane(lane.numpy()), (x, y, yaw, speed), objects.numpy(), wanted, self._ahead_s)
         return torch.from_numpy(plan).view(POSES, 4)
 
 
@@ -168,13 +170,3 @@ def _of_tier(tier: str, values: Mapping[str, float]) -> float:
     if tier not in values:
         raise ConfigError(f"tier {tier!r} does not exist; allowed: {', '.join(values)}")
     return values[tier]
-
-
-def _lane_of(option: Mapping[str, Any]) -> Lane:
-    try:
-        points = np.array(option.get("points", ()), dtype=np.float64)
-    except (TypeError, ValueError):
-        points = np.empty(0)
-    if points.ndim != 2 or points.shape[1:] != (2,) or len(points) < 2 or not np.isfinite(points).all():  # noqa: PLR2004
-        raise ConfigError("RulePlannerAdapter: option 'lane' has to be {\"points\": [[x, y], [x, y], ...]} in m, two or more")
-    return Lane(points)

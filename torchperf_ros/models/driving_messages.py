@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from torchperf_ros.config.message_types import empty_message, encode, header, message_class
-from torchperf_ros.models.driving_rules import OBJECT_FIELDS, STEP_S, Floats
+from torchperf_ros.models.driving_rules import OBJECT_FIELDS, STEP_S, Floats, Lane
 
 MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
 ODOMETRY: Final = "nav_msgs/msg/Odometry"
@@ -127,6 +127,22 @@ def path_message(plan: Floats, frame_id: str, stamp_ns: int, first_ns: int) -> A
         for index, (x, y, heading, _) in enumerate(plan.tolist())
     ]
     return message_class(PATH)(header=header(stamp_ns, frame_id), poses=poses)
+
+
+def route_message(lane: Lane, wanted: float, stamp_ns: int) -> Any:  # noqa: ANN401
+    """A lane to keep as a `nav_msgs/msg/Path`, and the speed in m/s as z of its points."""
+    poses = np.column_stack((lane.points, np.zeros((len(lane.points), 2))))
+    message = path_message(poses, FRAME, stamp_ns, stamp_ns)
+    for stamped in message.poses:
+        stamped.pose.position.z = wanted
+    return message
+
+
+def route_of(path: Any) -> tuple[Lane, float]:  # noqa: ANN401
+    """The lane to keep, and the speed in m/s."""
+    points = [(stamped.pose.position.x, stamped.pose.position.y) for stamped in path.poses]
+    wanted = path.poses[0].pose.position.z if path.poses else 0.0
+    return Lane(np.array(points, dtype=np.float64).reshape(-1, 2)), wanted
 
 
 def encoded(message: object, type_name: str) -> bytes:

@@ -11,7 +11,7 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.replay.virtual.step_times import RunTimes, Spread, StageTimes, TierTimes
-from torchperf_ros.world.world import START_NS
+from torchperf_ros.world.world import start_ns
 
 STAGES: Final = ("perception", "planning")
 TIERS: Final = ("full", "medium", "fast")
@@ -71,8 +71,8 @@ class Luck:
             raise ConfigError(f"faults {self.faults!r} are not there; it has to be one of: {', '.join(FAULTS)}")
         if self.load not in _P99_SHARE:
             raise ConfigError(f"load {self.load} is not there; it has to be one of: {', '.join(map(str, _P99_SHARE))}")
-        rng = random.Random(f"{self.seed} schedule")
-        self._due = {kind: START_NS + rng.randrange(_EVERY_NS) for kind in ("hang", "sigkill")}
+        rng, self._start_ns = random.Random(f"{self.seed} schedule"), start_ns(self.seed)
+        self._due = {kind: self._start_ns + rng.randrange(_EVERY_NS) for kind in ("hang", "sigkill")}
         self._stage = {kind: [rng.choice(STAGES) for _ in range(100)] for kind in self._due}
 
     @property
@@ -103,7 +103,7 @@ class Luck:
         if self.faults not in {"bench", "all"}:
             return ""
         for kind, due_ns in self._due.items():
-            slot = (due_ns - START_NS) // _EVERY_NS
+            slot = (due_ns - self._start_ns) // _EVERY_NS
             if stamp_ns >= due_ns and not attempt and self._stage[kind][slot % 100] == stage:
                 self._due[kind] = due_ns + _EVERY_NS
                 return kind
@@ -126,7 +126,7 @@ class FaultyTimes:
 
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
         """What a run takes and how it ends; what the machine draws depends on the stamp, not on the frames before."""
-        run = self.drawn.run(stamp_ns, (stamp_ns - START_NS) // 1_000_000, tier, attempt)
+        run = self.drawn.run(stamp_ns, stamp_ns // 1_000_000, tier, attempt)
         kind = self.luck.fault(self.stage, stamp_ns, attempt)
         steps = replace(run.steps, inference_ms=run.steps.inference_ms + _STALL_MS.get(kind, 0.0))
         return replace(run, steps=steps, ending=_ENDINGS.get(kind, Outcome.ON_TIME))

@@ -26,6 +26,7 @@ from torchperf_ros.models.driving_messages import (
     objects_of,
     path_message,
     pose_of,
+    route_message,
 )
 from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, plan_along
 from torchperf_ros.replay.log_feed import absolute
@@ -33,13 +34,13 @@ from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.replay.virtual.virtual_stage import VirtualPace
+from torchperf_ros.replay.virtual.virtual_stage import KeptWorkers, VirtualPace
 from torchperf_ros.config.params_file import config_of
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
 from torchperf_ros.world.score import Score, score_of
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.sensors import Sensors
-from torchperf_ros.world.world import START_NS, World
+from torchperf_ros.world.world import World
 
 PERIOD_NS: Final = 50 * NS_PER_MS
 """Between two scans."""
@@ -57,6 +58,8 @@ _NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts ag
 _NAIVE_THREADS: Final = 4
 _ENDS: Final = frozenset({Outcome.CRASHED, Outcome.HUNG})
 
+Workers = dict[str, KeptWorkers]
+"""Worker processes by the parameters of their stages, for one drive after the other; the caller ends them."""
 Messages = tuple[tuple[str, str, bytes], ...]
 Watch = Callable[[World], None]
 
@@ -102,11 +105,11 @@ class Driven:
 class _Arm(abc.ABC):
     """Turns messages into plans; a context that ends what it starts."""
 
-    def __init__(self, drive: Drive, world: World, log: OutputLog | None) -> None:
+    def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
         self.drive, self.world, self._log = drive, world, log
         self.luck = Luck(drive.scenario.seed, drive.load, drive.faults)
         self.counts: dict[str, int] = {}
-        self._blind = Blindness(self.luck.blind, drive.scenario.seed)
+        self._blind = Blindness(self.luck.blind)
 
     def __enter__(self) -> "_Arm":
         return self
@@ -172,8 +175,8 @@ class _Naive(_Arm):
     `blocking`); where it kills the process, the node is back 4 s later.
     """
 
-    def __init__(self, drive: Drive, world: World, log: OutputLog | None) -> None:
-        super().__init__(drive, world, log)
+    def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        super().__init__(drive, world, log, workers)
         patient = drive.arm == "blocking"
         self._times = {stage: self.luck.times(stage) for stage in STAGES}
         self._threads = 1 if patient else _NAIVE_THREADS
@@ -252,18 +255,20 @@ class _Record(ReplayRecord):
 class _Stages(_Arm):
     """This project's stages: real actors and worker processes on the virtual clock."""
 
-    def __init__(self, drive: Drive, world: World, log: OutputLog | None) -> None:
-        super().__init__(drive, world, log)
+    def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        super().__init__(drive, world, log, workers)
         self._stack = ExitStack()
         self._guard = _guard() if drive.arm == "full" else None
-        scenario = drive.scenario
-        config = paced(config_of(_parameters(drive, self.luck)), "virtual")
-        self._pace = VirtualPace(START_NS, [self.luck.times(stage) for stage in STAGES])  # type: ignore[misc]
+        parameters = _parameters(drive, self.luck)
+        config = paced(config_of(parameters), "virtual")
+        kept = workers.setdefault(json.dumps(parameters), KeptWorkers())
+        times: Any = [self.luck.times(stage) for stage in STAGES]  # stand-ins for `StageTimes`
+        self._pace = VirtualPace(world.start_ns, times, kept)
         self._record = _Record(self, config.stages, self._pace.now, log, portable=True)
         self._stack.callback(self._record.close)
         definitions = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
         self.said: list[str] = []
-        self._stages = ReplayStages(config, self._pace, self._record, self.said.append, scenario.seed, definitions)
+        self._stages = ReplayStages(config, self._pace, self._record, self.said.append, 0, definitions)
         self._stack.callback(self._stages.stop)
 
     def __enter__(self) -> "_Stages":
@@ -272,6 +277,8 @@ class _Stages(_Arm):
             wanted = self._stages.wanted()
             self._stages.connect({item.topic: absolute(item.topic) for item in wanted})
             self._stages.settle()
+            route = route_message(self.drive.scenario.lane, self.drive.scenario.speed, self.world.start_ns)
+            self._stages.offer("/route", encoded(route, PATH))
         except BaseException:
             self._stack.close()
             raise
@@ -317,18 +324,13 @@ def _guard() -> Any:  # noqa: ANN401 - `Guard`
 
 
 def _parameters(drive: Drive, luck: Luck) -> Mapping[str, object]:
-    """The node's parameters of an arm."""
-    scenario = drive.scenario
-    planner = {
-        "lane": {"points": scenario.lane.points.round(6).tolist()}, "speed": scenario.speed, "blind": luck.blind,
-        "seed": scenario.seed,
-    }  # fmt: skip
+    """The node's parameters of an arm; they do not depend on scenario and seed, so that workers can be kept."""
     values: dict[str, object] = {
         "stages": list(STAGES),
         "recorder": False,
         "perception.adapter": "torchperf_ros.models.driving:OracleAdapter",
         "planning.adapter": "torchperf_ros.models.driving:RulePlannerAdapter",
-        "planning.options": json.dumps(planner),
+        "planning.options": json.dumps({"blind": luck.blind}),
     }
     for stage in STAGES:
         values[f"{stage}.tiers"] = list(TIERS)
@@ -345,12 +347,20 @@ _KINDS: Final[dict[str, type[_Arm]]] = {
 }  # fmt: skip
 
 
-def drive(one: Drive, watch: Watch = lambda _: None) -> Driven:
+def end_workers(workers: Workers) -> None:
+    """End the processes that were kept."""
+    for kept in workers.values():
+        with kept:
+            pass
+
+
+def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = None) -> Driven:
     """Drive a scenario to its end, or to a collision.
 
     Args:
         one: what, and by whom.
         watch: is called after every scan.
+        workers: to be kept for the next drive; None: they end with this one.
 
     Raises:
         ConfigError: there is no such arm, load or faults.
@@ -361,9 +371,12 @@ def drive(one: Drive, watch: Watch = lambda _: None) -> Driven:
         raise ConfigError(f"arm {one.arm!r} is not there; it has to be one of: {', '.join(_KINDS)}")
     world = World(one.scenario)
     with ExitStack() as stack:
+        kept = {} if workers is None else workers
+        if workers is None:
+            stack.callback(end_workers, kept)
         log = None if one.output is None else stack.enter_context(OutputLog(one.output))
-        arm = stack.enter_context(_KINDS[one.arm](one, world, log))
-        sensors, stamp_ns = Sensors(world), START_NS
+        arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
+        sensors, stamp_ns = Sensors(world), world.start_ns
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)

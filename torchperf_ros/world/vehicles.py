@@ -97,9 +97,7 @@ class Vehicle:
     refused: int = 0
     _orders: deque[tuple[float, float]] = field(default_factory=deque)
     _steps: int = 0
-    _points: Floats = field(default_factory=lambda: np.zeros((2, 2)))
-    _times_s: list[float] = field(default_factory=list)
-    _along: list[float] = field(default_factory=list)
+    _path: "_Followed" = field(default_factory=lambda: _Followed(np.zeros((2, 2)), np.arange(2.0)))
     _last: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -120,9 +118,7 @@ class Vehicle:
 
     def follow(self, points: Floats, times_s: Floats) -> None:
         """Follow these points [n, 2], each at its time [n]."""
-        steps = np.hypot(*np.diff(points, axis=0).T)
-        self._points, self._times_s = points, times_s.tolist()
-        self._along = np.concatenate(([0.0], np.cumsum(steps))).tolist()
+        self._path = _Followed(points, times_s)
 
     def step(self, now_s: float) -> None:
         """Move on by `DT_S`."""
@@ -145,68 +141,28 @@ class Vehicle:
 
     def _order(self, now_s: float) -> tuple[float, float]:
         """Acceleration and steering angle, to take effect after the delay."""
-        at, direction = self._project()
-        delayed = sum(order[0] for order in self._orders) * DT_S
-        speed = max(0.0, self.speed + delayed)
-        at_then = at + 0.5 * (self.speed + speed) * DELAY_S
-        then_s = now_s + DELAY_S
-        if then_s > self._times_s[-1]:
+        path, then_s = self._path, now_s + DELAY_S
+        at = path.place(self.x, self.y)
+        speed = max(0.0, self.speed + sum(order[0] for order in self._orders) * DT_S)
+        if then_s > path.times_s[-1]:
             acceleration = -NO_PLAN_BRAKING
         else:
-            wanted_at, wanted, gained = self._wanted(then_s)
-            if wanted < _STANDING:  # at a standstill it holds the brake, whatever the place
-                acceleration = -MOST_BRAKING if speed < 1.0 else gained + _SPEED_GAIN * (wanted - speed)
-            else:
-                acceleration = gained + _SPEED_GAIN * (wanted - speed) + _PLACE_GAIN * (wanted_at - at_then)
-        steer = self._steering(at, direction)
-        return min(max(acceleration, -MOST_BRAKING), _MOST_ACCELERATION), steer
+            wanted_at, wanted, acceleration = path.wanted(then_s)
+            acceleration += _SPEED_GAIN * (wanted - speed)
+            if wanted > _STANDING:
+                acceleration += _PLACE_GAIN * (wanted_at - at - 0.5 * (self.speed + speed) * DELAY_S)
+            elif speed < 1.0:  # at a standstill it holds the brake, whatever the place
+                acceleration = -MOST_BRAKING
+        return min(max(acceleration, -MOST_BRAKING), _MOST_ACCELERATION), self._steering(at)
 
-    def _wanted(self, then_s: float) -> tuple[float, float, float]:
-        """Place along the path, speed and acceleration that it has at a time; speeds are those of its segments."""
-        times, along, last = self._times_s, self._along, len(self._times_s) - 1
-        i = min(max(bisect.bisect_right(times, then_s) - 1, 0), last - 1)
-        span = times[i + 1] - times[i]
-        share = (then_s - times[i]) / span
-        speed = (along[i + 1] - along[i]) / span
-        j = i + 1 if share >= 0.5 else i - 1  # noqa: PLR2004 - the neighbour whose middle is on this side
-        place = along[i] + share * (along[i + 1] - along[i])
-        if not 0 <= j < last:
-            return place, speed, 0.0
-        other = (along[j + 1] - along[j]) / (times[j + 1] - times[j])
-        between = 0.5 * (span + times[j + 1] - times[j]) * (1 if j > i else -1)
-        gained = (other - speed) / between
-        return place, speed + gained * (share - 0.5) * span, gained
-
-    def _project(self) -> tuple[float, float]:
-        """How far along the path the vehicle is (beyond its ends, too), and the path's direction at its end."""
-        points = self._points
-        steps = np.diff(points, axis=0)
-        lengths = np.hypot(steps[:, 0], steps[:, 1])
-        moving = np.flatnonzero(lengths > 1e-4)  # noqa: PLR2004 - m
-        if not len(moving):
-            return 0.0, self.yaw
-        steps, lengths, begins = steps[moving], lengths[moving], points[moving]
-        units = steps / lengths[:, None]
-        away = np.array([self.x, self.y]) - begins
-        along = (away * units).sum(axis=1)
-        inside = np.clip(along, 0.0, lengths)
-        nearest = int(np.argmin(((away - inside[:, None] * units) ** 2).sum(axis=1)))
-        share = along[nearest] if nearest in {0, len(moving) - 1} else inside[nearest]
-        end = steps[-1]
-        return self._along[moving[nearest]] + float(share), math.atan2(end[1], end[0])
-
-    def _steering(self, at: float, direction: float) -> float:
+    def _steering(self, at: float) -> float:
         """Pure pursuit (Coulter, 1992) of the point on the path that is so far ahead, straight on beyond its end."""
-        ahead_m = max(5.0, 0.8 * self.speed)
-        target, end = at + ahead_m, self._along[-1]
-        x = float(np.interp(target, self._along, self._points[:, 0]))
-        y = float(np.interp(target, self._along, self._points[:, 1]))
-        if target > end:
-            x, y = x + (target - end) * math.cos(direction), y + (target - end) * math.sin(direction)
-        dx, dy = x - self.x, y - self.y
-        distance = math.hypot(dx, dy)
+        point = self._path.point(at + max(5.0, 0.8 * self.speed))
+        if point is None:
+            return self.steer
+        dx, dy = point[0] - self.x, point[1] - self.y
         alpha = math.atan2(dy, dx) - self.yaw
-        steer = math.atan2(2.0 * WHEELBASE_M * math.sin(alpha), max(distance, 1.0))
+        steer = math.atan2(2.0 * WHEELBASE_M * math.sin(alpha), max(math.hypot(dx, dy), 1.0))
         return min(max(steer, -_STEER), _STEER)
 
     @property
@@ -216,13 +172,66 @@ class Vehicle:
         return self.x + ahead * math.cos(self.yaw), self.y + ahead * math.sin(self.yaw), self.yaw, LENGTH_M, WIDTH_M
 
 
-def boxes_of(lane: Lane, bodies: list[Body]) -> Floats:
-    """x, y, yaw, vx, vy, length and width of each, [n, 7], in the frame of the lane's points."""
-    values = np.array([(b.s, b.d, b.turned, b.speed, b.across, b.length, b.width) for b in bodies]).reshape(-1, 7)
-    place = lane.at(values[:, 0], values[:, 1])
-    cosine, sine = np.cos(place[:, 2]), np.sin(place[:, 2])
-    vx, vy = values[:, 3] * cosine - values[:, 4] * sine, values[:, 3] * sine + values[:, 4] * cosine
-    return np.column_stack((place[:, :2], place[:, 2] + values[:, 2], vx, vy, values[:, 5:]))
+class _Followed:
+    """A path that is followed: its points [n, 2], the times [n] at which they are to be reached."""
+
+    def __init__(self, points: Floats, times_s: Floats) -> None:
+        steps = np.diff(points, axis=0)
+        lengths = np.hypot(steps[:, 0], steps[:, 1])
+        along = np.concatenate(([0.0], np.cumsum(lengths)))
+        self.times_s: list[float] = times_s.tolist()
+        self._along: list[float] = along.tolist()
+        moving = np.flatnonzero(lengths > 1e-4)  # noqa: PLR2004 - m
+        self._lengths, self._begins, self._at = lengths[moving], points[moving], along[moving]
+        self._units = steps[moving] / self._lengths[:, None]
+        self._least, self._most = np.zeros(len(moving)), self._lengths.copy()
+        if len(moving):  # straight on beyond both ends
+            self._least[0], self._most[-1] = -np.inf, np.inf
+
+    def place(self, x: float, y: float) -> float:
+        """How far along the path the nearest point is; beyond its ends, too."""
+        if not len(self._units):
+            return 0.0
+        away = np.array([x, y]) - self._begins
+        along = np.minimum(np.maximum((away * self._units).sum(axis=1), self._least), self._most)
+        off = away - along[:, None] * self._units
+        nearest = int((off * off).sum(axis=1).argmin())
+        return float(self._at[nearest] + along[nearest])
+
+    def point(self, along: float) -> tuple[float, float] | None:
+        """The point so far along the path; None of one that stands still."""
+        if not len(self._units):
+            return None
+        index = min(max(int(self._at.searchsorted(along, side="right")) - 1, 0), len(self._at) - 1)
+        (x, y), (ux, uy), rest = self._begins[index], self._units[index], along - self._at[index]
+        return float(x + rest * ux), float(y + rest * uy)
+
+    def wanted(self, then_s: float) -> tuple[float, float, float]:
+        """Place along the path, speed and acceleration that it has at a time; speeds are those of its segments."""
+        times, along, last = self.times_s, self._along, len(self.times_s) - 1
+        i = min(max(bisect.bisect_right(times, then_s) - 1, 0), last - 1)
+        span = times[i + 1] - times[i]
+        share = (then_s - times[i]) / span
+        speed = (along[i + 1] - along[i]) / span
+        place = along[i] + share * (along[i + 1] - along[i])
+        j = i + 1 if share >= 0.5 else i - 1  # noqa: PLR2004 - the neighbour whose middle is on this side
+        if not 0 <= j < last:
+            return place, speed, 0.0
+        other_span = times[j + 1] - times[j]
+        gained = ((along[j + 1] - along[j]) / other_span - speed) / (0.5 * (span + other_span)) * (1 if j > i else -1)
+        return place, speed + gained * (share - 0.5) * span, gained
+
+
+Box = tuple[float, float, float, float, float, float, float]
+"""x, y, yaw, vx, vy, length and width, in the frame of the lane's points."""
+
+
+def box_of(lane: Lane, body: Body) -> Box:
+    """Where a body is, how it moves, and how large it is."""
+    x, y, heading = lane.one_at(body.s, body.d)
+    cosine, sine = math.cos(heading), math.sin(heading)
+    vx, vy = body.speed * cosine - body.across * sine, body.speed * sine + body.across * cosine
+    return x, y, heading + body.turned, vx, vy, body.length, body.width
 
 
 def overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:

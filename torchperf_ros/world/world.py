@@ -1,6 +1,7 @@
 """The world that a scenario puts around the vehicle: it moves on by itself, and plans move the vehicle in it."""
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -9,10 +10,10 @@ import numpy as np
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.world.scenarios import LANE_M, Scenario
-from torchperf_ros.world.vehicles import DT_S, LENGTH_M, REAR_M, WIDTH_M, Body, Vehicle, boxes_of, overlap
+from torchperf_ros.world.vehicles import DT_S, LENGTH_M, REAR_M, WIDTH_M, Box, Vehicle, box_of, overlap
 
-START_NS: Final = 1_700_000_000 * NS_PER_S
-"""ROS time of a scenario's beginning."""
+_EPOCH_NS: Final = 1_700_000_000 * NS_PER_S
+_APART_NS: Final = 1_000 * NS_PER_S
 STANDING: Final = 0.5
 """m/s; a vehicle that is slower when it is touched has not caused that."""
 _FIRST_PLAN_S: Final = 3.0
@@ -20,6 +21,11 @@ _TTC_EVERY: Final = 10
 _TTC_HORIZON_S: Final = 3.0
 _LEADS_EVERY: Final = 5
 _TRACE_EVERY: Final = 5
+
+
+def start_ns(seed: int) -> int:
+    """ROS time at which the drives of a seed begin; no two seeds share a stamp, by which faults are drawn."""
+    return _EPOCH_NS + seed * _APART_NS
 
 
 class Moment(NamedTuple):
@@ -64,20 +70,28 @@ class World:
     Attributes:
         vehicle, bodies: who is there; the scenario's own bodies, which move.
         seen: what happened.
+        start_ns: ROS time of 0 s.
         trace: 20 moments a second.
     """
 
     def __init__(self, scenario: Scenario) -> None:
         """Begin at 0 s, with a plan to keep lane and speed for 3 s."""
         self.scenario, self.seen, self.trace = scenario, Seen(), list[Moment]()
+        self.start_ns = start_ns(scenario.seed)
         self.bodies = scenario.bodies
         self.vehicle = Vehicle(speed=scenario.speed)
         times = np.arange(0.0, _FIRST_PLAN_S + 0.1, 0.1)
         self.vehicle.follow(scenario.lane.at(times * scenario.speed)[:, :2], times)
         self._steps = 0
         self._leads: list[tuple[float, float] | None] = [None] * len(self.bodies)
-        self._accelerations = [0.0] * 11
-        self.boxes = boxes_of(scenario.lane, self.bodies)
+        self._accelerations = deque([0.0] * 11, 11)
+        self._boxes = [box_of(scenario.lane, body) for body in self.bodies]
+        self._ttc_s = math.inf
+
+    @property
+    def boxes(self) -> Floats:
+        """x, y, yaw, vx, vy, length and width of every body, [n, 7]."""
+        return np.array(self._boxes, dtype=np.float64).reshape(-1, 7)
 
     @property
     def now_s(self) -> float:
@@ -96,11 +110,11 @@ class World:
 
     def take(self, path: bytes) -> None:
         """Have the vehicle follow a `nav_msgs/msg/Path` from now on."""
-        self.vehicle.take(path, START_NS)
+        self.vehicle.take(path, self.start_ns)
 
     def advance(self, to_ns: int) -> None:
         """Move on to a ROS time, in whole steps of 10 ms; nothing moves once it is over."""
-        while not self.over and START_NS + round((self.now_s + DT_S) * NS_PER_S) <= to_ns:
+        while not self.over and self.start_ns + round((self.now_s + DT_S) * NS_PER_S) <= to_ns:
             self._step()
 
     def _placed(self) -> tuple[float, float, float]:
@@ -112,10 +126,11 @@ class World:
             self._look_ahead()
         now_s, vehicle = self.now_s, self.vehicle
         vehicle.step(now_s)
-        for body, lead in zip(self.bodies, self._leads, strict=True):
-            body.step(now_s, lead)
+        for number, body in enumerate(self.bodies):
+            if body.kind != "wall":
+                body.step(now_s, self._leads[number])
+                self._boxes[number] = box_of(self.scenario.lane, body)
         self._steps += 1
-        self.boxes = boxes_of(self.scenario.lane, self.bodies)
         self._feel()
         self._touch()
         if self._steps % _TTC_EVERY == 0:
@@ -123,22 +138,21 @@ class World:
             self.seen.min_ttc_s = min(self.seen.min_ttc_s, self._ttc_s)
         if self._steps % _TRACE_EVERY == 0 or self.over:
             where = (vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed)
-            self.trace.append(Moment(self.now_s, where, self.boxes, getattr(self, "_ttc_s", math.inf)))
+            self.trace.append(Moment(self.now_s, where, self.boxes, self._ttc_s))
 
     def _feel(self) -> None:
         vehicle, seen = self.vehicle, self.seen
         seen.hardest, seen.quickest = max(seen.hardest, -vehicle.acceleration), max(seen.quickest, vehicle.acceleration)
         seen.lateral = max(seen.lateral, abs(vehicle.speed * vehicle.yaw_rate))
-        self._accelerations = [*self._accelerations[1:], vehicle.acceleration]
+        self._accelerations.append(vehicle.acceleration)
         if vehicle.speed > STANDING:  # that acceleration ends at a standstill is no jerk of the plan's
             seen.jerk = max(seen.jerk, abs(self._accelerations[-1] - self._accelerations[0]) / (10 * DT_S))
 
     def _touch(self) -> None:
         vehicle, box = self.vehicle, self.vehicle.box
-        away = np.hypot(self.boxes[:, 0] - box[0], self.boxes[:, 1] - box[1])
-        reach = 0.5 * (math.hypot(LENGTH_M, WIDTH_M) + np.hypot(self.boxes[:, 5], self.boxes[:, 6]))
-        for index in np.flatnonzero(away < reach).tolist():
-            x, y, yaw, vx, vy, length, width = self.boxes[index].tolist()
+        for index, (x, y, yaw, vx, vy, length, width) in enumerate(self._boxes):
+            if abs(x - box[0]) + abs(y - box[1]) > 2.0 * (LENGTH_M + length):
+                continue
             if index in self.seen.touched or not overlap(box, (x, y, yaw, length, width)):
                 continue
             ahead = (x - box[0]) * math.cos(vehicle.yaw) + (y - box[1]) * math.sin(vehicle.yaw)
@@ -189,8 +203,3 @@ class World:
                 for at, beside, speed, length in others if at > body.s and abs(beside - body.d) < LANE_M / 2
             ]  # fmt: skip
             self._leads[number] = min(gaps, default=None)
-
-
-def nothing_near(bodies: list[Body]) -> list[Body]:
-    """Those that count as objects."""
-    return [body for body in bodies if body.kind != "wall"]
