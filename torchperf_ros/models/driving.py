@@ -7,12 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchperf_ros.models.driving_messages import (
-    MARKER_ARRAY, ODOMETRY, PATH, SCAN, objects_of, path_message, pose_of, route_of, without_distant,
-)  # fmt: skip
-from torchperf_ros.models.driving_rules import AHEAD_S, OBJECT_FIELDS, POSES, RANGES_M, Blindness, Lane, plan_along
 from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.models.driving_messages import (
+    MARKER_ARRAY,
+    ODOMETRY,
+    PATH,
+    SCAN,
+    objects_of,
+    path_message,
+    pose_of,
+    route_of,
+    without_distant,
+)  # fmt: skip
+from torchperf_ros.models.driving_rules import AHEAD_S, OBJECT_FIELDS, POSES, RANGES_M, Blindness, Lane, plan_along
 from torchperf_ros.models.options import OptionReader
 
 _MOST_OBJECTS: Final = 64
@@ -126,7 +134,7 @@ class RulePlannerAdapter(Adapter):
         return {1: {0: (0, _MOST_OBJECTS)}, 2: {0: (2, _MOST_POINTS)}}
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """The vehicle and the wanted speed [5], the objects [n, 7] brought forward to the odometry's stamp, the lane [m, 2].
+        """The vehicle and the wanted speed [5], the objects [n, 7] as they are at the odometry's stamp, the lane [m, 2].
 
         Raises:
             BadInput: there is no odometry or no route, or they cannot be used.
@@ -141,10 +149,16 @@ class RulePlannerAdapter(Adapter):
         if not np.isfinite(ego).all():
             raise BadInput(f"odom is not finite: x, y, yaw and speed are {ego}")
         objects = objects_of(detections.message)[:_MOST_OBJECTS]
-        objects[:, :2] += objects[:, 3:5] * ((odom.stamp_ns - detections.stamp_ns) / _NS if detections.stamp_ns else 0.0)
+        objects[:, :2] += objects[:, 3:5] * (
+            (odom.stamp_ns - detections.stamp_ns) / _NS if detections.stamp_ns else 0.0
+        )
         if self._blind.at(detections.stamp_ns):
             objects = objects[:0]
-        return torch.tensor([*ego, wanted], dtype=torch.float64), torch.from_numpy(objects), torch.from_numpy(lane.points)
+        return (
+            torch.tensor([*ego, wanted], dtype=torch.float64),
+            torch.from_numpy(objects),
+            torch.from_numpy(lane.points),
+        )
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path in odometry's frame: its first pose is stamped as the odometry, its header as the detections."""

@@ -64,7 +64,9 @@ def objects_message(objects: Sequence[SeenObject], stamp_ns: int) -> Any:  # noq
             marker(**shared | own | {"type": _CUBE, "pose": pose(position=centre, orientation=turn), "scale": size})
         )
         points = [centre, point(x=x + vx, y=y + vy, z=height / 2)]
-        markers.append(marker(**shared | own | {"type": _ARROW, "points": points, "scale": vector(x=0.1, y=0.2, z=0.0)}))
+        markers.append(
+            marker(**shared | own | {"type": _ARROW, "points": points, "scale": vector(x=0.1, y=0.2, z=0.0)})
+        )
     return message_class(MARKER_ARRAY)(markers=markers)
 
 

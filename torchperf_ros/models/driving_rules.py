@@ -53,7 +53,9 @@ class Lane:
     points: Floats
 
     @classmethod
-    def of(cls, length_m: float, curve_at_m: float = math.inf, radius_m: float = math.inf, turn_m: float = 0.0) -> "Lane":
+    def of(
+        cls, length_m: float, curve_at_m: float = math.inf, radius_m: float = math.inf, turn_m: float = 0.0
+    ) -> "Lane":
         """A lane from the origin along x; from `curve_at_m` on it turns left with `radius_m` for `turn_m`."""
         if not turn_m:
             return cls(np.array([[0.0, 0.0], [length_m, 0.0]]))

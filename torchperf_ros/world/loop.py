@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.config.message_types import decode
+from torchperf_ros.config.params_file import config_of
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer, header_stamp_ns
@@ -35,10 +36,9 @@ from torchperf_ros.replay.replay_options import paced
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.virtual_stage import KeptWorkers, VirtualPace
-from torchperf_ros.config.params_file import config_of
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
-from torchperf_ros.world.score import Score, score_of
 from torchperf_ros.world.scenarios import Scenario
+from torchperf_ros.world.score import Score, score_of
 from torchperf_ros.world.sensors import Sensors
 from torchperf_ros.world.world import World
 
@@ -114,7 +114,7 @@ class _Arm(abc.ABC):
     def __enter__(self) -> "_Arm":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - optional on purpose
         """End what was started."""
 
     @abc.abstractmethod
@@ -259,7 +259,7 @@ class _Stages(_Arm):
         super().__init__(drive, world, log, workers)
         self._stack = ExitStack()
         self._guard = _guard() if drive.arm == "full" else None
-        parameters = _parameters(drive, self.luck)
+        parameters = parameters_of(drive)
         config = paced(config_of(parameters), "virtual")
         kept = workers.setdefault(json.dumps(parameters), KeptWorkers())
         times: Any = [self.luck.times(stage) for stage in STAGES]  # stand-ins for `StageTimes`
@@ -279,6 +279,7 @@ class _Stages(_Arm):
             self._stages.settle()
             route = route_message(self.drive.scenario.lane, self.drive.scenario.speed, self.world.start_ns)
             self._stages.offer("/route", encoded(route, PATH))
+            self.write("route", PATH, encoded(route, PATH), self.world.start_ns)
         except BaseException:
             self._stack.close()
             raise
@@ -323,8 +324,9 @@ def _guard() -> Any:  # noqa: ANN401 - `Guard`
     return Guard(guard_options({"act": ["all"], "obstacles": ["detections"], "obstacles_frame": "plan"}))
 
 
-def _parameters(drive: Drive, luck: Luck) -> Mapping[str, object]:
+def parameters_of(drive: Drive) -> Mapping[str, object]:
     """The node's parameters of an arm; they do not depend on scenario and seed, so that workers can be kept."""
+    luck = Luck(drive.scenario.seed, drive.load, drive.faults)
     values: dict[str, object] = {
         "stages": list(STAGES),
         "recorder": False,

@@ -105,6 +105,11 @@ class Vehicle:
         """rad/s."""
         return self.speed * math.tan(self.steer) / WHEELBASE_M
 
+    @property
+    def followed(self) -> Floats:
+        """The points [n, 2] of the path that it follows."""
+        return self._path.points
+
     def take(self, path: bytes, start_ns: int) -> None:
         """Follow this `nav_msgs/msg/Path` from now on; `start_ns` is the ROS time that the world calls 0 s.
 
@@ -179,6 +184,7 @@ class _Followed:
         steps = np.diff(points, axis=0)
         lengths = np.hypot(steps[:, 0], steps[:, 1])
         along = np.concatenate(([0.0], np.cumsum(lengths)))
+        self.points = points
         self.times_s: list[float] = times_s.tolist()
         self._along: list[float] = along.tolist()
         moving = np.flatnonzero(lengths > 1e-4)  # noqa: PLR2004 - m

@@ -10,7 +10,7 @@ import numpy as np
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.world.scenarios import LANE_M, Scenario
-from torchperf_ros.world.vehicles import DT_S, LENGTH_M, REAR_M, WIDTH_M, Box, Vehicle, box_of, overlap
+from torchperf_ros.world.vehicles import DT_S, LENGTH_M, REAR_M, WIDTH_M, Vehicle, box_of, overlap
 
 _EPOCH_NS: Final = 1_700_000_000 * NS_PER_S
 _APART_NS: Final = 1_000 * NS_PER_S
@@ -20,6 +20,7 @@ _FIRST_PLAN_S: Final = 3.0
 _TTC_EVERY: Final = 10
 _TTC_HORIZON_S: Final = 3.0
 _LEADS_EVERY: Final = 5
+_JERK_STEPS: Final = 51  # half a second
 _TRACE_EVERY: Final = 5
 
 
@@ -47,7 +48,7 @@ class Seen:
         touched: contacts that others are to blame for: the vehicle stood, or was hit behind its middle.
         min_ttc_s: the least time to collision, up to 3 s ahead at constant velocities; inf: never any.
         left_road: whether its middle came within half its width of the road's edge, or beyond.
-        hardest, quickest, jerk, lateral: most braking, acceleration, jerk (over 0.1 s) and lateral acceleration, SI.
+        hardest, quickest, jerk, lateral: most braking, acceleration, jerk (mean over 0.5 s), lateral acceleration, SI.
     """
 
     hit: str = ""
@@ -71,6 +72,7 @@ class World:
         vehicle, bodies: who is there; the scenario's own bodies, which move.
         seen: what happened.
         start_ns: ROS time of 0 s.
+        ttc_s: time to collision at this moment in s, up to 3; inf: none is coming.
         trace: 20 moments a second.
     """
 
@@ -84,9 +86,9 @@ class World:
         self.vehicle.follow(scenario.lane.at(times * scenario.speed)[:, :2], times)
         self._steps = 0
         self._leads: list[tuple[float, float] | None] = [None] * len(self.bodies)
-        self._accelerations = deque([0.0] * 11, 11)
+        self._accelerations = deque([0.0] * _JERK_STEPS, _JERK_STEPS)
         self._boxes = [box_of(scenario.lane, body) for body in self.bodies]
-        self._ttc_s = math.inf
+        self.ttc_s = math.inf
 
     @property
     def boxes(self) -> Floats:
@@ -134,11 +136,11 @@ class World:
         self._feel()
         self._touch()
         if self._steps % _TTC_EVERY == 0:
-            self._ttc_s = self._time_to_collision()
-            self.seen.min_ttc_s = min(self.seen.min_ttc_s, self._ttc_s)
+            self.ttc_s = self._time_to_collision()
+            self.seen.min_ttc_s = min(self.seen.min_ttc_s, self.ttc_s)
         if self._steps % _TRACE_EVERY == 0 or self.over:
             where = (vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed)
-            self.trace.append(Moment(self.now_s, where, self.boxes, self._ttc_s))
+            self.trace.append(Moment(self.now_s, where, self.boxes, self.ttc_s))
 
     def _feel(self) -> None:
         vehicle, seen = self.vehicle, self.seen
@@ -146,7 +148,9 @@ class World:
         seen.lateral = max(seen.lateral, abs(vehicle.speed * vehicle.yaw_rate))
         self._accelerations.append(vehicle.acceleration)
         if vehicle.speed > STANDING:  # that acceleration ends at a standstill is no jerk of the plan's
-            seen.jerk = max(seen.jerk, abs(self._accelerations[-1] - self._accelerations[0]) / (10 * DT_S))
+            seen.jerk = max(
+                seen.jerk, abs(self._accelerations[-1] - self._accelerations[0]) / ((_JERK_STEPS - 1) * DT_S)
+            )
 
     def _touch(self) -> None:
         vehicle, box = self.vehicle, self.vehicle.box
