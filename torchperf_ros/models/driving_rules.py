@@ -184,8 +184,6 @@ def _leads(lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float) ->
     gap = place[:, 0] - half_length - s0 - _FRONT_M
     later = place[:, 1] + across * ahead_s
     nearest = np.where(place[:, 1] * later <= 0, 0.0, np.minimum(np.abs(place[:, 1]), np.abs(later)))
-    leaving = np.abs(later) > np.abs(place[:, 1])
-    nearest = np.where(leaving, np.abs(place[:, 1]), nearest)
     margin = _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M + 0.5 * min(abs(d0), 1.0)
     ahead = place[:, 0] + half_length > s0
     chosen = np.flatnonzero(ahead & (nearest < margin))

@@ -34,7 +34,8 @@ def write_picture(one: Drive, driven: Driven, path: Path) -> None:
         strength = 0.25 + 0.75 * number / (_SHOWN - 1)
         for colour, outline in _outlines(driven, moment):
             road.fill(outline[:, 0], outline[:, 1], color=colour, alpha=strength, linewidth=0)
-    road.set(aspect="equal", xlabel="m", title=_title(one, driven))
+    own = [moment.vehicle[1] for moment in trace]
+    road.set(aspect="equal", ylim=(min(own) - 12, max(own) + 12), xlabel="m", title=_title(one, driven))
     at_s = [moment.at_s for moment in trace]
     speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=_OURS)
     speed.set(ylabel="km/h", ylim=(0, None))

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.config.params_file import config_of
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
@@ -36,6 +37,7 @@ from torchperf_ros.replay.replay_options import paced
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.virtual_stage import KeptWorkers, VirtualPace
+from torchperf_ros.safety.guard import Guard
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.score import Score, score_of
@@ -317,10 +319,7 @@ class _Stages(_Arm):
         return found.payload
 
 
-def _guard() -> Any:  # noqa: ANN401 - `Guard`
-    from torchperf_ros.config.guard_options import guard_options
-    from torchperf_ros.safety.guard import Guard
-
+def _guard() -> Guard:
     return Guard(guard_options({"act": ["all"], "obstacles": ["detections"], "obstacles_frame": "plan"}))
 
 

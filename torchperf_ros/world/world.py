@@ -183,7 +183,7 @@ class World:
         if not low < d - WIDTH_M / 2 or not d + WIDTH_M / 2 < high:
             self.seen.left_road = True
         vehicle, rows = self.vehicle, self._along()
-        counts = np.array([body.kind != "wall" for body in self.bodies]) & (rows[:, 0] > s)
+        counts = np.array([body.kind != "wall" for body in self.bodies], dtype=bool) & (rows[:, 0] > s)
         if vehicle.speed < STANDING or not counts.any():
             return math.inf
         rows, turn = rows[counts], vehicle.yaw - heading
