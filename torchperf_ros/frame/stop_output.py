@@ -2,24 +2,27 @@
 
 import functools
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.frame.cdr import aligned, byte_order, header_at
 from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import BadInput, one_line
 
 Floats = NDArray[np.float64]
 
 
 def brake_along(
-    points: Floats, times_s: Floats, start_s: float, deceleration: float, count: int
+    points: Floats, times_s: Floats, start_s: float, deceleration: float, count: int, *, speed: float | None = None
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Brake at a constant deceleration along a timed path, from where the vehicle is on it at `start_s`.
 
-    The speed at the start is the path's own there; distance travelled after t seconds is v t - a t^2 / 2 until
-    t = v / a, then constant (uniformly decelerated motion). The geometry of the path is kept, only its timing changes;
-    where braking is longer than the path, its last segment is extended in a straight line.
+    The speed at the start is the path's own there, unless another is given; distance travelled after t seconds is
+    v t - a t^2 / 2 until t = v / a, then constant (uniformly decelerated motion). The geometry of the path is kept,
+    only its timing changes; where braking is longer than the path, its last segment is extended in a straight line.
 
     Args:
         points: positions in m, shape [n, 3], n >= 2.
@@ -27,6 +30,7 @@ def brake_along(
         start_s: when braking begins, on the same time line, within the path.
         deceleration: m/s^2, > 0.
         count: how many points to give, >= 2.
+        speed: m/s at `start_s`, >= 0; None: the path's own.
 
     Returns:
         Positions [count, 3] and their times [count]: equally spaced from `start_s` to standstill, but no less than over
@@ -44,7 +48,8 @@ def brake_along(
     steps = np.linalg.norm(np.diff(points, axis=0), axis=1)
     distance = np.concatenate(([0.0], np.cumsum(steps)))
     segment = min(int(np.searchsorted(times_s, start_s, side="right")), len(times_s) - 1) - 1
-    speed = float(steps[segment] / (times_s[segment + 1] - times_s[segment]))
+    if speed is None:
+        speed = float(steps[segment] / (times_s[segment + 1] - times_s[segment]))
     stop_after_s = speed / deceleration
     after_s = np.linspace(0.0, max(stop_after_s, float(times_s[-1] - times_s[0])), count)
     braking_s = np.minimum(after_s, stop_after_s)
@@ -105,42 +110,71 @@ class TimedPath:
         """Read the CDR bytes of a `nav_msgs/msg/Path`.
 
         Returns:
-            None where nothing can brake along it: it has fewer than two poses or more than 10,000, their stamps do not
-            increase from pose to pose (they may have none of their own), they do not share one frame, or a value is
-            not finite; or the bytes are no path.
+            None where nothing can brake along it: it cannot be parsed, its stamps do not increase from pose to pose
+            (they may have none of their own), or a value is not finite.
         """
         try:
-            found = cls._read(path)
-        except (struct.error, IndexError, TypeError, ValueError):  # what reading beyond the end raises
+            found = cls.parse(path)
+        except BadInput:
             return None
-        if found is None or not (np.diff(found.stamps_ns) > 0).all():
-            return None
-        return found if np.isfinite(found.points).all() and np.isfinite(found.turns).all() else None
+        return found if found.finite and (np.diff(found.stamps_ns) > 0).all() else None
 
     @classmethod
-    def _read(cls, path: bytes) -> "TimedPath | None":
-        order = "<" if path[1] & 1 else ">"
-        head_end = _aligned(_text_end(path, 4, order), 4)
+    def parse(cls, path: bytes) -> "TimedPath":
+        """Read the CDR bytes of a `nav_msgs/msg/Path`, whatever its stamps and values are.
+
+        Raises:
+            BadInput: it has fewer than two poses or more than 10,000, they do not share one frame, or the bytes are no
+                path; the message says which.
+        """
+        try:
+            return cls._parse(path)
+        except (struct.error, IndexError, TypeError, ValueError) as error:  # what reading beyond the end raises
+            raise BadInput(f"the plan's {len(path)} bytes are no nav_msgs/Path ({one_line(error)})") from error
+
+    @classmethod
+    def _parse(cls, path: bytes) -> "TimedPath":
+        order = byte_order(path)
+        head_end = aligned(header_at(path, 4, order)[2], 4)
         (count,) = struct.unpack_from(f"{order}I", path, head_end)
         if not 1 < count <= _MOST_READ:
-            return None
+            raise BadInput(f"the plan has {count} poses; it has to have 2 to {_MOST_READ}")
         first_at = head_end + 4
-        frame_id = path[first_at + 8 : _text_end(path, first_at, order)]
+        frame_id = path[first_at + 8 : header_at(path, first_at, order)[2]]
         poses = _Poses(path, order, first_at, len(frame_id), count)
         if not (poses.later_ids == np.frombuffer(frame_id, np.uint8)).all():
-            return None
+            raise BadInput("the plan's poses do not share one frame_id")
         stamps = np.concatenate((poses.first_stamp, poses.later_stamps)).astype(np.int64)
         places = poses.places.astype(np.float64)
         return cls(
             path[:head_end], order, frame_id, stamps[:, 0] * NS_PER_S + stamps[:, 1], places[:, :3], places[:, 3:]
         )
 
-    def stop(self, start_ns: int, deceleration: float) -> bytes | None:
-        """Brake along the path from `start_ns` on.
+    @classmethod
+    def made(cls, stamps_ns: NDArray[np.int64], points: Floats, yaws: Floats, frame: bytes) -> "TimedPath":
+        """A flat path: stamps [n], positions in m [n, 3], headings in rad [n], and the frame's name without NUL."""
+        frame_id = struct.pack("<I", len(frame) + 1) + frame + b"\0"
+        head = b"\0\1\0\0" + struct.pack("<iI", *divmod(int(stamps_ns[0]), NS_PER_S)) + frame_id
+        head += bytes(aligned(len(head), 4) - len(head))
+        turns = np.zeros((len(points), 4))
+        turns[:, 2], turns[:, 3] = np.sin(yaws / 2), np.cos(yaws / 2)
+        return cls(head, "<", frame_id, stamps_ns, points, turns)
 
-        Where and how fast the vehicle is comes from the path's own stamped poses. `header.stamp` stays that of the
-        frame that the path was computed from, so that its age shows; the poses, as many as the path has and at most
-        200, are stamped from `start_ns` to standstill, and turned as the path is there.
+    @property
+    def frame(self) -> bytes:
+        """The name of the poses' frame."""
+        return self.frame_id[4:].rstrip(b"\0")
+
+    @property
+    def finite(self) -> bool:
+        """Whether every position and orientation is."""
+        return bool(np.isfinite(self.points).all() and np.isfinite(self.turns).all())
+
+    def stop(self, start_ns: int, deceleration: float) -> bytes | None:
+        """Brake along the path from `start_ns` on, as fast as the path is there.
+
+        `header.stamp` stays that of the frame that the path was computed from, so that its age shows; the poses, as
+        many as the path has and at most 200, are stamped from `start_ns` to standstill and turned as the path is there.
 
         Args:
             start_ns: ROS time at which braking begins.
@@ -151,16 +185,47 @@ class TimedPath:
         """
         if not self.stamps_ns[0] <= start_ns <= self.stamps_ns[-1]:
             return None
-        count = min(len(self.stamps_ns), _MOST_POSES)
+        return self.braked(start_ns, deceleration, min(len(self.stamps_ns), _MOST_POSES)).bytes()
+
+    def braked(self, start_ns: int, deceleration: float, count: int, *, speed: float | None = None) -> "TimedPath":
+        """The path with this many poses from `start_ns`, which lies on it, to standstill; see `brake_along`."""
         times_s = (self.stamps_ns - start_ns) / NS_PER_S
-        where, after_s, passed = brake_along(self.points, times_s, 0.0, deceleration, count)
-        first_at = len(self.head) + 4
+        where, after_s, passed = brake_along(self.points, times_s, 0.0, deceleration, count, speed=speed)
+        stamps = start_ns + np.rint(after_s * NS_PER_S).astype(np.int64)
+        following = np.minimum(passed + 1, len(self.points) - 1)
+        steps = np.linalg.norm(self.points[following] - self.points[passed], axis=1)
+        share = np.linalg.norm(where - self.points[passed], axis=1) / np.where(steps > 0, steps, np.inf)
+        turns = self._turned(passed, following, np.minimum(share, 1.0)[:, None])
+        return replace(self, stamps_ns=stamps, points=where, turns=turns)
+
+    def cut(self, start_ns: int) -> "TimedPath":
+        """What is left of the path from `start_ns` on, which lies before its last pose, with a pose at that time."""
+        later = int(np.searchsorted(self.stamps_ns, start_ns, side="right"))
+        before_ns, later_ns = self.stamps_ns[later - 1 : later + 1]
+        share = (start_ns - before_ns) / (later_ns - before_ns)
+        where = self.points[later - 1] + share * (self.points[later] - self.points[later - 1])
+        return replace(
+            self,
+            stamps_ns=np.concatenate(([start_ns], self.stamps_ns[later:])),
+            points=np.vstack((where, self.points[later:])),
+            turns=np.vstack((self._turned(later - 1, later, share), self.turns[later:])),
+        )
+
+    def _turned(self, passed: Any, following: Any, share: Any) -> Floats:  # noqa: ANN401 - one index or many
+        """Orientations between two poses each; of the second's two quaternions the nearer one counts."""
+        before, after = self.turns[passed], self.turns[following]
+        same = np.sign((before * after).sum(axis=-1, keepdims=True))
+        return np.asarray(before + share * (np.where(same < 0, -after, after) - before))
+
+    def bytes(self) -> bytes:
+        """The CDR bytes of the path."""
+        count, first_at = len(self.stamps_ns), len(self.head) + 4
         message = bytearray(_Poses.end(first_at, len(self.frame_id), count))
         message[:first_at] = self.head + struct.pack(f"{self.order}I", count)
         message[first_at + 8 : first_at + 8 + len(self.frame_id)] = self.frame_id
         poses = _Poses(message, self.order, first_at, len(self.frame_id), count)
-        poses.places[:, :3], poses.places[:, 3:] = where, self.turns[passed]
-        stamps = np.stack(np.divmod(start_ns + np.rint(after_s * NS_PER_S).astype(np.int64), NS_PER_S), axis=1)
+        poses.places[:, :3], poses.places[:, 3:] = self.points, self.turns
+        stamps = np.stack(np.divmod(self.stamps_ns, NS_PER_S), axis=1)
         poses.first_stamp[:], poses.later_stamps[:] = stamps[:1], stamps[1:]
         poses.later_ids[:] = np.frombuffer(self.frame_id, np.uint8)
         return bytes(message)
@@ -184,20 +249,10 @@ class _Poses:
     @staticmethod
     def _layout(first_at: int, id_bytes: int) -> tuple[int, int]:
         """Where the first place begins, and how far it is from one to the next."""
-        return _aligned(first_at + 8 + id_bytes, 8), _PLACE_BYTES + -(-(8 + id_bytes) // 8) * 8
+        return aligned(first_at + 8 + id_bytes, 8), _PLACE_BYTES + -(-(8 + id_bytes) // 8) * 8
 
     @classmethod
     def end(cls, first_at: int, id_bytes: int, count: int) -> int:
         """Where the last pose ends."""
         place_at, step = cls._layout(first_at, id_bytes)
         return place_at + (count - 1) * step + _PLACE_BYTES
-
-
-def _text_end(message: bytes, header_at: int, order: str) -> int:
-    """Where the `frame_id` of a header ends."""
-    return header_at + 12 + int(struct.unpack_from(f"{order}I", message, header_at + 8)[0])
-
-
-def _aligned(at: int, size: int) -> int:
-    """The next multiple of `size`, counted from the end of the encapsulation."""
-    return at + (4 - at) % size

@@ -1,10 +1,28 @@
 """The guard of a stage's plans: judges each before it is published, and replaces one that fails."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
 
 from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.safety.distance import Closeness, closeness
+from torchperf_ros.safety.lane import Lane
+from torchperf_ros.safety.limits import Finding, Track, beyond_limits, off_start, unreadable
+from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
+from torchperf_ros.safety.odometry import Motion, age_s
+
+_JUMP_AT_S = (0.0, 0.25, 0.5, 0.75, 1.0)  # where two plans are compared
+_JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
+_STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
+_OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
+_BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +51,100 @@ class Checked:
     needed_deceleration: float = math.nan
 
 
+class _Situation(NamedTuple):
+    """What is known at the time of a check, and why something is not."""
+
+    now_ns: int
+    ros_now_ns: int
+    motion: Motion | None
+    motion_age_s: float
+    seen: Seen
+    no_motion: str
+    no_obstacles: str
+
+
+class _Judgement(NamedTuple):
+    """What was found about one path; `lane` is the way it leads, None where that was not asked for."""
+
+    findings: list[Finding]
+    unchecked: dict[str, str]
+    closeness: Closeness = Closeness()
+    lane: Lane | None = None
+
+    def failed(self, checks: frozenset[str], *, unless_contact: bool = False) -> Finding | None:
+        """The first of these checks that failed; `unless_contact`: coming too close without touching does not count."""
+        return next(
+            (
+                one
+                for one in self.findings
+                if one.check in checks
+                and not (unless_contact and one.check == "distance" and not self.closeness.contact)
+            ),
+            None,
+        )
+
+
+class _Rung(NamedTuple):
+    """A way to replace a plan: what it is called, the path, by which checks it is judged, what it does in words."""
+
+    verdict: GuardVerdict
+    path: TimedPath
+    checks: frozenset[str]
+    does: str
+
+
 class Guard:
     """Checks one stage's plans (`nav_msgs/Path`) against odometry, limits and obstacles.
 
     `moved` and `saw` may be called on any thread, `check` on the stage's: what one hands to another is replaced whole.
+
+    Attributes:
+        refused: what could not be used: per input (`odometry`, `obstacles 0`) how many messages, and under the same
+            name with ` why` the last reason; `no_velocity`: how many obstacles counted as standing without being known
+            to.
     """
 
     def __init__(self, options: GuardOptions) -> None:
         """Know nothing yet."""
         self._options = options
         self.refused: dict[str, str | int] = {}
+        self.forget(0)
+
+    def forget(self, now_ns: int) -> None:
+        """Forget what was received and published before now (monotonic): the vehicle may be elsewhere."""
+        self._not_before_ns = now_ns
+        self._motion: Motion | None = None
+        self._sources: tuple[Obstacles | None, ...] = (None,) * len(self._options.obstacles)
+        self._valid: TimedPath | None = None  # the last plan of the stage that was accepted
+        self._stop: TimedPath | None = None  # what was published last, if that was a stop
+        # Of the last published plan: its frame, whether it was left there without odometry, when, and its way.
+        self._published: tuple[bytes, bool, int, Lane] | None = None
 
     def moved(self, odometry: bytes, received_ns: int) -> None:
         """Take the CDR bytes of a `nav_msgs/Odometry`, received at this monotonic time."""
+        try:
+            motion = Motion.read(odometry, received_ns)
+        except BadInput as error:
+            self._refuse("odometry", str(error))
+            return
+        if received_ns >= self._not_before_ns:
+            self._motion = motion
 
     def saw(self, source: int, markers: bytes, received_ns: int) -> None:
         """Take the CDR bytes of a `visualization_msgs/MarkerArray` of the source with this index in `obstacles`."""
+        sources = self._sources
+        try:
+            seen = read_obstacles(markers, received_ns, self._options, self._motion, sources[source])
+        except BadInput as error:
+            self._refuse(f"obstacles {source}", str(error))
+            return
+        if seen.no_velocity:
+            self.refused = {**self.refused, "no_velocity": int(self.refused.get("no_velocity", 0)) + seen.no_velocity}
+        if received_ns >= self._not_before_ns:
+            self._sources = (*sources[:source], seen, *sources[source + 1 :])
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.refused = {**self.refused, name: int(self.refused.get(name, 0)) + 1, f"{name} why": why}
 
     def check(self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float) -> Checked:
         """Judge a plan, and say what to publish.
@@ -59,7 +155,181 @@ class Guard:
             ros_now_ns: ROS time.
             age_ms: age of the frame that the plan was computed from: the measured part of the response time.
         """
-        return Checked(plan, GuardVerdict.UNCHECKED, reason="the guard has no rules yet")
+        act = self._options.act
+        situation = self._situation(now_ns, ros_now_ns, age_ms)
+        path, judged = self._read(plan, situation)
+        # What cannot be read cannot be judged by the other checks, so it acts as soon as one of them does.
+        failed = judged.failed(act | {"finite", "stamps"}) if act else None
+        unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
+        if plan is None:
+            why = "there is no plan"
+        elif failed is not None:
+            why = f"{failed.check}: the plan {failed.text}"
+        else:
+            if path is not None:
+                self._valid, self._stop = path, None
+                self._note(path, judged, situation)
+            verdict = GuardVerdict.UNCHECKED if unchecked else GuardVerdict.ACCEPT
+            return self._checked(plan, verdict, judged, None, unchecked)
+        if not act:
+            return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
+        payload, verdict, does = self._replacement(path, situation)
+        return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
 
-    def forget(self, now_ns: int) -> None:
-        """Forget what was received and published before now (monotonic): the vehicle may be elsewhere."""
+    def _checked(
+        self, payload: bytes | None, verdict: GuardVerdict, of: _Judgement, failed: Finding | None, reason: str
+    ) -> Checked:
+        check, value, limit = ("", math.nan, math.nan) if failed is None else failed[:3]
+        silent = self._options.shadow
+        shadow = [
+            f"{one.check}: the plan {one.text}" for one in of.findings if one.check in silent and one is not failed
+        ]
+        shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in silent]
+        close = of.closeness
+        return Checked(
+            payload, verdict, check, value, limit, "; ".join(shadow), reason, close.ttc_s, close.needed_deceleration
+        )
+
+    def _situation(self, now_ns: int, ros_now_ns: int, age_ms: float) -> _Situation:
+        options, motion = self._options, self._motion
+        age, no_motion = math.nan, "no odometry was received" + self._why_refused("odometry")
+        if motion is not None:
+            age = age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
+            age_of_odometry_ms = max(1000 * age, (now_ns - motion.received_ns) / NS_PER_MS)
+            stale = age_of_odometry_ms > options.odometry_timeout_ms
+            no_motion = f"odometry is {age_of_odometry_ms:.0f} ms old" if stale else ""
+        seen, missing = seen_now(self._sources, options, now_ns, ros_now_ns, age_ms / 1000)
+        no_obstacles = "; ".join(
+            f"obstacles on {options.obstacles[source]} {why}" + self._why_refused(f"obstacles {source}")
+            for source, why in missing.items()
+        )
+        return _Situation(now_ns, ros_now_ns, None if no_motion else motion, age, seen, no_motion, no_obstacles)
+
+    def _why_refused(self, name: str) -> str:
+        why = self.refused.get(f"{name} why", "")
+        return f" (refused: {why})" if why else ""
+
+    def _read(self, plan: bytes | None, situation: _Situation) -> tuple[TimedPath | None, _Judgement]:
+        """The path, None where it cannot be followed at all, and what is wrong with it."""
+        options = self._options
+        if plan is None:
+            return None, _Judgement([], {})
+        try:
+            path = TimedPath.parse(plan)
+        except BadInput as error:
+            return None, _Judgement([Finding("finite", math.nan, math.nan, str(error))], {})
+        if (finding := unreadable(path)) is not None:
+            return None, _Judgement([finding], {})
+        return path, self._judge(path, situation, options.act | options.shadow)
+
+    def _judge(self, path: TimedPath, situation: _Situation, checks: frozenset[str]) -> _Judgement:
+        """Make these checks of a path that can be read."""
+        options, motion = self._options, situation.motion
+        unknown = situation.no_motion
+        if motion is not None and path.frame not in {motion.frame, motion.child_frame}:
+            own, theirs = (name.decode("utf-8", "replace") for name in (path.frame, motion.frame))
+            unknown = f"the plan's frame_id {own!r} is not the odometry's, {theirs!r}, and tf is not looked up"
+            motion = None
+        unchecked: dict[str, str] = {check: unknown for check in ("start", "distance") if check in checks and unknown}
+        track = Track.of(path, situation.ros_now_ns, motion)
+        findings: list[Finding] = []
+        if "start" in checks and motion is not None:
+            findings += filter(None, [off_start(track, motion, situation.motion_age_s, options)])
+        if checks & _OWN_MOTION:
+            findings += [one for one in beyond_limits(track, options) if one.check in checks]
+        if not checks & {"jump", "distance"}:
+            return _Judgement(findings, unchecked)
+        ahead, widened_m = track.from_now().thinned(options.length_m + options.width_m)
+        lane, close = Lane(ahead), Closeness()
+        if "jump" in checks:
+            findings += filter(None, [self._jump(track, path, motion, situation)])
+        if "distance" in checks and motion is not None:
+            if situation.no_obstacles:
+                unchecked["distance"] = situation.no_obstacles
+            close = closeness(ahead, widened_m, lane, situation.seen, options)
+            findings += filter(None, [close.finding])
+        return _Judgement(findings, unchecked, close, lane)
+
+    def _jump(self, track: Track, path: TimedPath, motion: Motion | None, situation: _Situation) -> Finding | None:
+        """How far aside of the last published plan this one leads within its next second."""
+        last = self._published
+        if last is None or last[:2] != (path.frame, motion is None):
+            return None
+        if situation.now_ns - last[2] > _JUMP_FORGOTTEN_NS:
+            return None
+        places = [track.at(at_s) for at_s in _JUMP_AT_S]
+        aside_m = float(np.abs(last[3].project(np.array([complex(x, y) for x, y, _ in places]))[1]).max())
+        limit = self._options.max_jump_m
+        if aside_m <= limit:
+            return None
+        return Finding("jump", aside_m, limit, f"leads {aside_m:.3g} m aside of the last one; {limit:g} m are allowed")
+
+    def _note(self, path: TimedPath, judged: _Judgement, situation: _Situation) -> None:
+        """Remember which way the published plan leads."""
+        raw = "start" in judged.unchecked or situation.motion is None
+        self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
+
+    def _replacement(self, path: TimedPath | None, situation: _Situation) -> tuple[bytes | None, GuardVerdict, str]:
+        """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
+        last: _Rung | None = None
+        for rung in self._ladder(path, situation):
+            judged = self._judge(rung.path, situation, rung.checks)
+            stops = rung.verdict is GuardVerdict.STOP
+            if judged.failed(rung.checks, unless_contact=stops) is None:
+                self._stop = rung.path if stops else None
+                self._published = None
+                if not stops:
+                    self._note(rung.path, judged, situation)
+                return rung.path.bytes(), rung.verdict, rung.does
+            if stops and (last is None or judged.failed(rung.checks - {"distance"}) is None):
+                last = rung
+        if last is None:
+            return None, GuardVerdict.UNCHECKED, "there is nothing to stop along, neither odometry nor an earlier plan"
+        self._stop, self._published = last.path, None
+        return last.path.bytes(), GuardVerdict.UNAVOIDABLE, f"a collision is not avoided by any of it; {last.does}"
+
+    def _ladder(self, path: TimedPath | None, situation: _Situation) -> Iterator[_Rung]:
+        """What may replace a plan, best first."""
+        options, now_ns = self._options, situation.ros_now_ns
+        on_path = options.act - _BY_BRAKING
+        if path is not None:
+            for deceleration in (options.rss_brake, options.max_deceleration):
+                if (braked := self._braked(path, situation, deceleration)) is not None:
+                    does = f"brakes by {deceleration:g} m/s^2 on the same path"
+                    yield _Rung(GuardVerdict.BRAKE, braked, on_path, does)
+        valid = self._valid
+        still_ns = now_ns + options.start_tolerance_s * NS_PER_S
+        if path is not None and valid is not None and valid.stamps_ns[0] <= now_ns and valid.stamps_ns[-1] >= still_ns:
+            yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), options.act - {"jump"}, "the last valid plan goes on")
+        hardest = f"stops by {options.max_deceleration:g} m/s^2"
+        if situation.motion is None and self._stop is not None:  # begun anew from a plan's speed, it would never end
+            yield _Rung(GuardVerdict.STOP, self._stop, on_path - {"jump"}, "the stop goes on")
+        if path is not None and (braked := self._braked(path, situation, options.max_deceleration)) is not None:
+            yield _Rung(GuardVerdict.STOP, braked, on_path, f"{hardest} on the same path")
+        if valid is not None and (braked := self._braked(valid, situation, options.max_deceleration)) is not None:
+            yield _Rung(GuardVerdict.STOP, braked, on_path - {"jump"}, f"{hardest} along the last valid plan")
+        if situation.motion is not None:
+            arc = self._arc(situation.motion, situation)
+            yield _Rung(GuardVerdict.STOP, arc, options.act & {"distance"}, f"{hardest} in the bend that it drives")
+
+    def _braked(self, path: TimedPath, situation: _Situation, deceleration: float) -> TimedPath | None:
+        """From now on along a path, from the vehicle's own speed where that is known."""
+        start_ns = max(situation.ros_now_ns, int(path.stamps_ns[0]))
+        if start_ns >= path.stamps_ns[-1]:
+            return None
+        count = min(max(len(path.stamps_ns), _STOP_POSES), _MOST_STOP_POSES)
+        speed = None if situation.motion is None else abs(situation.motion.speed)
+        return path.braked(start_ns, deceleration, count, speed=speed)
+
+    def _arc(self, motion: Motion, situation: _Situation) -> TimedPath:
+        """Full braking from where the vehicle is now, as it turns now."""
+        options = self._options
+        x, y, yaw = motion.after(situation.motion_age_s)
+        most = options.max_curvature * abs(motion.speed)
+        here = replace(motion, x=x, y=y, yaw=yaw, yaw_rate=min(max(motion.yaw_rate, -most), most))
+        times_s = np.linspace(0.0, abs(motion.speed) / options.max_deceleration + 1.0, _STOP_POSES)
+        x, y, yaw = here.after(times_s)
+        points = np.stack((x, y, np.full_like(x, motion.z)), axis=1)
+        stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
+        path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
+        return path.braked(situation.ros_now_ns, options.max_deceleration, _STOP_POSES, speed=abs(motion.speed))

@@ -1,0 +1,193 @@
+"""A plan as arrays, and its own motion against the limits: speed, acceleration, jerk, curvature and steering."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.frame.cdr import header_at
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, yaw_of
+
+Floats = NDArray[np.float64]
+
+_ROOM = 1.01  # a plan at a limit stays a plan at the limit when its motion is found from rounded positions and stamps
+_JERK_S = 0.5  # mean over so long: ISO 11270 judges lateral jerk so
+_SHORT_STEP_M = 0.1  # over shorter steps a curvature, 1 / m, says more of rounding than of the path
+_STANDING = 0.1  # m/s at the end of a plan that ends standing
+_MOST_POSES = 64  # of a plan that is compared with obstacles
+_LARGEST_M = 1e8  # a coordinate beyond is not a place on Earth; its square is still a number
+
+
+class Finding(NamedTuple):
+    """A check that failed: its name, what it measured, the limit, both in the unit that `text` tells people."""
+
+    check: str
+    value: float
+    limit: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Where a plan has the vehicle when: times in s from now on, x and y in m, headings in rad without leaps; [n]."""
+
+    t_s: Floats
+    x: Floats
+    y: Floats
+    yaw: Floats
+
+    @classmethod
+    def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None) -> "Track":
+        """The poses of a path; one in the frame of the odometry's child is moved into the odometry's."""
+        x, y = path.points[:, 0], path.points[:, 1]
+        yaw = yaw_of(*path.turns.T)
+        turns = np.diff(yaw)
+        turns -= math.tau * np.rint(turns / math.tau)
+        yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns)))
+        if motion is not None and path.frame == motion.child_frame != motion.frame:
+            since_s = (header_at(path.head, 4, path.order)[0] - motion.stamp_ns) / NS_PER_S
+            at_x, at_y, turned = motion.after(since_s if abs(since_s) <= USABLE_AGE_S else 0.0)
+            cosine, sine = math.cos(turned), math.sin(turned)
+            x, y, yaw = at_x + cosine * x - sine * y, at_y + sine * x + cosine * y, yaw + turned
+        return cls((path.stamps_ns - ros_now_ns) / NS_PER_S, x, y, yaw)
+
+    def at(self, t_s: float) -> tuple[float, float, float]:
+        """x, y and heading at a time; before the first pose and after the last as there."""
+        later = int(np.searchsorted(self.t_s, t_s, side="right"))
+        if not 0 < later < len(self.t_s):
+            end = 0 if later == 0 else -1
+            return float(self.x[end]), float(self.y[end]), float(self.yaw[end])
+        t0, t1 = self.t_s[later - 1 : later + 1].tolist()
+        share = (t_s - t0) / (t1 - t0)
+        (x0, x1), (y0, y1), (yaw0, yaw1) = (part[later - 1 : later + 1].tolist() for part in (self.x, self.y, self.yaw))
+        return x0 + share * (x1 - x0), y0 + share * (y1 - y0), yaw0 + share * (yaw1 - yaw0)
+
+    def from_now(self) -> "Track":
+        """The same from now on, with a pose at now; of a plan that is over, standing for a second."""
+        later = int(np.searchsorted(self.t_s, 0.0, side="right"))
+        now = (0.0, *self.at(0.0))
+        if later == len(self.t_s):
+            return Track(np.array([0.0, 1.0]), *(np.full(2, one) for one in now[1:]))
+        parts = (self.t_s, self.x, self.y, self.yaw)
+        return Track(*(np.concatenate(((one,), part[later:])) for one, part in zip(now, parts, strict=True)))
+
+    def thinned(self, reach_m: float) -> tuple["Track", float]:
+        """At most 64 of the poses, and how far that moves any point within `reach_m` of the others."""
+        if len(self.t_s) <= _MOST_POSES:
+            return self, 0.0
+        kept = np.unique(np.linspace(0, len(self.t_s) - 1, _MOST_POSES).astype(np.intp))
+        few = Track(self.t_s[kept], self.x[kept], self.y[kept], self.yaw[kept])
+        off_x, off_y, turned = (
+            np.abs(np.interp(self.t_s, few.t_s, left) - all_of)
+            for left, all_of in ((few.x, self.x), (few.y, self.y), (few.yaw, self.yaw))
+        )
+        return few, float((np.hypot(off_x, off_y) + reach_m * turned).max())
+
+    @property
+    def ends_standing(self) -> bool:
+        """Whether the vehicle stands at the end: its last speed, led on by its last change, is no more than 0.1 m/s."""
+        steps = np.hypot(np.diff(self.x[-3:]), np.diff(self.y[-3:])) / np.diff(self.t_s[-3:])
+        change = float(steps[-1] - steps[0])
+        spans = np.diff(self.t_s[-3:])
+        return float(steps[-1]) + change * float(spans[-1] / spans.sum()) <= _STANDING
+
+
+def unreadable(path: TimedPath) -> Finding | None:
+    """What makes every other check of a plan impossible: values that are no numbers, stamps that do not increase."""
+    values = np.hstack((path.points, path.turns))
+    if not (np.abs(values) <= _LARGEST_M).all():  # NaN compares false
+        count = int((~(np.abs(values) <= _LARGEST_M)).any(axis=1).sum())
+        return Finding("finite", count, 0, f"{count} poses have a value that is NaN, infinite or beyond {_LARGEST_M:g}")
+    if not path.turns.any(axis=1).all():
+        count = int((~path.turns.any(axis=1)).sum())
+        return Finding("finite", count, 0, f"{count} poses have an orientation of zeros, which is no rotation")
+    steps = np.diff(path.stamps_ns)
+    if not (steps > 0).all():
+        at = int(np.argmin(steps))
+        step_s = float(steps[at]) / NS_PER_S
+        text = f"pose {at + 1} is stamped {step_s:g} s after the one before; each has to be later"
+        return Finding("stamps", step_s, 0, text)
+    return None
+
+
+def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
+    """What of a plan's own motion is beyond the limits, in the order of `GUARD_CHECKS`.
+
+    Speed is that of each step between two poses; acceleration its change from step to step, at the steps' middles;
+    lateral acceleration is speed times yaw rate; jerk the change of each over 0.5 s; curvature the turn per way, or,
+    where a step goes sideways, that of the arc that would lead there; the steering angle atan(wheelbase * curvature).
+    """
+    dt, turn = np.diff(track.t_s), np.diff(track.yaw)
+    dx, dy = np.diff(track.x), np.diff(track.y)
+    heading = track.yaw[:-1] + 0.5 * turn
+    cosine, sine = np.cos(heading), np.sin(heading)
+    along, aside = dx * cosine + dy * sine, np.abs(dy * cosine - dx * sine)
+    way = np.abs(along)
+    speed = along / dt
+    between = 0.5 * (dt[1:] + dt[:-1])
+    backward = speed[1:] + speed[:-1] < 0
+    acceleration = np.diff(speed) / between
+    gained = np.where(backward, -acceleration, acceleration)
+    lateral = speed * turn / dt
+    curvature = turn / np.maximum(way, _SHORT_STEP_M)
+    # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little of a bend
+    sideways = 2.0 * aside / np.maximum(way, 1.0) / np.clip(way, 1.0, 5.0)
+    steering = np.arctan(options.wheelbase_m * curvature * np.sign(along))
+    rolling = (way[1:] > _SHORT_STEP_M) & (way[:-1] > _SHORT_STEP_M)
+    middles = track.t_s[:-1] + 0.5 * dt
+    jerk = (_changes(acceleration, middles[:-1] + 0.5 * between), _changes(lateral, middles))
+    found = (
+        _worst("speed", np.hypot(along, aside) / dt, options.max_speed, "m/s"),
+        _worst("acceleration", gained, options.max_acceleration, "m/s^2")
+        or _worst("acceleration", -gained, options.max_deceleration, "m/s^2 of braking"),
+        _worst("lateral", np.abs(lateral), options.max_lateral, "m/s^2 sideways"),
+        _worst("jerk", np.concatenate(jerk), options.max_jerk, "m/s^3"),
+        _worst("curvature", np.maximum(np.abs(curvature), sideways), options.max_curvature, "1/m"),
+        _worst("steering", np.abs(np.diff(steering)) / between * rolling, options.max_steering_rate, "rad/s"),
+    )
+    return [finding for finding in found if finding is not None]
+
+
+def _worst(check: str, values: Floats, limit: float, unit: str) -> Finding | None:
+    if not len(values) or (worst := float(values.max())) <= limit * _ROOM:
+        return None
+    at = int(values.argmax())
+    return Finding(check, worst, limit, f"{worst:.3g} {unit} at pose {at}, the limit is {limit:g}")
+
+
+def _changes(values: Floats, times_s: Floats) -> Floats:
+    """How fast values change, over half a second or all the time there is."""
+    if len(values) < 2:  # noqa: PLR2004 - from one to another
+        return values[:0]
+    span = min(len(values) - 1, max(1, round(_JERK_S * (len(values) - 1) / float(times_s[-1] - times_s[0]))))
+    changes = np.abs(values[span:] - values[:-span])
+    return np.asarray(changes / np.maximum(times_s[span:] - times_s[:-span], _JERK_S))
+
+
+def off_start(track: Track, motion: Motion, age_s: float, options: GuardOptions) -> Finding | None:
+    """Whether a plan begins elsewhere than the vehicle is, or is of another time.
+
+    The vehicle goes on from its odometry at constant speed and yaw rate. A plan is where the vehicle is if it is no
+    further away now than `start_tolerance_m`, and no further `start_tolerance_s` later, which compares speed and
+    heading as well. A plan that ends standing lasts for ever.
+    """
+    first, last = float(track.t_s[0]), float(track.t_s[-1])
+    tolerance_s, tolerance_m = options.start_tolerance_s, options.start_tolerance_m
+    if first > tolerance_s:
+        return Finding("start", first, tolerance_s, f"begins {first:.3g} s from now, {tolerance_s:g} s are allowed")
+    if last < tolerance_s and not track.ends_standing:
+        text = f"ends {last:.3g} s from now, still moving; it has to last for {tolerance_s:g} s"
+        return Finding("start", last, tolerance_s, text)
+    for at_s in (max(first, 0.0), max(first, 0.0) + tolerance_s):
+        x, y, _ = track.at(at_s)
+        own_x, own_y, _ = motion.after(age_s + at_s)
+        off = math.hypot(x - own_x, y - own_y)
+        if off > tolerance_m:
+            text = f"is {off:.3g} m from where the vehicle is {at_s:.3g} s from now, {tolerance_m:g} m are allowed"
+            return Finding("start", off, tolerance_m, text)
+    return None

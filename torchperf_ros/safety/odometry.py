@@ -1,0 +1,79 @@
+"""Where the vehicle is and how it moves, read from the CDR bytes of a `nav_msgs/Odometry`."""
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.errors import BadInput, one_line
+
+USABLE_AGE_S = 10.0
+"""A stamp that is zero or further off than this is of another clock; the time of receipt counts instead."""
+
+_MAX_SPEED, _MAX_YAW_RATE = 100.0, 10.0  # m/s, rad/s; more is a broken odometry, not a road vehicle
+_TWIST_AFTER = 7 * 8 + 36 * 8  # bytes of the pose with its covariance
+
+
+def age_s(stamp_ns: int, received_ns: int, now_ns: int, ros_now_ns: int) -> float:
+    """How old a message's content is, in s: by its stamp in ROS time, else since its receipt (monotonic)."""
+    by_stamp_s = (ros_now_ns - stamp_ns) / NS_PER_S
+    usable = stamp_ns > 0 and 0.0 <= by_stamp_s <= USABLE_AGE_S
+    return by_stamp_s if usable else max(0.0, (now_ns - received_ns) / NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """The vehicle's pose and motion at one moment: m, rad, m/s (negative in reverse), rad/s (left positive)."""
+
+    frame: bytes
+    child_frame: bytes
+    stamp_ns: int
+    received_ns: int
+    x: float
+    y: float
+    z: float
+    yaw: float
+    speed: float
+    yaw_rate: float
+
+    @classmethod
+    def read(cls, message: bytes, received_ns: int) -> "Motion":
+        """Read an odometry message, received at this monotonic time.
+
+        Raises:
+            BadInput: the bytes are none, a value is not finite or impossible, or the orientation is no rotation.
+        """
+        try:
+            order = byte_order(message)
+            stamp_ns, frame, at = header_at(message, 4, order)
+            child_frame, at = text_at(message, at, order)
+            at = aligned(at, 8)
+            x, y, z, *turn = struct.unpack_from(f"{order}7d", message, at)
+            speed, *_, yaw_rate = struct.unpack_from(f"{order}6d", message, at + _TWIST_AFTER)
+        except (struct.error, IndexError) as error:
+            raise BadInput(f"{len(message)} bytes are no nav_msgs/Odometry ({one_line(error)})") from error
+        if not all(map(math.isfinite, (x, y, z, *turn, speed, yaw_rate))):
+            raise BadInput("odometry: a value of pose or twist is not finite")
+        if abs(speed) > _MAX_SPEED or abs(yaw_rate) > _MAX_YAW_RATE:
+            raise BadInput(
+                f"odometry: {speed:g} m/s or {yaw_rate:g} rad/s is beyond {_MAX_SPEED:g} m/s, {_MAX_YAW_RATE:g} rad/s"
+            )
+        if not any(turn):
+            raise BadInput("odometry: the orientation is all zeros, which is no rotation")
+        return cls(frame, child_frame, stamp_ns, received_ns, x, y, z, float(yaw_of(*turn)), speed, yaw_rate)
+
+    def after(self, dt_s: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a number or an array of them
+        """x, y and yaw this many seconds later, or before, at constant speed and yaw rate (an arc of a circle)."""
+        turned = self.yaw_rate * dt_s
+        chord = self.speed * dt_s * np.sinc(turned / math.tau)  # sinc(a / pi) = sin(a) / a, a half the turn
+        heading = self.yaw + turned / 2
+        return self.x + chord * np.cos(heading), self.y + chord * np.sin(heading), self.yaw + turned
+
+
+def yaw_of(x: Any, y: Any, z: Any, w: Any) -> Any:  # noqa: ANN401 - numbers or arrays
+    """Heading in rad of a quaternion of any length: direction of the rotated x axis in the plane."""
+    return np.arctan2(2.0 * (w * z + x * y), w * w + x * x - y * y - z * z)
