@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.models.driving_messages import FRAME, PATH, encoded, path_message
@@ -38,16 +37,16 @@ def short(name="ccrb", seed=1, seconds=4.0):
 
 
 def test_given_the_stages_without_faults_when_they_drive_then_every_plan_is_on_time_and_nothing_is_hit(workers):
-    found = driven("no_guard", workers=workers)
+    found = drive(Drive(short("cut_in", 1, 6.0), "no_guard"), workers=workers)
     assert not found.score.collision
-    assert found.counts["on_time"] > 200
+    assert found.counts["on_time"] == 120
     assert found.counts["refused by the vehicle"] == 0
 
 
 def test_given_a_seed_when_driven_twice_by_kept_workers_then_log_and_figures_are_the_same_bytes(workers, tmp_path):
     rows, logs = [], []
     for name in ("a", "b"):
-        one = Drive(short("pedestrian", 3, 8.0), "no_guard", 1, "all", tmp_path / f"{name}.mcap")
+        one = Drive(short("pedestrian", 3, 4.0), "no_guard", 1, "all", tmp_path / f"{name}.mcap")
         found = drive(one, workers=workers)
         rows.append((found.row(), found.injected))
         logs.append(one.output.read_bytes())
@@ -57,26 +56,30 @@ def test_given_a_seed_when_driven_twice_by_kept_workers_then_log_and_figures_are
     assert found.counts.get("hold_last", 0) + found.counts.get("backup", 0) > 0
 
 
-def test_given_another_seed_when_driven_then_it_is_another_drive(workers):
-    assert driven("zero", seed=1).row() != driven("zero", seed=2).row()
+def test_given_another_seed_when_driven_then_it_is_another_drive():
+    first, second = (drive(Drive(short(seed=seed), "zero")).row() for seed in (1, 2))
+    assert first != second
 
 
 def test_given_four_times_the_work_when_driven_then_lower_tiers_answer_and_the_deadlines_hold(workers):
-    found = drive(Drive(short(), "no_guard", 4), workers=workers)
-    assert found.counts["on_time"] > 0.8 * sum(found.counts[key] for key in ("on_time",)) > 40
+    found = drive(Drive(short(seconds=2.0), "no_guard", 4), workers=workers)
+    assert found.counts["on_time"] >= 38
 
 
-def test_given_a_node_that_hangs_when_the_car_ahead_brakes_then_only_the_naive_nodes_collide(workers):
-    seeds = range(1, 9)
-    hits = {
-        arm: [driven(arm, "pedestrian", s, faults="bench").score.collision for s in seeds]
-        for arm in ("naive", "blocking")
-    }
-    assert sum(hits["naive"]) >= 2
-    assert sum(hits["blocking"]) >= 2
-    assert not any(driven("zero", "pedestrian", s).score.collision for s in seeds)
-    worst = next(seed for seed, hit in zip(seeds, hits["naive"], strict=True) if hit)
-    assert not driven("no_guard", "pedestrian", worst, faults="bench", workers=workers).score.collision
+def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only_the_naive_node_collides(workers):
+    seeds = range(2, 6)
+    hits = [driven("naive", "pedestrian", seed, faults="bench").score.collision for seed in seeds]
+    assert sum(hits) >= 2
+    worst = seeds[hits.index(True)]
+    for arm in ("zero", "no_guard"):
+        assert not driven(arm, "pedestrian", worst, faults="bench", workers=workers).score.collision
+
+
+def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
+    without, found = (driven(arm, "ccrb", 7, faults="blind", workers=workers) for arm in ("no_guard", "full"))
+    assert without.score.collision
+    assert not found.score.collision
+    assert found.counts["brake distance"] > 0
 
 
 def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):
@@ -89,9 +92,9 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
     row = json.loads((tmp_path / "out" / "drive.json").read_text())
     assert (row["scenario"], row["seed"], row["collision"]) == ("ccrs", 2, False)
     assert "Time to collision" in (tmp_path / "out" / "drive.html").read_text()
-    options = ReplayOptions(params=tmp_path / "out" / "drive.yaml", pace="fast", duration_s=2.0)
+    options = ReplayOptions(params=tmp_path / "out" / "drive.yaml", pace="fast", duration_s=1.0)
     result = replay(tmp_path / "out" / "drive.mcap", options)
-    assert result.stage("planning").outcomes["on_time"] >= 38
+    assert result.stage("planning").outcomes["on_time"] >= 18
     assert "no collision" in capsys.readouterr().out
 
 
@@ -112,15 +115,15 @@ def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_the
 
 
 def test_given_the_same_arm_twice_when_compared_then_every_difference_is_zero():
-    rows = [[driven("naive", "ccrb", seed, faults="bench").score for seed in range(1, 5)] for _ in range(2)]
+    rows = [[driven("naive", "ccrb", seed, faults="bench").score for seed in range(1, 3)] for _ in range(2)]
     for values in (lambda score: score.collision, lambda score: score.progress_m, lambda score: score.pdms(100.0)):
-        found = paired_difference([values(s) for s in rows[0]], [values(s) for s in rows[1]], ["ccrb"] * 4)
+        found = paired_difference([values(s) for s in rows[0]], [values(s) for s in rows[1]], ["ccrb"] * 2)
         assert (found.mean, found.low, found.high) == (0.0, 0.0, 0.0)
         assert not found.excludes_zero
 
 
 def test_given_a_planner_that_always_brakes_when_scored_then_it_hits_nothing_and_loses_on_progress():
-    for name in ("ccrs", "cut_in", "pedestrian"):
+    for name in ("ccrs", "pedestrian"):
         best = driven("zero", name).score
         world = World(draw_scenario(name, 1))
         at_ns = world.start_ns
@@ -160,7 +163,7 @@ def test_given_pairs_that_differ_when_compared_then_the_interval_holds_the_mean_
 # -- what is drawn ---------------------------------------------------------------------------------------------------
 
 
-def kinds(faults, frames=20_000, attempt=0):
+def kinds(faults, frames=6_000, attempt=0):
     luck, begin = Luck(1, 1, faults), start_ns(1)
     stages = [luck.times(stage) for stage in ("perception", "planning")]
     for number in range(frames):
@@ -171,9 +174,9 @@ def kinds(faults, frames=20_000, attempt=0):
 
 def test_given_faults_of_the_bench_when_drawn_then_their_shares_are_those_that_are_documented():
     found = kinds("bench")
-    assert found.count("stall") / 40_000 == pytest.approx(0.02, abs=0.003)
-    assert found.count("nan") / 40_000 == pytest.approx(0.01, abs=0.002)
-    assert found.count("hang") == found.count("sigkill") == pytest.approx(100, abs=2)  # one in 10 s of 1000 s
+    assert found.count("stall") / 12_000 == pytest.approx(0.02, abs=0.004)
+    assert found.count("nan") / 12_000 == pytest.approx(0.01, abs=0.003)
+    assert found.count("hang") == found.count("sigkill") == pytest.approx(30, abs=2)  # one in 10 s of 300 s
     assert kinds("none", 100) == []
 
 
@@ -186,9 +189,9 @@ def test_given_a_load_when_drawn_then_runs_take_so_much_longer_and_faults_end_th
     medians = []
     for load in (1, 4):
         times = Luck(1, load).times("perception")
-        medians.append(np.median([times.run(begin + n * PERIOD_NS, n, 0, 0).steps.total_ms for n in range(500)]))
+        medians.append(np.median([times.run(begin + n * PERIOD_NS, n, 0, 0).steps.total_ms for n in range(200)]))
     assert medians == pytest.approx([25.0, 100.0], rel=0.05)
-    times = Luck(1, 1, "bench").times("perception")
-    endings = {times.run(begin + n * PERIOD_NS, n, 0, 0).ending for n in range(3000)}
-    assert {Outcome.ERROR, Outcome.INVALID, Outcome.HUNG, Outcome.CRASHED} <= endings
-    assert times.restart_ms * NS_PER_MS > 0
+    luck = Luck(1, 1, "bench")
+    stages = [luck.times(stage) for stage in ("perception", "planning")]
+    endings = {stage.run(begin + n * PERIOD_NS, n, 0, 0).ending for n in range(1000) for stage in stages}
+    assert endings == {Outcome.ON_TIME, Outcome.ERROR, Outcome.INVALID, Outcome.HUNG, Outcome.CRASHED}
