@@ -130,7 +130,7 @@ class TimedPath:
         try:
             return cls._parse(path)
         except (struct.error, IndexError, TypeError, ValueError) as error:  # what reading beyond the end raises
-            raise BadInput(f"the plan's {len(path)} bytes are no nav_msgs/Path ({one_line(error)})") from error
+            raise BadInput(f"is no nav_msgs/Path of {len(path)} bytes: {one_line(error)}") from error
 
     @classmethod
     def _parse(cls, path: bytes) -> "TimedPath":
@@ -138,12 +138,12 @@ class TimedPath:
         head_end = aligned(header_at(path, 4, order)[2], 4)
         (count,) = struct.unpack_from(f"{order}I", path, head_end)
         if not 1 < count <= _MOST_READ:
-            raise BadInput(f"the plan has {count} poses; it has to have 2 to {_MOST_READ}")
+            raise BadInput(f"has {count} poses; it has to have 2 to {_MOST_READ}")
         first_at = head_end + 4
         frame_id = path[first_at + 8 : header_at(path, first_at, order)[2]]
         poses = _Poses(path, order, first_at, len(frame_id), count)
         if not (poses.later_ids == np.frombuffer(frame_id, np.uint8)).all():
-            raise BadInput("the plan's poses do not share one frame_id")
+            raise BadInput("has poses that do not share one frame_id")
         stamps = np.concatenate((poses.first_stamp, poses.later_stamps)).astype(np.int64)
         places = poses.places.astype(np.float64)
         return cls(

@@ -21,6 +21,7 @@ from torchperf_ros.safety.odometry import Motion, age_s
 _JUMP_AT_S = (0.0, 0.25, 0.5, 0.75, 1.0)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
+_ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
 
@@ -246,7 +247,8 @@ class Guard:
         if "distance" in checks and motion is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            close = closeness(ahead, widened_m, lane, situation.seen, options)
+            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else 0.0
+            close = closeness(ahead, widened_m, lane, bend, situation.seen, options)
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane)
 
@@ -257,8 +259,8 @@ class Guard:
             return None
         if situation.now_ns - last[2] > _JUMP_FORGOTTEN_NS:
             return None
-        places = [track.at(at_s) for at_s in _JUMP_AT_S]
-        aside_m = float(np.abs(last[3].project(np.array([complex(x, y) for x, y, _ in places]))[1]).max())
+        places = np.interp(_JUMP_AT_S, track.t_s, track.x) + 1j * np.interp(_JUMP_AT_S, track.t_s, track.y)
+        aside_m = float(np.abs(last[3].project(places)[1]).max())
         limit = self._options.max_jump_m
         if aside_m <= limit:
             return None
@@ -271,20 +273,20 @@ class Guard:
 
     def _replacement(self, path: TimedPath | None, situation: _Situation) -> tuple[bytes | None, GuardVerdict, str]:
         """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
-        last: _Rung | None = None
+        stops: list[tuple[bool, _Rung]] = []  # with whether one can be driven, but for what is in its way
         for rung in self._ladder(path, situation):
             judged = self._judge(rung.path, situation, rung.checks)
-            stops = rung.verdict is GuardVerdict.STOP
-            if judged.failed(rung.checks, unless_contact=stops) is None:
-                self._stop = rung.path if stops else None
-                self._published = None
-                if not stops:
+            stop = rung.verdict is GuardVerdict.STOP
+            if judged.failed(rung.checks, unless_contact=stop) is None:
+                self._stop, self._published = (rung.path if stop else None), None
+                if not stop:
                     self._note(rung.path, judged, situation)
                 return rung.path.bytes(), rung.verdict, rung.does
-            if stops and (last is None or judged.failed(rung.checks - {"distance"}) is None):
-                last = rung
-        if last is None:
+            if stop:
+                stops.append((judged.failed(rung.checks - {"distance"}) is None, rung))
+        if not stops:
             return None, GuardVerdict.UNCHECKED, "there is nothing to stop along, neither odometry nor an earlier plan"
+        last = max(stops, key=lambda found: found[0])[1]
         self._stop, self._published = last.path, None
         return last.path.bytes(), GuardVerdict.UNAVOIDABLE, f"a collision is not avoided by any of it; {last.does}"
 

@@ -46,9 +46,9 @@ class Track:
         """The poses of a path; one in the frame of the odometry's child is moved into the odometry's."""
         x, y = path.points[:, 0], path.points[:, 1]
         yaw = yaw_of(*path.turns.T)
-        turns = np.diff(yaw)
-        turns -= math.tau * np.rint(turns / math.tau)
-        yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns)))
+        turns = yaw[1:] - yaw[:-1]
+        if np.abs(turns).max() > math.pi:  # from one side of the half turn to the other
+            yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns - math.tau * np.rint(turns / math.tau))))
         if motion is not None and path.frame == motion.child_frame != motion.frame:
             since_s = (header_at(path.head, 4, path.order)[0] - motion.stamp_ns) / NS_PER_S
             at_x, at_y, turned = motion.after(since_s if abs(since_s) <= USABLE_AGE_S else 0.0)
@@ -106,7 +106,7 @@ def unreadable(path: TimedPath) -> Finding | None:
     if not path.turns.any(axis=1).all():
         count = int((~path.turns.any(axis=1)).sum())
         return Finding("finite", count, 0, f"{count} poses have an orientation of zeros, which is no rotation")
-    steps = np.diff(path.stamps_ns)
+    steps = path.stamps_ns[1:] - path.stamps_ns[:-1]
     if not (steps > 0).all():
         at = int(np.argmin(steps))
         step_s = float(steps[at]) / NS_PER_S
@@ -122,8 +122,7 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     lateral acceleration is speed times yaw rate; jerk the change of each over 0.5 s; curvature the turn per way, or,
     where a step goes sideways, that of the arc that would lead there; the steering angle atan(wheelbase * curvature).
     """
-    dt, turn = np.diff(track.t_s), np.diff(track.yaw)
-    dx, dy = np.diff(track.x), np.diff(track.y)
+    dt, turn, dx, dy = (part[1:] - part[:-1] for part in (track.t_s, track.yaw, track.x, track.y))
     heading = track.yaw[:-1] + 0.5 * turn
     cosine, sine = np.cos(heading), np.sin(heading)
     along, aside = dx * cosine + dy * sine, np.abs(dy * cosine - dx * sine)
@@ -131,12 +130,13 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     speed = along / dt
     between = 0.5 * (dt[1:] + dt[:-1])
     backward = speed[1:] + speed[:-1] < 0
-    acceleration = np.diff(speed) / between
+    acceleration = (speed[1:] - speed[:-1]) / between
     gained = np.where(backward, -acceleration, acceleration)
     lateral = speed * turn / dt
     curvature = turn / np.maximum(way, _SHORT_STEP_M)
     # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little of a bend
-    sideways = 2.0 * aside / np.maximum(way, 1.0) / np.clip(way, 1.0, 5.0)
+    at_least = np.maximum(way, 1.0)
+    sideways = 2.0 * aside / (at_least * np.minimum(at_least, 5.0))
     steering = np.arctan(options.wheelbase_m * curvature * np.sign(along))
     rolling = (way[1:] > _SHORT_STEP_M) & (way[:-1] > _SHORT_STEP_M)
     middles = track.t_s[:-1] + 0.5 * dt
@@ -148,7 +148,9 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
         _worst("lateral", np.abs(lateral), options.max_lateral, "m/s^2 sideways"),
         _worst("jerk", np.concatenate(jerk), options.max_jerk, "m/s^3"),
         _worst("curvature", np.maximum(np.abs(curvature), sideways), options.max_curvature, "1/m"),
-        _worst("steering", np.abs(np.diff(steering)) / between * rolling, options.max_steering_rate, "rad/s"),
+        _worst(
+            "steering", np.abs(steering[1:] - steering[:-1]) / between * rolling, options.max_steering_rate, "rad/s"
+        ),
     )
     return [finding for finding in found if finding is not None]
 

@@ -21,6 +21,7 @@ from torchperf_ros.frame.errors import BadInput, one_line
 from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, yaw_of
 
 Floats = NDArray[np.float64]
+Complex = NDArray[np.complex128]
 
 _ADD, _ARROW, _SOLIDS = 0, 0, (1, 2, 3)  # visualization_msgs/Marker: action ADD; ARROW; CUBE, SPHERE, CYLINDER
 _MOST_MARKERS = 4000  # reading them takes some 30 ms; an array of more is refused
@@ -32,7 +33,6 @@ _NO_TEXT = b"\1\0\0\0\0" + bytes(3)
 _NO_LISTS = bytes(8) + _NO_TEXT + bytes(8) + _NO_TEXT * 2 + bytes(8)
 """Points, colours, texture and coordinates of a marker that has none of them, little-endian, from the points on."""
 _NO_MESH = _NO_TEXT * 2 + bytes(4)
-_COMPLEX = np.array([1.0, 1.0j])
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 _Step: TypeAlias = tuple[int, float, float, float, float, bool]
 """Of one object: stamp in ns, x and y in m, velocity by x and y in m/s, and whether that counts."""
@@ -45,20 +45,20 @@ class Obstacles:
     Attributes:
         received_ns: when the array was received, monotonic.
         stamps_ns: ROS time of each, shape [n].
-        places: centres in m, shape [n, 2].
+        places: centres as x + iy in m, shape [n].
         yaws: headings in rad, shape [n].
         halves: half length and half width in m, shape [n, 2].
-        velocities: over ground in m/s, shape [n, 2]; zero where it is not known.
+        velocities: over ground, likewise, in m/s; zero where it is not known.
         no_velocity: of how many it is not known.
         steps: by `ns` and `id`, what the next array's velocities are estimated from.
     """
 
     received_ns: int
     stamps_ns: NDArray[np.int64]
-    places: Floats
+    places: Complex
     yaws: Floats
     halves: Floats
-    velocities: Floats
+    velocities: Complex
     no_velocity: int
     steps: dict[tuple[bytes, int], _Step]
 
@@ -67,14 +67,14 @@ class Obstacles:
 class Seen:
     """All obstacles as they are now: centres x + iy in m, headings, half sizes [n, 2], velocities, response times."""
 
-    places: NDArray[np.complex128]
+    places: Complex
     yaws: Floats
     halves: Floats
-    velocities: NDArray[np.complex128]
+    velocities: Complex
     response_s: Floats
 
 
-_NOTHING = Seen(np.zeros(0, complex), np.zeros(0), np.zeros((0, 2)), np.zeros(0, complex), np.zeros(0))
+_NOTHING = Seen(np.zeros(0, np.complex128), np.zeros(0), np.zeros((0, 2)), np.zeros(0, np.complex128), np.zeros(0))
 
 
 def seen_now(
@@ -101,11 +101,10 @@ def seen_now(
     if not fresh:
         return _NOTHING, missing
     age_s = np.concatenate(ages)
-    velocities = np.concatenate([source.velocities for source in fresh]) @ _COMPLEX
-    places = np.concatenate([source.places for source in fresh]) @ _COMPLEX + velocities * age_s
-    yaws, halves = (np.concatenate(part) for part in zip(*((one.yaws, one.halves) for one in fresh), strict=True))
+    parts = zip(*((one.places, one.yaws, one.halves, one.velocities) for one in fresh), strict=True)
+    places, yaws, halves, velocities = (np.concatenate(part) for part in parts)
     response_s = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
-    return Seen(places, yaws, halves, velocities, response_s), missing
+    return Seen(np.asarray(places + velocities * age_s), yaws, halves, velocities, response_s), missing
 
 
 class _Reader:
@@ -211,8 +210,8 @@ def read_obstacles(
     for n, key in enumerate(read.keys):
         if key not in read.arrows:
             last = None if before is None else before.steps.get(key)
-            steps[key] = _next_step(last, int(stamps_ns[n]) or received_ns, *boxes[0][n].tolist())
-            boxes[3][n] = steps[key][3:5] if steps[key][5] else 0.0
+            steps[key] = _next_step(last, int(stamps_ns[n]) or received_ns, boxes[0][n].real, boxes[0][n].imag)
+            boxes[3][n] = complex(*steps[key][3:5]) if steps[key][5] else 0.0
     unknown = sum(not step[5] for step in steps.values())
     return Obstacles(received_ns, stamps_ns, *boxes, unknown, steps)
 
@@ -235,10 +234,10 @@ def _in_plane(
     frames: set[bytes],
     options: GuardOptions,
     motion: Motion | None,
-) -> tuple[Floats, Floats, Floats, Floats]:
+) -> tuple[Complex, Floats, Floats, Complex]:
     """Centres, headings, half sizes and velocities of markers in the odometry's frame."""
     if not frames:
-        return np.zeros((0, 2)), np.zeros(0), np.zeros((0, 2)), np.zeros((0, 2))
+        return _NOTHING.places, _NOTHING.yaws, _NOTHING.halves, _NOTHING.velocities
     if motion is None or received_ns - motion.received_ns > options.odometry_timeout_ms * NS_PER_MS:
         raise BadInput("obstacles: there is no fresh odometry, which says where the vehicle saw them from")
     if len(frames) > 1:
@@ -254,25 +253,20 @@ def _in_plane(
     x, y, z, w = _rotations(values[:, 3:7]).T
     vectors = _rotated(_rotations(arrows[:, :4]), arrows[:, 4:])
     if optical:  # forward is z, left is -x
-        places, sizes = np.stack((values[:, 2], -values[:, 0]), axis=1), values[:, [9, 7]]
+        places, sizes = values[:, 2] - 1j * values[:, 0], values[:, [9, 7]]
         yaws = np.arctan2(-2.0 * (x * z + w * y), w * w - x * x - y * y + z * z)
-        velocities = np.stack((vectors[:, 2], -vectors[:, 0]), axis=1)
+        velocities = vectors[:, 2] - 1j * vectors[:, 0]
     else:
-        places, sizes, yaws, velocities = values[:, :2], values[:, 7:9], yaw_of(x, y, z, w), vectors[:, :2]
+        places, sizes, yaws = values[:, 0] + 1j * values[:, 1], values[:, 7:9], yaw_of(x, y, z, w)
+        velocities = vectors[:, 0] + 1j * vectors[:, 1]
     if frame != motion.frame:  # seen from the vehicle
-        off = places + [0.0 if own else options.sensor_forward_m, 0.0]
+        off = places + (0.0 if own else options.sensor_forward_m)
         since_s = (stamps_ns - motion.stamp_ns) / NS_PER_S
         other_clock = (stamps_ns <= 0) | (motion.stamp_ns <= 0) | (np.abs(since_s) > USABLE_AGE_S)
         at_x, at_y, yaw = motion.after(np.where(other_clock, (received_ns - motion.received_ns) / NS_PER_S, since_s))
-        places = np.stack((at_x, at_y), axis=1) + _turned(off, yaw)
-        velocities, yaws = _turned(velocities, yaw), yaws + yaw
+        turned = np.exp(1j * yaw)
+        places, velocities, yaws = at_x + 1j * at_y + off * turned, velocities * turned, yaws + yaw
     return places, yaws, np.abs(sizes) / 2, velocities
-
-
-def _turned(vectors: Floats, yaws: Floats) -> Floats:
-    cosine, sine = np.cos(yaws), np.sin(yaws)
-    x, y = vectors.T
-    return np.stack((cosine * x - sine * y, sine * x + cosine * y), axis=1)
 
 
 def _rotations(turns: Floats) -> Floats:

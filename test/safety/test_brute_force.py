@@ -1,0 +1,216 @@
+"""No plan that the guard accepts is unsafe by a brute force: Shapely, step by step, nothing of the guard's arithmetic.
+
+`TORCHPERF_GUARD_PLANS=100000` looks at as many plans.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
+from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.safety.guard import Guard
+
+shapely = pytest.importorskip("shapely", reason="shapely is not installed")
+
+PLANS = int(os.environ.get("TORCHPERF_GUARD_PLANS", "300"))
+LENGTH, WIDTH, REAR = 4.5, 1.9, 1.0
+MARGIN, RESPONSE_S, DELAY_S = 0.3, 0.21, 0.15  # 60 ms old frames and 150 ms of actuation
+ACCEL, BRAKE, LEAD_BRAKE = 2.0, 6.0, 8.0
+STEPS = 5  # looked at from one pose to the next
+FAR_APART = 1.0  # m; what is closer now need not get 0.3 m away
+
+
+@dataclass
+class Plan:
+    """A plan that begins at the origin along x, in a constant bend or with a change of lanes."""
+
+    speed: float
+    acceleration: float  # of the first second and a half
+    then: float  # and of the second
+    bend: float = 0.0
+    aside: float = 0.0  # m to the left after `over` m
+
+    over: float = 60.0
+
+    def __post_init__(self):
+        self.times_s = np.linspace(0.0, 3.0, 31)
+        fine = np.linspace(0.0, 3.0, 3001)
+        rate = np.where(fine < 1.5, self.acceleration, self.then)
+        speed = np.maximum(self.speed + np.concatenate(([0.0], np.cumsum(rate[:-1]) * 0.001)), 0.0)
+        way = np.concatenate(([0.0], np.cumsum(0.5 * (speed[1:] + speed[:-1])) * 0.001))
+        self.s = np.interp(self.times_s, fine, way)
+        self.speeds = np.interp(self.times_s, fine, speed)
+        self.place, self.yaw = self.at(self.s)
+
+    def at(self, s):
+        """Place and heading after this way."""
+        if self.bend:
+            turned = self.bend * s
+            return (np.sin(turned) + 1j * (1 - np.cos(turned))) / self.bend, turned
+        share = np.clip(s / self.over, 0.0, 1.0)
+        left = self.aside * (10 * share**3 - 15 * share**4 + 6 * share**5)
+        slope = self.aside * (30 * share**2 - 60 * share**3 + 30 * share**4) / self.over
+        return s + 1j * left, np.arctan(slope)
+
+
+@dataclass
+class Other:
+    """An obstacle by its place along the plan's bend and aside of it, with its motion in those directions."""
+
+    kind: str  # along, stands, crosses
+    s: float
+    left: float
+    turned: float  # of the box from the way
+    length: float
+    width: float
+    speed: float  # along the way, negative against it
+    drift: float  # to the left
+
+    def box(self, plan):
+        """Place, heading and velocity now."""
+        if plan.bend:
+            turned = plan.bend * self.s
+            way = np.exp(1j * turned)
+            place = (np.sin(turned) + 1j * (1 - np.cos(turned))) / plan.bend + 1j * self.left * way
+        else:
+            way, place = 1.0, complex(self.s, self.left)
+        return place, float(np.angle(way) + self.turned), (self.speed + 1j * self.drift) * way
+
+    def after(self, plan, times_s):
+        """Places and headings: one that drives along follows the plan's bend, others go straight on."""
+        place, yaw, velocity = self.box(plan)
+        if plan.bend and self.kind == "along":
+            s, left = self.s + self.speed * times_s, self.left + self.drift * times_s
+            turned = plan.bend * s
+            way = np.exp(1j * turned)
+            places = (np.sin(turned) + 1j * (1 - np.cos(turned))) / plan.bend + 1j * left * way
+            return places, yaw + plan.bend * self.speed * times_s
+        return place + velocity * times_s, np.full_like(times_s, yaw)
+
+
+def rectangles(places, yaws, half_length, half_width, offset=0.0):
+    corners = offset + half_length * np.array([1, 1, -1, -1]) + 1j * half_width * np.array([1, -1, -1, 1])
+    points = places[:, None] + corners * np.exp(1j * yaws)[:, None]
+    return shapely.polygons(np.stack((points.real, points.imag), axis=-1))
+
+
+def distances(plan, other):
+    """In m between both outlines at every step of the plan, 0 where they overlap; and whether the vehicle moves."""
+    fine = np.interp(np.arange((len(plan.times_s) - 1) * STEPS + 1) / STEPS, np.arange(len(plan.times_s)), plan.times_s)
+    places = np.interp(fine, plan.times_s, plan.place)
+    yaws = np.interp(fine, plan.times_s, plan.yaw)
+    own = rectangles(places, yaws, LENGTH / 2, WIDTH / 2, LENGTH / 2 - REAR)
+    moves = np.interp(fine, plan.times_s, plan.speeds) > 0.2
+    return shapely.distance(own, rectangles(*other.after(plan, fine), other.length / 2, other.width / 2)), moves
+
+
+def stays_behind(speed, lead_speed, gap):
+    """Whether nothing happens if what is ahead brakes its hardest at this moment; step by step."""
+    step = 0.005
+    times = np.arange(0.0, 12.0, step)
+    own = np.where(times < RESPONSE_S, speed + ACCEL * times, speed + ACCEL * RESPONSE_S - BRAKE * (times - RESPONSE_S))
+    lead = lead_speed - LEAD_BRAKE * times
+    closing = np.maximum(own, 0.0) - np.maximum(lead, 0.0)
+    return gap - float(np.cumsum(closing * step).max(initial=0.0)) > -0.1
+
+
+def what_is_unsafe(plan, other):
+    """Why this plan is not safe beside this obstacle, "" if it is."""
+    apart, moves = distances(plan, other)
+    reach_s = other.length / 2 * abs(math.cos(other.turned)) + other.width / 2 * abs(math.sin(other.turned))
+    reach_left = other.length / 2 * abs(math.sin(other.turned)) + other.width / 2 * abs(math.cos(other.turned))
+    in_lane = abs(other.left) - reach_left < WIDTH / 2 + MARGIN
+    if other.kind == "along" and other.speed > 0 and in_lane and other.s + reach_s < -REAR:
+        return ""  # it follows us
+    unknown = other.s > 0.95 * plan.s[-1] + 9.0 or other.s < -9.0
+    far_round = plan.bend and abs(other.s) + plan.s[-1] > 1.1 / abs(plan.bend)
+    if other.kind == "along" and unknown and (abs(other.drift) > 0.34 or far_round):
+        return ""  # it follows a bend beyond the plan, for all that is known
+    if (apart[moves] <= 0).any():
+        return "touches"
+    if apart[0] > FAR_APART and (apart[moves] < MARGIN).any():
+        return f"comes to {apart[moves].min():.3f} m"
+    if other.kind == "crosses" or other.speed < 0 or plan.aside:
+        return ""
+    for number in range(len(plan.s) - 1):
+        t, v = plan.times_s[number], plan.speeds[number]
+        left, s = other.left + other.drift * t, other.s + other.speed * t
+        gap = s - reach_s - plan.s[number] - (LENGTH - REAR)
+        brakes = v - plan.speeds[number + 1] > 0.85 * BRAKE * 0.1 or v < 1.2
+        known = s - reach_s <= plan.s[-1]
+        if t < DELAY_S + 0.05 or brakes or gap < 0 or not known or abs(left) - reach_left > WIDTH / 2 + MARGIN - 0.01:
+            continue
+        if not stays_behind(v, other.speed, gap):
+            return f"is {gap:.2f} m behind at {v:.2f} m/s what drives at {other.speed:.2f} m/s, {t:.2f} s from now"
+    return ""
+
+
+def values(low, high):
+    return st.floats(low, high)
+
+
+@st.composite
+def situations(draw):
+    speed = draw(values(0, 35))
+    shape = draw(st.sampled_from(["straight", "bend", "bend", "lane"]))
+    most = min(0.03, 2.9 / max(speed, 1.0) ** 2)
+    plan = Plan(
+        speed, draw(values(-7, 2)), draw(values(-7, 2)),
+        bend=draw(values(-1, 1)) * most if shape == "bend" else 0.0,
+        aside=draw(st.sampled_from([-3.5, 3.5])) if shape == "lane" else 0.0, over=max(20.0, 4.0 * speed),
+    )  # fmt: skip
+    others = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["along", "along", "stands", "crosses"]))
+        s, left = draw(values(-40, 110)), draw(values(-6, 6))
+        length, width, turned = draw(values(0.3, 9)), draw(values(0.3, 2.6)), draw(values(-0.3, 0.3))
+        motion = {"speed": 0.0, "drift": 0.0}
+        if kind == "along":
+            motion = {
+                "speed": draw(st.sampled_from([1, 1, 1, -1])) * draw(values(1, 35)),
+                "drift": draw(values(-0.5, 0.5)),
+            }
+        elif kind == "crosses":
+            turned, drift = draw(values(-1.57, 1.57)), draw(st.sampled_from([-1, 1])) * draw(values(0.8, 12))
+            motion = {"speed": draw(values(-0.5, 0.5)) * drift, "drift": drift}
+        others.append(Other(kind, s, left, turned, length, width, **motion))
+    return plan, others
+
+
+def accepted(plan, others):
+    guard = Guard(OPTIONS)
+    guard.moved(odometry_bytes(speed=plan.speed, yaw_rate=plan.bend * plan.speed), 10 * S)
+    boxes = []
+    for other in others:
+        place, yaw, velocity = other.box(plan)
+        boxes.append(Box(place.real, place.imag, yaw, other.length, other.width, (velocity.real, velocity.imag)))
+    guard.saw(0, markers_bytes(boxes), 10 * S)
+    message = plan_bytes(plan.times_s, plan.place.real, plan.place.imag, plan.yaw)
+    return guard.check(message, 10 * S, START_NS, 60.0).verdict is GuardVerdict.ACCEPT
+
+
+OPTIONS = guard_options({"guard.act": ["distance"]})
+
+
+def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force():
+    seen = {"accepted": 0, "refused": 0}
+
+    @settings(max_examples=PLANS, database=None)
+    @given(situations())
+    def look(situation):
+        plan, others = situation
+        went_through = accepted(plan, others)
+        seen["accepted" if went_through else "refused"] += 1
+        why = [found for other in others if went_through and (found := what_is_unsafe(plan, other))]
+        assert not why, (why, situation)
+
+    look()
+    print(seen)  # with -s: the figures of the documents
+    assert min(seen.values()) > 0.1 * PLANS
