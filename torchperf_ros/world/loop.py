@@ -320,7 +320,7 @@ class _Stages(_Arm):
 
 
 def _guard() -> Guard:
-    return Guard(guard_options({"act": ["all"], "obstacles": ["detections"], "obstacles_frame": "plan"}))
+    return Guard(guard_options({"guard.act": ["all"], "guard.obstacles_frame": "plan"}))
 
 
 def parameters_of(drive: Drive) -> Mapping[str, object]:
