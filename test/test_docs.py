@@ -41,6 +41,8 @@ NOT_RUN = {
     r'sudo |cd "|prometheus ': "test/node/test_prometheus.py does it with a real server",
     r"jq ": "is a program of its own; the expression is its documentation's",
     r"cd examples": "test/examples/test_examples.py",
+    r"torchperf drive .*(--arm|-o) ": "test/world/test_loop.py drives them all",
+    r"torchperf replay drives/": "test/world/test_loop.py replays a drive",
     r"ls ": "shows what the recorder has written: test/node/test_recording.py",
     r"torchperf (node|top|play)|.*--live": "talks to a running node: test/node, test/top, test/logs/test_play.py",
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",

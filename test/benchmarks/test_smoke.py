@@ -31,6 +31,7 @@ ARGUMENTS = {
     "priority": ["--seconds", "1", "--slice", "1", "--model-ms", "0", "--lower-ms", "0", "--budget-ms", "900"],
     "ramps": ["--seeds", "1", "--drives", "1"],
     "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
+    "safety": ["--seeds", "1", "--scenarios", "ccrb", "--arms", "zero,naive", "--jobs", "2"],
 }
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
 WITHIN_S = 240
@@ -78,6 +79,14 @@ def test_overhead_compares_both_nodes(report):
     assert nodes.pop("bare loop")["model_ms"]["count"] > 0
     for node in nodes.values():
         assert min(node["overhead_ms"]["count"], node["overhead_ms"]["p50"], node["age_at_receipt_ms"]["p50"]) > 0
+
+
+def test_safety_drives_every_scenario_with_every_arm(report):
+    figures = report("safety")
+    assert figures["arms"].keys() == {"zero", "naive"}
+    assert [drive["scenario"] for drive in figures["drives"]] == ["ccrb", "ccrb"]
+    assert figures["arms"]["zero"]["collisions"] == 0
+    assert figures["less_naive"]["zero"]["mean"] <= 0
 
 
 def test_deadline_answers_what_was_started_and_counts_the_faults(report):

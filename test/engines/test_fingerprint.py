@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import importlib.util
 import linecache
 import os
@@ -21,6 +22,10 @@ OPTIONS = BuildOptions("aoti")
 class Settings:
     scale: float = 1.0
     names: tuple = ("a",)
+
+    @functools.cached_property
+    def both(self):
+        return self.scale, self.names
 
 
 class Net(torch.nn.Module):

@@ -172,3 +172,46 @@ def demo(  # noqa: PLR0913, PLR0917 - options of a command line
     except DriveError as error:
         fail(str(error), 1)
     raise typer.Exit(status)
+
+
+def drive(
+    scenario: Annotated[str, Option(help="Which situation; --list shows them.")] = "cut_in",
+    seed: Annotated[int, Option(min=0, max=1_000_000, help="Draws its parameters, the latencies and the faults.")] = 1,
+    arm: Annotated[str, Option(help="Who drives; --list shows them.")] = "full",
+    load: Annotated[int, Option(help="Work on the machine: 1, or 4 times as much.")] = 1,
+    faults: Annotated[str, Option(help="What goes wrong; --list shows them.")] = "none",
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page and figures."),
+    ] = None,
+    no_tui: Annotated[bool, Option("--no-tui", help="No live view; as fast as it goes.")] = False,
+    show_list: Annotated[bool, Option("--list", help="Scenarios, arms and faults, with their sources.")] = False,
+) -> None:
+    """Drive a scenario in a closed loop: sensors, the stages, a vehicle that follows their plans.
+
+    Time is virtual, and models take what is drawn for them: the same seed gives
+    the same drive on any machine. Nothing of ROS has to be installed.
+
+    With -o the folder gets drive.mcap and drive.yaml (`torchperf replay
+    drive.mcap --params drive.yaml`), drive.png, drive.html and drive.json.
+
+    Examples:
+        torchperf drive --scenario cut_in --seed 7
+        torchperf drive --scenario pedestrian --arm naive --faults bench --load 4
+        torchperf drive --scenario ccrb --seed 3 --no-tui -o drives/ccrb-3
+
+    Exit status: 0 if nothing was hit, 1 if the vehicle is to blame for a collision, 2 for input that cannot be used.
+    """
+    if output is not None:
+        need("matplotlib", "jinja2", "plotly")
+        if output.exists() and not output.is_dir():
+            fail(f"--output {output}: is a file; name a folder")
+    with console(stderr=True).status("loading"):
+        from torchperf_ros.world.drive_command import list_choices, run_drive
+    shown = console()
+    if show_list:
+        list_choices(shown)
+        return
+    raise typer.Exit(
+        run_drive(shown, scenario, seed, (arm, load, faults), output, tui=shown.is_terminal and not no_tui)
+    )

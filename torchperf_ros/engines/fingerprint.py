@@ -259,4 +259,4 @@ def _is_lasting(value: object) -> bool:
 
 
 def _name(value: Any) -> str:  # noqa: ANN401 - a function or a class
-    return f"{value.__module__}.{value.__qualname__}"
+    return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"

@@ -44,10 +44,11 @@ class VirtualPace(ReplayPace):
 
     threaded = False
 
-    def __init__(self, start_ns: int, times: Sequence[StageTimes]) -> None:
-        """Begin at this time of the log, with the times of each stage's runs."""
+    def __init__(self, start_ns: int, times: Sequence[StageTimes], kept: "KeptWorkers | None" = None) -> None:
+        """Begin at this time of the log, with the times of each stage's runs; `kept`: workers that outlive the pace."""
         self._clock = VirtualClock(start_ns)
-        self._pools = [_Pool(each, self._clock) for each in times]
+        pools = [None] * len(times) if kept is None else [kept.of_stage(stage) for stage in range(len(times))]
+        self._pools = [_Pool(each, self._clock, own) for each, own in zip(times, pools, strict=True)]
 
     def machinery(self, stage: int) -> StageMachinery:
         """Stand-ins for the stage's threads, processes and clock."""
@@ -81,6 +82,31 @@ class VirtualPace(ReplayPace):
             record.tick()
 
 
+class KeptWorkers:
+    """Worker processes for one pace after the other, each with stages of the same parameters.
+
+    For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive. A context
+    that ends them.
+    """
+
+    def __init__(self) -> None:
+        """Have none yet."""
+        self._stages: dict[int, list[WorkerPool]] = {}
+
+    def of_stage(self, stage: int) -> list[WorkerPool]:
+        """The workers' pool of the stage of this index: none until its first pace has made it, then one."""
+        return self._stages.setdefault(stage, [])
+
+    def __enter__(self) -> "KeptWorkers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes."""
+        for pools in self._stages.values():
+            while pools:
+                pools.pop().stop()
+
+
 class _Pool:
     """Stands in for what a stage's thread waits for (`StageWaiter`), and for its `WorkerPool`.
 
@@ -90,8 +116,8 @@ class _Pool:
     dead worker's descriptors after `worker_died`, when nobody may be using them.
     """
 
-    def __init__(self, times: StageTimes, clock: Clock) -> None:
-        self.times = times
+    def __init__(self, times: StageTimes, clock: Clock, kept: list[WorkerPool] | None = None) -> None:
+        self.times, self._kept = times, kept
         self.using = threading.Lock()
         self.last_error = ""
         self._clock, self._timer_ns = clock, _NEVER
@@ -104,13 +130,29 @@ class _Pool:
         self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
         self.workers: list[_Worker | None] = [None] * config.workers
         longest_ms = max(config.hang_ms, _LONGEST_RUN_MS)  # a slow machine is no hang: the virtual clock tells those
-        self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, self, log)
+        if self._kept:
+            self._real = self._kept[0]
+            self._real.listener = self
+        else:
+            self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, self, log)
         self._real.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in self.policies]
         self._ring, self._seq, self._runs = FrameReader(self._real.ring.fd), -1, 0
         return self
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._real, name)
+
+    def start(self) -> None:
+        """Start the processes, unless they are kept from another pace."""
+        if not self._kept:
+            self._real.start()
+        if self._kept is not None:
+            self._kept[:] = [self._real]
+
+    def stop(self) -> None:
+        """End the processes, unless they are kept."""
+        if not self._kept:
+            self._real.stop()
 
     @property
     def everyone(self) -> "list[_Worker]":

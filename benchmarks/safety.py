@@ -1,0 +1,202 @@
+"""Whether keeping deadlines, and checking plans, makes driving safer: collisions in a closed loop, by who drives.
+
+Each arm drives the same scenarios on the same seeds with the same latencies and faults, on a virtual clock: the planner
+without any latency (the bound), the naive node, and these stages without fallbacks, without the guard, and with all.
+Collisions are those that the vehicle is to blame for. Differences between arms are of pairs, with an interval of 95 %
+from a paired bootstrap within each scenario.
+"""
+
+import argparse
+import math
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.cli.shell import follow, progress_bars, words
+from torchperf_ros.world.latencies import FAULTS, Luck
+from torchperf_ros.world.loop import ARMS, Drive, Workers, drive, end_workers
+from torchperf_ros.world.scenarios import SCENARIOS, draw_scenario
+from torchperf_ros.world.score import Score, fewer, paired_difference
+
+_BOUND, _NAIVE, _FULL = "zero", "naive", "full"
+_CHUNK = 5  # drives that a process takes at once
+_EPILOG = """\
+targets, with faults: collisions at most 1 percentage point above those of the arm without latency; at least 80 % fewer
+than the naive node's, and the interval of the difference excludes 0; 10 times real time
+
+examples:
+  ./run bench safety
+  ./run bench safety --seeds 200 --jobs 2 --json safety.json
+  ./run bench safety --scenarios cut_in,pedestrian --arms zero,naive,full --load 4 --faults all"""
+
+_Row = dict[str, Any]
+_workers: Workers = {}  # of this process
+
+
+def main() -> int:
+    """Drive, show, write."""
+    arguments = _parser().parse_args()
+    arms, scenarios = _chosen(arguments.arms, ARMS, "arm"), _chosen(arguments.scenarios, SCENARIOS, "scenario")
+    Luck(0, arguments.load, arguments.faults)
+    report = Report("safety", arguments)
+    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+    wanted = [
+        (arm, name, seed, arguments.load, arguments.faults) for arm in arms for name in scenarios for seed in seeds
+    ]
+    rows: list[_Row] = []
+    begun_s = time.monotonic()
+    with progress_bars() as bars:
+        tell = follow(bars, f"{len(wanted):,} drives")
+        for row in _driven(wanted, arguments.jobs):
+            rows.append(row)
+            tell(len(rows), len(wanted))
+    took_s = time.monotonic() - begun_s
+    rows.sort(key=lambda row: (arms.index(row["arm"]), scenarios.index(row["scenario"]), row["seed"]))
+    figures = {arm: _figures([row for row in rows if row["arm"] == arm], rows) for arm in arms}
+    differences = {arm: _difference(rows, arm, _NAIVE) for arm in arms if _NAIVE in arms and arm != _NAIVE}
+    _show(report, figures, differences, scenarios, arguments)
+    driven_s = sum(row["driven_s"] for row in rows)
+    report.text(
+        f"{driven_s:,.0f} s driven in {took_s:,.0f} s by {arguments.jobs} processes: {driven_s / took_s:.1f} times"
+        " real time"
+    )
+    result = {"arms": figures, "less_naive": differences, "times_real_time": driven_s / took_s, "drives": rows}
+    report.finish(result, _targets(figures, differences, driven_s / took_s))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)")
+    parser.add_argument("--seed", type=int, default=1, help="the first one (default 1)")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"with commas between (default {','.join(ARMS)})")
+    parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas between (default all)")
+    parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
+    parser.add_argument("--faults", default="bench", choices=tuple(FAULTS), help="what goes wrong (default bench)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that drive side by side (default 2)")
+    return parser
+
+
+def _chosen(text: str, known: Any, what: str) -> list[str]:
+    names = words(text)
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"--{what}s: {unknown[0]} is not there; it has to be of: {', '.join(known)}")
+    if not names:
+        sys.exit(f"--{what}s: none is named; it has to be of: {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def _driven(wanted: list[tuple[str, str, int, int, str]], jobs: int) -> Iterator[_Row]:
+    """The row of each drive as it ends; a process keeps its workers from drive to drive."""
+    if jobs <= 1:
+        for one in wanted:
+            yield _drive(one)
+        end_workers(_workers)
+        return
+    context = multiprocessing.get_context("spawn")  # threads of worker pools do not outlive a fork
+    chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
+    with context.Pool(jobs) as pool:
+        for rows in pool.imap_unordered(_drive_all, chunks):
+            yield from rows
+
+
+def _drive_all(wanted: list[tuple[str, str, int, int, str]]) -> list[_Row]:
+    return [_drive(one) for one in wanted]
+
+
+def _drive(wanted: tuple[str, str, int, int, str]) -> _Row:
+    arm, name, seed, load, faults = wanted
+    driven = drive(Drive(draw_scenario(name, seed), arm, load, faults), workers=_workers)
+    return {"arm": arm, "scenario": name, "seed": seed, "driven_s": driven.world.now_s, **driven.row()}
+
+
+def _score(row: _Row) -> Score:
+    return Score(**{name: row[name] for name in Score.__dataclass_fields__})
+
+
+def _figures(own: list[_Row], rows: list[_Row]) -> dict[str, Any]:
+    possible = {(row["scenario"], row["seed"]): row["progress_m"] for row in rows if row["arm"] == _BOUND}
+    scores = [_score(row).pdms(possible.get((row["scenario"], row["seed"]), row["progress_m"])) for row in own]
+    counts: Counter[str] = Counter()
+    for row in own:
+        counts.update(row["counts"])
+    hit = [row["impact_ms"] for row in own if row["collision"]]
+    return {
+        "drives": len(own), "collisions": len(hit), "collision_share": len(hit) / len(own),
+        "by_scenario": dict(Counter(row["scenario"] for row in own if row["collision"])),
+        "impact_kmh": 3.6 * float(np.mean(hit)) if hit else 0.0,
+        "min_ttc_s": float(np.mean([row["min_ttc_s"] for row in own])),
+        "ttc_below_s_share": float(np.mean([row["min_ttc_s"] <= 0.95 for row in own])),
+        "comfortable_share": float(np.mean([row["comfortable"] for row in own])),
+        "progress_m": float(np.mean([row["progress_m"] for row in own])),
+        "pdms": float(np.mean(scores)), "faults": sum(row["faults"] for row in own), "counts": dict(counts),
+    }  # fmt: skip
+
+
+def _difference(rows: list[_Row], arm: str, other: str) -> dict[str, Any]:
+    first, second = ([row for row in rows if row["arm"] == name] for name in (arm, other))
+    hits = [[bool(row["collision"]) for row in own] for own in (first, second)]
+    found = paired_difference(*hits, [row["scenario"] for row in first])
+    return {"mean": found.mean, "low": found.low, "high": found.high, "excludes_zero": found.excludes_zero,
+            "fewer": fewer(*hits)}  # fmt: skip
+
+
+def _show(
+    report: Report,
+    figures: dict[str, Any],
+    differences: dict[str, Any],
+    scenarios: list[str],
+    arguments: argparse.Namespace,
+) -> None:
+    def difference(arm: str) -> str:
+        found = differences.get(arm)
+        if found is None:
+            return "-"
+        return f"{100 * found['mean']:+.1f} ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})"
+
+    arms = figures.values()
+    report.table(
+        f"{arguments.seeds} seeds of each scenario, load x{arguments.load}, faults {arguments.faults}", ("", *figures),
+        [
+            ["drives", *(arm["drives"] for arm in arms)],
+            ["faults injected", *(arm["faults"] for arm in arms)],
+            ["collisions that the vehicle is to blame for", *(arm["collisions"] for arm in arms)],
+            *([f"  {name}", *(arm["by_scenario"].get(name, 0) for arm in arms)] for name in scenarios),
+            ["the same, % of drives", *(100 * arm["collision_share"] for arm in arms)],
+            ["less the naive node's, points (95 %)", *map(difference, figures)],
+            ["impact speed, km/h, mean", *(arm["impact_kmh"] for arm in arms)],
+            ["least time to collision, s, mean", *(arm["min_ttc_s"] for arm in arms)],
+            ["within nuPlan's comfort, %", *(100 * arm["comfortable_share"] for arm in arms)],
+            ["progress, m, mean", *(arm["progress_m"] for arm in arms)],
+            ["PDMS, mean", *(arm["pdms"] for arm in arms)],
+        ],
+    )  # fmt: skip
+    for name, arm in figures.items():
+        report.text(
+            f"{name}: {', '.join(f'{word} {count:,}' for word, count in sorted(arm['counts'].items()) if count)}"
+        )
+
+
+def _targets(figures: dict[str, Any], differences: dict[str, Any], speed: float) -> list[Target]:
+    targets = [Target("times real time", speed, ">=", 10.0)]
+    if _FULL in figures and _BOUND in figures:
+        more = 100 * (figures[_FULL]["collision_share"] - figures[_BOUND]["collision_share"])
+        targets.append(Target("collisions of full less those of zero latency", more, "<=", 1.0, "points"))
+    if _FULL in differences:
+        found = differences[_FULL]
+        share = 100 * found["fewer"] if not math.isnan(found["fewer"]) else math.nan
+        targets.append(Target("fewer collisions than the naive node", share, ">=", 80.0, "%"))
+        targets.append(Target("upper end of the difference's interval", 100 * found["high"], "<", 0.0, "points"))
+    return targets
+
+
+if __name__ == "__main__":
+    say("starting")
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The loop with every kind of arm, its determinism, and the checks of the harness itself."""
+
+import json
+
+import numpy as np
+import pytest
+
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.models.driving_messages import FRAME, PATH, encoded, path_message
+from torchperf_ros.models.driving_rules import plan_along
+from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.world.drive_command import run_drive
+from torchperf_ros.world.latencies import Luck
+from torchperf_ros.world.loop import PERIOD_NS, Drive, drive, end_workers
+from torchperf_ros.world.scenarios import draw_scenario
+from torchperf_ros.world.score import Score, fewer, paired_difference, score_of
+from torchperf_ros.world.world import World, start_ns
+
+
+@pytest.fixture(scope="module")
+def workers():
+    kept = {}
+    yield kept
+    end_workers(kept)
+
+
+def driven(arm, name="cut_in", seed=1, **options):
+    keep = {"workers": options.pop("workers")} if "workers" in options else {}
+    return drive(Drive(draw_scenario(name, seed), arm, **options), **keep)
+
+
+def short(name="ccrb", seed=1, seconds=4.0):
+    scenario = draw_scenario(name, seed)
+    return type(scenario)(**{**vars(scenario), "duration_s": seconds})
+
+
+def test_given_the_stages_without_faults_when_they_drive_then_every_plan_is_on_time_and_nothing_is_hit(workers):
+    found = drive(Drive(short("cut_in", 1, 6.0), "no_guard"), workers=workers)
+    assert not found.score.collision
+    assert found.counts["on_time"] == 120
+    assert found.counts["refused by the vehicle"] == 0
+
+
+def test_given_a_seed_when_driven_twice_by_kept_workers_then_log_and_figures_are_the_same_bytes(workers, tmp_path):
+    rows, logs = [], []
+    for name in ("a", "b"):
+        one = Drive(short("pedestrian", 3, 4.0), "no_guard", 1, "all", tmp_path / f"{name}.mcap")
+        found = drive(one, workers=workers)
+        rows.append((found.row(), found.injected))
+        logs.append(one.output.read_bytes())
+    assert rows[0] == rows[1]
+    assert logs[0] == logs[1]
+    assert {kind for _, kind in found.injected} & {"sigkill", "hang", "poison_hang", "poison_sigkill"}
+    assert found.counts.get("hold_last", 0) + found.counts.get("backup", 0) > 0
+
+
+def test_given_another_seed_when_driven_then_it_is_another_drive():
+    first, second = (drive(Drive(short(seed=seed), "zero")).row() for seed in (1, 2))
+    assert first != second
+
+
+def test_given_four_times_the_work_when_driven_then_lower_tiers_answer_and_the_deadlines_hold(workers):
+    found = drive(Drive(short(seconds=2.0), "no_guard", 4), workers=workers)
+    assert found.counts["on_time"] >= 38
+
+
+def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only_the_naive_node_collides(workers):
+    found = {
+        arm: driven(arm, "pedestrian", 2, faults="bench", workers=workers) for arm in ("naive", "zero", "no_guard")
+    }
+    assert found["naive"].score.impact_ms > 5.0
+    assert found["naive"].counts["restarts"] > 0
+    assert not found["zero"].score.collision
+    assert not found["no_guard"].score.collision
+
+
+def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
+    drives = [Drive(short("ccrb", 7, 7.5), arm, 1, "blind") for arm in ("no_guard", "full")]
+    without, found = (drive(one, workers=workers) for one in drives)
+    assert without.score.collision
+    assert not found.score.collision
+    assert found.counts["brake distance"] > 0
+
+
+def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):
+    from rich.console import Console
+
+    status = run_drive(Console(), "ccrs", 2, ("no_guard", 1, "none"), tmp_path / "out", tui=False)
+    assert status == 0
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"drive.mcap", "drive.yaml", "drive.png", "drive.html", "drive.json"}
+    row = json.loads((tmp_path / "out" / "drive.json").read_text())
+    assert (row["scenario"], row["seed"], row["collision"]) == ("ccrs", 2, False)
+    assert "Time to collision" in (tmp_path / "out" / "drive.html").read_text()
+    options = ReplayOptions(params=tmp_path / "out" / "drive.yaml", pace="fast", duration_s=1.0)
+    result = replay(tmp_path / "out" / "drive.mcap", options)
+    assert result.stage("planning").outcomes["on_time"] >= 18
+    assert "no collision" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arm", "load", "faults", "match"),
+    [
+        ("best", 1, "none", "arm 'best' is not there; it has to be one of: zero, naive"),
+        ("zero", 3, "none", "load 3 is not there; it has to be one of: 1, 4"),
+        ("zero", 1, "gremlins", "faults 'gremlins' are not there; it has to be one of: none, bench"),
+    ],
+)
+def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_there_is(arm, load, faults, match):
+    with pytest.raises(ConfigError, match=match):
+        drive(Drive(short(), arm, load, faults))
+
+
+# -- checks of the harness ------------------------------------------------------------------------------------------
+
+
+def test_given_the_same_arm_twice_when_compared_then_every_difference_is_zero():
+    drives = [Drive(short("ccrb", seed, 4.0), "naive", 1, "bench") for seed in (1, 2, 1, 2)]
+    scores = [drive(one).score for one in drives]
+    rows = scores[:2], scores[2:]
+    for values in (lambda score: score.collision, lambda score: score.progress_m, lambda score: score.pdms(100.0)):
+        found = paired_difference([values(s) for s in rows[0]], [values(s) for s in rows[1]], ["ccrb"] * 2)
+        assert (found.mean, found.low, found.high) == (0.0, 0.0, 0.0)
+        assert not found.excludes_zero
+
+
+def test_given_a_planner_that_always_brakes_when_scored_then_it_hits_nothing_and_loses_on_progress():
+    for name in ("ccrm", "pedestrian"):
+        best = driven("zero", name).score
+        world = World(draw_scenario(name, 1))
+        at_ns = world.start_ns
+        while not world.over:
+            v = world.vehicle
+            plan = plan_along(world.scenario.lane, (v.x, v.y, v.yaw, v.speed), np.empty((0, 7)), 0.1, 2.0)
+            world.take(encoded(path_message(plan, FRAME, at_ns, at_ns), PATH))
+            at_ns += PERIOD_NS
+            world.advance(at_ns)
+        braking = score_of(world)
+        assert not braking.collision
+        assert braking.progress_m < 0.7 * best.progress_m
+        assert braking.pdms(best.progress_m) < 1.0
+
+
+def test_given_a_collision_or_the_road_left_when_scored_then_nothing_is_left():
+    fine = {"collision": False, "impact_ms": 0.0, "min_ttc_s": 2.0, "progress_m": 100.0, "comfortable": True,
+            "hardest": 1.0, "jerk": 1.0, "left_road": False, "end_speed": 10.0}  # fmt: skip
+    assert Score(**fine).pdms(100.0) == 1.0
+    assert Score(**{**fine, "progress_m": 50.0}).pdms(100.0) == pytest.approx(9.5 / 12)
+    assert Score(**{**fine, "min_ttc_s": 0.9}).pdms(100.0) == pytest.approx(7 / 12)
+    assert Score(**{**fine, "comfortable": False}).pdms(100.0) == pytest.approx(10 / 12)
+    assert Score(**{**fine, "collision": True}).pdms(100.0) == Score(**{**fine, "left_road": True}).pdms(100.0) == 0.0
+
+
+def test_given_pairs_that_differ_when_compared_then_the_interval_holds_the_mean_and_excludes_zero():
+    first, second = [0.0] * 40, [float(number % 2) for number in range(40)]
+    found = paired_difference(first, second, ["a"] * 20 + ["b"] * 20)
+    assert found.mean == -0.5
+    assert found.low < -0.5 < found.high < 0.0
+    assert found.excludes_zero
+    assert fewer([False] * 3 + [True], [True] * 4) == 0.75
+    with pytest.raises(ValueError, match="pairs are needed"):
+        paired_difference([], [], [])
+
+
+# -- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def kinds(faults, frames=6_000, attempt=0):
+    luck, begin = Luck(1, 1, faults), start_ns(1)
+    stages = [luck.times(stage) for stage in ("perception", "planning")]
+    for number in range(frames):
+        for stage in stages:
+            stage.run(begin + number * PERIOD_NS, number, 0, attempt)
+    return [kind for _, kind in luck.injected]
+
+
+def test_given_faults_of_the_bench_when_drawn_then_their_shares_are_those_that_are_documented():
+    found = kinds("bench")
+    assert found.count("stall") / 12_000 == pytest.approx(0.02, abs=0.004)
+    assert found.count("nan") / 12_000 == pytest.approx(0.01, abs=0.003)
+    assert found.count("hang") == found.count("sigkill") == pytest.approx(30, abs=2)  # one in 10 s of 300 s
+    assert kinds("none", 100) == []
+
+
+def test_given_faults_of_frames_when_drawn_then_they_hit_whoever_runs_the_frame():
+    assert kinds("frame", 2000) == kinds("frame", 2000, attempt=1) != []
+
+
+def test_given_a_load_when_drawn_then_runs_take_so_much_longer_and_faults_end_them():
+    begin = start_ns(1)
+    medians = []
+    for load in (1, 4):
+        times = Luck(1, load).times("perception")
+        medians.append(np.median([times.run(begin + n * PERIOD_NS, n, 0, 0).steps.total_ms for n in range(200)]))
+    assert medians == pytest.approx([25.0, 100.0], rel=0.05)
+    luck = Luck(1, 1, "bench")
+    stages = [luck.times(stage) for stage in ("perception", "planning")]
+    endings = {stage.run(begin + n * PERIOD_NS, n, 0, 0).ending for n in range(1000) for stage in stages}
+    assert endings == {Outcome.ON_TIME, Outcome.ERROR, Outcome.INVALID, Outcome.HUNG, Outcome.CRASHED}

@@ -1,0 +1,196 @@
+"""What moves, what is seen, and who is to blame."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, PATH, SCAN, encoded, path_message
+from torchperf_ros.models.driving_rules import Lane, plan_along
+from torchperf_ros.world.scenarios import SCENARIOS, Scenario, describe, draw_scenario
+from torchperf_ros.world.sensors import BEAMS, Sensors, scan
+from torchperf_ros.world.vehicles import MOST_BRAKING, NO_PLAN_BRAKING, Body, Vehicle, overlap
+from torchperf_ros.world.world import World
+
+S = 1_000_000_000
+
+
+def scenario(*bodies, speed=20.0, lane=None, duration_s=30.0):
+    return Scenario("test", 0, lane or Lane.of(800.0), speed, list(bodies), duration_s, {})
+
+
+def world_after(seconds, *bodies, **options):
+    world = World(scenario(*bodies, **options))
+    world.advance(world.start_ns + round(seconds * S))
+    return world
+
+
+def path(plan, at_ns):
+    return encoded(path_message(plan, FRAME, at_ns, at_ns), PATH)
+
+
+def keep(world, wanted, seconds):
+    """Plan anew 20 times a second without any latency."""
+    end_ns = world.start_ns + round((world.now_s + seconds) * S)
+    at_ns = world.start_ns + round(world.now_s * S)
+    while at_ns < end_ns and not world.over:
+        v = world.vehicle
+        world.take(
+            path(plan_along(world.scenario.lane, (v.x, v.y, v.yaw, v.speed), np.empty((0, 7)), wanted, 2.0), at_ns)
+        )
+        at_ns += S // 20
+        world.advance(at_ns)
+
+
+def test_given_no_plan_when_the_first_three_seconds_are_over_then_the_vehicle_brakes():
+    world = world_after(6.0)
+    assert world.vehicle.acceleration == pytest.approx(-NO_PLAN_BRAKING)
+    assert 10.0 < world.vehicle.speed < 15.0
+
+
+def test_given_plans_when_followed_then_speed_and_lane_are_those_of_the_plans():
+    world = World(scenario(speed=15.0, lane=Lane.of(600.0, 30.0, 150.0, 120.0)))
+    keep(world, 15.0, 12.0)
+    assert world.vehicle.speed == pytest.approx(15.0, abs=0.3)
+    assert world.progress_m == pytest.approx(180.0, abs=2.0)
+    assert abs(world.scenario.lane.place(np.array([[world.vehicle.x, world.vehicle.y]]))[0, 1]) < 0.3
+    assert not world.seen.left_road
+
+
+def test_given_a_plan_that_brakes_when_followed_then_its_effect_begins_after_the_delay_and_it_ends_at_a_standstill():
+    vehicle = Vehicle(speed=10.0)
+    times = np.arange(0.0, 4.0, 0.1)
+    along = np.where(times < 10 / 6, 10 * times - 3 * times**2, 25 / 3)
+    vehicle.follow(np.column_stack((along, np.zeros_like(along))), times)
+    speeds = []
+    for step in range(400):
+        vehicle.step(step * 0.01)
+        speeds.append(vehicle.speed)
+    assert speeds[13] == 10.0
+    assert speeds[25] < 9.8
+    assert speeds[-1] == 0.0
+    assert np.diff(speeds).min() >= -MOST_BRAKING * 0.01 - 1e-9
+
+
+def test_given_a_plan_of_nan_when_taken_then_it_is_refused_and_the_last_one_stays():
+    world = World(scenario())
+    world.take(path(np.full((31, 4), math.nan), world.start_ns))
+    world.advance(world.start_ns + S)
+    assert world.vehicle.refused == 1
+    assert world.vehicle.speed == pytest.approx(20.0)
+
+
+@given(
+    x=st.floats(-6, 6), y=st.floats(-6, 6), yaw=st.floats(-3.2, 3.2),
+    sizes=st.tuples(*[st.floats(0.5, 5.0)] * 4),
+)  # fmt: skip
+@settings(max_examples=200)
+def test_given_two_boxes_when_asked_whether_they_overlap_then_it_is_as_with_points_inside(x, y, yaw, sizes):
+    one, other = (0.0, 0.0, 0.0, *sizes[:2]), (x, y, yaw, *sizes[2:])
+    assert overlap(one, other) == overlap(other, one)
+    grid = np.stack(np.meshgrid(*[np.linspace(-0.5, 0.5, 15)] * 2), axis=-1).reshape(-1, 2) * sizes[2:]
+    c, s = math.cos(yaw), math.sin(yaw)
+    points = grid @ np.array([[c, s], [-s, c]]) + (x, y)
+    inside = (np.abs(points) <= np.array(sizes[:2]) / 2).all(axis=1).any()
+    assert overlap(one, other) or not inside
+    far = math.hypot(x, y) > 0.5 * (math.hypot(*sizes[:2]) + math.hypot(*sizes[2:]))
+    assert not (far and overlap(one, other))
+
+
+@pytest.mark.parametrize(
+    ("body", "hit"),
+    [
+        (Body("car", 40.0, 0.0), "car"),  # ran into
+        (Body("car", -8.0, 0.0, speed=30.0), ""),  # hits from behind
+        (Body("car", 40.0, 3.5), ""),  # beside
+        (Body("wall", 40.0, 0.0, length=0.5), "wall"),
+        (Body("pedestrian", 43.0, -2.0, across=1.0, length=0.5, width=0.5), "pedestrian"),
+    ],
+)
+def test_given_a_contact_when_the_vehicle_moves_into_it_then_it_is_to_blame(body, hit):
+    world = world_after(2.9, body)
+    assert world.seen.hit == hit
+    assert (world.seen.impact_ms > 15.0) == bool(hit)
+    assert world.over == bool(hit)
+
+
+def test_given_a_standing_vehicle_when_it_is_driven_into_then_it_is_not_to_blame():
+    world = world_after(3.0, Body("car", 30.0, 0.0, speed=-10.0), speed=0.0)
+    assert world.seen.hit == ""
+    assert world.seen.touched == {0}
+
+
+def test_given_a_stopped_car_ahead_when_time_passes_then_time_to_collision_is_distance_over_speed():
+    world = world_after(1.0, Body("car", 3.5 + 50.0 + 2.25, 0.0))
+    assert world.ttc_s == pytest.approx((50.0 - 20.0) / 20.0, abs=0.11)
+    assert world.seen.min_ttc_s == world.ttc_s
+
+
+def test_given_traffic_when_the_one_ahead_brakes_then_it_follows_without_touching():
+    follower = Body("car", -40.0, 0.0, speed=20.0, wanted=20.0)
+    world = World(scenario(follower))
+    keep(world, 0.0, 12.0)
+    assert world.vehicle.speed < 0.3
+    assert world.seen.touched == set()
+    assert follower.speed < 2.0
+
+
+def test_given_a_script_when_its_time_comes_then_a_body_brakes_and_changes_lanes():
+    body = Body(
+        "car", 100.0, 0.0, speed=10.0, brake_at_s=1.0, braking=5.0, move_at_s=1.0, move_to_m=3.5, move_speed=1.0
+    )
+    world_after(6.0, body)
+    assert (body.speed, body.d) == (0.0, pytest.approx(3.5))
+    assert body.s == pytest.approx(120.0, abs=0.2)
+
+
+def test_given_boxes_when_scanned_then_ranges_are_to_their_sides_and_what_is_hidden_is_not_seen():
+    boxes = np.array(
+        [[20.0, 0, 0, 0, 0, 4, 2], [40.0, 0, 0, 0, 0, 4, 2], [0, 30.0, 0, 0, 0, 2, 10], [300, 0, 0, 0, 0, 4, 2]]
+    )
+    ranges, seen = scan(boxes, 0.0, 0.0, 0.0)
+    assert len(ranges) == BEAMS
+    assert ranges[BEAMS // 2] == pytest.approx(18.0)
+    assert seen == {0, 2}
+    assert np.isinf(ranges).any()
+
+
+def test_given_a_turned_vehicle_when_it_scans_then_ranges_turn_with_it():
+    boxes = np.array([[0.0, 20.0, 0, 0, 0, 4, 4]])
+    assert scan(boxes, 0.0, 0.0, math.pi / 2)[0][BEAMS // 2] == pytest.approx(18.0)
+
+
+def test_given_a_wall_when_sensors_send_then_it_is_in_the_scan_and_no_object():
+    world = World(scenario(Body("wall", 20.0, 0.0), Body("car", 60.0, 5.0)))
+    sent = {topic: (kind, data) for topic, kind, data in Sensors(world).messages(world.start_ns)}
+    array = decode(sent["objects_in_sight"][1], MARKER_ARRAY)
+    assert {marker.id for marker in array.markers} == {1}
+    assert decode(sent["scan"][1], SCAN).ranges.min() == pytest.approx(20.0 - 2.25, abs=0.01)
+    assert list(sent) == ["odom", "objects_in_sight", "scan"]  # the trigger last
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_given_a_scenario_when_drawn_twice_then_it_is_the_same_and_another_seed_is_another(name):
+    one, again, other = (draw_scenario(name, seed) for seed in (1, 1, 2))
+    assert one.drawn == again.drawn != other.drawn
+    assert one.bodies == again.bodies
+    assert describe(name)[1]
+    assert 8.0 < one.duration_s < 25.0
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_given_a_scenario_when_nobody_brakes_then_there_is_a_collision(name):
+    for seed in (1, 2, 3):
+        world = World(draw_scenario(name, seed))
+        keep(world, world.scenario.speed, world.scenario.duration_s)
+        assert world.seen.hit in {"car", "pedestrian"}, seed
+        assert world.now_s > 2.0
+
+
+def test_given_an_unknown_scenario_when_drawn_then_the_error_lists_those_that_there_are():
+    with pytest.raises(ConfigError, match="scenario 'moon' is not there; it has to be one of: ccrs, ccrm"):
+        draw_scenario("moon", 1)

@@ -1,0 +1,205 @@
+"""Driving by rules: a lane, the Intelligent Driver Model, and a plan of the next three seconds; pure numpy, no torch.
+
+`RulePlanner` (`models/driving.py`) runs these in a worker, the closed loop's arms without workers call them directly.
+"""
+
+import bisect
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.frame.clock import NS_PER_S
+
+Floats = NDArray[np.float64]
+
+STEP_S: Final = 0.1
+"""Between two poses of a plan."""
+POSES: Final = 31
+"""Of a plan: 0 to 3.0 s."""
+MAX_BRAKING: Final = 6.0
+"""m/s^2; what UN R157 (5.2.5.2) takes a vehicle to brake with in an emergency."""
+OBJECT_FIELDS: Final = 7
+"""x m, y m, yaw rad, vx m/s, vy m/s, length m, width m, in the frame of the plan."""
+
+RANGES_M: Final = {"full": 150.0, "medium": 110.0, "fast": 80.0}
+"""How far each tier of the oracle sees."""
+AHEAD_S: Final = {"full": 2.0, "medium": 1.5, "fast": 1.0}
+"""How far ahead each tier of the planner foresees objects that move into the lane."""
+
+_CHORD_M: Final = 4.0  # of a curve: off by 1.3 cm at a radius of 150 m
+_TIME_GAP_S, _GAP_M = 1.5, 2.5
+_ACCELERATION, _COMFORTABLE_BRAKING = 1.5, 2.0
+_MAX_JERK: Final = 25.0  # m/s^3 while braking begins; 6 m/s^2 are reached after 0.24 s, as brakes build up pressure
+_HALF_WIDTH_M, _FRONT_M = 0.95, 3.5  # of the vehicle; from its reference point, the rear axle, to its front bumper
+_SIDE_MARGIN_M: Final = 0.35
+_CENTRE_AFTER_S: Final = 3.0
+_SPARE_M: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The middle of a lane as a line of points, a few metres apart where it turns, straight beyond its ends.
+
+    Attributes:
+        points: x and y in m, shape [n, 2], n >= 2.
+    """
+
+    points: Floats
+
+    @classmethod
+    def of(
+        cls, length_m: float, curve_at_m: float = math.inf, radius_m: float = math.inf, turn_m: float = 0.0
+    ) -> "Lane":
+        """A lane from the origin along x; from `curve_at_m` on it turns left with `radius_m` for `turn_m`."""
+        if not turn_m:
+            return cls(np.array([[0.0, 0.0], [length_m, 0.0]]))
+        turning = np.arange(curve_at_m, curve_at_m + turn_m + _CHORD_M, _CHORD_M)
+        s = np.concatenate(([0.0, curve_at_m - _CHORD_M], turning, [turning[-1] + _CHORD_M, length_m]))
+        headings = np.clip(0.5 * (s[1:] + s[:-1]) - curve_at_m, 0.0, turn_m) / radius_m
+        steps = np.diff(s)[:, None] * np.stack((np.cos(headings), np.sin(headings)), axis=1)
+        return cls(np.concatenate((np.zeros((1, 2)), np.cumsum(steps, axis=0))))
+
+    @cached_property
+    def _segments(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Starts of the segments, their directions, how far along the lane each begins, and their headings."""
+        steps = np.diff(self.points, axis=0)
+        lengths = np.hypot(steps[:, 0], steps[:, 1])
+        begins = np.concatenate(([0.0], np.cumsum(lengths)[:-1]))
+        return self.points[:-1], steps / lengths[:, None], begins, np.unwrap(np.arctan2(steps[:, 1], steps[:, 0]))
+
+    def at(self, s: Floats, d: Floats | float = 0.0) -> Floats:
+        """x, y and heading [n, 3] at distances along the lane, `d` to its left."""
+        starts, directions, begins, headings = self._segments
+        index = np.clip(np.searchsorted(begins, s, side="right") - 1, 0, len(begins) - 1)
+        along, direction = s - begins[index], directions[index]
+        x = starts[index, 0] + along * direction[:, 0] - d * direction[:, 1]
+        y = starts[index, 1] + along * direction[:, 1] + d * direction[:, 0]
+        # from the middle of a segment to that of the next one the heading goes over
+        return np.stack((x, y, np.interp(s, begins + 0.5 * np.append(np.diff(begins), 0.0), headings)), axis=1)
+
+    @cached_property
+    def _lists(self) -> tuple[list[list[float]], list[list[float]], list[float], list[float]]:
+        starts, directions, begins, headings = self._segments
+        return starts.tolist(), directions.tolist(), begins.tolist(), headings.tolist()
+
+    def one_at(self, s: float, d: float) -> tuple[float, float, float]:
+        """`at` for one place; quicker for a few of them. The heading is that of the segment."""
+        starts, directions, begins, headings = self._lists
+        index = max(bisect.bisect_right(begins, s) - 1, 0)
+        (x, y), (cosine, sine), along = starts[index], directions[index], s - begins[index]
+        return x + along * cosine - d * sine, y + along * sine + d * cosine, headings[index]
+
+    def place(self, points: Floats) -> Floats:
+        """s, d and the lane's heading [n, 3] of points [n, 2]."""
+        starts, directions, begins, headings = self._segments
+        away = points[:, None] - starts
+        along = away[..., 0] * directions[:, 0] + away[..., 1] * directions[:, 1]
+        left = directions[:, 0] * away[..., 1] - directions[:, 1] * away[..., 0]
+        before = np.maximum(-along, 0.0)
+        beyond = np.maximum(along - np.append(np.diff(begins), np.inf), 0.0)
+        before[:, 0] = 0.0  # the first segment and the last are straight on for ever
+        rows, nearest = np.arange(len(points)), np.argmin(left * left + before * before + beyond * beyond, axis=1)
+        return np.stack((begins[nearest] + along[rows, nearest], left[rows, nearest], headings[nearest]), axis=1)
+
+
+def idm(speed: float, wanted: float, gap_m: float, lead_speed: float) -> float:
+    """Acceleration in m/s^2 of the Intelligent Driver Model, at most `MAX_BRAKING` of braking.
+
+    Treiber, Hennecke and Helbing, "Congested traffic states in empirical observations and microscopic simulations",
+    Physical Review E 62 (2000): a (1 - (v/v0)^4 - (s*/s)^2), s* = s0 + v T + v dv / (2 sqrt(a b)).
+    """
+    free = 1.0 - (speed / max(wanted, 0.1)) ** 4
+    if gap_m == math.inf:
+        return max(_ACCELERATION * free, -_COMFORTABLE_BRAKING)
+    closing = speed * (speed - lead_speed) / (2.0 * math.sqrt(_ACCELERATION * _COMFORTABLE_BRAKING))
+    desired = _GAP_M + max(0.0, speed * _TIME_GAP_S + closing)
+    return max(-MAX_BRAKING, _ACCELERATION * (free - (desired / max(gap_m, 0.1)) ** 2))
+
+
+def needed_braking(speed: float, gap_m: float, lead_speed: float) -> float:
+    """Deceleration in m/s^2 that brings the speed down to the lead's within the gap; infinite where there is none."""
+    closing = speed - lead_speed
+    if closing <= 0.0:
+        return 0.0
+    return closing * closing / (2.0 * gap_m) if gap_m > 0.0 else math.inf
+
+
+def plan_along(
+    lane: Lane, ego: tuple[float, float, float, float], objects: Floats, wanted: float, ahead_s: float
+) -> Floats:
+    """Where the vehicle is to be in the next three seconds: along the lane, behind what is in it or will be.
+
+    An object counts where its box, at constant velocity, is within the vehicle's width at some time in the next
+    `ahead_s`. Behind the nearest one the speed follows the Intelligent Driver Model; the brakes are applied fully
+    where less than that would not do.
+
+    Args:
+        lane: the lane to keep.
+        ego: x, y, yaw of the vehicle's reference point, and its speed in m/s.
+        objects: `OBJECT_FIELDS` of each, shape [n, 7].
+        wanted: speed in m/s where nothing is ahead.
+        ahead_s: how far ahead objects are foreseen; tiers differ in it.
+
+    Returns:
+        x, y, heading and speed [31, 4], the first for now.
+    """
+    x, y, _, speed = ego
+    s0, d0, _ = lane.place(np.array([[x, y]]))[0].tolist()
+    leads = _leads(lane, objects, s0, d0, ahead_s)
+    travelled, speeds, acceleration = [0.0], [max(speed, 0.0)], 0.0
+    for step in range(POSES - 1):
+        v = speeds[-1]
+        chosen = idm(v, wanted, math.inf, 0.0)
+        for gap_m, lead_speed in leads:
+            gap = gap_m + lead_speed * step * STEP_S - travelled[-1]
+            chosen = min(chosen, idm(v, wanted, gap, lead_speed))
+            if needed_braking(v, gap - _SPARE_M, lead_speed) > 0.8 * MAX_BRAKING:
+                chosen = -MAX_BRAKING
+        acceleration = max(chosen, acceleration - _MAX_JERK * STEP_S)
+        speeds.append(max(0.0, v + acceleration * STEP_S))
+        travelled.append(travelled[-1] + 0.5 * (v + speeds[-1]) * STEP_S)
+    s = s0 + np.array(travelled)
+    share = np.clip(np.arange(POSES) * STEP_S / _CENTRE_AFTER_S, 0.0, 1.0)
+    d = d0 * (1.0 - share * share * (3.0 - 2.0 * share))
+    return np.concatenate((lane.at(s, d), np.array(speeds)[:, None]), axis=1)
+
+
+def _leads(lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float) -> Sequence[tuple[float, float]]:
+    """Gap in m and speed along the lane of each object that is in the way, or will be."""
+    if not len(objects):
+        return ()
+    place = lane.place(objects[:, :2])
+    cosine, sine = np.cos(place[:, 2]), np.sin(place[:, 2])
+    along = objects[:, 3] * cosine + objects[:, 4] * sine
+    across = objects[:, 4] * cosine - objects[:, 3] * sine
+    turn = np.abs(objects[:, 2] - place[:, 2])
+    half_length = 0.5 * (objects[:, 5] * np.abs(np.cos(turn)) + objects[:, 6] * np.abs(np.sin(turn)))
+    half_width = 0.5 * (objects[:, 5] * np.abs(np.sin(turn)) + objects[:, 6] * np.abs(np.cos(turn)))
+    gap = place[:, 0] - half_length - s0 - _FRONT_M
+    later = place[:, 1] + across * ahead_s
+    nearest = np.where(place[:, 1] * later <= 0, 0.0, np.minimum(np.abs(place[:, 1]), np.abs(later)))
+    margin = _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M + 0.5 * min(abs(d0), 1.0)
+    ahead = place[:, 0] + half_length > s0
+    chosen = np.flatnonzero(ahead & (nearest < margin))
+    return [(float(gap[index]), max(0.0, float(along[index]))) for index in chosen]
+
+
+@dataclass(frozen=True)
+class Blindness:
+    """A fault that nothing in a message shows: a planner that takes no object into account for a second.
+
+    Attributes:
+        share: of the seconds of the stamps, 0 to 1.
+    """
+
+    share: float
+
+    def at(self, stamp_ns: int) -> bool:
+        """Whether frames of this stamp are planned blindly."""
+        return random.Random(f"blind {stamp_ns // NS_PER_S}").random() < self.share

@@ -1,0 +1,1 @@
+"""The closed loop: scenarios, vehicles and sensors around the stages."""

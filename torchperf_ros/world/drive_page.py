@@ -1,0 +1,124 @@
+"""What is left of a drive: a picture of it, and a page."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchperf_ros.runs.report.page import Block, Page
+from torchperf_ros.world.loop import ARMS, Drive, Driven
+from torchperf_ros.world.scenarios import describe
+from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M
+from torchperf_ros.world.world import Moment
+
+_SHOWN = 6  # moments in the picture
+_CORNERS = np.array([[0.5, 0.5], [0.5, -0.5], [-0.5, -0.5], [-0.5, 0.5], [0.5, 0.5]])
+_OURS, _OTHERS, _WALL, _HIT = "#00704f", "#0072b2", "#8a8f96", "#b32d00"
+
+
+def write_picture(one: Drive, driven: Driven, path: Path) -> None:
+    """The drive from above, its speed and its time to collision, as PNG or SVG by the file's suffix."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    world, trace = driven.world, driven.world.trace
+    figure, (road, speed, ttc) = plt.subplots(3, 1, figsize=(12, 6.5), height_ratios=(2.2, 1, 1), layout="constrained")
+    for edge in one.scenario.road:
+        points = one.scenario.lane.at(np.arange(-20.0, world.progress_m + 60.0, 2.0), edge)
+        road.plot(points[:, 0], points[:, 1], color=_WALL, linewidth=1)
+    chosen = [trace[round(index)] for index in np.linspace(0, len(trace) - 1, _SHOWN)]
+    for number, moment in enumerate(chosen):
+        strength = 0.25 + 0.75 * number / (_SHOWN - 1)
+        for colour, outline in _outlines(driven, moment):
+            road.fill(outline[:, 0], outline[:, 1], color=colour, alpha=strength, linewidth=0)
+    own = [moment.vehicle[1] for moment in trace]
+    road.set(aspect="equal", ylim=(min(own) - 12, max(own) + 12), xlabel="m", title=_title(one, driven))
+    at_s = [moment.at_s for moment in trace]
+    speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=_OURS)
+    speed.set(ylabel="km/h", ylim=(0, None))
+    ttc.plot(at_s, [min(moment.ttc_s, 3.0) for moment in trace], color=_HIT)
+    ttc.set(ylabel="time to collision, s", xlabel="s", ylim=(0, 3.1))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write_page(one: Drive, driven: Driven, path: Path) -> None:
+    """The drive as one HTML file that needs no network."""
+    import plotly.graph_objects as go
+
+    score, trace, page = driven.score, driven.world.trace, Page()
+    what, source = describe(one.scenario.name)
+    hit = "bad" if score.collision else "good"
+    page.top.append({"kind": "tiles", "tiles": [
+        (f"{3.6 * score.impact_ms:.0f} km/h" if score.collision else "none", "collision", hit),
+        (f"{score.min_ttc_s:.1f} s", "least time to collision (at most 3)", ""),
+        (f"{score.progress_m:.0f} m", "progress", ""), (f"{score.hardest:.1f} m/s²", "hardest braking", ""),
+        (len(driven.injected), "faults injected", ""),
+    ]})  # fmt: skip
+    road = go.Figure()
+    for edge in one.scenario.road:
+        points = one.scenario.lane.at(np.arange(-20.0, driven.world.progress_m + 60.0, 2.0), edge)
+        road.add_scatter(x=points[:, 0].round(2).tolist(), y=points[:, 1].round(2).tolist(), mode="lines",
+                         line={"color": _WALL}, hoverinfo="skip", showlegend=False)  # fmt: skip
+    for index in range(0, len(trace), 20):
+        for colour, outline in _outlines(driven, trace[index]):
+            road.add_scatter(x=outline[:, 0].round(2).tolist(), y=outline[:, 1].round(2).tolist(), fill="toself",
+                             mode="lines", line={"color": colour, "width": 1}, opacity=0.5, showlegend=False,
+                             name=f"{trace[index].at_s:.1f} s")  # fmt: skip
+    road.update_layout(height=360, yaxis={"scaleanchor": "x"})
+    at_s = [moment.at_s for moment in trace]
+    speed = _line(at_s, [3.6 * moment.vehicle[3] for moment in trace], "km/h", _OURS)
+    ttc = _line(at_s, [None if math.isinf(moment.ttc_s) else moment.ttc_s for moment in trace], "s", _HIT)
+    for stamp_ns, kind in driven.injected:
+        speed.add_vline(
+            x=(stamp_ns - driven.world.start_ns) / 1e9, line={"dash": "dot", "width": 1}, annotation_text=kind
+        )
+    page.section("From above, once a second", [page.plots(("", road))])
+    page.section(
+        "Speed and time to collision", [page.plots(("Speed, and the faults", speed), ("Time to collision", ttc))]
+    )
+    page.section("Parameters", [_table(one.scenario.drawn), {"kind": "soft", "text": f"{what}; {source}"}])
+    page.section("Plans", [_table(driven.counts), {"kind": "soft", "text": f"{one.arm}: {ARMS[one.arm]}"}])
+    footer = f"torchperf drive --scenario {one.scenario.name} --seed {one.scenario.seed} --arm {one.arm}"
+    footer += f" --load {one.load} --faults {one.faults}"
+    path.write_text(page.render(_title(one, driven), f"{what}.", footer), encoding="utf-8")
+
+
+def _outlines(driven: Driven, moment: Moment) -> list[tuple[str, Any]]:
+    """Colour and corners of everybody; the vehicle comes last."""
+    kinds = [_WALL if body.kind == "wall" else _OTHERS for body in driven.world.bodies]
+    x, y, yaw, _ = moment.vehicle
+    ahead = 0.5 * LENGTH_M - REAR_M
+    own = (x + ahead * math.cos(yaw), y + ahead * math.sin(yaw), yaw, 0.0, 0.0, LENGTH_M, WIDTH_M)
+    last = driven.score.collision and moment is driven.world.trace[-1]
+    outlines = []
+    for colour, box in [*zip(kinds, moment.boxes.tolist(), strict=True), (_HIT if last else _OURS, own)]:
+        corners, (cosine, sine) = _CORNERS * box[5:], (math.cos(box[2]), math.sin(box[2]))
+        outlines.append((colour, corners @ np.array([[cosine, sine], [-sine, cosine]]) + box[:2]))
+    return outlines
+
+
+def _line(at_s: list[float], values: list[Any], unit: str, colour: str) -> Any:  # noqa: ANN401 - plotly has no types
+    import plotly.graph_objects as go
+
+    rounded = [None if value is None else round(value, 2) for value in values]
+    figure = go.Figure(go.Scatter(x=at_s, y=rounded, mode="lines", line={"color": colour}, showlegend=False))
+    figure.update_layout(height=300, xaxis={"title": "s"}, yaxis={"title": unit, "rangemode": "tozero"})
+    return figure
+
+
+def _table(values: dict[str, Any]) -> Block:
+    rows = [[name, {"text": f"{value:g}", "css": "n"}] for name, value in values.items()]
+    return {"kind": "table", "head": [("", ""), ("", "n")], "rows": rows}
+
+
+def _title(one: Drive, driven: Driven) -> str:
+    end = (
+        f"hit a {driven.world.seen.hit} at {3.6 * driven.score.impact_ms:.0f} km/h"
+        if driven.score.collision
+        else "no collision"
+    )
+    return f"{one.scenario.name}, seed {one.scenario.seed}, {one.arm}, load x{one.load}, faults {one.faults}: {end}"

@@ -1,0 +1,393 @@
+"""The closed loop: a scenario, and an arm that turns what its sensors send into plans for its vehicle.
+
+Time is virtual. Sensors send 20 times a second; a plan moves the vehicle from the moment at which its arm publishes it.
+"""
+
+import abc
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.config.message_types import decode
+from torchperf_ros.config.params_file import config_of
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.frame import Answer, header_stamp_ns
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.models.driving_messages import (
+    FRAME,
+    MARKER_ARRAY,
+    ODOMETRY,
+    PATH,
+    encoded,
+    objects_of,
+    path_message,
+    pose_of,
+    route_message,
+)
+from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, plan_along
+from torchperf_ros.replay.log_feed import absolute
+from torchperf_ros.replay.output_log import OutputLog
+from torchperf_ros.replay.replay_options import paced
+from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.replay.replay_stages import ReplayStages
+from torchperf_ros.replay.virtual.virtual_stage import KeptWorkers, VirtualPace
+from torchperf_ros.safety.guard import Guard
+from torchperf_ros.world.latencies import STAGES, TIERS, Luck
+from torchperf_ros.world.scenarios import Scenario
+from torchperf_ros.world.score import Score, score_of
+from torchperf_ros.world.sensors import Sensors
+from torchperf_ros.world.world import World
+
+PERIOD_NS: Final = 50 * NS_PER_MS
+"""Between two scans."""
+ARMS: Final = {
+    "zero": "the same planner without any latency or fault: what is possible at best",
+    "naive": "one node that runs the best models with a time-out, and keeps its last plan (`rig/naive_node.py`)",
+    "blocking": "the same without the time-out, on one thread: each frame takes as long as it takes",
+    "no_fallback": "these stages; where a result is missing nothing is published",
+    "no_guard": "these stages with standby, hold_last and stop",
+    "full": "the same, and the guard checks every plan",
+}
+"""What can drive."""
+BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
+_NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts again: imports of torch and rclpy, model
+_NAIVE_THREADS: Final = 4
+_ENDS: Final = frozenset({Outcome.CRASHED, Outcome.HUNG})
+
+Workers = dict[str, KeptWorkers]
+"""Worker processes by the parameters of their stages, for one drive after the other; the caller ends them."""
+Messages = tuple[tuple[str, str, bytes], ...]
+Watch = Callable[[World], None]
+
+
+@dataclass(frozen=True)
+class Drive:
+    """One scenario, driven by one arm.
+
+    Attributes:
+        arm: one of `ARMS`.
+        load, faults: see `Luck`; of no effect on `zero`.
+        output: MCAP to write, None for none.
+    """
+
+    scenario: Scenario
+    arm: str
+    load: int = 1
+    faults: str = "none"
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What came of a drive.
+
+    Attributes:
+        score: figures, see `Score`.
+        world: as it was left, with its trace.
+        injected: stamp in ns and kind of each fault.
+        counts: of plans: published, checked with which verdict, refused by the vehicle.
+    """
+
+    score: Score
+    world: World
+    injected: list[tuple[int, str]]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self.score), "faults": len(self.injected), "counts": self.counts}
+
+
+class _Arm(abc.ABC):
+    """Turns messages into plans; a context that ends what it starts."""
+
+    def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        self.drive, self.world, self._log = drive, world, log
+        self.luck = Luck(drive.scenario.seed, drive.load, drive.faults)
+        self.counts: dict[str, int] = {}
+        self._blind = Blindness(self.luck.blind)
+
+    def __enter__(self) -> "_Arm":
+        return self
+
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - optional on purpose
+        """End what was started."""
+
+    @abc.abstractmethod
+    def until(self, t_ns: int) -> None:
+        """Let happen what is due before this time; the world is moved on by `move`."""
+
+    @abc.abstractmethod
+    def sense(self, messages: Messages, stamp_ns: int) -> None:
+        """Take what the sensors send at this time."""
+
+    def move(self, plan: bytes, at_ns: int) -> None:
+        """Publish a plan at this time: the vehicle follows it from then on."""
+        self.world.advance(at_ns)
+        if self.world.over:
+            return
+        self.count("plans")
+        self.world.take(plan)
+
+    def count(self, what: str) -> None:
+        """One more of these."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def write(self, topic: str, type_name: str, data: bytes, t_ns: int) -> None:
+        """Into the log, if there is one."""
+        if self._log is not None:
+            self._log.write(absolute(topic), type_name, data, t_ns)
+
+    def plan(self, messages: Messages, stamp_ns: int, tier: int = 0) -> bytes:
+        """What the stages' models make of a frame."""
+        content = {topic: decode(data, kind) for topic, kind, data in messages if kind in {ODOMETRY, MARKER_ARRAY}}
+        ego, objects = pose_of(content["odom"]), objects_of(content["objects_in_sight"])
+        name = TIERS[tier]
+        near = ((objects[:, :2] - ego[:2]) ** 2).sum(axis=1) <= RANGES_M[name] ** 2
+        objects = objects[near][: 0 if self._blind.at(stamp_ns) and self.drive.arm != "zero" else None]
+        scenario = self.drive.scenario
+        plan = plan_along(scenario.lane, ego, objects, scenario.speed, AHEAD_S[name])
+        return encoded(path_message(plan, FRAME, stamp_ns, stamp_ns), PATH)
+
+
+class _Zero(_Arm):
+    """Plans at once."""
+
+    def until(self, t_ns: int) -> None:
+        pass
+
+    def sense(self, messages: Messages, stamp_ns: int) -> None:
+        plan = self.plan(messages, stamp_ns)
+        self.write("trajectory", PATH, plan, stamp_ns)
+        self.move(plan, stamp_ns)
+
+
+class _Naive(_Arm):
+    """A node with both models in one callback, a queue of one, and a last plan; see `benchmarks/rig/naive_node.py`.
+
+    The best tiers run, one after the other, and the callback waits for the result: `naive` no longer than the sum of
+    the budgets, when it publishes its last plan again, and the result that still comes is lost; `blocking` until it is
+    there. Exceptions are caught. NaN is published. Where a run hangs, one of four threads is gone for ever (of one, in
+    `blocking`); where it kills the process, the node is back 4 s later.
+    """
+
+    def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        super().__init__(drive, world, log, workers)
+        patient = drive.arm == "blocking"
+        self._times = {stage: self.luck.times(stage) for stage in STAGES}
+        self._threads = 1 if patient else _NAIVE_THREADS
+        self._wait_ns = None if patient else round((sum(BUDGETS_MS.values()) - 1.0) * NS_PER_MS)
+        self._free_ns, self._waiting = 0, list[tuple[Messages, int]]()
+        self._coming: tuple[int, bytes] | None = None
+
+    def until(self, t_ns: int) -> None:
+        while True:
+            if self._coming is not None and self._coming[0] <= t_ns:
+                at_ns, plan = self._coming
+                self._coming = None
+                self.write("trajectory", PATH, plan, at_ns)
+                self.move(plan, at_ns)
+            if self._coming is not None or not self._waiting or self._free_ns > t_ns:
+                return
+            messages, stamp_ns = self._waiting.pop()
+            self._run(messages, stamp_ns, max(self._free_ns, stamp_ns))
+
+    def sense(self, messages: Messages, stamp_ns: int) -> None:
+        self._waiting = [(messages, stamp_ns)]
+        self.until(stamp_ns)
+
+    def _run(self, messages: Messages, stamp_ns: int, now_ns: int) -> None:
+        """Begin a frame: when it is done, and with which plan."""
+        if not self._threads:
+            self._free_ns = now_ns + (self._wait_ns or 1 << 62)
+            return
+        took_ms, ending = 0.0, Outcome.ON_TIME
+        for stage in STAGES:
+            run = self._times[stage].run(stamp_ns, 0, 0, 0)
+            took_ms, ending = took_ms + run.steps.total_ms + run.overhead_ms, run.ending
+            if ending is not Outcome.ON_TIME:
+                break
+        done_ns = now_ns + round(took_ms * NS_PER_MS)
+        if ending is Outcome.CRASHED:
+            self.count("restarts")
+            self._free_ns, self._threads = done_ns + _NAIVE_RESTART_NS, 1 if self._wait_ns is None else _NAIVE_THREADS
+            return
+        if ending is Outcome.HUNG:
+            self._threads -= 1
+            done_ns = 1 << 62
+        if self._wait_ns is not None and done_ns > now_ns + self._wait_ns:
+            self._free_ns = now_ns + self._wait_ns
+            self.count("late")
+            return
+        self._free_ns = done_ns
+        if ending is Outcome.INVALID:
+            self.count("not finite")  # it is published, and the vehicle refuses it
+        elif ending is Outcome.ON_TIME:
+            self._coming = done_ns, self.plan(messages, stamp_ns)
+
+
+class _Record(ReplayRecord):
+    """What a replay keeps; and the world's hook: every answer of the planner comes by here."""
+
+    def __init__(self, arm: "_Stages", *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **options)
+        self._arm = arm
+
+    def publish(self, index: int, payload: bytes) -> None:
+        if index == len(self.topics) - 1:
+            return  # `answer` does, with the guard's
+        super().publish(index, payload)
+        self._arm.detected(payload)
+
+    def answer(self, index: int, answer: Answer) -> None:
+        super().answer(index, answer)
+        if index == len(self.topics) - 1:
+            plan = self._arm.checked(answer)
+            if plan is not None:
+                super().publish(index, plan)
+                self._arm.move(plan, self._now())
+
+
+class _Stages(_Arm):
+    """This project's stages: real actors and worker processes on the virtual clock."""
+
+    def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        super().__init__(drive, world, log, workers)
+        self._stack = ExitStack()
+        self._guard = _guard() if drive.arm == "full" else None
+        parameters = parameters_of(drive)
+        config = paced(config_of(parameters), "virtual")
+        kept = workers.setdefault(json.dumps(parameters), KeptWorkers())
+        times: Any = [self.luck.times(stage) for stage in STAGES]  # stand-ins for `StageTimes`
+        self._pace = VirtualPace(world.start_ns, times, kept)
+        self._record = _Record(self, config.stages, self._pace.now, log, portable=True)
+        self._stack.callback(self._record.close)
+        definitions = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
+        self.said: list[str] = []
+        self._stages = ReplayStages(config, self._pace, self._record, self.said.append, 0, definitions)
+        self._stack.callback(self._stages.stop)
+
+    def __enter__(self) -> "_Stages":
+        try:
+            self._stages.start()
+            wanted = self._stages.wanted()
+            self._stages.connect({item.topic: absolute(item.topic) for item in wanted})
+            self._stages.settle()
+            route = route_message(self.drive.scenario.lane, self.drive.scenario.speed, self.world.start_ns)
+            self._stages.offer("/route", encoded(route, PATH))
+            self.write("route", PATH, encoded(route, PATH), self.world.start_ns)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def until(self, t_ns: int) -> None:
+        self._pace.reach(t_ns, self._stages, self._record)
+        self._record.tick()
+        self._record.check()
+
+    def sense(self, messages: Messages, stamp_ns: int) -> None:
+        for topic, _, data in messages:
+            if self._guard is not None and topic == "odom":
+                self._guard.moved(data, stamp_ns)
+            self._stages.offer(absolute(topic), data)
+
+    def detected(self, markers: bytes) -> None:
+        """Perception has published."""
+        if self._guard is not None:
+            self._guard.saw(0, markers, self._pace.now())
+
+    def checked(self, answer: Answer) -> bytes | None:
+        """What to publish for an answer of the planner."""
+        self.count(answer.outcome.word if answer.fallback is None else answer.fallback.word)
+        if self._guard is None:
+            return answer.payload
+        # The one place where the guard is called; it goes once a stage calls its guard itself (`StageConfig.guard`).
+        now_ns = self._pace.now()
+        stamp_ns = header_stamp_ns(answer.payload) if answer.payload else answer.frame.stamp_ns
+        found = self._guard.check(answer.payload, now_ns, now_ns, (now_ns - stamp_ns) / NS_PER_MS)
+        self.count(f"{found.verdict.word} {found.check}".strip())
+        return found.payload
+
+
+def _guard() -> Guard:
+    return Guard(guard_options({"guard.act": ["all"], "guard.obstacles_frame": "plan"}))
+
+
+def parameters_of(drive: Drive) -> Mapping[str, object]:
+    """The node's parameters of an arm; they do not depend on scenario and seed, so that workers can be kept."""
+    luck = Luck(drive.scenario.seed, drive.load, drive.faults)
+    values: dict[str, object] = {
+        "stages": list(STAGES),
+        "recorder": False,
+        "perception.adapter": "torchperf_ros.models.driving:OracleAdapter",
+        "planning.adapter": "torchperf_ros.models.driving:RulePlannerAdapter",
+        "planning.options": json.dumps({"blind": luck.blind}),
+    }
+    for stage in STAGES:
+        values[f"{stage}.tiers"] = list(TIERS)
+        values[f"{stage}.budget_ms"] = BUDGETS_MS[stage]
+        values[f"{stage}.engine"] = "eager"
+        values[f"{stage}.max_frame_bytes"] = 1 << 16
+        if drive.arm == "no_fallback":
+            values[f"{stage}.fallback"] = ["none"]
+    return values
+
+
+_KINDS: Final[dict[str, type[_Arm]]] = {
+    "zero": _Zero, "naive": _Naive, "blocking": _Naive, "no_fallback": _Stages, "no_guard": _Stages, "full": _Stages,
+}  # fmt: skip
+
+
+def end_workers(workers: Workers) -> None:
+    """End the processes that were kept."""
+    for kept in workers.values():
+        with kept:
+            pass
+
+
+def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = None) -> Driven:
+    """Drive a scenario to its end, or to a collision.
+
+    Args:
+        one: what, and by whom.
+        watch: is called after every scan.
+        workers: to be kept for the next drive; None: they end with this one.
+
+    Raises:
+        ConfigError: there is no such arm, load or faults.
+        ReplayError: a stage cannot run.
+        OSError: the output cannot be written.
+    """
+    if one.arm not in _KINDS:
+        raise ConfigError(f"arm {one.arm!r} is not there; it has to be one of: {', '.join(_KINDS)}")
+    world = World(one.scenario)
+    with ExitStack() as stack:
+        kept = {} if workers is None else workers
+        if workers is None:
+            stack.callback(end_workers, kept)
+        log = None if one.output is None else stack.enter_context(OutputLog(one.output))
+        arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
+        sensors, stamp_ns = Sensors(world), world.start_ns
+        while not world.over:
+            arm.until(stamp_ns)
+            world.advance(stamp_ns)
+            messages = sensors.messages(stamp_ns)
+            for topic, kind, data in messages:
+                arm.write(topic, kind, data, stamp_ns)
+            arm.sense(messages, stamp_ns)
+            watch(world)
+            stamp_ns += PERIOD_NS
+        if log is not None:
+            log.close()
+    arm.counts["refused by the vehicle"] = world.vehicle.refused
+    return Driven(score_of(world), world, arm.luck.injected, arm.counts)
