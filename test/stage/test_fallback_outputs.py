@@ -56,7 +56,7 @@ def test_given_nothing_to_hold_when_chosen_then_there_is_nothing(config):
     assert prepared(outputs, config) is Fallback.NONE
     assert outputs.payload(Fallback.HOLD_LAST) is None
     assert outputs.payload(Fallback.STOP) is None
-    assert outputs.stamp_ns == 0
+    assert outputs.frame is None
 
 
 def test_given_a_good_output_when_young_enough_then_it_is_held_and_else_a_stop_is_made_of_it(config):
@@ -67,7 +67,7 @@ def test_given_a_good_output_when_young_enough_then_it_is_held_and_else_a_stop_i
     assert outputs.payload(Fallback.STOP) is None
     assert prepared(outputs, config, at_ms=101) is Fallback.STOP
     assert STORE.deserialize_cdr(outputs.payload(Fallback.STOP), PATH).header.frame_id == "map"
-    assert outputs.stamp_ns == 77
+    assert outputs.frame.stamp_ns == 77
 
 
 def test_given_a_failure_that_outlasts_path_and_braking_when_answered_then_the_one_stop_is_kept(config):
@@ -88,12 +88,12 @@ def test_given_a_stop_when_results_come_late_then_the_vehicle_keeps_to_it_until_
     outputs.remember(path(start_ms=100), frame(1, received_ns=50 * MS, stamp_ns=78), late=True)
     assert prepared(outputs, config, at_ms=233) is Fallback.STOP
     assert outputs.payload(Fallback.STOP) is first
-    assert outputs.stamp_ns == 77
+    assert outputs.frame.stamp_ns == 77
     outputs.remember(path(start_ms=200), frame(2, received_ns=233 * MS, stamp_ns=79))
     assert outputs.payload(Fallback.STOP) is None
     assert prepared(outputs, config, at_ms=400) is Fallback.STOP
     assert outputs.payload(Fallback.STOP) != first
-    assert outputs.stamp_ns == 79
+    assert outputs.frame.stamp_ns == 79
 
 
 def test_given_a_stop_when_a_late_result_is_young_enough_to_be_held_then_the_next_failure_brakes_anew(config):
@@ -144,7 +144,7 @@ def test_given_outputs_when_forgotten_then_neither_they_nor_late_ones_of_earlier
     outputs.forget(210 * MS)
     outputs.remember(path(), frame(1, received_ns=190 * MS), late=True)
     assert prepared(outputs, config, at_ms=220) is Fallback.NONE
-    assert outputs.stamp_ns == 0
+    assert outputs.frame is None
     outputs.remember(path(), frame(2, received_ns=215 * MS))
     assert prepared(outputs, config, at_ms=220) is Fallback.HOLD_LAST
 

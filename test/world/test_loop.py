@@ -81,7 +81,7 @@ def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guar
     without, found = (drive(one, workers=workers) for one in drives)
     assert without.score.collision
     assert not found.score.collision
-    assert found.counts["brake distance"] > 0
+    assert found.counts["guard brake"] > 0
 
 
 def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.config.params_file import config_of
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.frame import Answer, header_stamp_ns
+from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.models.driving_messages import (
     FRAME,
@@ -37,7 +36,6 @@ from torchperf_ros.replay.replay_options import paced
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.virtual_stage import KeptWorkers, VirtualPace
-from torchperf_ros.safety.guard import Guard
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.score import Score, score_of
@@ -240,18 +238,16 @@ class _Record(ReplayRecord):
         self._arm = arm
 
     def publish(self, index: int, payload: bytes) -> None:
-        if index == len(self.topics) - 1:
-            return  # `answer` does, with the guard's
         super().publish(index, payload)
-        self._arm.detected(payload)
+        if index == len(self.topics) - 1:
+            self._arm.move(payload, self._now())
 
     def answer(self, index: int, answer: Answer) -> None:
         super().answer(index, answer)
         if index == len(self.topics) - 1:
-            plan = self._arm.checked(answer)
-            if plan is not None:
-                super().publish(index, plan)
-                self._arm.move(plan, self._now())
+            self._arm.count(answer.outcome.word if answer.fallback is None else answer.fallback.word)
+            if answer.check is not None:
+                self._arm.count(f"guard {answer.check.word}")
 
 
 class _Stages(_Arm):
@@ -260,7 +256,6 @@ class _Stages(_Arm):
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
         super().__init__(drive, world, log, workers)
         self._stack = ExitStack()
-        self._guard = _guard() if drive.arm == "full" else None
         parameters = parameters_of(drive)
         config = paced(config_of(parameters), "virtual")
         kept = workers.setdefault(json.dumps(parameters), KeptWorkers())
@@ -297,30 +292,7 @@ class _Stages(_Arm):
 
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         for topic, _, data in messages:
-            if self._guard is not None and topic == "odom":
-                self._guard.moved(data, stamp_ns)
             self._stages.offer(absolute(topic), data)
-
-    def detected(self, markers: bytes) -> None:
-        """Perception has published."""
-        if self._guard is not None:
-            self._guard.saw(0, markers, self._pace.now())
-
-    def checked(self, answer: Answer) -> bytes | None:
-        """What to publish for an answer of the planner."""
-        self.count(answer.outcome.word if answer.fallback is None else answer.fallback.word)
-        if self._guard is None:
-            return answer.payload
-        # The one place where the guard is called; it goes once a stage calls its guard itself (`StageConfig.guard`).
-        now_ns = self._pace.now()
-        stamp_ns = header_stamp_ns(answer.payload) if answer.payload else answer.frame.stamp_ns
-        found = self._guard.check(answer.payload, now_ns, now_ns, (now_ns - stamp_ns) / NS_PER_MS)
-        self.count(f"{found.verdict.word} {found.check}".strip())
-        return found.payload
-
-
-def _guard() -> Guard:
-    return Guard(guard_options({"guard.act": ["all"], "guard.obstacles_frame": "plan"}))
 
 
 def parameters_of(drive: Drive) -> Mapping[str, object]:
@@ -340,6 +312,8 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
         values[f"{stage}.max_frame_bytes"] = 1 << 16
         if drive.arm == "no_fallback":
             values[f"{stage}.fallback"] = ["none"]
+    if drive.arm == "full":
+        values |= {"planning.guard.act": ["all"], "planning.guard.obstacles_frame": "plan"}
     return values
 
 
