@@ -1,4 +1,4 @@
-"""The pictures of README and docs, made anew: drives of this version, with faults and under load, and a report.
+"""The pictures of README and docs, made anew: drives of this version with faults and under load, a report, a cut-in.
 
 The pictures of figures come from their benchmarks: `./run bench curve -o`, `torchperf anomalies --plot`; the one of
 a stutter is of the drive that the page tells of.
@@ -15,11 +15,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.rig.report import say
+from torchperf_ros.world.drive_page import write_picture
+from torchperf_ros.world.loop import Drive, drive
+from torchperf_ros.world.scenarios import draw_scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH, _HEIGHT = 1180, 1880  # of a screenshot, px
 _DRIVE_S, _LOAD_AFTER_S, _LOAD_S = 40, 25, 8
 _BUSY = 8  # processes, of higher priority than the models where this user may have such
+_CUT_IN_SEED = 2  # one in which the naive node is dead when it matters
 _FIRST_IMAGE_S = 100.0  # the start takes a tenth of that
 _EPILOG = """\
 example:
@@ -75,6 +79,13 @@ def loaded(folder: Path, pictures: Path) -> None:
     demo.communicate()
 
 
+def cut_in(pictures: Path) -> None:
+    """A car cuts in, with faults: the naive node and these stages on the same seed."""
+    say("a cut-in")
+    drives = [Drive(draw_scenario("cut_in", _CUT_IN_SEED), arm, 1, "bench") for arm in ("naive", "full")]
+    write_picture([(one, drive(one)) for one in drives], pictures / "cut_in.png")
+
+
 def main() -> int:
     """Entry; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -89,6 +100,7 @@ def main() -> int:
         os.environ |= {"XDG_STATE_HOME": name, "ROS_DOMAIN_ID": str(20 + os.getpid() % 80)}
         sabotaged(Path(name), pictures)
         loaded(Path(name), pictures)
+        cut_in(pictures)
     say(f"they are in {pictures}; look at them")
     return 0
 

@@ -80,7 +80,7 @@ def _print(shown: Console, one: Drive, driven: Driven) -> None:
 
 
 def _write(one: Drive, driven: Driven, folder: Path) -> None:
-    write_picture(one, driven, folder / "drive.png")
+    write_picture([(one, driven)], folder / "drive.png")
     write_page(one, driven, folder / "drive.html")
     row = {"scenario": one.scenario.name, "seed": one.scenario.seed, "arm": one.arm, "load": one.load,
            "faults": one.faults, "drawn": one.scenario.drawn, **driven.row()}  # fmt: skip

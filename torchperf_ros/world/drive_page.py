@@ -1,6 +1,7 @@
 """What is left of a drive: a picture of it, and a page."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,39 @@ _CORNERS = np.array([[0.5, 0.5], [0.5, -0.5], [-0.5, -0.5], [-0.5, 0.5], [0.5, 0
 _OURS, _OTHERS, _WALL, _HIT = "#00704f", "#0072b2", "#8a8f96", "#b32d00"
 
 
-def write_picture(one: Drive, driven: Driven, path: Path) -> None:
-    """The drive from above, its speed and its time to collision, as PNG or SVG by the file's suffix."""
+def write_picture(drives: Sequence[tuple[Drive, Driven]], path: Path) -> None:
+    """Drives from above, each in a row, and their speed and time to collision; PNG or SVG by the file's suffix.
+
+    The road is drawn wider than it is: across, a metre is longer than along.
+    """
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    world, trace = driven.world, driven.world.trace
-    figure, (road, speed, ttc) = plt.subplots(3, 1, figsize=(12, 6.5), height_ratios=(2.2, 1, 1), layout="constrained")
-    for edge in one.scenario.road:
-        points = one.scenario.lane.at(np.arange(-20.0, world.progress_m + 60.0, 2.0), edge)
-        road.plot(points[:, 0], points[:, 1], color=_WALL, linewidth=1)
-    chosen = [trace[round(index)] for index in np.linspace(0, len(trace) - 1, _SHOWN)]
-    for number, moment in enumerate(chosen):
-        strength = 0.25 + 0.75 * number / (_SHOWN - 1)
-        for colour, outline in _outlines(driven, moment):
-            road.fill(outline[:, 0], outline[:, 1], color=colour, alpha=strength, linewidth=0)
-    own = [moment.vehicle[1] for moment in trace]
-    road.set(aspect="equal", ylim=(min(own) - 12, max(own) + 12), xlabel="m", title=_title(one, driven))
-    at_s = [moment.at_s for moment in trace]
-    speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=_OURS)
+    heights = [1.0] * len(drives) + [1.2, 1.2]
+    figure, (*roads, speed, ttc) = plt.subplots(
+        len(heights), 1, figsize=(11, 1.7 * len(heights)), height_ratios=heights, layout="constrained"
+    )
+    farthest_m = max(driven.world.progress_m for _, driven in drives) + 40.0
+    for (one, driven), road in zip(drives, roads, strict=True):
+        trace, colour = driven.world.trace, _HIT if driven.score.collision else _OURS
+        for edge in one.scenario.road:
+            points = one.scenario.lane.at(np.arange(-20.0, farthest_m, 2.0), edge)
+            road.plot(points[:, 0], points[:, 1], color=_WALL, linewidth=1)
+        for number, index in enumerate(np.linspace(0, len(trace) - 1, _SHOWN)):
+            for shade, outline in _outlines(driven, trace[round(index)]):
+                strength = 0.25 + 0.75 * number / (_SHOWN - 1)
+                road.fill(outline[:, 0], outline[:, 1], color=shade, alpha=strength, linewidth=0)
+        own = [moment.vehicle[1] for moment in trace]
+        road.set(ylim=(min(own) - 8, max(own) + 8), xlim=(-20.0, farthest_m), title=_title(one, driven), yticks=[])
+        at_s = [moment.at_s for moment in trace]
+        speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=colour, label=one.arm)
+        ttc.plot(at_s, [min(moment.ttc_s, 3.0) for moment in trace], color=colour)
+    roads[-1].set_xlabel("m")
     speed.set(ylabel="km/h", ylim=(0, None))
-    ttc.plot(at_s, [min(moment.ttc_s, 3.0) for moment in trace], color=_HIT)
-    ttc.set(ylabel="time to collision, s", xlabel="s", ylim=(0, 3.1))
+    speed.legend(loc="lower right")
+    ttc.set(ylabel="TTC, s", xlabel="s", ylim=(0, 3.1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
