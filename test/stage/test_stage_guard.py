@@ -1,11 +1,13 @@
 """A stage with a guard: what it publishes in place of a plan, and where the verdict is seen."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY
 
@@ -152,3 +154,14 @@ def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_an
     assert stage.counters.shadow_refusals == 1
     wait_until(lambda: stage.anomalies, lambda: "an alert")
     assert stage.anomalies[0].name == "tested: plan refused, in shadow"
+
+
+def test_given_a_guard_on_a_stage_that_publishes_no_path_when_its_inputs_are_asked_for_then_it_is_refused(stage):
+    described = stage.actor.pool.description
+    assert [index for index, _, _ in stage.actor.inputs] == [0, ODOMETRY, DETECTIONS]
+    stage.actor.pool.description = replace(described, output="visualization_msgs/msg/MarkerArray")
+    try:
+        with pytest.raises(ConfigError, match="tested.guard.act: the stage publishes visualization_msgs/msg/MarkerArr"):
+            _ = stage.actor.inputs
+    finally:
+        stage.actor.pool.description = described

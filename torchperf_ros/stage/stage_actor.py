@@ -18,10 +18,10 @@ from torchperf_ros.config.action_options import DRIFT
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert, action_alert, model_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
-from torchperf_ros.frame.errors import BadInput, ProtocolError
+from torchperf_ros.frame.errors import BadInput, ConfigError, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.frame.stop_output import warm_up_stop
+from torchperf_ros.frame.stop_output import PATH, can_stop, warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
 from torchperf_ros.safety.alert_actions import AlertActions
@@ -315,9 +315,15 @@ class StageActor:
         """Index, topic and message type: the adapter's inputs, the trigger first, then those of scenes and guard.
 
         Empty until a worker has described its adapter.
+
+        Raises:
+            ConfigError: the stage has a guard and publishes something else than a path.
         """
         if self.pool.description is None:
             return []
+        if self.guard is not None and not can_stop(self._output_type):
+            what = f"the stage publishes {self._output_type}, and a guard checks {PATH}"
+            raise ConfigError(f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well")
         own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
         return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config.guard)]
 
