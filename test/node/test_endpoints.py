@@ -13,7 +13,7 @@ from std_msgs.msg import Float64, String
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
 from torchperf_ros.node.reporter import Reporter, why_silent
-from torchperf_ros.stage.stage_actor import StageInput
+from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.latency_record import float64_bytes
 
 pytestmark = pytest.mark.ros

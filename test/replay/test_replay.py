@@ -12,7 +12,7 @@ from torchperf_ros.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayError, ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.stage.stage_actor import StageInput
+from torchperf_ros.stage.stage_input import StageInput
 
 from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 

@@ -11,7 +11,8 @@ from rclpy.subscription import Subscription
 
 from torchperf_ros.config.message_types import has_header
 from torchperf_ros.frame.errors import UnknownMessageType
-from torchperf_ros.stage.stage_actor import StageActor, StageInput
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_input import StageInput
 
 OUTPUT_QOS = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 

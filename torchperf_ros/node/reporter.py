@@ -18,7 +18,8 @@ from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
 from torchperf_ros.node.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
-from torchperf_ros.stage.stage_actor import StageActor, StageInput
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
 from torchperf_ros.telemetry.latency_record import LabelledArray, float64_bytes
 from torchperf_ros.telemetry.memory import LABELS, ProportionalMemory, sample_memory

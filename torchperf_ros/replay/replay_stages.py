@@ -13,7 +13,8 @@ from torchperf_ros.replay.log_feed import Wanted, absolute
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor, StageInput, StagePorts
+from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.workers.worker_setup import worker_setup
 
 if TYPE_CHECKING:

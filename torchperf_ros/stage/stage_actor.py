@@ -19,7 +19,7 @@ from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert, action_alert, model_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import BadInput, ConfigError, ProtocolError
-from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, header_stamp_ns, stamp_age_ms
+from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, stamp_age_ms
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stop_output import PATH, can_stop, warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
@@ -573,37 +573,3 @@ class StageActor:
     @property
     def _output_type(self) -> str:
         return "" if self.pool.description is None else self.pool.description.output
-
-
-@dataclass
-class StageInput:
-    """One input of a stage: its topic as resolved, its message type, and whether that has a stamp.
-
-    The index is that of the adapter's inputs; what scenes depend on has one below 0, see `StageActor.hear`.
-    """
-
-    stage: StageActor
-    index: int
-    topic: str
-    type_name: str
-    stamped: bool
-
-    def receive(self, data: bytes | memoryview) -> None:
-        """A message from a topic; of a trigger also the part of the stage's slot that holds it."""
-        stamp_ns = header_stamp_ns(data) if self.stamped else 0
-        if self.index == 0:
-            self.stage.offer(data, stamp_ns, stamped=self.stamped)
-        elif self.index < 0:
-            self.stage.hear(self.index, bytes(data), stamp_ns)
-        else:
-            self.stage.offer_latest(self.index, bytes(data), stamp_ns)
-
-    def hand_over(self, data: bytes | None, frame: Frame) -> None:
-        """The output of the stage before, None if it has none for this frame; it keeps that frame's stamp."""
-        if self.index == 0:
-            why = "" if data is not None else "the stage before had nothing to hand over"
-            self.stage.offer(data, frame.stamp_ns, stamped=False, upstream=frame, refusal=why)
-        elif data is not None and self.index < 0:
-            self.stage.hear(self.index, data, frame.stamp_ns)
-        elif data is not None:
-            self.stage.offer_latest(self.index, data, frame.stamp_ns)
