@@ -1,4 +1,4 @@
-"""An input of a stage: what comes on a topic, or from the stage before, goes to the stage's mailbox, guard or scenes."""
+"""An input of a stage: what a topic or the stage before gives goes to the mailbox, the guard or the scenes."""
 
 from dataclasses import dataclass
 
