@@ -67,12 +67,16 @@ def stamp_text(stamp_ns: int) -> str:
 
 
 class PublishedFrame(NamedTuple):
-    """What a stage published for a frame: the frame's number and `header.stamp`, the CDR bytes and their type."""
+    """What a stage published for a frame: the frame's number and `header.stamp`, the CDR bytes and their type.
+
+    `check` is the guard's verdict, "" without a guard.
+    """
 
     seq: int
     stamp_ns: int
     data: bytes
     type_name: str
+    check: str = ""
 
     @property
     def message(self) -> Any:  # noqa: ANN401 - a rosbags message
@@ -152,7 +156,8 @@ class StageResult:
                 if found is None or output_hash(found.data) != frame["output_hash"]:
                     msg = f"{self.output}: is not what stage {self.name} published for frame {seq}; replay again"
                     raise ReplayError(msg)
-                yield PublishedFrame(seq, int(frame["stamp_ns"]), found.data, found.type_name)
+                check = GuardVerdict(frame["check"]).word if frame["check"] >= 0 else ""
+                yield PublishedFrame(seq, int(frame["stamp_ns"]), found.data, found.type_name, check)
 
     def worst_frames(self, *, only_missed: bool) -> list[str]:
         """A table of the frames that took longest, of those that were not on time if only these are asked for."""

@@ -25,6 +25,7 @@ def frame_row(seq, data, *, outcome=Outcome.ON_TIME, total_ms=10.0):
             row[name] = math.nan
     row["seq"], row["stamp_ns"], row["t_ns"] = seq, stamp_ns(seq), stamp_ns(seq) + 3_000_000
     row["outcome"], row["total_ms"], row["output_hash"] = outcome, total_ms, output_hash(data)
+    row["check"] = -1
     row["fallback"] = -1 if outcome is Outcome.ON_TIME else Fallback.HOLD_LAST
     return row
 

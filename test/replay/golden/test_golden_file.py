@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from torchperf_ros.logs.log_reader import LogReader
-from torchperf_ros.replay.golden.golden_file import GoldenError, golden_of, read_golden, write_golden
+from torchperf_ros.replay.golden.golden_file import GoldenError, compare_frames, golden_of, read_golden, write_golden
+from torchperf_ros.replay.golden.message_rule import BUILT_IN
 
 from .golden_messages import array, markers, path, pose
 from .stage_results import result_of, stamp_ns
@@ -20,6 +21,22 @@ def test_given_outputs_of_two_stages_when_written_and_read_then_they_are_the_sam
     assert [(frame.seq, frame.stamp_ns) for frame in read.frames["perception"]] == [(0, stamp_ns(0)), (2, stamp_ns(2))]
     assert read.frames["perception"][1].message.data.tolist() == [2.0]
     assert [file.name for file in (tmp_path / "new folder").iterdir()] == ["golden.mcap"]
+
+
+def test_given_verdicts_of_the_guard_when_written_and_read_then_they_are_there_and_another_one_is_a_difference(
+    tmp_path,
+):
+    golden = golden_of(result_of(tmp_path, {"planning": [array(1.0), array(2.0)]}), ["planning"])
+    first, second = golden.frames["planning"]
+    guarded = {"planning": (first._replace(check="accept"), second._replace(check="brake"))}
+    write_golden(dataclasses.replace(golden, frames=guarded), tmp_path / "golden.mcap")
+    found = read_golden(tmp_path / "golden.mcap")
+    assert [frame.check for frame in found.frames["planning"]] == ["accept", "brake"]
+    assert found.origin == golden.origin
+    compared = compare_frames("planning", golden.frames["planning"], found.frames["planning"], BUILT_IN)
+    assert [difference.field for frame in compared.differing for difference in frame.differences] == [
+        "the guard's verdict"
+    ] * 2
 
 
 def test_given_stamps_before_1970_when_written_and_read_then_they_are_the_same(tmp_path):

@@ -21,6 +21,8 @@ _WORD: Final = (1 << 64) - 1
 _SIGN: Final = 1 << 63
 """MCAP's times have no sign, stamps have: a stamp before 1970 stands in `publish_time` as its two's complement."""
 _OUTPUT: Final = "the output"
+_CHECKS: Final = "checks of "
+"""Begins a key of the metadata: the guard's verdicts on a stage's frames."""
 _MOST_FIELDS: Final = 12
 
 
@@ -77,7 +79,11 @@ def write_golden(golden: Golden, path: Path) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with OutputLog(path, metadata=(_ORIGIN, dict(golden.origin))) as file:
+    checks = {
+        f"{_CHECKS}{stage}": ",".join(frame.check for frame in frames)
+        for stage, frames in golden.frames.items() if any(frame.check for frame in frames)
+    }  # fmt: skip
+    with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks})) as file:
         for stage, frames in golden.frames.items():
             for frame in frames:
                 stamp_ns = frame.stamp_ns
@@ -106,6 +112,10 @@ def read_golden(path: Path) -> Golden:
         raise GoldenError(f"golden file {path}: cannot be read ({type(error).__name__}: {error})") from error
     if origin is None:
         raise GoldenError(f"golden file {path}: is an MCAP that holds no golden outputs")
+    for stage, found in frames.items():
+        checks = origin.pop(f"{_CHECKS}{stage}", "").split(",")
+        if len(checks) == len(found):
+            frames[stage] = [frame._replace(check=check) for frame, check in zip(found, checks, strict=True)]
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
 
 
@@ -183,6 +193,8 @@ def _by_stamp(frames: Sequence[PublishedFrame]) -> dict[tuple[int, int], Publish
 def _differences(frame: PublishedFrame | None, golden: PublishedFrame | None, rules: Rules) -> Iterator[Difference]:
     if frame is None or golden is None:
         yield Difference(_OUTPUT, "published" if frame else "none", "published" if golden else "none")
+    elif frame.check != golden.check:
+        yield Difference("the guard's verdict", frame.check or "none", golden.check or "none")
     elif frame.type_name != golden.type_name:
         yield Difference(_OUTPUT, frame.type_name, golden.type_name)
     elif frame.data != golden.data:
