@@ -78,13 +78,18 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             road.add_scatter(x=outline[:, 0].round(2).tolist(), y=outline[:, 1].round(2).tolist(), fill="toself",
                              mode="lines", line={"color": colour, "width": 1}, opacity=0.5, showlegend=False,
                              name=f"{trace[index].at_s:.1f} s")  # fmt: skip
-    road.update_layout(height=360, yaxis={"scaleanchor": "x"})
+    road.update_layout(height=280, xaxis={"title": "m"}, yaxis={"title": "m"})
     at_s = [moment.at_s for moment in trace]
     speed = _line(at_s, [3.6 * moment.vehicle[3] for moment in trace], "km/h", _OURS)
-    ttc = _line(at_s, [None if math.isinf(moment.ttc_s) else moment.ttc_s for moment in trace], "s", _HIT)
+    ttc = _line(at_s, [min(moment.ttc_s, 3.0) for moment in trace], "s", _HIT)
     for stamp_ns, kind in driven.injected:
         speed.add_vline(
-            x=(stamp_ns - driven.world.start_ns) / 1e9, line={"dash": "dot", "width": 1}, annotation_text=kind
+            x=(stamp_ns - driven.world.start_ns) / 1e9,
+            line={"dash": "dot", "width": 1},
+            annotation_text=kind,
+            annotation_textangle=-90,
+            annotation_font_size=9,
+            annotation_position="bottom left",
         )
     page.section("From above, once a second", [page.plots(("", road))])
     page.section(
