@@ -142,13 +142,15 @@ class TimedPath:
         first_at = head_end + 4
         frame_id = path[first_at + 8 : header_at(path, first_at, order)[2]]
         poses = _Poses(path, order, first_at, len(frame_id), count)
-        if not (poses.later_ids == np.frombuffer(frame_id, np.uint8)).all():
+        if poses.later_ids.tobytes() != frame_id * (count - 1):
             raise BadInput("has poses that do not share one frame_id")
-        stamps = np.concatenate((poses.first_stamp, poses.later_stamps)).astype(np.int64)
+        seconds, nanoseconds = poses.first_stamp[0].tolist()
+        stamps = np.empty(count, np.int64)
+        stamps[0], later = seconds * NS_PER_S + nanoseconds, stamps[1:]
+        np.multiply(poses.later_stamps[:, 0], NS_PER_S, out=later, dtype=np.int64)
+        later += poses.later_stamps[:, 1]
         places = poses.places.astype(np.float64)
-        return cls(
-            path[:head_end], order, frame_id, stamps[:, 0] * NS_PER_S + stamps[:, 1], places[:, :3], places[:, 3:]
-        )
+        return cls(path[:head_end], order, frame_id, stamps, places[:, :3], places[:, 3:])
 
     @classmethod
     def made(cls, stamps_ns: NDArray[np.int64], points: Floats, yaws: Floats, frame: bytes) -> "TimedPath":
