@@ -30,6 +30,7 @@ _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
 _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded poses
 _SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
 _FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
+_STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _SLACK_M = 0.05  # that a plan may come closer to what is already too close
 
 
@@ -166,26 +167,29 @@ def _predicted(
     """
     later = t_s[:, None]
     which = np.flatnonzero(~(others.follows | others.elsewhere))
-    places = seen.places[which] + seen.velocities[which] * later
-    yaws = seen.yaws[which]
+    once = len(which)
     if not lane.curved:
-        return which, len(which), places, yaws
+        return which, once, seen.places[which] + seen.velocities[which] * later, seen.yaws[which]
     columns = np.flatnonzero(others.along[which])
     along = which[columns]
-    s, left = others.s[along] + others.speed[along] * later, others.left[along] + others.drift[along] * later
-    bent, headings = lane.place_at(s, left)
-    places[:, columns] = seen.places[along] + (bent - bent[0])
-    yaws = np.repeat(yaws[None], len(t_s), axis=0)
-    yaws[:, columns] += headings - headings[0]
     aside = along[others.gap[along] < 0]
-    turned = bend * others.speed[aside] * later
-    arcs = seen.velocities[aside] * later * np.sinc(turned / math.tau) * unit(0.5 * turned)
-    return (
-        np.concatenate((which, aside)),
-        len(which),
-        np.concatenate((places, seen.places[aside] + arcs), axis=1),
-        np.concatenate((yaws, seen.yaws[aside] + turned), axis=1),
-    )
+    which = np.concatenate((which, aside))
+    velocities = seen.velocities[which]
+    places = seen.places[which] + velocities * later
+    yaws = np.empty(places.shape)
+    yaws[:] = seen.yaws[which]
+    # One obstacle's times follow one another in memory, which makes interpolation twice as fast.
+    s = others.s[along, None] + others.speed[along, None] * t_s
+    bent, headings = lane.place_at(s, others.left[along, None] + others.drift[along, None] * t_s)
+    places[:, columns] = (bent + (seen.places[along] - bent[:, 0])[:, None]).T
+    yaws[:, columns] += (headings - headings[:, :1]).T
+    if len(aside):
+        rate = bend * others.speed[aside]  # rad/s; of an arc, velocity (e^iwt - 1) / iw is the way
+        rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
+        turned = rate * later
+        places[:, once:] = seen.places[aside] + velocities[once:] / (1j * rate) * (unit(turned) - 1.0)
+        yaws[:, once:] += turned
+    return which, once, places, yaws
 
 
 def _clearances(
@@ -205,23 +209,29 @@ def _clearances(
     bent_m = turning * (0.5 * math.hypot(half_length, half_width) + 0.125 * (way + abs(offset) * turning)) + widened_m
     bent_m = bent_m[:, None]
     off = places - (lane.own_place + offset * lane.own_unit)[:, None]
-    own = unit(-(track.yaw[:-1] + 0.5 * turn))[:, None]
-    theirs = unit(-yaws)
-    between = theirs
+    heading = track.yaw[:-1] + 0.5 * turn
+    own = unit(-heading)[:, None]
+    middles = yaws
     if yaws.ndim > 1:
         their_turn = np.abs(yaws[1:] - yaws[:-1])
         radius = np.hypot(halves[:, 0], halves[:, 1])
         bent_m = bent_m + their_turn * (0.5 * radius + 0.125 * np.abs(places[1:] - places[:-1]))
-        between = unit(-0.5 * (yaws[1:] + yaws[:-1]))
-    apart = np.maximum(*_gaps(off[:-1], off[1:], own, *_shadow(between * own.conj(), halves.T), size))
-    kept = np.flatnonzero((apart - bent_m).min(axis=0) < options.margin_m)
+        middles = 0.5 * (yaws[1:] + yaws[:-1])
+    # Shadows are no longer than these, which cost no sine: cos a <= 1, sin a <= a.
+    half_turns = (middles - heading[:, None]) * (1.0 / math.pi)
+    sine = np.abs(half_turns - np.rint(half_turns)) * math.pi
+    shadow = halves[:, 0] + sine * halves[:, 1], halves[:, 1] + sine * halves[:, 0]
+    apart = np.maximum(*_gaps(off[:-1], off[1:], own, *shadow, size))
+    apart -= bent_m
+    kept = np.flatnonzero(np.minimum.reduce(apart) < options.margin_m)
     if not len(kept):
         return apart[:, kept], kept
     off, halves = off[:, kept], halves[kept]
     if yaws.ndim > 1:
-        bent_m, theirs = bent_m[:, kept], np.concatenate((theirs[:1, kept], between[:, kept]))
+        bent_m, middles = bent_m[:, kept], np.concatenate((yaws[:1, kept], middles[:, kept]))
     else:
-        theirs = theirs[kept]
+        middles = middles[kept]
+    theirs = unit(-middles)
     own = np.concatenate((lane.own_unit[:1, None].conj(), own))
     before, turned = np.concatenate((off[:1], off[:-1])), theirs * own.conj()
     clearance = np.maximum(

@@ -93,12 +93,13 @@ def seen_now(
             continue
         since_s = (now_ns - source.received_ns) / NS_PER_S
         if source.stamp_ns is None:
-            age_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
-            age_s = np.where((source.stamps_ns > 0) & (age_s >= 0) & (age_s <= USABLE_AGE_S), age_s, since_s)
-            oldest_s = float(age_s.max(initial=0.0))
+            ages_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
+            usable = (source.stamps_ns > 0) & (ages_s >= 0) & (ages_s <= USABLE_AGE_S)
+            age_s: Floats | float = np.where(usable, ages_s, since_s)
+            oldest_s = float(np.max(age_s))
         else:
             age_s = oldest_s = (ros_now_ns - source.stamp_ns) / NS_PER_S
-            if source.stamp_ns <= 0 or not 0 <= age_s <= USABLE_AGE_S:
+            if source.stamp_ns <= 0 or not 0 <= oldest_s <= USABLE_AGE_S:
                 age_s = oldest_s = since_s
         oldest_ms = 1000 * max(since_s, oldest_s)
         if oldest_ms > options.obstacles_timeout_ms:
