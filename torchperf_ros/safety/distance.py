@@ -85,7 +85,9 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
     if len(which):
         moves = lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1])
         ours = moves[:, None] & ((t_s[:-1] <= _SAME_BEND_S)[:, None] | (kept < once))
-        allowed = np.minimum(np.maximum(clearance[0] - _SLACK_M, 0.0), options.margin_m)
+        allowed = np.minimum(
+            np.maximum(clearance[0] - _SLACK_M, 0.0), np.minimum(others.allowed_m, options.margin_m)[which]
+        )
         short = np.where(ours, clearance[1:] - allowed, math.inf)
         if short.min() < 0.0:
             at, column = np.unravel_index(short.argmin(), short.shape)
@@ -150,12 +152,16 @@ class _Others:
         """So far aside of the lane, in m, it is still in our way."""
         self.front = options.rear_m if lane.backward else options.length_m - options.rear_m
         self.gap = self.s - self.reach_s - self.front
-        beside = np.abs(self.left) < self.near
+        side_m = np.abs(self.left) - self.near  # less than zero: in our way
         # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
-        # something in another lane would be our doing.
-        self.follows = self.same & beside & (self.gap < -options.length_m - 2 * self.reach_s)
+        # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
+        behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s)
+        self.passes = behind & (side_m < 0)
+        self.follows = behind & (side_m < -options.margin_m)
+        self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
+        """So close to it the plan may lead; at most the margin, where it is positive."""
         self.behind_m = -0.5 * options.length_m - self.reach_s  # a gap that is less: its middle is behind ours
-        self.ahead = beside & (self.gap > self.behind_m) & ~self.follows
+        self.ahead = (side_m < 0) & (self.gap > self.behind_m) & ~self.passes
 
 
 def _predicted(
@@ -273,7 +279,7 @@ def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: Guar
     """
     drift = others.drift * others.same
     in_way = _nearest(others.left, others.left + drift * t_s[-1]) < others.near  # at some time
-    leads = np.flatnonzero((others.same | others.stands) & in_way & ~others.follows)
+    leads = np.flatnonzero((others.same | others.stands) & in_way & ~others.passes)
     if not len(leads):
         return None
     lost = speeds[:-1] - speeds[1:]

@@ -18,9 +18,8 @@ _MOST_TURN = 1.2  # rad that it is led on for, at most
 _FAR_M = 400.0  # and then straight on: further than anything that a guard looks at
 _SAME_M = 1e-6  # two poses closer than this are one place
 _BOTH_WAYS = 0.1  # of a way: so much of it may be driven in the other direction
-_CURVED = (
-    0.002  # rad: 0.2 m aside after 100 m; a plan of 33 m/s that leaves a bend turns by 0.018 and leads 0.9 m aside
-)
+# rad: 0.2 m aside after 100 m. A plan of 27 m/s that leaves a bend turns by 0.018, and leads 0.7 m aside.
+_CURVED = 0.002
 
 
 def unit(angles: Floats) -> Complex:
