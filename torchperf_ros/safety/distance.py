@@ -77,7 +77,7 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
     seen = _near(seen, lane.own_place[0], lane.length, float(t_s[-1]), speeds, options)
     if not len(seen.yaws):
         return Closeness()
-    others = _Others(lane, seen, options)
+    others = _Others(lane, bend, seen, options)
     finding = _rss(t_s, speeds, others, lane, options)
     which, once, places, yaws = _predicted(t_s, bend, others, lane, seen)
     clearance, kept = _clearances(track, lane, widened_m, places, yaws, seen.halves[which], options)
@@ -128,7 +128,7 @@ def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speeds: Float
 class _Others:
     """Obstacles along a lane, as they are now; shapes [n]."""
 
-    def __init__(self, lane: Lane, seen: Seen, options: GuardOptions) -> None:
+    def __init__(self, lane: Lane, bend: float, seen: Seen, options: GuardOptions) -> None:
         self.s, self.left, heading = lane.project(seen.places)
         local = seen.velocities * unit(-heading)
         speed, ahead = np.abs(local), local.real
@@ -152,16 +152,20 @@ class _Others:
         """So far aside of the lane, in m, it is still in our way."""
         self.front = options.rear_m if lane.backward else options.length_m - options.rear_m
         self.gap = self.s - self.reach_s - self.front
-        side_m = np.abs(self.left) - self.near  # less than zero: in our way
+        self.side_m = side_m = np.abs(self.left) - self.near  # less than zero: in our way
         # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
         # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
         behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s)
+        # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
+        # us who does so in one of them only.
+        own = (seen.places - lane.own_place[0]) * lane.own_unit[0].conj()
+        side_m = np.maximum(side_m, np.abs(own.imag - 0.5 * bend * own.real**2) - self.near)
         self.passes = behind & (side_m < 0)
         self.follows = behind & (side_m < -options.margin_m)
         self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
         """So close to it the plan may lead; at most the margin, where it is positive."""
         self.behind_m = -0.5 * options.length_m - self.reach_s  # a gap that is less: its middle is behind ours
-        self.ahead = (side_m < 0) & (self.gap > self.behind_m) & ~self.passes
+        self.ahead = (self.side_m < 0) & (self.gap > self.behind_m) & ~self.passes
 
 
 def _predicted(
