@@ -95,3 +95,23 @@ def test_given_a_bend_when_cars_drive_beside_then_they_are_led_round_it_but_not_
     change = plan_bytes(T, 15 * T, y, yaw)
     assert check(change, [], speed=15.0).check == ""
     assert check(change, beside, speed=15.0).check == "distance"
+
+
+def test_given_a_fast_plan_that_leaves_a_bend_when_a_car_drives_beside_then_it_is_led_along_as_well():
+    s = 27 * T
+    turned = -0.001 * (np.minimum(s, 36) - np.minimum(s, 36) ** 2 / 72)  # 0.018 rad, which are 0.9 m aside
+    place = np.concatenate(([0.0], np.cumsum(2.7 * np.exp(0.5j * (turned[1:] + turned[:-1])))))
+    beside = Box(-8.6, -3.53, 0.0086, velocity=(30.0, 30 * 0.0086))
+    plan = plan_bytes(T, place.real, place.imag, turned)
+    assert check(plan, [beside], speed=27.0, yaw_rate=-0.027).check == ""
+
+
+@pytest.mark.parametrize(
+    ("left", "turns_in", "check_name"), [(1.0, True, ""), (1.3, True, "distance"), (1.3, False, "")]
+)
+def test_given_a_cyclist_from_behind_when_it_is_beside_our_lane_then_it_may_pass_but_is_not_cut_off(
+    left, turns_in, check_name
+):
+    cyclist = Box(-4.0, left, length=1.0, width=0.5, velocity=(12.0, 0.0))  # 0.1 m beside us at 1.3 m
+    plan = plan_bytes(T, 10 * T, 0.15 * T, 0.015) if turns_in else straight_plan()
+    assert check(plan, [cyclist]).check == check_name

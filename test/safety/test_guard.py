@@ -289,6 +289,7 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
         (plan_bytes(T, 10 * T + 5.0, 0.0, 0.0), "start", "is 5 m from where the vehicle is"),
         (plan_bytes(T, 10 * T, 0.0, 0.3 * T), "lateral", "3 m/s^2 sideways"),
     ],
+    ids=range(10),
 )
 def test_given_a_bad_plan_when_checked_then_it_is_never_published_and_the_reason_is_clear(plan, check, text):
     bench = Bench(max_lateral=2.5)
@@ -390,7 +391,7 @@ def test_given_a_plan_that_begins_soon_when_braked_then_braking_begins_with_it()
     assert motion_of(found.payload)[0][0] == pytest.approx(0.1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(length=st.integers(0, 3000), flips=st.lists(st.tuples(st.integers(0, 2999), st.integers(0, 255)), max_size=6))
 def test_given_any_bytes_as_a_plan_when_checked_then_something_drivable_is_published(length, flips):
     bench = Bench()

@@ -76,6 +76,7 @@ def test_given_a_sudden_change_of_acceleration_when_judged_then_its_jerk_is_the_
     short = track(T[:4], x[13:17] - x[13])
     assert found(short, max_jerk=5.0) == ["jerk"]  # all there is counts as half a second at least
     assert found(track(T[:3], x[13:16]), max_jerk=0.1) == []
+    assert found(track(T[:3], 3.0 * np.array([0.0, 0.1, 0.22])), max_jerk=0.1) == ["acceleration"]  # one change is none
 
 
 def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is_found():

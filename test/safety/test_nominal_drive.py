@@ -13,7 +13,7 @@ from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
 
-DRIVE_S = float(os.environ.get("TORCHPERF_GUARD_DRIVE_S", "20"))
+DRIVE_S = float(os.environ.get("TORCHPERF_GUARD_DRIVE_S", "10"))
 AGE_S, PERIOD_S = 0.06, 0.1
 LANE_M, LENGTH = 3.5, 4.5
 IDM = {"time_s": 1.5, "gap_m": 2.0, "accel": 1.5, "brake": 2.0}  # Treiber and Kesting 2013, table 11.2; highway
@@ -75,14 +75,10 @@ def drive(bend, wanted, lead_speed_at, neighbours, follower, oncoming, seconds):
         for other_s, left, v in everything:
             place, heading = road.at(other_s, left)
             boxes.append(Box(place.real, place.imag, heading, velocity=(v * np.cos(heading), v * np.sin(heading))))
-        if oncoming:
-            for ahead in (40.0, 90.0, 140.0):
-                place, heading = road.at(s + ahead - (number % 20) * 2.0, LANE_M)
-                boxes.append(
-                    Box(
-                        place.real, place.imag, heading + np.pi, velocity=(-15 * np.cos(heading), -15 * np.sin(heading))
-                    )
-                )
+        for ahead in (40.0, 90.0, 140.0) if oncoming else ():
+            place, heading = road.at(s + ahead - (number % 20) * 2.0, LANE_M)
+            velocity = -15 * np.cos(heading), -15 * np.sin(heading)
+            boxes.append(Box(place.real, place.imag, heading + np.pi, velocity=velocity))
         here, heading = road.at(s)
         yaw_rate = speed * np.interp(s, road.s, road.bends)
         guard.moved(odometry_bytes(here.real, here.imag, heading, speed, yaw_rate, stamp_ns=ros_ns), now_ns)

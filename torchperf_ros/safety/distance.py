@@ -7,7 +7,7 @@ an obstacle also goes on, for 2 s, in the bend that we drive now, and has to sta
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from torchperf_ros.safety.obstacles import Complex, Seen
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+_Halves: TypeAlias = tuple[float, float] | Floats  # of the length and of the width, in m
 
 _STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
@@ -29,6 +30,7 @@ _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
 _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded poses
 _SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
 _FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
+_STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _SLACK_M = 0.05  # that a plan may come closer to what is already too close
 
 
@@ -70,57 +72,52 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         seen: the obstacles of now.
         options: vehicle and limits.
     """
-    t_s, place = track.t_s, track.x + 1j * track.y
-    speeds = _speeds(t_s, place)
-    seen = _near(seen, place[0], lane.length, float(t_s[-1]), float(speeds.max()), options)
-    count = len(seen.yaws)
-    if not count:
+    t_s = track.t_s
+    speeds = _speeds(t_s, lane.own_steps)
+    seen = _near(seen, lane.own_place[0], lane.length, float(t_s[-1]), speeds, options)
+    if not len(seen.yaws):
         return Closeness()
-    others = _Others(lane, seen, t_s)
-    front = options.rear_m if lane.backward else options.length_m - options.rear_m
-    gap = others.s - others.reach_s - (lane.own_s[:, None] + front)
-    beside = np.abs(others.left) - others.reach_left - (0.5 * options.width_m + options.margin_m)
-    # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
-    # something in another lane would be our doing.
-    follows = others.same & (beside[0] < 0) & (gap[0] < -options.length_m - 2 * others.reach_s)
-    ahead = (beside < 0) & (gap > -0.5 * options.length_m - others.reach_s) & ~follows  # its middle beyond ours
-    finding = _rss(t_s, speeds, gap, ahead, others, lane.length, options)
-    places, yaws, which = others.places, others.yaws, np.arange(count)
-    if lane.curved:
-        aside = np.flatnonzero(others.along & ~follows & (gap[0] < 0))
-        turned = bend * others.speed[aside] * t_s[:, None]
-        arcs = seen.velocities[aside] * t_s[:, None] * np.sinc(turned / math.tau) * unit(0.5 * turned)
-        places = np.concatenate((places, seen.places[aside] + arcs), axis=1)
-        yaws = np.concatenate((yaws, seen.yaws[aside] + turned), axis=1)
-        which = np.concatenate((which, aside))
-    clearance, moves = _clearances(track, place, widened_m, places, yaws, seen.halves[which], options)
-    ours = moves[:, None] & ~(follows | others.elsewhere)[which]
-    ours[:, count:] &= (t_s[:-1] <= _SAME_BEND_S)[:, None]
-    allowed = np.minimum(np.maximum(clearance[0] - _SLACK_M, 0.0), options.margin_m)
-    short = np.where(ours, clearance[1:] - allowed, math.inf)
-    if short.min() < 0.0:
-        at, column = np.unravel_index(short.argmin(), short.shape)
-        value, limit = float(clearance[1 + at, column]), float(allowed[column])
-        text = f"comes to {value:.3g} m from an obstacle {t_s[at]:.3g} s from now; {limit:.3g} m have to remain"
-        finding = Finding("distance", value, limit, text)
-    touches = ours & (clearance[1:] < 0.0)
-    ttc_s, needed = _collision(t_s, float(speeds[0]), touches, which, gap[0], ahead[0], others, lane)
-    return Closeness(finding, bool(touches.any()), ttc_s, needed)
+    others = _Others(lane, bend, seen, options)
+    finding = _rss(t_s, speeds, others, lane, options)
+    which, once, places, yaws = _predicted(t_s, bend, others, lane, seen)
+    clearance, kept = _clearances(track, lane, widened_m, places, yaws, seen.halves[which], options)
+    which, contact, touches = which[kept], False, None
+    if len(which):
+        moves = lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1])
+        ours = moves[:, None] & ((t_s[:-1] <= _SAME_BEND_S)[:, None] | (kept < once))
+        allowed = np.minimum(
+            np.maximum(clearance[0] - _SLACK_M, 0.0), np.minimum(others.allowed_m, options.margin_m)[which]
+        )
+        short = np.where(ours, clearance[1:] - allowed, math.inf)
+        if short.min() < 0.0:
+            at, column = np.unravel_index(short.argmin(), short.shape)
+            value, limit = float(clearance[1 + at, column]), float(allowed[column])
+            text = f"comes to {value:.3g} m from an obstacle {t_s[at]:.3g} s from now; {limit:.3g} m have to remain"
+            finding = Finding("distance", value, limit, text)
+        touches = ours & (clearance[1:] < 0.0)
+        contact = bool(touches.any())
+    ttc_s, needed = _collision(t_s, float(speeds[0]), touches if contact else None, which, others, lane)
+    return Closeness(finding, contact, ttc_s, needed)
 
 
-def _speeds(t_s: Floats, place: Complex) -> Floats:
+def _speeds(t_s: Floats, ways: Floats) -> Floats:
     """At each pose: the mean of the steps before and after, led on at both ends; exact under constant acceleration."""
-    steps = np.abs(place[1:] - place[:-1]) / (t_s[1:] - t_s[:-1])
-    half = 0.5 * (steps[1:] - steps[:-1])
-    ends = (steps[0] - half[0], steps[-1] + half[-1]) if len(half) else (steps[0], steps[0])
-    return np.maximum(np.concatenate((ends[:1], steps[:-1] + half, ends[1:])), 0.0)
+    steps = ways / (t_s[1:] - t_s[:-1])
+    speeds = np.empty(len(t_s))
+    speeds[0], speeds[-1] = steps[0], steps[-1]
+    if len(steps) > 1:
+        half = 0.5 * (steps[1:] - steps[:-1])
+        np.add(steps[:-1], half, out=speeds[1:-1])
+        speeds[0] -= half[0]
+        speeds[-1] += half[-1]
+    return np.maximum(speeds, 0.0, out=speeds)
 
 
-def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speed: float, options: GuardOptions) -> Seen:
+def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speeds: Floats, options: GuardOptions) -> Seen:
     """The obstacles that may matter: circles around them and around all of the plan with its stopping distance."""
     if len(seen.yaws) <= _FEW:
         return seen
-    stopping = rss_distance(np.array([speed]), np.zeros(1), seen.response_s.max(), options)[0]
+    stopping = rss_distance(speeds.max(keepdims=True), np.zeros(1), seen.response_s.max(), options)[0]
     reach = way_m + stopping + options.length_m + options.width_m + options.margin_m
     far = np.abs(seen.places - here) - np.abs(seen.velocities) * lasts_s - seen.halves.sum(axis=1)
     near = far <= reach
@@ -129,109 +126,180 @@ def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speed: float,
 
 
 class _Others:
-    """Obstacles along a lane, as predicted at some times; shapes [n], or [times, n]."""
+    """Obstacles along a lane, as they are now; shapes [n]."""
 
-    def __init__(self, lane: Lane, seen: Seen, t_s: Floats) -> None:
-        s, left, heading = lane.project(seen.places)
+    def __init__(self, lane: Lane, bend: float, seen: Seen, options: GuardOptions) -> None:
+        self.s, self.left, heading = lane.project(seen.places)
         local = seen.velocities * unit(-heading)
-        speed = np.abs(local)
-        self.stands = (speed < _STANDS) & (not lane.both_ways)
-        self.along = ~self.stands & (np.abs(local.real) >= _ALONG * speed) & (np.abs(left) < _ASIDE_M)
-        self.along &= not lane.both_ways
+        speed, ahead = np.abs(local), local.real
+        self.drift: Floats = local.imag
+        self.stands = speed < _STANDS
         # Beyond the plan's end, and behind us, nothing says where our lane leads. What is aslant there is in a bend.
-        unknown = (s > lane.length + _KNOWN_M) | (s < -_KNOWN_M)
-        self.elsewhere = self.along & unknown & (np.abs(local.imag) > _DRIFTS)
+        self.along = (np.abs(ahead) >= _ALONG * speed) & (np.abs(self.left) < _ASIDE_M) & ~self.stands
+        unknown = (self.s > lane.length + _KNOWN_M) | (self.s < -_KNOWN_M)
+        self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS)
+        if lane.both_ways:
+            self.stands, self.along, self.elsewhere = (np.zeros(len(speed), np.bool_) for _ in range(3))
         self.along &= ~self.elsewhere
-        self.same = self.along & (local.real > 0)
-        self.speed = np.where(self.along, local.real, 0.0)  # along the lane
+        self.same = self.along & (ahead > 0)
+        self.speed: Floats = ahead * self.along  # along the lane
         self.response_s = seen.response_s
         turned = unit(seen.yaws - heading)
         cosine, sine = np.abs(turned.real), np.abs(turned.imag)
         half_length, half_width = seen.halves.T
         self.reach_s = half_length * cosine + half_width * sine
-        self.reach_left = half_length * sine + half_width * cosine
-        later = t_s[:, None]
-        self.s = s + self.speed * later
-        self.left = left + np.where(self.along, local.imag, 0.0) * later
-        self.places = seen.places + seen.velocities * later
-        self.yaws: Floats = seen.yaws  # or by time, where some obstacle follows a bend
-        if lane.curved:
-            bent, headings = lane.place_at(self.s, self.left)
-            self.places = np.where(self.along, seen.places + bent - bent[0], self.places)
-            self.yaws = seen.yaws + np.where(self.along, headings - headings[0], 0.0)
+        self.near = half_length * sine + half_width * cosine + (0.5 * options.width_m + options.margin_m)
+        """So far aside of the lane, in m, it is still in our way."""
+        self.front = options.rear_m if lane.backward else options.length_m - options.rear_m
+        self.gap = self.s - self.reach_s - self.front
+        self.side_m = side_m = np.abs(self.left) - self.near  # less than zero: in our way
+        # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
+        # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
+        behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s)
+        # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
+        # us who does so in one of them only.
+        own = (seen.places - lane.own_place[0]) * lane.own_unit[0].conj()
+        side_m = np.maximum(side_m, np.abs(own.imag - 0.5 * bend * own.real**2) - self.near)
+        self.passes = behind & (side_m < 0)
+        self.follows = behind & (side_m < -options.margin_m)
+        self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
+        """So close to it the plan may lead; at most the margin, where it is positive."""
+        self.behind_m = -0.5 * options.length_m - self.reach_s  # a gap that is less: its middle is behind ours
+        self.ahead = (self.side_m < 0) & (self.gap > self.behind_m) & ~self.passes
+
+
+def _predicted(
+    t_s: Floats, bend: float, others: _Others, lane: Lane, seen: Seen
+) -> tuple[NDArray[np.intp], int, Complex, Floats]:
+    """Which obstacles count, how many, their places [poses, m], and headings [m], or [poses, m] if some follow a bend.
+
+    What drives along beside or behind us in a bend comes a second time, behind the others: see the top of this file.
+    """
+    later = t_s[:, None]
+    which = np.flatnonzero(~(others.follows | others.elsewhere))
+    once = len(which)
+    if not lane.curved:
+        return which, once, seen.places[which] + seen.velocities[which] * later, seen.yaws[which]
+    columns = np.flatnonzero(others.along[which])
+    along = which[columns]
+    aside = along[others.gap[along] < 0]
+    which = np.concatenate((which, aside))
+    velocities = seen.velocities[which]
+    places = seen.places[which] + velocities * later
+    yaws = np.empty(places.shape)
+    yaws[:] = seen.yaws[which]
+    # One obstacle's times follow one another in memory, which makes interpolation twice as fast.
+    s = others.s[along, None] + others.speed[along, None] * t_s
+    bent, headings = lane.place_at(s, others.left[along, None] + others.drift[along, None] * t_s)
+    places[:, columns] = (bent + (seen.places[along] - bent[:, 0])[:, None]).T
+    yaws[:, columns] += (headings - headings[:, :1]).T
+    if len(aside):
+        rate = bend * others.speed[aside]  # rad/s; of an arc, velocity (e^iwt - 1) / iw is the way
+        rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
+        turned = rate * later
+        places[:, once:] = seen.places[aside] + velocities[once:] / (1j * rate) * (unit(turned) - 1.0)
+        yaws[:, once:] += turned
+    return which, once, places, yaws
 
 
 def _clearances(
-    track: Track, place: Complex, widened_m: float, places: Complex, yaws: Floats, halves: Floats, options: GuardOptions
-) -> tuple[Floats, Flags]:
-    """How far apart the footprint and boxes [poses, objects] are: now, then between each two poses; whether we move.
+    track: Track, lane: Lane, widened_m: float, places: Complex, yaws: Floats, halves: Floats, options: GuardOptions
+) -> tuple[Floats, NDArray[np.intp]]:
+    """How far apart the footprint and boxes [poses, objects] are, now and then between each two poses; of which boxes.
 
     Separating axes: two boxes are apart by at least the largest gap between their shadows on the four directions of
     their sides. From one pose to the next a gap is no smaller than the smaller of both, or 0 if the sides change;
-    turning in between by an angle moves no corner by more than its radius times half of that.
+    turning in between by an angle moves no corner by more than its radius times half of that. Most boxes stay apart by
+    the margin on our own two sides, and are left out.
     """
-    turn, way = track.yaw[1:] - track.yaw[:-1], np.abs(place[1:] - place[:-1])
-    half_length, half_width = 0.5 * options.length_m, 0.5 * options.width_m
+    turn, way = track.yaw[1:] - track.yaw[:-1], lane.own_steps
+    half_length, half_width = size = 0.5 * options.length_m, 0.5 * options.width_m
     offset = half_length - options.rear_m  # of the middle from the reference point
     turning = np.abs(turn)
     bent_m = turning * (0.5 * math.hypot(half_length, half_width) + 0.125 * (way + abs(offset) * turning)) + widened_m
-    bent_m = np.concatenate(((0.0,), bent_m))[:, None]
-    off = places - (place + offset * unit(track.yaw))[:, None]
-    own = unit(-np.concatenate((track.yaw[:1], track.yaw[:-1] + 0.5 * turn)))[:, None]
-    their_half_length, their_half_width = halves.T
+    bent_m = bent_m[:, None]
+    off = places - (lane.own_place + offset * lane.own_unit)[:, None]
+    heading = track.yaw[:-1] + 0.5 * turn
+    own = unit(-heading)[:, None]
+    middles = yaws
     if yaws.ndim > 1:
         their_turn = np.abs(yaws[1:] - yaws[:-1])
-        radius = np.hypot(their_half_length, their_half_width)
-        their_bent_m = their_turn * (0.5 * radius + 0.125 * np.abs(places[1:] - places[:-1]))
-        bent_m = bent_m + np.concatenate((0.0 * yaws[:1], their_bent_m))
-        yaws = np.concatenate((yaws[:1], 0.5 * (yaws[1:] + yaws[:-1])))
-    apart = _apart(
-        np.concatenate((off[:1], off[:-1])), off, own, unit(-yaws),
-        (half_length, half_width, their_half_length, their_half_width),
-    )  # fmt: skip
-    return apart - bent_m, way > _MOVES * (track.t_s[1:] - track.t_s[:-1])
-
-
-def _apart(
-    before: Complex, after: Complex, own: Complex, theirs: Complex, halves: tuple[float, float, Floats, Floats]
-) -> Floats:
-    """The largest gap between two boxes' shadows; `before` and `after`: from our middle to theirs."""
-    half_length, half_width, their_half_length, their_half_width = halves
-    turned = theirs * own.conj()
-    cosine, sine = np.abs(turned.real), np.abs(turned.imag)
-    ours_before, ours_after, theirs_before, theirs_after = before * own, after * own, before * theirs, after * theirs
-    gaps = (
-        _gap(ours_before.real, ours_after.real) - cosine * their_half_length - sine * their_half_width - half_length,
-        _gap(ours_before.imag, ours_after.imag) - sine * their_half_length - cosine * their_half_width - half_width,
-        _gap(theirs_before.real, theirs_after.real) - cosine * half_length - sine * half_width - their_half_length,
-        _gap(theirs_before.imag, theirs_after.imag) - sine * half_length - cosine * half_width - their_half_width,
+        radius = np.hypot(halves[:, 0], halves[:, 1])
+        bent_m = bent_m + their_turn * (0.5 * radius + 0.125 * np.abs(places[1:] - places[:-1]))
+        middles = 0.5 * (yaws[1:] + yaws[:-1])
+    # Shadows are no longer than these, which cost no sine: cos a <= 1, sin a <= a.
+    half_turns = (middles - heading[:, None]) * (1.0 / math.pi)
+    sine = np.abs(half_turns - np.rint(half_turns)) * math.pi
+    shadow = halves[:, 0] + sine * halves[:, 1], halves[:, 1] + sine * halves[:, 0]
+    apart = np.maximum(*_gaps(off[:-1], off[1:], own, *shadow, size))
+    apart -= bent_m
+    kept = np.flatnonzero(np.minimum.reduce(apart) < options.margin_m)
+    if not len(kept):
+        return apart[:, kept], kept
+    off, halves = off[:, kept], halves[kept]
+    if yaws.ndim > 1:
+        bent_m, middles = bent_m[:, kept], np.concatenate((yaws[:1, kept], middles[:, kept]))
+    else:
+        middles = middles[kept]
+    theirs = unit(-middles)
+    own = np.concatenate((lane.own_unit[:1, None].conj(), own))
+    before, turned = np.concatenate((off[:1], off[:-1])), theirs * own.conj()
+    clearance = np.maximum(
+        np.maximum(*_gaps(before, off, own, *_shadow(turned, halves.T), size)),
+        np.maximum(*_gaps(before, off, theirs, *_shadow(turned, size), halves.T)),
     )
-    return np.maximum(np.maximum(gaps[0], gaps[1]), np.maximum(gaps[2], gaps[3]))
+    clearance[1:] -= bent_m
+    return clearance, kept
 
 
-def _gap(before: Floats, after: Floats) -> Floats:
+def _shadow(turned: Complex, halves: _Halves) -> tuple[Floats, Floats]:
+    """Half of a turned box's extent on the other one's two sides."""
+    cosine, sine = np.abs(turned.real), np.abs(turned.imag)
+    half_length, half_width = halves
+    return cosine * half_length + sine * half_width, sine * half_length + cosine * half_width
+
+
+def _gaps(
+    before: Complex, after: Complex, sides: Complex, along: Floats, across: Floats, halves: _Halves
+) -> tuple[Floats, Floats]:
+    """Gaps between two boxes' shadows on the sides of one, whose halves are given, and whose turn back is `sides`."""
+    before, after = before * sides, after * sides
+    half_length, half_width = halves
+    along, across = along + half_length, across + half_width
+    return _nearest(before.real, after.real) - along, _nearest(before.imag, after.imag) - across
+
+
+def _nearest(before: Floats, after: Floats) -> Floats:
     """The smaller distance of two on one side, less than zero of two on both sides."""
     return np.maximum(np.minimum(before, after), -np.maximum(before, after))
 
 
-def _rss(
-    t_s: Floats, speeds: Floats, gap: Floats, ahead: Flags, others: _Others, way_m: float, options: GuardOptions
-) -> Finding | None:
+def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: GuardOptions) -> Finding | None:
     """Whether a pose is closer than the RSS distance to what stands or drives ahead, and the plan does not brake.
 
     A plan may be as close as it is if it brakes by `rss_brake` from `actuation_delay_ms` on, until it is no longer too
     close: that is RSS's proper response. Beyond the plan's end nothing says where our lane goes, so what is there
     counts only until the next plan can respond to it.
     """
-    safe = rss_distance(speeds[:, None], np.where(others.same, others.speed, 0.0), others.response_s, options)
+    drift = others.drift * others.same
+    in_way = _nearest(others.left, others.left + drift * t_s[-1]) < others.near  # at some time
+    leads = np.flatnonzero((others.same | others.stands) & in_way & ~others.passes)
+    if not len(leads):
+        return None
     lost = speeds[:-1] - speeds[1:]
-    enough = np.minimum(
-        _FULL_BRAKING * options.rss_brake * np.diff(t_s), 0.5 * speeds[:-1]
-    )  # the last step to standing
+    enough = np.minimum(  # the last step to standing is shorter
+        _FULL_BRAKING * options.rss_brake * (t_s[1:] - t_s[:-1]), 0.5 * speeds[:-1]
+    )
     idle = np.append(lost < enough, lost[-1] < enough[-1])
     idle &= (speeds > _MOVES) & (t_s >= options.actuation_delay_ms / 1000)
-    known = (others.s - others.reach_s <= way_m) | (t_s[:, None] <= others.response_s)
-    short = np.where((others.same | others.stands) & ahead & known & idle[:, None], gap - safe, math.inf)
+    later, response_s, speed = t_s[:, None], others.response_s[leads], others.speed[leads]
+    rear = others.s[leads] + speed * later - others.reach_s[leads]
+    gap = rear - (lane.own_s[:, None] + others.front)
+    beside = np.abs(others.left[leads] + drift[leads] * later) < others.near[leads]
+    known = (rear <= lane.length) | (later <= response_s)
+    safe = rss_distance(speeds[:, None], speed, response_s, options)
+    counts = beside & (gap > others.behind_m[leads]) & known & idle[:, None]
+    short = np.where(counts, gap - safe, math.inf)
     if short.min() >= 0.0:
         return None
     at, which = np.unravel_index(short.argmin(), short.shape)
@@ -241,14 +309,7 @@ def _rss(
 
 
 def _collision(
-    t_s: Floats,
-    speed: float,
-    touches: Flags,
-    which: NDArray[np.intp],
-    gap: Floats,
-    ahead: Flags,
-    others: _Others,
-    lane: Lane,
+    t_s: Floats, speed: float, touches: Flags | None, which: NDArray[np.intp], others: _Others, lane: Lane
 ) -> tuple[float, float]:
     """Time to collision in s and the deceleration in m/s^2 that avoids it, NaN where none is foreseen.
 
@@ -256,12 +317,14 @@ def _collision(
     own share; to what the plan touches on its way: when it does, and speed^2 / (2 way until then).
     """
     closing = speed - others.speed
-    closes = (others.stands | others.along) & ahead & (closing > _MOVES) & (gap > 0)
-    ttc_s = gap[closes] / closing[closes]
-    needed = closing[closes] * np.minimum(closing, speed)[closes] / (2 * np.maximum(gap[closes], 0.01))
-    crossed = (touches & ~closes[which]).any(axis=1)
-    if crossed.any():
+    closes = (others.stands | others.along) & others.ahead & (closing > _MOVES) & (others.gap > 0)
+    found = [
+        (gap / fast, fast * min(fast, speed) / (2 * max(gap, 0.01)))
+        for gap, fast in zip(others.gap[closes].tolist(), closing[closes].tolist(), strict=True)
+    ]
+    if touches is not None and (crossed := (touches & ~closes[which]).any(axis=1)).any():
         first = int(crossed.argmax())
-        ttc_s = np.append(ttc_s, t_s[first])
-        needed = np.append(needed, speed**2 / (2 * max(float(lane.own_s[first]), 0.1)))
-    return (float(ttc_s.min()), float(needed.max())) if len(ttc_s) else (math.nan, math.nan)
+        found.append((float(t_s[first]), speed**2 / (2 * max(float(lane.own_s[first]), 0.1))))
+    if not found:
+        return math.nan, math.nan
+    return min(ttc_s for ttc_s, _ in found), max(needed for _, needed in found)

@@ -259,7 +259,7 @@ class Guard:
             return None
         if situation.now_ns - last[2] > _JUMP_FORGOTTEN_NS:
             return None
-        places = np.interp(_JUMP_AT_S, track.t_s, track.x) + 1j * np.interp(_JUMP_AT_S, track.t_s, track.y)
+        places = np.asarray(np.interp(_JUMP_AT_S, track.t_s, track.x + 1j * track.y), np.complex128)
         aside_m = float(np.abs(last[3].project(places)[1]).max())
         limit = self._options.max_jump_m
         if aside_m <= limit:

@@ -11,7 +11,7 @@ from torchperf_ros.config.guard_options import GuardOptions
 from torchperf_ros.frame.cdr import header_at
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, yaw_of
+from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion
 
 Floats = NDArray[np.float64]
 
@@ -45,9 +45,14 @@ class Track:
     def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None) -> "Track":
         """The poses of a path; one in the frame of the odometry's child is moved into the odometry's."""
         x, y = path.points[:, 0], path.points[:, 1]
-        yaw = yaw_of(*path.turns.T)
+        # The heading of x, y, z, w as two complex numbers; see `yaw_of`.
+        squares = np.square(path.turns.view(np.complex128))
+        sines, cosines = squares.imag, squares.real
+        yaw = np.arctan2(sines[:, 0] + sines[:, 1], cosines[:, 0] - cosines[:, 1])
         turns = yaw[1:] - yaw[:-1]
-        if np.abs(turns).max() > math.pi:  # from one side of the half turn to the other
+        if (
+            turns[turns.argmax()] > math.pi or turns[turns.argmin()] < -math.pi
+        ):  # from one side of the half turn to the other
             yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns - math.tau * np.rint(turns / math.tau))))
         if motion is not None and path.frame == motion.child_frame != motion.frame:
             since_s = (header_at(path.head, 4, path.order)[0] - motion.stamp_ns) / NS_PER_S
@@ -58,7 +63,7 @@ class Track:
 
     def at(self, t_s: float) -> tuple[float, float, float]:
         """x, y and heading at a time; before the first pose and after the last as there."""
-        later = int(np.searchsorted(self.t_s, t_s, side="right"))
+        later = int(self.t_s.searchsorted(t_s, side="right"))
         if not 0 < later < len(self.t_s):
             end = 0 if later == 0 else -1
             return float(self.x[end]), float(self.y[end]), float(self.yaw[end])
@@ -69,12 +74,16 @@ class Track:
 
     def from_now(self) -> "Track":
         """The same from now on, with a pose at now; of a plan that is over, standing for a second."""
-        later = int(np.searchsorted(self.t_s, 0.0, side="right"))
+        later = int(self.t_s.searchsorted(0.0, side="right"))
         now = (0.0, *self.at(0.0))
         if later == len(self.t_s):
             return Track(np.array([0.0, 1.0]), *(np.full(2, one) for one in now[1:]))
         parts = (self.t_s, self.x, self.y, self.yaw)
-        return Track(*(np.concatenate(((one,), part[later:])) for one, part in zip(now, parts, strict=True)))
+        if later == 0:
+            return Track(*(np.concatenate(((one,), part)) for one, part in zip(now, parts, strict=True)))
+        begun = Track(*(part[later - 1 :].copy() for part in parts))
+        begun.t_s[0], begun.x[0], begun.y[0], begun.yaw[0] = now
+        return begun
 
     def thinned(self, reach_m: float) -> tuple["Track", float]:
         """At most 64 of the poses, and how far that moves any point within `reach_m` of the others."""
@@ -99,16 +108,16 @@ class Track:
 
 def unreadable(path: TimedPath) -> Finding | None:
     """What makes every other check of a plan impossible: values that are no numbers, stamps that do not increase."""
-    values = np.hstack((path.points, path.turns))
-    if not (np.abs(values) <= _LARGEST_M).all():  # NaN compares false
-        count = int((~(np.abs(values) <= _LARGEST_M)).any(axis=1).sum())
+    places, turns = np.abs(path.points).max(axis=1), np.abs(path.turns).max(axis=1)
+    if not (places[places.argmax()] <= _LARGEST_M and turns[turns.argmax()] <= _LARGEST_M):  # NaN compares false
+        count = int((~(np.maximum(places, turns) <= _LARGEST_M)).sum())
         return Finding("finite", count, 0, f"{count} poses have a value that is NaN, infinite or beyond {_LARGEST_M:g}")
-    if not path.turns.any(axis=1).all():
-        count = int((~path.turns.any(axis=1)).sum())
+    if turns[turns.argmin()] == 0.0:
+        count = int((turns == 0.0).sum())
         return Finding("finite", count, 0, f"{count} poses have an orientation of zeros, which is no rotation")
     steps = path.stamps_ns[1:] - path.stamps_ns[:-1]
-    if not (steps > 0).all():
-        at = int(np.argmin(steps))
+    at = int(steps.argmin())
+    if steps[at] <= 0:
         step_s = float(steps[at]) / NS_PER_S
         text = f"pose {at + 1} is stamped {step_s:g} s after the one before; each has to be later"
         return Finding("stamps", step_s, 0, text)
@@ -131,35 +140,45 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     between = 0.5 * (dt[1:] + dt[:-1])
     backward = speed[1:] + speed[:-1] < 0
     acceleration = (speed[1:] - speed[:-1]) / between
-    gained = np.where(backward, -acceleration, acceleration)
+    gained = np.where(backward, -acceleration, acceleration) if np.count_nonzero(backward) else acceleration
     lateral = speed * turn / dt
     curvature = turn / np.maximum(way, _SHORT_STEP_M)
-    # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little of a bend
-    at_least = np.maximum(way, 1.0)
-    sideways = 2.0 * aside / (at_least * np.minimum(at_least, 5.0))
-    steering = np.arctan(options.wheelbase_m * curvature * np.sign(along))
-    rolling = (way[1:] > _SHORT_STEP_M) & (way[:-1] > _SHORT_STEP_M)
-    middles = track.t_s[:-1] + 0.5 * dt
-    jerk = (_changes(acceleration, middles[:-1] + 0.5 * between), _changes(lateral, middles))
-    found = (
+    bends = np.abs(curvature)
+    tightest = _largest(bends)
+    if 2.0 * _largest(aside) > options.max_curvature:
+        # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little of a bend
+        at_least = np.maximum(way, 1.0)
+        bends = np.maximum(bends, 2.0 * aside / (at_least * np.minimum(at_least, 5.0)))
+    found = [
         _worst("speed", np.hypot(along, aside) / dt, options.max_speed, "m/s"),
         _worst("acceleration", gained, options.max_acceleration, "m/s^2")
         or _worst("acceleration", -gained, options.max_deceleration, "m/s^2 of braking"),
         _worst("lateral", np.abs(lateral), options.max_lateral, "m/s^2 sideways"),
-        _worst("jerk", np.concatenate(jerk), options.max_jerk, "m/s^3"),
-        _worst("curvature", np.maximum(np.abs(curvature), sideways), options.max_curvature, "1/m"),
-        _worst(
-            "steering", np.abs(steering[1:] - steering[:-1]) / between * rolling, options.max_steering_rate, "rad/s"
-        ),
-    )
+    ]
+    # The larger values' double is more than any change: most plans are far from a limit of changes.
+    if 2.0 * max(_largest(np.abs(acceleration)), _largest(np.abs(lateral))) > options.max_jerk * _JERK_S:
+        middles = track.t_s[:-1] + 0.5 * dt
+        jerk = (_changes(acceleration, middles[:-1] + 0.5 * between), _changes(lateral, middles))
+        found.append(_worst("jerk", np.concatenate(jerk), options.max_jerk, "m/s^3"))
+    found.append(_worst("curvature", bends, options.max_curvature, "1/m"))
+    if 2.0 * math.atan(options.wheelbase_m * tightest) > options.max_steering_rate * -_largest(-between):
+        steering = np.arctan(options.wheelbase_m * curvature * np.sign(along))
+        rolling = (way[1:] > _SHORT_STEP_M) & (way[:-1] > _SHORT_STEP_M)
+        rate = np.abs(steering[1:] - steering[:-1]) / between * rolling
+        found.append(_worst("steering", rate, options.max_steering_rate, "rad/s"))
     return [finding for finding in found if finding is not None]
 
 
+def _largest(values: Floats) -> float:
+    """0 of none; twice as fast as `max`."""
+    return float(values[values.argmax()]) if len(values) else 0.0
+
+
 def _worst(check: str, values: Floats, limit: float, unit: str) -> Finding | None:
-    if not len(values) or (worst := float(values.max())) <= limit * _ROOM:
+    worst = _largest(values)
+    if worst <= limit * _ROOM:
         return None
-    at = int(values.argmax())
-    return Finding(check, worst, limit, f"{worst:.3g} {unit} at pose {at}, the limit is {limit:g}")
+    return Finding(check, worst, limit, f"{worst:.3g} {unit} at pose {values.argmax()}, the limit is {limit:g}")
 
 
 def _changes(values: Floats, times_s: Floats) -> Floats:

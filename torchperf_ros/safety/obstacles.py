@@ -45,6 +45,7 @@ class Obstacles:
     Attributes:
         received_ns: when the array was received, monotonic.
         stamps_ns: ROS time of each, shape [n].
+        stamp_ns: of all of them; None: they differ.
         places: centres as x + iy in m, shape [n].
         yaws: headings in rad, shape [n].
         halves: half length and half width in m, shape [n, 2].
@@ -55,6 +56,7 @@ class Obstacles:
 
     received_ns: int
     stamps_ns: NDArray[np.int64]
+    stamp_ns: int | None
     places: Complex
     yaws: Floats
     halves: Floats
@@ -84,27 +86,33 @@ def seen_now(
 
     The response time to one is the age of the plan's frame, or its own if that is larger, and the actuation delay.
     """
-    missing, fresh, ages = {}, [], []
+    missing, fresh = {}, []
     for index, source in enumerate(sources):
         if source is None:
             missing[index] = "were not received"
             continue
         since_s = (now_ns - source.received_ns) / NS_PER_S
-        age_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
-        age_s = np.where((source.stamps_ns > 0) & (age_s >= 0) & (age_s <= USABLE_AGE_S), age_s, since_s)
-        oldest_ms = 1000 * max(since_s, float(age_s.max(initial=0.0)))
+        if source.stamp_ns is None:
+            ages_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
+            usable = (source.stamps_ns > 0) & (ages_s >= 0) & (ages_s <= USABLE_AGE_S)
+            age_s: Floats | float = np.where(usable, ages_s, since_s)
+            oldest_s = float(np.max(age_s))
+        else:
+            age_s = oldest_s = (ros_now_ns - source.stamp_ns) / NS_PER_S
+            if source.stamp_ns <= 0 or not 0 <= oldest_s <= USABLE_AGE_S:
+                age_s = oldest_s = since_s
+        oldest_ms = 1000 * max(since_s, oldest_s)
         if oldest_ms > options.obstacles_timeout_ms:
             missing[index] = f"are {oldest_ms:.0f} ms old"
             continue
-        fresh.append(source)
-        ages.append(age_s)
-    if not fresh:
-        return _NOTHING, missing
-    age_s = np.concatenate(ages)
-    parts = zip(*((one.places, one.yaws, one.halves, one.velocities) for one in fresh), strict=True)
-    places, yaws, halves, velocities = (np.concatenate(part) for part in parts)
-    response_s = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
-    return Seen(np.asarray(places + velocities * age_s), yaws, halves, velocities, response_s), missing
+        response_s = np.empty(len(source.yaws))
+        response_s[:] = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
+        places = source.places + source.velocities * age_s
+        fresh.append(Seen(places, source.yaws, source.halves, source.velocities, response_s))
+    if len(fresh) == 1:
+        return fresh[0], missing
+    parts = ([getattr(one, name) for one in fresh] for name in Seen.__slots__)
+    return (Seen(*(np.concatenate(part) for part in parts)) if fresh else _NOTHING), missing
 
 
 class _Reader:
@@ -213,7 +221,8 @@ def read_obstacles(
             steps[key] = _next_step(last, int(stamps_ns[n]) or received_ns, boxes[0][n].real, boxes[0][n].imag)
             boxes[3][n] = complex(*steps[key][3:5]) if steps[key][5] else 0.0
     unknown = sum(not step[5] for step in steps.values())
-    return Obstacles(received_ns, stamps_ns, *boxes, unknown, steps)
+    stamp_ns = (*read.stamps_ns, 0)[0] if len(set(read.stamps_ns)) <= 1 else None
+    return Obstacles(received_ns, stamps_ns, stamp_ns, *boxes, unknown, steps)
 
 
 def _next_step(last: _Step | None, stamp_ns: int, x: float, y: float) -> _Step:

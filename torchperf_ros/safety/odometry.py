@@ -68,10 +68,13 @@ class Motion:
 
     def after(self, dt_s: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a number or an array of them
         """x, y and yaw this many seconds later, or before, at constant speed and yaw rate (an arc of a circle)."""
-        turned = self.yaw_rate * dt_s
-        chord = self.speed * dt_s * np.sinc(turned / math.tau)  # sinc(a / pi) = sin(a) / a, a half the turn
-        heading = self.yaw + turned / 2
-        return self.x + chord * np.cos(heading), self.y + chord * np.sin(heading), self.yaw + turned
+        half = 0.5 * self.yaw_rate * dt_s
+        heading = self.yaw + half
+        if isinstance(dt_s, float):  # the same twenty times faster
+            chord = self.speed * dt_s * (math.sin(half) / half if half else 1.0)
+            return self.x + chord * math.cos(heading), self.y + chord * math.sin(heading), heading + half
+        chord = self.speed * dt_s * np.sinc(half / math.pi)
+        return self.x + chord * np.cos(heading), self.y + chord * np.sin(heading), heading + half
 
 
 def yaw_of(x: Any, y: Any, z: Any, w: Any) -> Any:  # noqa: ANN401 - numbers or arrays
