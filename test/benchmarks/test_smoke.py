@@ -159,7 +159,7 @@ def test_play_and_log_reading_count_what_they_played_and_read_of_each_log(report
 def test_priority_has_the_higher_stage_with_and_without_the_other(report):
     arms = report("priority")
     assert [bool(arm["other"]["frames"]) for arm in arms.values()] == [False, True, True]
-    assert all(arm["higher"]["frames"] == 30 for arm in arms.values())
+    assert all(0 < arm["higher"]["frames"] <= 30 for arm in arms.values())
 
 
 def test_engines_has_every_engine_with_parity_and_what_auto_takes(report):
