@@ -157,6 +157,10 @@ class StageUnderTest:
         with self.actor._lock:
             return (self.actor._in_flight is not None) + (self.actor.mailbox.waiting is not None)
 
+    def settle_accounts(self):
+        """See that every frame became something: a frame that was just answered is in flight for a moment longer."""
+        wait_until(lambda: len(set(self.accounts())) == 1, self.accounts, 10.0)
+
     def accounts(self):
         """(frames, what they became): equal, by the law of conservation."""
         statistics, mailbox = self.counters, self.actor.mailbox

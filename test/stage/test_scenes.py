@@ -157,7 +157,7 @@ def test_given_alerts_with_actions_when_they_are_found_then_the_stage_works_as_t
     assert (answer.outcome, answer.frame.scene) == (Outcome.ON_TIME, 0)
     assert actor.actions.words(now_ns) == ""
     stage.wait_for(lambda: len([one for one in stage.anomalies if one.name == "tested: action"]) == 10, "its steps")
-    assert stage.accounts()[0] == stage.accounts()[1]
+    stage.settle_accounts()
 
 
 def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_runs_it(stage):
