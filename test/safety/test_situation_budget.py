@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.safety.scenes import SceneChooser
-from torchperf_ros.safety.situation_budget import situation_budget_ms
+from torchperf_ros.safety.scenes import SceneChooser, situation_budget_ms
 
 MINE = {"adapter": "a:B", "output": "o"}
 

@@ -32,18 +32,10 @@ def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are un
 
 
 def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:
-    """What the stage's adapter takes, and its guard."""
+    """What the stage's adapter takes, its scenes and its guard."""
     return [
         StageInput(stage, index, node.resolve_topic_name(topic), type_name, has_header(type_name))
         for index, topic, type_name in stage.inputs
-    ]
-
-
-def situation_inputs(node: Node, stage: StageActor) -> list[StageInput]:
-    """What the stage's scenes depend on, beside the adapter's inputs."""
-    return [
-        StageInput(stage, index, node.resolve_topic_name(topic), type_name, stamped=False)
-        for index, topic, type_name in stage.config.situation_inputs
     ]
 
 

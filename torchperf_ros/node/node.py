@@ -20,7 +20,6 @@ from torchperf_ros.node.endpoints import (
     RawPublisher,
     output_publisher,
     ros_message_class,
-    situation_inputs,
     stage_inputs,
     subscribe,
 )
@@ -224,7 +223,7 @@ class PerfNode(LifecycleNode):
             for index, stage in enumerate(self._stages):
                 if stage.pool.description is not None:
                     self._outputs[index] = output_publisher(self, stage)
-                for source in [*stage_inputs(self, stage), *situation_inputs(self, stage)]:
+                for source in stage_inputs(self, stage):
                     maker = made_by.get(source.topic)
                     if maker is not None and maker != index:
                         self._followers[maker].append(source)

@@ -27,8 +27,7 @@ from torchperf_ros.frame.waiting import PublishMargin
 from torchperf_ros.safety.alert_actions import AlertActions
 from torchperf_ros.safety.drift import DriftWatch
 from torchperf_ros.safety.guard import Guard
-from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
-from torchperf_ros.safety.situation_budget import situation_budget_ms
+from torchperf_ros.safety.scenes import DEFAULT, SceneChooser, situation_budget_ms
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
