@@ -38,6 +38,8 @@ def test_given_scenes_when_speed_and_word_are_published_then_images_are_answered
                 return row
         return pytest.fail(f"no image was answered for scene {wanted}")
 
+    for topic in ("odom", "scene"):  # each message is taken once
+        assert graph.node.count_subscribers(f"{node.namespace}/{topic}") == 1
     assert row_until(0)["scene"] == 0
     node.tell(odometry, at_speed(30.0))
     highway = row_until(2)
