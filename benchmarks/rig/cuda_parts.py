@@ -97,6 +97,7 @@ def machine(place: Place) -> Found:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {
+            "device": properties.name,
             "capability": f"{properties.major}.{properties.minor}", "memory_mib": properties.total_memory // _MIB,
             "multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda,
             "integrated": bool(properties.is_integrated), "uuid": str(getattr(properties, "uuid", "")),
