@@ -31,6 +31,7 @@ _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded po
 _SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
 _FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
+_TOUCHES_M = 0.001  # boxes so close are in contact
 _SLACK_M = 0.05  # that a plan may come closer to what is already too close
 
 
@@ -86,7 +87,7 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         moves = lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1])
         ours = moves[:, None] & ((t_s[:-1] <= _SAME_BEND_S)[:, None] | (kept < once))
         allowed = np.minimum(
-            np.maximum(clearance[0] - _SLACK_M, 0.0), np.minimum(others.allowed_m, options.margin_m)[which]
+            np.maximum(clearance[0] - _SLACK_M, _TOUCHES_M), np.minimum(others.allowed_m, options.margin_m)[which]
         )
         short = np.where(ours, clearance[1:] - allowed, math.inf)
         if short.min() < 0.0:
@@ -94,7 +95,7 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
             value, limit = float(clearance[1 + at, column]), float(allowed[column])
             text = f"comes to {value:.3g} m from an obstacle {t_s[at]:.3g} s from now; {limit:.3g} m have to remain"
             finding = Finding("distance", value, limit, text)
-        touches = ours & (clearance[1:] < 0.0)
+        touches = ours & (clearance[1:] < _TOUCHES_M)
         contact = bool(touches.any())
     ttc_s, needed = _collision(t_s, float(speeds[0]), touches if contact else None, which, others, lane)
     return Closeness(finding, contact, ttc_s, needed)
@@ -129,7 +130,17 @@ class _Others:
     """Obstacles along a lane, as they are now; shapes [n]."""
 
     def __init__(self, lane: Lane, bend: float, seen: Seen, options: GuardOptions) -> None:
-        self.s, self.left, heading = lane.project(seen.places)
+        s, left, heading = lane.project(seen.places)
+        drift = (seen.velocities * unit(-heading)).imag
+        # The same in the bend that we drive, on an arc through where we are, in the direction of travel.
+        travel, own_bend = (-lane.own_unit[0], -bend) if lane.backward else (lane.own_unit[0], bend)
+        own = (seen.places - lane.own_place[0]) * travel.conj()
+        own_left, own_heading = own.imag - 0.5 * own_bend * own.real**2, np.angle(travel) + own_bend * own.real
+        own_drift = (seen.velocities * unit(-own_heading)).imag
+        # More than 10 m behind us, what is aslant to where the plan leads back may drive in the bend that we drive.
+        self.driven = (s < -_KNOWN_M) & (np.abs(drift) > _DRIFTS) & (np.abs(own_drift) <= _DRIFTS)
+        self.s, self.left = np.where(self.driven, own.real, s), np.where(self.driven, own_left, left)
+        heading = np.where(self.driven, own_heading, heading)
         local = seen.velocities * unit(-heading)
         speed, ahead = np.abs(local), local.real
         self.drift: Floats = local.imag
@@ -139,7 +150,7 @@ class _Others:
         unknown = (self.s > lane.length + _KNOWN_M) | (self.s < -_KNOWN_M)
         self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS)
         if lane.both_ways:
-            self.stands, self.along, self.elsewhere = (np.zeros(len(speed), np.bool_) for _ in range(3))
+            self.stands, self.along, self.elsewhere, self.driven = (np.zeros(len(speed), np.bool_) for _ in range(4))
         self.along &= ~self.elsewhere
         self.same = self.along & (ahead > 0)
         self.speed: Floats = ahead * self.along  # along the lane
@@ -158,8 +169,7 @@ class _Others:
         behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s)
         # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
         # us who does so in one of them only.
-        own = (seen.places - lane.own_place[0]) * lane.own_unit[0].conj()
-        side_m = np.maximum(side_m, np.abs(own.imag - 0.5 * bend * own.real**2) - self.near)
+        side_m = np.maximum(side_m, np.abs(own_left) - self.near)
         self.passes = behind & (side_m < 0)
         self.follows = behind & (side_m < -options.margin_m)
         self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
@@ -176,13 +186,15 @@ def _predicted(
     What drives along beside or behind us in a bend comes a second time, behind the others: see the top of this file.
     """
     later = t_s[:, None]
-    which = np.flatnonzero(~(others.follows | others.elsewhere))
+    driven = others.driven & others.along
+    counts = ~(others.follows | others.elsewhere)
+    which = np.flatnonzero(counts & ~driven)
     once = len(which)
-    if not lane.curved:
+    if not lane.curved and not driven.any():
         return which, once, seen.places[which] + seen.velocities[which] * later, seen.yaws[which]
     columns = np.flatnonzero(others.along[which])
     along = which[columns]
-    aside = along[others.gap[along] < 0]
+    aside = np.flatnonzero(counts & (driven | (others.along & (others.gap < 0)) if lane.curved else driven))
     which = np.concatenate((which, aside))
     velocities = seen.velocities[which]
     places = seen.places[which] + velocities * later
