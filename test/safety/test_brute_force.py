@@ -233,9 +233,11 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
     [
         # it drives straight on, more than 10 m behind, where the plan's first bend leads back elsewhere
         (Plan(0.0, 2.0, 0.0, aside=-3.5, over=20.0), Other("along", -10.0, -2.0, 0.0, 1.0, 1.0, 7.0, 0.0)),
+        # we pass it within 2 s, and change lanes towards it
+        (Plan(26.6, -4.02, -5.81, aside=-3.5, over=106.4), Other("along", 9.51, -1.9, 0.0, 8.1, 0.66, 11.9, 0.0)),
         (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),  # it touches our side
     ],
-    ids=["it comes from behind", "it touches"],
+    ids=["it comes from behind", "it is passed", "it touches"],
 )
 def test_given_a_plan_that_was_accepted_once_and_is_unsafe_when_checked_then_it_is_refused(plan, other):
     assert what_is_unsafe(plan, other)

@@ -2,8 +2,9 @@
 
 Obstacles go on at constant velocity. One that drives along the plan's way, either way, follows its bends at constant
 speed and keeps drifting sideways as it does now: a straight line would take every car of the lane beside us into ours
-in a bend. But a plan that changes lanes bends as well, and what drives beside or behind us in that lane does not: such
-an obstacle also goes on, for 2 s, in the bend that we drive now, and has to stay clear of the plan in both cases.
+in a bend. But a plan that changes lanes bends as well, and what drives beside or behind us in that lane, or is passed
+soon, does not: such an obstacle also goes on, for 2 s, in the bend that we drive now, and has to stay clear of the plan
+in both cases.
 """
 
 import math
@@ -80,7 +81,7 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         return Closeness()
     others = _Others(lane, bend, seen, options)
     finding = _rss(t_s, speeds, others, lane, options)
-    which, once, places, yaws = _predicted(t_s, bend, others, lane, seen)
+    which, once, places, yaws = _predicted(t_s, float(speeds.max()), bend, others, lane, seen)
     clearance, kept = _clearances(track, lane, widened_m, places, yaws, seen.halves[which], options)
     which, contact, touches = which[kept], False, None
     if len(which):
@@ -179,11 +180,12 @@ class _Others:
 
 
 def _predicted(
-    t_s: Floats, bend: float, others: _Others, lane: Lane, seen: Seen
+    t_s: Floats, speed: float, bend: float, others: _Others, lane: Lane, seen: Seen
 ) -> tuple[NDArray[np.intp], int, Complex, Floats]:
     """Which obstacles count, how many, their places [poses, m], and headings [m], or [poses, m] if some follow a bend.
 
-    What drives along beside or behind us in a bend comes a second time, behind the others: see the top of this file.
+    What drives along beside or behind us in a bend, or is passed soon at `speed`, comes a second time, behind the
+    others: see the top of this file.
     """
     later = t_s[:, None]
     driven = others.driven & others.along
@@ -194,7 +196,11 @@ def _predicted(
         return which, once, seen.places[which] + seen.velocities[which] * later, seen.yaws[which]
     columns = np.flatnonzero(others.along[which])
     along = which[columns]
-    aside = np.flatnonzero(counts & (driven | (others.along & (others.gap < 0)) if lane.curved else driven))
+    aside = driven
+    if lane.curved:
+        soon_m = np.where(others.same, np.maximum(speed - others.speed, 0.0) * _SAME_BEND_S, 0.0)
+        aside = counts & others.along & (others.gap < soon_m)
+    aside = np.flatnonzero(aside)
     which = np.concatenate((which, aside))
     velocities = seen.velocities[which]
     places = seen.places[which] + velocities * later

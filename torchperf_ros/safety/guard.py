@@ -111,6 +111,11 @@ class Guard:
         self.refused: dict[str, str | int] = {}
         self.forget(0)
 
+    @property
+    def acts(self) -> bool:
+        """Whether a check replaces plans; else all of them are in shadow."""
+        return bool(self._options.act)
+
     def forget(self, now_ns: int) -> None:
         """Forget what was received and published before now (monotonic): the vehicle may be elsewhere."""
         self._not_before_ns = now_ns
