@@ -9,6 +9,7 @@ from a paired bootstrap within each scenario.
 import argparse
 import math
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
@@ -26,14 +27,14 @@ from torchperf_ros.world.scenarios import SCENARIOS, draw_scenario
 from torchperf_ros.world.score import Score, fewer, paired_difference
 
 _BOUND, _NAIVE, _FULL = "zero", "naive", "full"
-_CHUNK = 5  # drives that a process takes at once
+_CHUNK = 6  # drives that a process takes at once
 _EPILOG = """\
 targets, with faults: collisions at most 1 percentage point above those of the arm without latency; at least 80 % fewer
 than the naive node's, and the interval of the difference excludes 0; 10 times real time
 
 examples:
   ./run bench safety
-  ./run bench safety --seeds 200 --jobs 2 --json safety.json
+  ./run bench safety --seeds 200 --json safety.json
   ./run bench safety --scenarios cut_in,pedestrian --arms zero,naive,full --load 4 --faults all"""
 
 _Row = dict[str, Any]
@@ -48,7 +49,7 @@ def main() -> int:
     report = Report("safety", arguments)
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     wanted = [
-        (arm, name, seed, arguments.load, arguments.faults) for arm in arms for name in scenarios for seed in seeds
+        (arm, name, seed, arguments.load, arguments.faults) for seed in seeds for name in scenarios for arm in arms
     ]
     rows: list[_Row] = []
     begun_s = time.monotonic()
@@ -80,7 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas between (default all)")
     parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
     parser.add_argument("--faults", default="bench", choices=tuple(FAULTS), help="what goes wrong (default bench)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that drive side by side (default 2)")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--jobs", type=int, default=cores, help=f"processes that drive side by side (default {cores}, a core each)"
+    )
     return parser
 
 

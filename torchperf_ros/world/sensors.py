@@ -23,6 +23,7 @@ RANGE_M: Final = 160.0
 _HALF_VIEW: Final = math.radians(100.0)
 _ANGLES: Final = np.linspace(-_HALF_VIEW, _HALF_VIEW, BEAMS)
 _SQUARE: Final = np.array([[0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5]])
+_NEXT: Final = [1, 2, 3, 0]
 
 
 class Sensors:
@@ -75,16 +76,17 @@ def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, set[int
     along, across = found[:, 5:6] * _SQUARE[:, 0], found[:, 6:7] * _SQUARE[:, 1]
     corner_x = found[:, 0:1] + along * cosine - across * sine - x
     corner_y = found[:, 1:2] + along * sine + across * cosine - y
-    side_x = (np.roll(corner_x, -1, axis=1) - corner_x).ravel()
-    side_y = (np.roll(corner_y, -1, axis=1) - corner_y).ravel()
-    corner_x, corner_y = corner_x.ravel(), corner_y.ravel()
-    ux, uy = np.cos(_ANGLES + yaw)[:, None], np.sin(_ANGLES + yaw)[:, None]
+    side_x, side_y = corner_x[:, _NEXT] - corner_x, corner_y[:, _NEXT] - corner_y
+    offset = corner_x * side_y - corner_y * side_x
+    facing = np.flatnonzero(offset < 0.0)  # corners go round to the left: the far sides are hidden by the near ones
+    px, py, ex, ey, offset = (each.ravel()[facing, None] for each in (corner_x, corner_y, side_x, side_y, offset))
+    ux, uy = np.cos(_ANGLES + yaw), np.sin(_ANGLES + yaw)
     with np.errstate(divide="ignore", invalid="ignore"):
-        across_side = ux * side_y - uy * side_x
-        away = (corner_x * side_y - corner_y * side_x) / across_side
-        share = (corner_x * uy - corner_y * ux) / across_side
+        across_side = ux * ey - uy * ex
+        away = offset / across_side
+        share = (px * uy - py * ux) / across_side
         hit = (away > 0.0) & (away <= RANGE_M) & (share >= 0.0) & (share <= 1.0)
     away = np.where(hit, away, np.inf)
-    first = np.argmin(away, axis=1)
-    ranges = away[np.arange(BEAMS), first]
-    return ranges, set(near[first[np.isfinite(ranges)] // 4].tolist())
+    first = np.argmin(away, axis=0)
+    ranges = away[first, np.arange(BEAMS)]
+    return ranges, set(near[facing[first[np.isfinite(ranges)]] // 4].tolist())
