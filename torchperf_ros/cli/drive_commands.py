@@ -182,7 +182,7 @@ def drive(
     faults: Annotated[str, Option(help="What goes wrong; --list shows them.")] = "none",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page and figures."),
+        Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page, figures and a test."),
     ] = None,
     no_tui: Annotated[bool, Option("--no-tui", help="No live view; as fast as it goes.")] = False,
     show_list: Annotated[bool, Option("--list", help="Scenarios, arms and faults, with their sources.")] = False,
@@ -193,7 +193,8 @@ def drive(
     the same drive on any machine. Nothing of ROS has to be installed.
 
     With -o the folder gets drive.mcap and drive.yaml (`torchperf replay
-    drive.mcap --params drive.yaml`), drive.png, drive.html and drive.json.
+    drive.mcap --params drive.yaml`), drive.png, drive.html, drive.json, and a
+    test that drives it again and replays it (`pytest FOLDER`).
 
     Examples:
         torchperf drive --scenario cut_in --seed 7

@@ -127,6 +127,10 @@ class _Arm(abc.ABC):
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         """Take what the sensors send at this time."""
 
+    def take_route(self, route: bytes) -> None:
+        """Learn which lane to keep, before the first scan."""
+        self.write("route", PATH, route, self.world.start_ns)
+
     def move(self, plan: bytes, at_ns: int) -> None:
         """Publish a plan at this time: the vehicle follows it from then on."""
         self.world.advance(at_ns)
@@ -278,9 +282,6 @@ class _Stages(_Arm):
             wanted = self._stages.wanted()
             self._stages.connect({item.topic: absolute(item.topic) for item in wanted})
             self._stages.settle()
-            route = route_message(self.drive.scenario.lane, self.drive.scenario.speed, self.world.start_ns)
-            self._stages.offer("/route", encoded(route, PATH))
-            self.write("route", PATH, encoded(route, PATH), self.world.start_ns)
         except BaseException:
             self._stack.close()
             raise
@@ -297,6 +298,10 @@ class _Stages(_Arm):
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         for topic, _, data in messages:
             self._stages.offer(absolute(topic), data)
+
+    def take_route(self, route: bytes) -> None:
+        super().take_route(route)
+        self._stages.offer("/route", route)
 
 
 def parameters_of(drive: Drive) -> Mapping[str, object]:
@@ -324,6 +329,10 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
 _KINDS: Final[dict[str, type[_Arm]]] = {
     "zero": _Zero, "naive": _Naive, "blocking": _Naive, "no_fallback": _Stages, "no_guard": _Stages, "full": _Stages,
 }  # fmt: skip
+
+
+OWN_ARMS: Final = tuple(arm for arm, kind in _KINDS.items() if kind is _Stages)
+"""Those that are stages of this project."""
 
 
 def end_workers(workers: Workers) -> None:
@@ -356,6 +365,7 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         log = None if one.output is None else stack.enter_context(OutputLog(one.output))
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
         sensors, stamp_ns = Sensors(world), world.start_ns
+        arm.take_route(encoded(route_message(one.scenario.lane, one.scenario.speed, stamp_ns), PATH))
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)
