@@ -14,7 +14,7 @@ from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.world.drive_command import run_drive, write_drive
 from torchperf_ros.world.latencies import Luck
-from torchperf_ros.world.loop import PERIOD_NS, Drive, drive, end_workers
+from torchperf_ros.world.loop import OWN_ARMS, PERIOD_NS, Drive, drive, end_workers
 from torchperf_ros.world.scenarios import draw_scenario
 from torchperf_ros.world.score import Score, fewer, paired_difference, score_of
 from torchperf_ros.world.world import World, start_ns
@@ -80,6 +80,13 @@ def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only
 def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
     drives = [Drive(short("ccrb", 7, 7.5), arm, 1, "blind") for arm in ("no_guard", "full")]
     without, found = (drive(one, workers=workers) for one in drives)
+    assert without.score.collision
+    assert not found.score.collision
+    assert found.counts["guard brake"] > 0
+
+
+def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_the_radars_echo(workers):
+    without, found = (drive(Drive(short("ccrb", 7, 7.5), arm, 1, "unseen"), workers=workers) for arm in OWN_ARMS[2:])
     assert without.score.collision
     assert not found.score.collision
     assert found.counts["guard brake"] > 0

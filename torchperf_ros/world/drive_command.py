@@ -53,7 +53,10 @@ def list_choices(shown: Console) -> None:
         shown.print(table)
 
 
-def run_drive(shown: Console, name: str, seed: int, by: tuple[str, int, str], output: Path | None, *, tui: bool) -> int:
+def run_drive(
+    shown: Console, name: str, seed: int, by: tuple[str, int, str], output: Path | None, *,
+    tui: bool, camera: bool = False,
+) -> int:  # fmt: skip
     """Drive, show and write; the exit status.
 
     Args:
@@ -63,13 +66,14 @@ def run_drive(shown: Console, name: str, seed: int, by: tuple[str, int, str], ou
         by: arm, load and faults.
         output: folder for what is written.
         tui: whether to show it in real time.
+        camera: whether to write images, too.
 
     Raises:
         ConfigError: there is no such scenario, arm, load or faults.
         OSError: something cannot be written.
     """
     arm, load, faults = by
-    one = Drive(draw_scenario(name, seed), arm, load, faults, None if output is None else output / _LOG)
+    one = Drive(draw_scenario(name, seed), arm, load, faults, None if output is None else output / _LOG, camera)
     Luck(seed, load, faults)  # what it refuses is refused before anything is written or shown
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

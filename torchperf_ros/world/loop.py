@@ -23,8 +23,6 @@ from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.models.driving_messages import (
     FRAME,
-    MARKER_ARRAY,
-    ODOMETRY,
     PATH,
     encoded,
     objects_of,
@@ -53,9 +51,11 @@ ARMS: Final = {
     "no_fallback": "these stages; where a result is missing nothing is published",
     "no_guard": "these stages with standby, hold_last and stop",
     "full": "the same, and the guard checks every plan",
+    "radar": "the same, and the guard has a radar's echoes beside what perception finds",
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
+_RADAR: Final = "radar"
 _NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts again: imports of torch and rclpy, model
 _NAIVE_THREADS: Final = 4
 _ENDS: Final = frozenset({Outcome.CRASHED, Outcome.HUNG})
@@ -74,6 +74,7 @@ class Drive:
         arm: one of `ARMS`.
         load, faults: see `Luck`; of no effect on `zero`.
         output: MCAP to write, None for none.
+        camera: whether images go into it.
     """
 
     scenario: Scenario
@@ -81,6 +82,7 @@ class Drive:
     load: int = 1
     faults: str = "none"
     output: Path | None = None
+    camera: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class _Arm(abc.ABC):
         self.drive, self.world, self._log = drive, world, log
         self.luck = Luck(drive.scenario.seed, drive.load, drive.faults)
         self.counts: dict[str, int] = {}
-        self._blind = Blindness(self.luck.blind)
+        self._blind = Blindness(self.luck.blind or self.luck.unseen)
 
     def __enter__(self) -> "_Arm":
         return self
@@ -150,7 +152,7 @@ class _Arm(abc.ABC):
 
     def plan(self, messages: Messages, stamp_ns: int, tier: int = 0) -> bytes:
         """What the stages' models make of a frame."""
-        content = {topic: decode(data, kind) for topic, kind, data in messages if kind in {ODOMETRY, MARKER_ARRAY}}
+        content = {topic: decode(data, kind) for topic, kind, data in messages if topic in {"odom", "objects_in_sight"}}
         ego, objects = pose_of(content["odom"]), objects_of(content["objects_in_sight"])
         name = TIERS[tier]
         near = ((objects[:, :2] - ego[:2]) ** 2).sum(axis=1) <= RANGES_M[name] ** 2
@@ -312,6 +314,7 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
         "recorder": False,
         "perception.adapter": "torchperf_ros.models.driving:OracleAdapter",
         "planning.adapter": "torchperf_ros.models.driving:RulePlannerAdapter",
+        "perception.options": json.dumps({"blind": luck.unseen}),
         "planning.options": json.dumps({"blind": luck.blind}),
     }
     for stage in STAGES:
@@ -321,13 +324,16 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
         values[f"{stage}.max_frame_bytes"] = 1 << 16
         if drive.arm == "no_fallback":
             values[f"{stage}.fallback"] = ["none"]
-    if drive.arm == "full":
+    if drive.arm in {"full", _RADAR}:
         values |= {"planning.guard.act": ["all"], "planning.guard.obstacles_frame": "plan"}
+    if drive.arm == _RADAR:
+        values["planning.guard.obstacles"] = ["detections", "echoes"]
     return values
 
 
 _KINDS: Final[dict[str, type[_Arm]]] = {
     "zero": _Zero, "naive": _Naive, "blocking": _Naive, "no_fallback": _Stages, "no_guard": _Stages, "full": _Stages,
+    "radar": _Stages,
 }  # fmt: skip
 
 
@@ -364,7 +370,8 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
             stack.callback(end_workers, kept)
         log = None if one.output is None else stack.enter_context(OutputLog(one.output))
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
-        sensors, stamp_ns = Sensors(world), world.start_ns
+        sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.camera and log is not None)
+        stamp_ns = world.start_ns
         arm.take_route(encoded(route_message(one.scenario.lane, one.scenario.speed, stamp_ns), PATH))
         while not world.over:
             arm.until(stamp_ns)
