@@ -20,10 +20,12 @@ from torchperf_ros.config.emergency_options import SENSOR_TYPES, EmergencyOption
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
 from torchperf_ros.node.ring_subscription import NoExecutor
 from torchperf_ros.safety.emergency import Emergency, stop_along_arc
+from torchperf_ros.stage.stage_actor import Instead
 from torchperf_ros.workers.process_setup import prefer_this_thread
 
 SERVICE = "~/clear_emergency"
@@ -117,19 +119,23 @@ class EmergencyLane:
         self._node.destroy_publisher(self._publisher.publisher)
         self._node.destroy_guard_condition(self._wake)
 
-    def answer(self, publisher: RawPublisher, payload: bytes) -> None:
+    def answer(self, publisher: RawPublisher, payload: bytes) -> Instead | None:
         """Publish an output of the last stage, on its thread; while latched the stop path, or nothing, in its place.
 
         Where the lane latches just then, the stop path follows it: the last word is the lane's.
+
+        Returns:
+            What went out in its place; None: it went out itself.
         """
-        stop = self._stop
-        if stop is None:
-            publisher.publish(payload)
-            stop = self._stop
-        else:
+        was_latched = self._stop is not None
+        if was_latched:
             self.withheld += 1
-        if stop is not None and self._answers_with_path:
+        else:
+            publisher.publish(payload)
+        stop = self._stop if self._answers_with_path else None
+        if stop is not None:
             publisher.publish(stop)
+        return (Fallback.NONE if stop is None else Fallback.STOP, stop) if was_latched else None
 
     def status(self) -> Alert:
         """For `/diagnostics`."""

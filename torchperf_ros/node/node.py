@@ -30,7 +30,7 @@ from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Ta
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.stage.stage_actor import Instead, StageActor, StagePorts
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import warm_up
 from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
@@ -328,13 +328,13 @@ class PerfNode(LifecycleNode):
 
     # -- what the stages call -----------------------------------------------------------------------------------------
 
-    def _publish_output(self, index: int, payload: bytes) -> None:
+    def _publish_output(self, index: int, payload: bytes) -> Instead | None:
         if (publisher := self._outputs[index]) is None:
-            return
+            return None
         if self._lane is not None and index == len(self._outputs) - 1:
-            self._lane.answer(publisher, payload)
-        else:
-            publisher.publish(payload)
+            return self._lane.answer(publisher, payload)
+        publisher.publish(payload)
+        return None
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
         for follower in self._followers[index]:
