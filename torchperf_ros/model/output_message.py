@@ -23,7 +23,9 @@ class PostprocessError(AdapterError):
 
 
 def output_message(adapter: Adapter, outputs: Any, messages: Mapping[str, Received], kind: str) -> memoryview:  # noqa: ANN401
-    """What `postprocess` makes of a model's outputs, as CDR bytes of the message type `kind`; bytes are taken as they are.
+    """What `postprocess` makes of a model's outputs, as CDR bytes of the message type `kind`.
+
+    Bytes are taken as they are.
 
     Raises:
         PostprocessError: it raised what comes of taking the outputs for something else; or it gave no such message.
