@@ -330,7 +330,7 @@ class StageActor:
             what = f"the stage publishes {self._output_type}, and a guard checks {PATH}"
             raise ConfigError(f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well")
         own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
-        return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config.guard)]
+        return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config)]
 
     def _situation_budget_ms(self, scene: int, now_ns: int) -> float:
         config, scenes = self.config, self.scenes
