@@ -141,6 +141,30 @@ def test_given_a_lower_stage_with_real_workers_when_its_right_of_way_says_no_the
     assert stage.payload(stage.answer(seq)).poses[0].pose.position.x == 3.0
 
 
+class DueLater(StageOnPaper):
+    """A higher stage that has a frame once it was asked twice: when another one has begun."""
+
+    asked = 0
+
+    def due_ns(self, now_ns):
+        self.asked += 1
+        return NEVER_NS if self.asked <= 2 else now_ns
+
+
+def test_given_a_lower_stage_whose_run_fails_when_a_higher_one_has_a_frame_then_no_backup_begins(start_own_stage):
+    stage = start_own_stage(priority=-1, backup="standby", fallback=["backup", "hold_last"], tiers=["full"])
+    assert stage.ask(x=1.0).outcome is Outcome.ON_TIME
+    stage.wait_for_workers()
+    for high, budget_ms, fallback in (
+        (DueLater("high", 1), 500.0, Fallback.HOLD_LAST), (StageOnPaper("high", 1), 5000.0, Fallback.BACKUP),
+    ):  # fmt: skip
+        stage.reconfigure(budget_ms=budget_ms)
+        stage.actor.give_way(RightOfWay(stage.actor, [high], has_own_cores=False))
+        answer = stage.ask({"do": "raise", "once": True})
+        assert (answer.outcome, answer.fallback) == (Outcome.ERROR, fallback)
+        stage.wait_for_workers()
+
+
 class FramesOnPaper(StageOnPaper):
     """A higher stage, 30 Hz with some jitter, whose frames take 12 ms."""
 
