@@ -30,6 +30,7 @@ ARGUMENTS = {
     "guard": ["--times", "20"],
     "emergency": ["--times", "5", "--triggers", "2", "--silences", "2", *SMALL, *ALONE],
     "priority": ["--seconds", "1", "--slice", "1", "--model-ms", "0", "--lower-ms", "0", "--budget-ms", "900"],
+    "scenes": ["--seconds", "2", "--engine", "eager", "--model-ms", "0"],
     "ramps": ["--seeds", "1", "--drives", "1"],
     "play": ["--seconds", "1", "--busy", "0", "--size", "64x48"],
     "safety": ["--seeds", "1", "--scenarios", "ccrb", "--arms", "zero,naive", "--jobs", "2"],
@@ -160,6 +161,12 @@ def test_priority_has_the_higher_stage_with_and_without_the_other(report):
     arms = report("priority")
     assert [bool(arm["other"]["frames"]) for arm in arms.values()] == [False, True, True]
     assert all(0 < arm["higher"]["frames"] <= 30 for arm in arms.values())
+
+
+def test_scenes_switches_and_compiles_nothing(report):
+    figures = report("scenes")
+    assert figures["recompiles"] == 0
+    assert figures["switches"] >= figures["overhead of a switch, ms"]["count"] > 0
 
 
 def test_engines_has_every_engine_with_parity_and_what_auto_takes(report):

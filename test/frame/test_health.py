@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.clock import VirtualClock
 from torchperf_ros.frame.health import HealthTracker
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, Health, Outcome
 
 LIMITS = stage_config("perception", {"input_timeout_ms": 1000.0, "sustained_misses": 10, "recover_frames": 30})
 
@@ -43,6 +43,7 @@ FRAMES = {
     "backup": (Outcome.CRASHED, Fallback.BACKUP, 2), "bad": (Outcome.BAD_INPUT, Fallback.NONE, -1),
     "partial": (Outcome.PARTIAL, None, 0), "held": (Outcome.ERROR, Fallback.HOLD_LAST, 0),
     "stop": (Outcome.ERROR, Fallback.STOP, 0), "none": (Outcome.ERROR, Fallback.NONE, 0),
+    "withheld": (Outcome.ON_TIME, Fallback.STOP, 0),
     "starting": (Outcome.STARTING, Fallback.NONE, -1), "starting_held": (Outcome.STARTING, Fallback.HOLD_LAST, -1),
 }  # fmt: skip
 """Outcome, fallback and tier of what a frame came to."""
@@ -70,6 +71,7 @@ RULES = {
     "a good one between breaks the row": "ready 1 x, miss 9 x, good 1 x, miss 9 DEGRADED",
     "a held output counts as a miss": "ready 1 x, held 10 SAFE_STOP",
     "a stop counts as a miss": "ready 1 x, stop 10 SAFE_STOP",
+    "what the emergency lane withholds is none": "ready 1 x, good 1 NOMINAL, withheld 50 NOMINAL",
     "nothing counts as a miss": "ready 1 x, none 10 SAFE_STOP",
     "after a safe stop it climbs one state at a time":
         "ready 1 x, miss 10 x, good 29 SAFE_STOP, good 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL",
@@ -126,7 +128,7 @@ class HealthMachine(RuleBasedStateMachine):
         self.seen, self.silent_ms = True, 0.0
         if outcome is Outcome.STARTING and not self.was_ready:
             return
-        fresh = fallback in {None, Fallback.BACKUP}
+        fresh = fallback in {None, Fallback.BACKUP} or outcome in IN_TIME
         best = outcome is Outcome.ON_TIME and tier == 0
         self.stale_in_a_row = 0 if fresh else self.stale_in_a_row + times
         self.on_time_in_a_row = self.on_time_in_a_row + times if outcome is Outcome.ON_TIME else 0

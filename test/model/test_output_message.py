@@ -111,6 +111,7 @@ def test_given_a_good_message_when_made_then_it_is_encoded_and_none_or_one_that_
         return output_message(Postprocessing(lambda _: message), TENSOR, {}, kind)
 
     assert decode(made(text(2), "std_msgs/msg/String"), "std_msgs/msg/String").data == "2.0"
+    assert made(b"as they are", "std_msgs/msg/String") == b"as they are"
     with pytest.raises(PostprocessError, match="postprocess gave None; it has to give a std_msgs/msg/String"):
         made(None, "std_msgs/msg/String")
     with pytest.raises(PostprocessError, match=r"Image, which cannot be encoded .*numpy arrays of one dimension"):

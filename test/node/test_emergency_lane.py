@@ -12,7 +12,7 @@ from sensor_msgs.msg import Image, LaserScan
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.frame.outcome import Fallback, Outcome
 
 pytestmark = pytest.mark.ros
 
@@ -135,7 +135,8 @@ def test_given_an_obstacle_in_two_scans_then_the_stop_path_leads_to_standstill_u
     # a frame is answered meanwhile, with the stop and not with its own result
     vehicle.plans.clear()
     withheld = int(vehicle.lane()["withheld"])
-    vehicle.node.answer(vehicle.topics["image"], image())
+    row = vehicle.node.answer(vehicle.topics["image"], image())
+    assert (row["outcome"], row["fallback"]) == (Outcome.ON_TIME, Fallback.STOP)
     vehicle.node.wait_for(lambda: int(vehicle.lane()["withheld"]) > withheld, "the output to be withheld")
     assert {plan.header.frame_id for plan in vehicle.plans} == {"odom"}
     assert len(vehicle.plans) > 2  # again and again

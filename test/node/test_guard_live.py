@@ -1,13 +1,21 @@
 """The guard in a real ROS graph: what it takes from topics, what it publishes, and where its verdict is seen."""
 
+import os
+from pathlib import Path
+
 import pytest
+from rosbags.highlevel import AnyReader
 
 pytest.importorskip("rclpy")
 
-from nav_msgs.msg import Odometry, Path
-from sensor_msgs.msg import Image
+from nav_msgs.msg import Odometry
+from nav_msgs.msg import Path as PathMessage
+from sensor_msgs.msg import Image, LaserScan
+from std_srvs.srv import Trigger
 
 from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.replay.replay import replay
+from torchperf_ros.replay.replay_options import ReplayOptions
 
 pytestmark = pytest.mark.ros
 
@@ -24,13 +32,22 @@ def odometry():
 
 
 @pytest.fixture(scope="module")
-def node(graph, start_node, obedient, orders):
+def evidence(tmp_path_factory):
+    return tmp_path_factory.mktemp("evidence")
+
+
+@pytest.fixture(scope="module")
+def node(graph, start_node, obedient, orders, evidence):
     stage = obedient(orders, adapter="ObedientPlanner", output="plan", fallback=["none"])
     stage |= {f"guard.{name}": value for name, value in GUARD.items()}
-    node = start_node({"stages": ["camera"], "camera": stage})
-    node.plans = graph.listen(f"{node.namespace}/plan", Path)
+    lane = {"emergency.sensors": ["scan"], "emergency.timeouts_ms": [0.0], "emergency.start_s": 600.0,
+            "emergency.odometry_timeout_ms": 60_000.0}  # fmt: skip
+    recorded = {"recorder": True, "evidence_dir": str(evidence), "black_box_s": 600.0, "black_box_after_s": 0.0}
+    node = start_node({"stages": ["camera"], "camera": stage, **lane, **recorded})
+    node.plans = graph.listen(f"{node.namespace}/plan", PathMessage)
     node.wait_until_ready("camera")
     node.odom, node.image = node.publisher("odom", Odometry), node.publisher("image", Image)
+    node.scan = node.publisher("scan", LaserScan)
     return node
 
 
@@ -56,6 +73,23 @@ def test_given_a_plan_whose_stamps_stand_still_when_answered_then_the_vehicle_st
     )
     assert told[0].message.startswith("stamps: the plan ")
     assert int(node.counted("camera", check_stop=1)["check_stop"]) >= 1
+
+
+def test_given_an_incident_when_replayed_then_the_guard_has_what_it_had_and_what_is_left_out_is_said(
+    node, image, evidence, monkeypatch
+):
+    node.tell(node.scan, LaserScan())
+    node.wait_for(lambda: node.values("emergency").get("scan messages") == "1", "the scan")
+    answered(node, image)
+    assert node.call(Trigger, "record", Trigger.Request()).success
+    (incident,) = node.wait_for(lambda: list(evidence.glob("2*_recorded")), "the incident")
+    with AnyReader([incident / "black_box"]) as reader:
+        counts = {topic.rpartition("/")[2]: found.msgcount for topic, found in reader.topics.items()}
+    assert (counts["odom"], counts["scan"]) == (counts["image"], 1)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    result = replay(incident, ReplayOptions())
+    assert result.stages["camera"].checks == {"stop": counts["image"]}
+    assert any("the emergency lane is left out" in trouble for trouble in result.summary["troubles"])
 
 
 def test_given_a_model_that_raises_when_there_is_no_fallback_then_the_guard_still_stops_the_vehicle(

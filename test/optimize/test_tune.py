@@ -342,7 +342,12 @@ def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_t
     stages: [perception, lanes]
     metrics_port: 0
     cpu_affinity: [0, 1]
-    perception: {budget_ms: 33.0, fallback: [hold_last], tiers: [full, fast]}
+    perception:
+      budget_ms: 33.0
+      fallback: [hold_last]
+      tiers: [full, fast]
+      scenes: [park]
+      scene: {park: {tiers: [medium, fast]}}
     lanes:
       adapter: 'my_robot.lanes:Lanes'
       options: '{"on": "it''s"}'
@@ -364,7 +369,8 @@ def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_t
     assert after.stages[1] == before.stages[1]
     tuned = after.stages[0]
     assert (tuned.engine, tuned.compile_mode, tuned.channels_last) == ("compile", "max-autotune", True)
-    assert (tuned.tiers, tuned.precision) == (("full", "fast"), ("bf16", "fp32"))
+    assert (tuned.tiers, tuned.precision) == (("full", "fast", "medium"), ("bf16", "fp32", "fp32"))
+    assert tuned.scenes == before.stages[0].scenes
     assert (tuned.budget_ms, tuned.hang_ms, tuned.fallback) == (1500.0, 1500.0, before.stages[0].fallback)
 
 

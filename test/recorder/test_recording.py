@@ -18,6 +18,7 @@ from torchperf_ros.workers.frame_ring import FrameRing
 WITHIN_S = 60.0
 SETUP = {
     "node": "/perf", "pid": os.getpid(), "ros_offset_ns": 0, "versions": {}, "parameters": {}, "topics": [],
+    "heard": [("/objects", "std_msgs/msg/String")],
     "stages": [{"name": "camera", "tiers": ["full"], "budget_ms": 50.0, "output": ["/boxes", ""], "inputs": [None]}],
 }  # fmt: skip
 

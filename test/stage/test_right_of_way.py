@@ -1,6 +1,7 @@
 """Stages of different priority: the lower one's frame is not begun where the higher one has a frame due."""
 
 import os
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -68,13 +69,29 @@ def test_given_a_run_that_is_always_too_long_when_nothing_is_in_flight_then_it_i
             begun_s.append(now_ms / 1000)
     assert begun_s == [1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 127.0, 191.0, 255.0]
     high.at_ns = 300_005 * MS
-    assert way.blocks(300_000 * MS, 1.0) is None  # it fits: from now on as at first
-    high.at_ns = 300_905 * MS
-    assert way.blocks(300_900 * MS, 50.0) is not None
-    high.at_ns = 301_005 * MS
-    assert way.blocks(301_000 * MS, 50.0) is None
+    assert way.blocks(300_000 * MS, 1.0) is None  # it fits, and costs nothing
+    high.at_ns = 360_005 * MS
+    assert way.blocks(360_000 * MS, 50.0) is not None
+    high.at_ns = 364_005 * MS
+    assert way.blocks(364_000 * MS, 50.0) is None
     high.at_ns = 0
     assert way.blocks(900_000 * MS, 50.0) is not None  # a frame in flight: never
+
+
+@given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 100)), min_size=1, max_size=20))
+def test_given_runs_when_asked_then_the_longest_of_the_last_minute_and_the_last_of_all_count(runs):
+    high = StageOnPaper("high", 1)
+    way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
+    now_ms, ended = 0, []
+    for after_ms, took_ms in runs:
+        now_ms += after_ms
+        way.ran(float(took_ms), now_ms * MS)
+        ended.append((now_ms, took_ms))
+        longest = max(ms for at_ms, ms in [*(e for e in ended if now_ms - e[0] <= 64_000), ended[-1]])
+        high.at_ns = (now_ms + longest) * MS
+        assert way.blocks(now_ms * MS, 0.0) is None
+        high.at_ns -= MS
+        assert way.blocks(now_ms * MS, 0.0) is not None
 
 
 @pytest.mark.parametrize(
@@ -122,3 +139,71 @@ def test_given_a_lower_stage_with_real_workers_when_its_right_of_way_says_no_the
     stage.actor.look_again()
     assert stage.answer(seq).outcome is Outcome.ON_TIME
     assert stage.payload(stage.answer(seq)).poses[0].pose.position.x == 3.0
+
+
+class DueLater(StageOnPaper):
+    """A higher stage that has a frame once it was asked twice: when another one has begun."""
+
+    asked = 0
+
+    def due_ns(self, now_ns):
+        self.asked += 1
+        return NEVER_NS if self.asked <= 2 else now_ns
+
+
+def test_given_a_lower_stage_whose_run_fails_when_a_higher_one_has_a_frame_then_no_backup_begins(start_own_stage):
+    stage = start_own_stage(priority=-1, backup="standby", fallback=["backup", "hold_last"], tiers=["full"])
+    assert stage.ask(x=1.0).outcome is Outcome.ON_TIME
+    stage.wait_for_workers()
+    for high, budget_ms, fallback in (
+        (DueLater("high", 1), 500.0, Fallback.HOLD_LAST), (StageOnPaper("high", 1), 5000.0, Fallback.BACKUP),
+    ):  # fmt: skip
+        stage.reconfigure(budget_ms=budget_ms)
+        stage.actor.give_way(RightOfWay(stage.actor, [high], has_own_cores=False))
+        answer = stage.ask({"do": "raise", "once": True})
+        assert (answer.outcome, answer.fallback) == (Outcome.ERROR, fallback)
+        stage.wait_for_workers()
+
+
+class FramesOnPaper(StageOnPaper):
+    """A higher stage, 30 Hz with some jitter, whose frames take 12 ms."""
+
+    at_ns = next_ns = busy_until_ns = frames = 0
+    intervals_ns = (0,)
+
+    def due_ns(self, now_ns):
+        return now_ns if now_ns < self.busy_until_ns else expected_ns(self.at_ns, min(self.intervals_ns), now_ns)
+
+    def frame(self, draw):
+        before_ns, self.at_ns = self.at_ns, self.next_ns
+        self.intervals_ns = (*self.intervals_ns[-7:], self.at_ns - before_ns) if before_ns else ()
+        self.intervals_ns = self.intervals_ns or (33 * MS,)
+        self.busy_until_ns = self.at_ns + 12 * MS
+        self.next_ns = self.at_ns + round(draw.gauss(33.3, 0.5) * MS)
+        self.frames += 1
+
+
+@pytest.mark.parametrize("median_ms", [8, 15])
+@pytest.mark.parametrize(("sigma", "stalls"), [(0.05, 0.003), (0.3, 0.01)])
+def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_one_higher_frame_in_a_thousand_finds_one_going(
+    median_ms, sigma, stalls
+):
+    """Ten minutes; the lower stage always has a frame. Its runs are log-normal; a few take 2 to 6 times as long."""
+    draw, high = random.Random(median_ms), FramesOnPaper()
+    way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
+    now_ns = ends_ns = overlaps = runs = 0
+    running = False
+    while now_ns < 600_000 * MS:
+        now_ns = min(high.next_ns, ends_ns)
+        if now_ns == high.next_ns:
+            high.frame(draw)
+            overlaps += running and ends_ns > now_ns
+        elif blocked := way.blocks(now_ns, 10.0):
+            ends_ns, running = blocked[0], False
+        else:
+            stall = draw.uniform(2, 6) if draw.random() < stalls else 1.0
+            took_ms = median_ms * draw.lognormvariate(0, sigma) * stall
+            ends_ns, running, runs = now_ns + round(took_ms * MS), True, runs + 1
+            way.ran(took_ms, ends_ns)
+    assert runs > 10
+    assert overlaps <= 0.001 * high.frames

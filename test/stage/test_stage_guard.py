@@ -134,6 +134,24 @@ def test_given_a_refused_plan_when_the_next_frame_fails_then_the_accepted_one_be
     assert held.payload == good.payload
 
 
+def test_given_an_emergency_lane_that_withholds_the_output_when_answered_then_the_record_says_what_went_out(
+    start_own_stage,
+):
+    stage = start_own_stage(backup="none", tiers=["full"])
+    publish, stage.actor._ports.publish = stage.actor._ports.publish, lambda payload: (Fallback.STOP, b"the lane's")
+    answer = stage.ask()
+    assert (answer.outcome, answer.fallback, answer.payload) == (Outcome.ON_TIME, Fallback.STOP, b"the lane's")
+    assert answer.reason == "withheld: the emergency lane is latched"
+    stage.actor._ports.publish = lambda payload: (Fallback.NONE, None)
+    answer = stage.ask()
+    assert (answer.outcome, answer.fallback, answer.payload) == (Outcome.ON_TIME, Fallback.NONE, None)
+    assert (stage.counters.answered, stage.counters.unanswered, stage.counters.miss_ratio) == (1, 1, 0.0)
+    assert stage.health is Health.NOMINAL
+    stage.actor._ports.publish = publish
+    held = stage.ask({"do": "raise"})
+    assert (held.fallback, positions(stage, held)) == (Fallback.HOLD_LAST, list(range(11)))
+
+
 def test_given_nothing_to_publish_when_the_vehicle_moves_then_the_guard_stops_it(start_own_stage):
     stage = start_own_stage(backup="none", tiers=["full"], fallback=["none"], **GUARD)
     tell(stage)

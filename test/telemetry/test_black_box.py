@@ -22,7 +22,7 @@ from .frame_records import frame_record
 
 TYPE = "std_msgs/msg/String"
 SETUP = {
-    "node": "/perf", "topics": [("/perf/memory", "std_msgs/msg/Float64")],
+    "node": "/perf", "topics": [("/perf/memory", "std_msgs/msg/Float64")], "heard": [("/objects", TYPE)],
     "stages": [
         {"output": ("/boxes", TYPE), "inputs": [("/image", TYPE)]},
         {"output": ("/path", TYPE), "inputs": [None, ("/odom", TYPE)]},
@@ -102,6 +102,15 @@ def test_given_another_input_that_came_before_the_frame_when_recorded_then_it_st
     box.frame(late)
     box.incident(2)
     assert [(round(at, 2), words) for at, topic, words in box.written() if topic == "/odom"] == [(1.49, "a")]
+
+
+def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(tmp_path):
+    box = Box(tmp_path)
+    box.message(MessageRecord(2 * NS_PER_S, 0, float64_bytes(1.0)))
+    box.message(MessageRecord(1 * NS_PER_S, 1, text("objects")))
+    box.message(MessageRecord(3 * NS_PER_S, 0, float64_bytes(2.0)))
+    box.incident(3)
+    assert box.written() == [(1, "/objects", "objects"), (2, "/perf/memory", 1.0), (3, "/perf/memory", 2.0)]
 
 
 def test_given_seconds_when_an_incident_happens_then_those_before_and_after_are_written_and_no_others(tmp_path):

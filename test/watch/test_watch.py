@@ -24,6 +24,7 @@ IMAGE, MARKERS = "sensor_msgs/msg/Image", "visualization_msgs/msg/MarkerArray"
 SETUP = {
     "node": "/perf", "pid": os.getpid(), "parameters": {"device": "cpu"},
     "topics": [["/perf/memory", "std_msgs/msg/Float64"], ["/diagnostics", "diagnostic_msgs/msg/DiagnosticArray"]],
+    "heard": [],
     "stages": [
         {"name": "camera", "tiers": ["full", "fast"], "budget_ms": 50.0, "output": ["/boxes", MARKERS],
          "inputs": [["/image", IMAGE]]},

@@ -125,7 +125,9 @@ class StageConfig:
     budget_near_s: float = ros_field(
         4.0, "Time to collision in s below which the budget is shortened.", 0.1, 60.0, live=True
     )
-    odometry: str = ros_field("odom", "Topic of nav_msgs/Odometry, for scenes and budgets by speed.")
+    odometry: str = ros_field(
+        "odom", "Topic of nav_msgs/Odometry, for guard, scenes and budgets by speed; its frame is the plans'."
+    )
     situation_timeout_ms: float = ros_field(
         1000.0, "A speed, or a scene's name on a topic, is unknown after so long, in ms.", 10.0, 600_000.0, live=True
     )

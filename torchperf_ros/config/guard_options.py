@@ -24,7 +24,6 @@ class GuardOptions:
 
     act: frozenset[str] = ros_field([""], "Checks that replace a plan that fails; all: each of them.", choices=_MODES)
     shadow: frozenset[str] = ros_field([""], "Checks that only say what they would have found.", choices=_MODES)
-    odometry: str = ros_field("odom", "Topic of nav_msgs/Odometry; its frame is the frame of plans.")
     odometry_timeout_ms: float = ros_field(200.0, "Age in ms from which odometry does not count.", 1.0, 10_000.0)
     obstacles: tuple[str, ...] = ros_field(
         ["detections"], "Topics of visualization_msgs/MarkerArray; each has to be fresh."

@@ -120,7 +120,7 @@ class Answer:
 
     frame: Frame  # the frame that was answered
     outcome: Outcome  # on time, or the reason why not
-    fallback: Fallback | None  # what replaced the frame's own result; None for a frame that was on time
+    fallback: Fallback | None  # what was published instead of its own result; on time, only by the emergency lane
     reason: str  # for people: one line, then a traceback; empty for a frame on time whose output was accepted
     tier: int  # index of the tier whose result was used or waited for; -1 if none was started
     wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox)

@@ -53,7 +53,8 @@ class HealthTracker:
         """A frame was answered: `tier` is the one whose result was used, or asked for, `check` the guard's verdict."""
         if outcome is Outcome.STARTING and not self._was_ready:
             return  # nothing has failed yet: the first worker is still loading
-        is_fresh = fallback in FRESH and check not in STOPPED
+        has_result = fallback in FRESH or outcome in IN_TIME  # the latter also while the emergency lane withholds it
+        is_fresh = has_result and check not in STOPPED
         self.misses_in_a_row = 0 if is_fresh else self.misses_in_a_row + 1
         on_time_at_best = outcome is Outcome.ON_TIME and tier == 0 and check in ACCEPTED
         if self.misses_in_a_row >= self.limits.sustained_misses:

@@ -25,6 +25,8 @@ class PostprocessError(AdapterError):
 def output_message(adapter: Adapter, outputs: Any, messages: Mapping[str, Received], kind: str) -> memoryview:  # noqa: ANN401
     """What `postprocess` makes of a model's outputs, as CDR bytes of the message type `kind`.
 
+    Bytes are taken as they are.
+
     Raises:
         PostprocessError: it raised what comes of taking the outputs for something else; or it gave no such message.
         InvalidOutput: the message contradicts itself.
@@ -36,6 +38,8 @@ def output_message(adapter: Adapter, outputs: Any, messages: Mapping[str, Receiv
         said, got = f"{type(error).__name__}: {error}{place_of(error, adapter)}", described(outputs)
         hint = f"the model of build() returns {got}; postprocess(outputs) got it whole"
         raise PostprocessError(f"{said}; {hint}") from error
+    if isinstance(message, bytes):
+        return memoryview(message)
     if message is None:
         raise PostprocessError(f"postprocess gave None; it has to give a {kind}")
     try:

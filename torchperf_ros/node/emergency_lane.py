@@ -20,10 +20,12 @@ from torchperf_ros.config.emergency_options import SENSOR_TYPES, EmergencyOption
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
 from torchperf_ros.node.ring_subscription import NoExecutor
 from torchperf_ros.safety.emergency import Emergency, stop_along_arc
+from torchperf_ros.stage.stage_actor import Instead
 from torchperf_ros.workers.process_setup import prefer_this_thread
 
 SERVICE = "~/clear_emergency"
@@ -37,6 +39,7 @@ class EmergencyLane:
 
     Attributes:
         rules: what it judges by.
+        topics: names as resolved, and message types, of odometry and sensors.
         published: stop paths so far.
         withheld: outputs of the last stage that were not published, as the lane was latched.
         reaction_ms: from the middleware's receipt of the message that latched it last to the published stop path; NaN
@@ -44,8 +47,9 @@ class EmergencyLane:
     """
 
     def __init__(
-        self, node: Node, options: EmergencyOptions, last_output: str, last_type: str, anomaly: Callable[[Alert], None]
-    ) -> None:
+        self, node: Node, options: EmergencyOptions, last_output: str, last_type: str,
+        anomaly: Callable[[Alert], None], heard: Callable[[str, bytes], None],
+    ) -> None:  # fmt: skip
         """Subscribe, offer the service, and start the thread.
 
         Args:
@@ -54,6 +58,7 @@ class EmergencyLane:
             last_output: topic of the last stage's output.
             last_type: message type of that output, empty if it is not known.
             anomaly: takes the alert when the lane latches, on the lane's thread.
+            heard: takes every message, on that thread, too, and must not wait; topics as in `topics`.
 
         Raises:
             ConfigError: the stop path's topic is the last stage's, and that publishes something else.
@@ -68,6 +73,7 @@ class EmergencyLane:
         self.reaction_ms = float("nan")
         self.scheduling = ""
         self._node, self._anomaly, self._answers_with_path = node, anomaly, last_type == PATH
+        self._heard = heard
         self._ros_now = node.get_clock().handle.get_now
         self._stop: bytes | None = None  # what is published instead of the last stage's outputs
         self._publish_at_ns: int | None = None
@@ -81,9 +87,10 @@ class EmergencyLane:
             kind = ros_message_class(type_name)
             return node.create_subscription(kind, name, lambda _: None, qos, callback_group=group, raw=True)
 
-        self._subscriptions = [subscribe(options.odometry, "nav_msgs/msg/Odometry")]
-        for name, kind in zip(options.sensors, options.types, strict=True):
-            self._subscriptions.append(subscribe(name, SENSOR_TYPES[kind]))
+        kinds = [SENSOR_TYPES[kind] for kind in options.types]
+        given = [(options.odometry, "nav_msgs/msg/Odometry"), *zip(options.sensors, kinds, strict=True)]
+        self.topics = [(node.resolve_topic_name(name), kind) for name, kind in given]
+        self._subscriptions = [subscribe(name, kind) for name, kind in given]
         self._service = node.create_service(Trigger, SERVICE, lambda _, response: response, callback_group=group)
         self._publisher = RawPublisher(node.create_publisher(ros_message_class(PATH), topic, OUTPUT_QOS))
         self._wake = node.create_guard_condition(lambda: None, group)
@@ -117,19 +124,23 @@ class EmergencyLane:
         self._node.destroy_publisher(self._publisher.publisher)
         self._node.destroy_guard_condition(self._wake)
 
-    def answer(self, publisher: RawPublisher, payload: bytes) -> None:
+    def answer(self, publisher: RawPublisher, payload: bytes) -> Instead | None:
         """Publish an output of the last stage, on its thread; while latched the stop path, or nothing, in its place.
 
         Where the lane latches just then, the stop path follows it: the last word is the lane's.
+
+        Returns:
+            What went out in its place; None: it went out itself.
         """
-        stop = self._stop
-        if stop is None:
-            publisher.publish(payload)
-            stop = self._stop
-        else:
+        was_latched = self._stop is not None
+        if was_latched:
             self.withheld += 1
-        if stop is not None and self._answers_with_path:
+        else:
+            publisher.publish(payload)
+        stop = self._stop if self._answers_with_path else None
+        if stop is not None:
             publisher.publish(stop)
+        return (Fallback.NONE if stop is None else Fallback.STOP, stop) if was_latched else None
 
     def status(self) -> Alert:
         """For `/diagnostics`."""
@@ -193,11 +204,12 @@ class EmergencyLane:
         found = subscription.handle.take_message(subscription.msg_type, True)
         if found is None:
             return
+        was_latched = self.rules.latch is not None
         if index < 0:
             self.rules.moved(found[0], monotonic_ns())
-            return
-        was_latched = self.rules.latch is not None
-        self.rules.saw(index, found[0], monotonic_ns())
+        else:
+            self.rules.saw(index, found[0], monotonic_ns())
+        self._heard(self.topics[index + 1][0], found[0])
         if self.rules.latch is not None and not was_latched:
             self._received_ns = found[1]["received_timestamp"]
 

@@ -30,7 +30,7 @@ from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Ta
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.stage.stage_actor import Instead, StageActor, StagePorts
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import warm_up
 from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
@@ -84,6 +84,8 @@ class PerfNode(LifecycleNode):
         self._exporter: MetricsExporter | None = None
         self._recording: Recording | None = None
         self._lane: EmergencyLane | None = None
+        self._carried: set[str] = set()  # topics whose messages the records of frames hold
+        self._heard: dict[str, str] = {}  # message types of the other topics that guards, scenes and the lane take
         self._lifecycle = "unconfigured"
         number, array = (ros_message_class(f"std_msgs/msg/Float64{kind}") for kind in ("", "MultiArray"))
         self._latency = RawPublisher(self.create_publisher(number, "~/latency", OUTPUT_QOS))
@@ -220,6 +222,8 @@ class PerfNode(LifecycleNode):
         """Publishers for outputs; inputs from the stage that makes them, else from topics."""
         made_by = {self.resolve_topic_name(s.config.output): i for i, s in enumerate(self._stages)}
         try:
+            every = [source for stage in self._stages for source in stage_inputs(self, stage)]
+            self._carried = {*made_by, *(source.topic for source in every if source.index >= 0)}
             for index, stage in enumerate(self._stages):
                 if stage.pool.description is not None:
                     self._outputs[index] = output_publisher(self, stage)
@@ -228,7 +232,11 @@ class PerfNode(LifecycleNode):
                     if maker is not None and maker != index:
                         self._followers[maker].append(source)
                     else:
-                        subscription = subscribe(self, source, source.receive)
+                        is_heard = source.topic not in self._carried and source.topic not in self._heard
+                        if is_heard:
+                            self._heard[source.topic] = source.type_name
+                        receive = functools.partial(self._hear, source) if is_heard else source.receive
+                        subscription = subscribe(self, source, receive)
                         self._subscriptions_of_stages.append(subscription)
                         self._reporter.inputs.append(source)
                         if self._taker is not None and source.index == 0:
@@ -248,7 +256,12 @@ class PerfNode(LifecycleNode):
         last, found = self._stages[-1], self._reporter.alert_publisher.found
         output_type = "" if last.pool.description is None else last.pool.description.output
         try:
-            self._lane = EmergencyLane(self, config.emergency, last.config.output, output_type, found)
+            known = self._carried | self._heard.keys()
+            self._lane = EmergencyLane(
+                self, config.emergency, last.config.output, output_type, found,
+                lambda topic, data: None if topic in known else self._record_heard(topic, data),
+            )  # fmt: skip
+            self._heard |= {topic: kind for topic, kind in self._lane.topics if topic not in known}
         except TorchperfError as error:
             self.get_logger().error(str(error))
             return False
@@ -271,7 +284,7 @@ class PerfNode(LifecycleNode):
     def _start_recording(self, config: NodeConfig) -> None:
         if config.recorder:
             rings = [stage.pool.ring for stage in self._stages]
-            self._recording = Recording(config, recording_setup(self, self._stages), rings)
+            self._recording = Recording(config, recording_setup(self, self._stages, self._heard.items()), rings)
             self._reporter.alert_publisher.recording = self._recording
 
     def _export_metrics(self, config: NodeConfig) -> None:
@@ -318,7 +331,7 @@ class PerfNode(LifecycleNode):
             if problem:
                 self.get_logger().error(problem)
         self._recording = None
-        self._stages, self._outputs, self._followers = [], [], []
+        self._stages, self._outputs, self._followers, self._heard = [], [], [], {}
         self._lifecycle = "unconfigured"
 
     def close(self) -> None:
@@ -328,13 +341,22 @@ class PerfNode(LifecycleNode):
 
     # -- what the stages call -----------------------------------------------------------------------------------------
 
-    def _publish_output(self, index: int, payload: bytes) -> None:
+    def _publish_output(self, index: int, payload: bytes) -> Instead | None:
         if (publisher := self._outputs[index]) is None:
-            return
+            return None
         if self._lane is not None and index == len(self._outputs) - 1:
-            self._lane.answer(publisher, payload)
-        else:
-            publisher.publish(payload)
+            return self._lane.answer(publisher, payload)
+        publisher.publish(payload)
+        return None
+
+    def _hear(self, source: StageInput, data: bytes) -> None:
+        """A message that a guard, or scenes, depend on: an incident is to hold it, and frames do not carry it."""
+        source.receive(data)
+        self._record_heard(source.topic, data)
+
+    def _record_heard(self, topic: str, data: bytes) -> None:
+        if self._recording is not None:
+            self._recording.heard(topic, self.get_clock().now().nanoseconds, data)
 
     def _hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
         for follower in self._followers[index]:

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
@@ -24,8 +24,10 @@ MEMORY, MEMORY_STATS, ANOMALY, DIAGNOSTICS = range(len(TOPICS))
 _PACKAGES = ("torch", "numpy", "rosbags", "rclpy", "ros-rclpy")
 
 
-def recording_setup(node: LifecycleNode, stages: Sequence[StageActor]) -> dict[str, Any]:
-    """The recorder's setup, see `recorder/recorder.py`."""
+def recording_setup(
+    node: LifecycleNode, stages: Sequence[StageActor], heard: Iterable[tuple[str, str]]
+) -> dict[str, Any]:
+    """The recorder's setup, see `recorder/recorder.py`; `heard`: topics and types of what no frame carries."""
     outputs = {node.resolve_topic_name(stage.config.output) for stage in stages}
     return {
         "node": node.get_fully_qualified_name(),
@@ -34,6 +36,7 @@ def recording_setup(node: LifecycleNode, stages: Sequence[StageActor]) -> dict[s
         "versions": _versions(),
         "parameters": _parameters(node),
         "topics": [(node.resolve_topic_name(name), type_name) for name, type_name in TOPICS],
+        "heard": list(heard),
         "stages": [_stage(node, stage, outputs) for stage in stages],
     }
 
@@ -49,6 +52,7 @@ def _stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -> dict[st
         "inputs": [
             None if source.topic in outputs else (source.topic, source.type_name)
             for source in stage_inputs(node, stage)
+            if source.index >= 0
         ],
     }
 

@@ -97,7 +97,8 @@ class BlackBox:
         self.held_bytes = 0  # bytes kept at present
         self.incidents = 0  # incidents written
         self.problem = ""  # why the last one could not be written, empty if it could
-        self._topics = [Topic(*topic) for topic in setup["topics"]]
+        self._topics = [Topic(*topic) for topic in (*setup["topics"], *setup["heard"])]
+        self._heard_from = len(setup["topics"])
         self._inputs = [[topic and Topic(*topic) for topic in stage["inputs"]] for stage in setup["stages"]]
         self._outputs = [Topic(*stage["output"]) for stage in setup["stages"]]
         self._rows = [LatencyRecord(index) for index in range(len(self._outputs))]
@@ -128,10 +129,11 @@ class BlackBox:
         return known != item.data
 
     def message(self, record: MessageRecord) -> None:
-        """Keep a message that the node published; such messages come every second."""
-        if not self._reported_ns <= record.t_ns <= self._reported_ns + _JUMP_NS:
-            self._jumped(record.t_ns)
-        self._reported_ns = record.t_ns
+        """Keep a message that the node published, which it does every second, or one that it heard."""
+        if record.topic < self._heard_from:
+            if not self._reported_ns <= record.t_ns <= self._reported_ns + _JUMP_NS:
+                self._jumped(record.t_ns)
+            self._reported_ns = record.t_ns
         self._keep(record, len(record.data))
 
     def _jumped(self, t_ns: int) -> None:

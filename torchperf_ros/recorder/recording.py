@@ -166,6 +166,8 @@ class Recording:
         self._writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
         self._after_ns = round(config.black_box_after_s * NS_PER_S)
         self._incident = ("", 0)
+        self._heard_index = {topic: len(setup["topics"]) + at for at, (topic, _) in enumerate(setup["heard"])}
+        self._heard: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._lock = threading.Lock()
         self._tried_at = self._heard_at = time.monotonic()
@@ -189,6 +191,12 @@ class Recording:
             self._writer.lost += 1
         self._answers.append((stage, answer, answer_ms))
 
+    def heard(self, topic: str, t_ns: int, data: bytes) -> None:
+        """A message of one of the setup's `heard` topics, at its receipt in ROS time; takes no lock."""
+        if len(self._heard) == _MOST_WAITING:
+            self._writer.lost += 1
+        self._heard.append((topic, t_ns, data))
+
     def _pass_on(self) -> None:
         step_back()
         while not self._ending.wait(_PASS_ON_S):
@@ -196,6 +204,9 @@ class Recording:
                 self._pass_answers()
 
     def _pass_answers(self) -> None:
+        while self._heard:
+            topic, heard_ns, data = self._heard.popleft()
+            self._writer.message(self._heard_index[topic], heard_ns, data)
         while self._answers:
             stage, answer, answer_ms = self._answers.popleft()
             t_ns = answer.frame.ros_ns(answer.published_ns)

@@ -90,6 +90,11 @@ class _Replay(contextlib.ExitStack):
         self._stages = ReplayStages(self._config, self._pace, self._record, say, options.seed, definitions)
         self.callback(self._stages.stop)
         self._stages.start()
+        for stage in self._config.stages:
+            if stage.actions:
+                self._note(f"{stage.name}: its actions are not applied: most of their alerts are not found in a replay")
+        if self._config.emergency.sensors:
+            self._note("the emergency lane is left out: no output is withheld, as it was while the lane was latched")
 
     def _make_pace(self, start_ns: int) -> ReplayPace:
         options = self._options

@@ -20,7 +20,6 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 
 _REHEARSE_AFTER_NS = 5 * NS_PER_S
 _LONGEST_PROBE = 0.5  # of what a worker is killed for
-_RECENT = 3  # runs
 _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
 
@@ -71,7 +70,6 @@ class Dispatcher:
         self._retrying: WorkerProcess | None = None
         self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
         self._last_received_ns = 0
-        self._recent_ms: deque[float] = deque(maxlen=_RECENT)
         self._comes_by_itself = False  # rather than from the stage before
 
     def use(self, scene: int) -> None:
@@ -133,10 +131,15 @@ class Dispatcher:
         period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0
         return expected_ns(self._last_received_ns, period_ns, now_ns)
 
-    @property
-    def _least_ms(self) -> float:
-        """What the cheapest tier takes now, by its last few runs: a high percentile would be right for too long."""
-        return max(self._recent_ms, default=self.ladder.predicted_ms(self.ladder.last))
+    def _note_run(self, tier: int, took_ms: float, now_ns: int) -> None:
+        if self.right_of_way is not None and tier == self.ladder.last:
+            self.right_of_way.ran(took_ms, now_ns)
+
+    def _blocked(self, now_ns: int) -> tuple[int, str] | None:
+        """When to look again, and for which stage of higher priority nothing may begin now; None: it may."""
+        if self.right_of_way is None:
+            return None
+        return self.right_of_way.blocks(now_ns, self.ladder.predicted_ms(self.ladder.last))
 
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
         """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
@@ -167,10 +170,10 @@ class Dispatcher:
         `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
         """
         tier, left_ms = None, in_flight.left_ms(now_ns)
+        if blocked := self._blocked(now_ns):
+            in_flight.held_ns, in_flight.held_by = blocked
+            return
         if self.right_of_way is not None:
-            if blocked := self.right_of_way.blocks(now_ns, self._least_ms):
-                in_flight.held_ns, in_flight.held_by = blocked
-                return
             in_flight.held_by = ""
             left_ms = min(left_ms, (self.right_of_way.due(now_ns)[0] - now_ns) / NS_PER_MS)
         while worker := self._idle_worker():
@@ -193,7 +196,10 @@ class Dispatcher:
         """Run the frame on another worker as well if the runner failed, or is nearly out of time."""
         is_configured = Fallback.BACKUP in self._pool.config.fallback
         if is_configured and in_flight.wants_backup(now_ns, hedges=self.hedge_rule.allowed):
-            self._start_backup(in_flight, now_ns)
+            if blocked := self._blocked(now_ns):
+                in_flight.held_ns = blocked[0]
+            else:
+                self._start_backup(in_flight, now_ns)
 
     def _start_backup(self, in_flight: FrameInFlight, now_ns: int) -> None:
         """Run the frame in flight on another worker as well, on the cheapest tier, if one is idle."""
@@ -243,9 +249,9 @@ class Dispatcher:
         first = self._idle_worker()
         if first is None or not in_flight.length or None in self._running.values():
             return
-        way = self.right_of_way
-        if way is not None and way.blocks(now_ns, self._least_ms):
+        if self._blocked(now_ns):
             return
+        way = self.right_of_way
         spare = self._idle_worker(other_than=first)
         if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
             tier, worker, self._probe = self.ladder.last, spare, None
@@ -279,8 +285,8 @@ class Dispatcher:
         if in_flight is not None and worker.has_run and not math.isnan(steps.inference_ms):
             known_ms = steps.inference_ms  # one that was stopped takes longer than there was time
             inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
-            self._recent_ms.extend([took_ms] * (response.tier == self.ladder.last))
             self._lessons.append((response.tier, inference_ms, took_ms - known_ms))
+            self._note_run(response.tier, took_ms, now_ns)
         worker.has_run = True  # what came before was a cold run
         if worker is self._retrying:
             self._retrying = None

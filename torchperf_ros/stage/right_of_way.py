@@ -5,6 +5,7 @@ theirs. A higher stage that has answered wakes a lower one that waits to begin.
 """
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_NS = 5 * NS_PER_MS  # if nobody wakes it before
 _FIRST_TRIAL_NS, _LONGEST_WAIT_NS = NS_PER_S, 64 * NS_PER_S
+_KEPT_NS = 64 * NS_PER_S
+"""So long the longest run counts: of the last few runs the next one is often the longest, in a minute it is seldom."""
 NEVER_NS = 1 << 62
 
 
@@ -26,6 +29,13 @@ class RightOfWay:
         """Take the stages; `has_own_cores`: on the CPU there is a core for every thread of every stage."""
         self._own, self._higher, self._has_own_cores = own, higher, has_own_cores
         self._begun_ns, self._wait_ns = -1, _FIRST_TRIAL_NS  # -1: never asked yet
+        self._longest: deque[tuple[int, float]] = deque()  # ends and ms of runs, each longer than all after it
+
+    def ran(self, took_ms: float, now_ns: int) -> None:
+        """A run on the cheapest tier has ended."""
+        while self._longest and self._longest[-1][1] <= took_ms:
+            self._longest.pop()
+        self._longest.append((now_ns, took_ms))
 
     def due(self, now_ns: int) -> tuple[int, str]:
         """The monotonic time at which the first of them has, or expects, a frame, and its name; `NEVER_NS`: none."""
@@ -34,18 +44,22 @@ class RightOfWay:
             return NEVER_NS, ""
         return min(((stage.due_ns(now_ns), stage.config.name) for stage in self._higher), default=(NEVER_NS, ""))
 
-    def blocks(self, now_ns: int, run_ms: float) -> tuple[int, str] | None:
-        """When to look again, and why a run of so many ms must not begin; None: it may.
+    def blocks(self, now_ns: int, guess_ms: float) -> tuple[int, str] | None:
+        """When to look again, and why a run must not begin; None: it may.
 
-        What takes too long now would never be found to be faster again: once in a while, 1 s after the last one and
-        then twice as long each time, a run may begin that only a frame to come speaks against. The scheduler, which
-        knows the workers as nicer, then pushes it aside.
+        It counts as long as the longest of the last minute, before the first as the guess. What takes too long now
+        would never be found to be faster again: 1, 2, 4 s and so on, at last a minute, after the last one a run may
+        begin that only a frame to come speaks against. The scheduler, which knows the workers as nicer, then pushes it
+        aside.
         """
+        while len(self._longest) > 1 and now_ns - self._longest[0][0] > _KEPT_NS:
+            self._longest.popleft()
+        run_ms = self._longest[0][1] if self._longest else guess_ms
         due_ns, name = self.due(now_ns)
         self._begun_ns = now_ns if self._begun_ns < 0 else self._begun_ns
         fits = now_ns + round(run_ms * NS_PER_MS) <= due_ns
         if fits or (due_ns > now_ns and now_ns - self._begun_ns >= self._wait_ns):
-            self._wait_ns = _FIRST_TRIAL_NS if fits else min(2 * self._wait_ns, _LONGEST_WAIT_NS)
+            self._wait_ns = self._wait_ns if fits else min(2 * self._wait_ns, _LONGEST_WAIT_NS)
             self._begun_ns = now_ns
             return None
         in_ms = (due_ns - now_ns) / NS_PER_MS

@@ -45,16 +45,22 @@ _ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
 _ANSWER_POLL_S = 0.001
 
 
+Instead = tuple[Fallback, bytes | None]
+"""What the emergency lane published in place of a stage's output: `stop` with its bytes, or `none`."""
+_WITHHELD = "withheld: the emergency lane is latched"
+
+
 @dataclass
 class StagePorts:
     """Where a stage's answers go. All but `log` are called on the stage's thread, `publish` first.
 
     Attributes:
+        publish: of the output's CDR bytes; returns what went out in their place, None if they did.
         hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node. A held
             output comes with the stamp of the frame that it was computed from.
     """
 
-    publish: Callable[[bytes], None]  # the output's CDR bytes
+    publish: Callable[[bytes], Instead | None]
     hand_on: Callable[[bytes | None, Frame], None]
     answered: Callable[[Answer], None]  # the record of a frame
     anomaly: Callable[[Alert], None]  # an event for `/perf/anomaly`
@@ -324,7 +330,7 @@ class StageActor:
             what = f"the stage publishes {self._output_type}, and a guard checks {PATH}"
             raise ConfigError(f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well")
         own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
-        return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config.guard)]
+        return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config)]
 
     def _situation_budget_ms(self, scene: int, now_ns: int) -> float:
         config, scenes = self.config, self.scenes
@@ -476,8 +482,7 @@ class StageActor:
                     result, fallback = None, Fallback.NONE if checked.payload is None else Fallback.STOP
             payload = checked.payload
             self.scenes.near(checked.ttc_s, started_ns)
-        if payload is not None:
-            self._ports.publish(payload)
+        withheld = None if payload is None else self._ports.publish(payload)
         published_ns = self._clock()
         held = self._outputs.frame
         stamp_ns = frame.stamp_ns if result is not None else 0 if held is None else held.stamp_ns
@@ -485,7 +490,10 @@ class StageActor:
         self.margin.published((published_ns - started_ns) / NS_PER_MS)
         if result is not None and payload is result.payload:
             self._outputs.remember(result.payload, frame)
+        fallback, payload = withheld or (fallback, payload)
         answer = in_flight.answer(verdict, fallback, result, payload, frame.budget_ms, published_ns)
+        if withheld is not None:
+            answer.reason = f"{_WITHHELD}; {answer.reason}" if answer.reason else _WITHHELD
         refusal = None if self.guard is None or checked is None else self.guard.judge(answer, checked)
         frame.data = None  # it is in the ring; who remembers the frame need not keep megabytes
         self._ports.answered(answer)

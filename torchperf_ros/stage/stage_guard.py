@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert, guard_alert
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.frame import Answer, Frame, usable_age_ms
@@ -37,12 +37,13 @@ class StageGuard:
         return self.guard.refused
 
     @staticmethod
-    def inputs(options: GuardOptions | None) -> list[tuple[int, str, str]]:
-        """Index, topic and message type of what a guard takes."""
-        if options is None:
+    def inputs(config: StageConfig) -> list[tuple[int, str, str]]:
+        """Index, topic and message type of what a stage's guard takes; nothing without one."""
+        if config.guard is None:
             return []
-        sources = [(GUARD_ODOMETRY - 1 - at, topic, _OBSTACLES_TYPE) for at, topic in enumerate(options.obstacles)]
-        return [(GUARD_ODOMETRY, options.odometry, _ODOMETRY_TYPE), *sources]
+        topics = enumerate(config.guard.obstacles)
+        sources = [(GUARD_ODOMETRY - 1 - at, topic, _OBSTACLES_TYPE) for at, topic in topics]
+        return [(GUARD_ODOMETRY, config.odometry, _ODOMETRY_TYPE), *sources]
 
     def take(self, index: int, data: bytes, age_ms: float, received_ns: int) -> None:
         """A message of one of `inputs`; it counts from its stamp where that is usable."""

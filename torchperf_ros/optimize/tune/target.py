@@ -125,7 +125,8 @@ def tuned_parameters(
     stage, options = target.stage, found.options
     every = [precision.get(tier, now) for tier, now in zip(stage.tiers, stage.precision, strict=True)]
     own = {
-        "adapter": stage.adapter, "output": stage.output, "budget_ms": stage.budget_ms, "tiers": list(stage.tiers),
+        "adapter": stage.adapter, "output": stage.output, "budget_ms": stage.budget_ms,
+        "tiers": [stage.tiers[tier] for tier in stage.scenes[0].tiers],  # what only a scene has stands there
         "engine": options.engine, "compile_mode": options.mode, "dynamic": options.dynamic,
         "precision": every[:1] if len(set(every)) == 1 else every,
         "channels_last": options.channels_last,
