@@ -37,7 +37,14 @@ ALONE = (
     "test/benchmarks/test_smoke.py",
     "test/logs/test_play.py",
 )
-"""Files with a live graph or deadlines of this machine's clock: nothing may run beside them."""
+"""Files with deadlines of this machine's clock: nothing may run beside them."""
+_NO_DEADLINES = "alert_publisher dead_segments endpoints middleware parameters play report_command ring_subscription top"
+BESIDE = tuple(f"test/node/test_{name}.py" for name in _NO_DEADLINES.split())
+"""Files with a live graph of their own that wait for what has to come, however long it takes."""
+
+
+def runs_alone(nodeid):
+    return nodeid.startswith(ALONE) and not nodeid.startswith(BESIDE)
 
 
 def pytest_configure():
@@ -52,7 +59,7 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(items):
     """Have the longest begin, and leave the tests that run alone for the end."""
-    items.sort(key=lambda item: (item.nodeid.startswith(ALONE), not item.nodeid.startswith(FIRST)))
+    items.sort(key=lambda item: (runs_alone(item.nodeid), not item.nodeid.startswith(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -65,7 +72,7 @@ def pytest_xdist_make_scheduler(config, log):
             return PACKAGES[0] if nodeid.startswith(PACKAGES) else super()._split_scope(nodeid)
 
         def _reschedule(self, node):
-            if len(self.nodes) == 1 or not next(iter(self.workqueue), "").startswith(ALONE):
+            if len(self.nodes) == 1 or not runs_alone(next(iter(self.workqueue), "")):
                 super()._reschedule(node)
             elif not node.shutting_down and node is not self._last():
                 node.shutdown()  # after the tests that it has got
