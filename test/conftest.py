@@ -23,6 +23,8 @@ FIRST = (
     "test/engines/test_package_build.py",
     "test/stage/test_compiled_stage.py",
     "test/benchmarks/test_curve.py",
+    "test/benchmarks/test_smoke_beside.py",
+    "test/replay/batch/test_batch.py",
     "test/optimize/test_tune.py",
     "test/world/",
 )
@@ -38,8 +40,13 @@ ALONE = (
     "test/logs/test_play.py",
 )
 """Files with deadlines of this machine's clock: nothing may run beside them."""
-_NO_DEADLINES = "alert_publisher dead_segments endpoints middleware parameters play report_command ring_subscription top"
-BESIDE = tuple(f"test/node/test_{name}.py" for name in _NO_DEADLINES.split())
+BESIDE = tuple(
+    f"test/node/test_{name}.py"
+    for name in (
+        *("alert_publisher", "dead_segments", "endpoints", "middleware", "parameters", "play", "report_command"),
+        *("ring_subscription", "top"),
+    )
+)
 """Files with a live graph of their own that wait for what has to come, however long it takes."""
 
 
