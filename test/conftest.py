@@ -25,6 +25,7 @@ FIRST = (
     "test/benchmarks/test_curve.py",
     "test/benchmarks/test_smoke_beside.py",
     "test/replay/batch/test_batch.py",
+    "test/test_docs.py",
     "test/optimize/test_tune.py",
     "test/world/",
 )
@@ -32,26 +33,14 @@ FIRST = (
 PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader"))
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 ALONE = (
-    "test/node/",
+    *(f"test/node/test_{name}" for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")),
     "test/stage/test_stage_actor",
     "test/stage/test_capture.py",
     "test/demo/test_drive.py",
     "test/benchmarks/test_smoke.py",
     "test/logs/test_play.py",
 )
-"""Files with deadlines of this machine's clock: nothing may run beside them."""
-BESIDE = tuple(
-    f"test/node/test_{name}.py"
-    for name in (
-        *("alert_publisher", "dead_segments", "endpoints", "middleware", "parameters", "play", "report_command"),
-        *("ring_subscription", "top"),
-    )
-)
-"""Files with a live graph of their own that wait for what has to come, however long it takes."""
-
-
-def runs_alone(nodeid):
-    return nodeid.startswith(ALONE) and not nodeid.startswith(BESIDE)
+"""Files with deadlines of a second or less of this machine's clock: nothing may run beside them."""
 
 
 def pytest_configure():
@@ -66,7 +55,7 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(items):
     """Have the longest begin, and leave the tests that run alone for the end."""
-    items.sort(key=lambda item: (runs_alone(item.nodeid), not item.nodeid.startswith(FIRST)))
+    items.sort(key=lambda item: (item.nodeid.startswith(ALONE), not item.nodeid.startswith(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,7 +68,7 @@ def pytest_xdist_make_scheduler(config, log):
             return PACKAGES[0] if nodeid.startswith(PACKAGES) else super()._split_scope(nodeid)
 
         def _reschedule(self, node):
-            if len(self.nodes) == 1 or not runs_alone(next(iter(self.workqueue), "")):
+            if len(self.nodes) == 1 or not next(iter(self.workqueue), "").startswith(ALONE):
                 super()._reschedule(node)
             elif not node.shutting_down and node is not self._last():
                 node.shutdown()  # after the tests that it has got
