@@ -7,9 +7,7 @@ not again; from the end of its timeout until the path is received.
 """
 
 import argparse
-import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -27,10 +25,10 @@ from benchmarks.rig.arguments import add_backup, add_camera, add_stage, argument
 from benchmarks.rig.bench_stage import ADAPTER, OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import CameraProcess, Graph, GraphError, PerfNodeProcess, model_options
+from benchmarks.rig.observer import realtime
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.message_types import encode, header, message_class
 
-_PRIORITY = 5  # of who publishes the scans: as the onlooker's DDS threads, so that a busy machine does not delay them
 _BEAMS, _SPEED = 1080, 10.0
 _TIMEOUT_MS = 100.0
 _WITHIN_S = 20.0
@@ -90,7 +88,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
             seconds = 60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences  # ended with the graph
             camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
         graph.busy(arguments.load)
-        with _realtime():
+        with realtime():
             say(f"{arguments.times} obstacles, {arguments.triggers} triggers, {arguments.silences} silences")
             found = [drive.obstacles(arguments.times)]
             published_ms = list(drive.published_ms)
@@ -198,20 +196,6 @@ def _odometry() -> bytes:
     message = Odometry(child_frame_id="base_link")
     message.header.frame_id, message.pose.pose.orientation.w, message.twist.twist.linear.x = _FRAME, 1.0, _SPEED
     return bytes(serialize_message(message))
-
-
-@contextlib.contextmanager
-def _realtime() -> Any:
-    """Who publishes does not wait for a free processor, where that is permitted."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-    except PermissionError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Observer:
         self.seen = {namespace: Seen() for namespace in namespaces}
         self.status: dict[str, dict[str, str]] = {}
         self.reports = 0
-        with _realtime():
+        with realtime():
             rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
             self._node = Node("onlooker", use_global_arguments=False, enable_rosout=False,
                               start_parameter_services=False)  # fmt: skip
@@ -139,8 +139,8 @@ def _take_output(seen: Seen) -> Callable[[bytes, Any], None]:
 
 
 @contextlib.contextmanager
-def _realtime() -> Any:
-    """Threads that start meanwhile are real-time, where that is permitted; the caller is not, afterwards."""
+def realtime() -> Any:
+    """This thread, and those that start meanwhile, are real-time where that is permitted; the caller is not, after."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     except PermissionError:

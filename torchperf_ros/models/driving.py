@@ -1,6 +1,6 @@
 """Stages of a closed loop without trained weights: perception that is given the truth, and a planner by rules."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -26,6 +26,19 @@ from torchperf_ros.models.options import OptionReader
 _MOST_OBJECTS: Final = 64
 _MOST_POINTS: Final = 10_000
 _NS: Final = 1e9
+
+
+def _blindness(adapter: Adapter, options: dict[str, Any]) -> Blindness:
+    """The option `blind`, the only one that there is."""
+    reader = OptionReader(type(adapter).__name__, options)
+    share = reader.number("blind", default=0.0, low=0.0, high=1.0)
+    reader.finish()
+    return Blindness(share)
+
+
+def _need(topics: Iterable[str], messages: Mapping[str, Received]) -> None:
+    if missing := [topic for topic in topics if topic not in messages]:
+        raise BadInput(f"{missing[0]} has not been received")
 
 
 class _Constant(nn.Module):
@@ -58,9 +71,7 @@ class OracleAdapter(Adapter):
         Raises:
             ConfigError: an option is unknown or its value not allowed.
         """
-        reader = OptionReader(type(self).__name__, options)
-        self._blind = Blindness(reader.number("blind", default=0.0, low=0.0, high=1.0))
-        reader.finish()
+        self._blind = _blindness(self, options)
         self.inputs = {"scan": SCAN, "objects_in_sight": MARKER_ARRAY, "odom": ODOMETRY}
         self.output = MARKER_ARRAY
 
@@ -82,8 +93,7 @@ class OracleAdapter(Adapter):
         Raises:
             BadInput: there is no odometry, or no truth.
         """
-        if missing := [topic for topic in self.inputs if topic not in messages]:
-            raise BadInput(f"{missing[0]} has not been received")
+        _need(self.inputs, messages)
         x, y, _, _ = pose_of(messages["odom"].message)
         return (torch.tensor([x, y], dtype=torch.float64),)
 
@@ -116,9 +126,7 @@ class RulePlannerAdapter(Adapter):
         Raises:
             ConfigError: an option is unknown or its value not allowed.
         """
-        reader = OptionReader(type(self).__name__, options)
-        self._blind = Blindness(reader.number("blind", default=0.0, low=0.0, high=1.0))
-        reader.finish()
+        self._blind = _blindness(self, options)
         self.inputs = {"detections": MARKER_ARRAY, "odom": ODOMETRY, "route": PATH}
         self.output = PATH
 
@@ -146,8 +154,7 @@ class RulePlannerAdapter(Adapter):
         Raises:
             BadInput: there is no odometry or no route, or they cannot be used.
         """
-        if missing := [topic for topic in self.inputs if topic not in messages]:
-            raise BadInput(f"{missing[0]} has not been received")
+        _need(self.inputs, messages)
         lane, wanted = route_of(messages["route"].message)
         if not 2 <= len(lane.points) <= _MOST_POINTS or not np.isfinite(lane.points).all():  # noqa: PLR2004
             raise BadInput(f"route has {len(lane.points)} points; it has to have 2 to {_MOST_POINTS}, finite ones")
