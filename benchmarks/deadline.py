@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
+from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_stage, arguments_of
 from benchmarks.rig.bench_stage import NAIVE, OURS
 from benchmarks.rig.frames import AnsweredFrame, frame_figures, latest, match
 from benchmarks.rig.graph import (
@@ -64,7 +64,7 @@ def main() -> int:
     """Measure, show, write."""
     arguments = _parser().parse_args()
     report = Report("deadline", arguments)
-    options = model_options(arguments.model_ms)
+    options = model_options(arguments.model_ms, arguments.device)
     totals = {name: Total() for name in (_OURS, _NAIVE, _NAIVE_FIFO)}
     seconds = min(arguments.slice, arguments.seconds)
     turns = max(1, round(arguments.seconds / seconds))
@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load", type=int, default=0, help="busy processes at normal priority (default 0)")
     add_camera(parser)
     add_stage(parser)
+    add_device(parser)
     add_backup(parser)
     parser.add_argument("--margin-ms", type=float, default=1.0,
                         help="how long before the deadline the naive node stops waiting (default 1)")  # fmt: skip
@@ -109,7 +110,7 @@ def _take_turn(
     name: str, total: Total, arguments: argparse.Namespace, options: dict[str, Any], seconds: float, seed: int
 ) -> None:
     namespace = OURS if name == _OURS else NAIVE
-    with Graph((namespace,)) as graph:
+    with Graph((namespace,), device=arguments.device) as graph:
         adapter, sabotage = sabotaged(graph, "faults", options, _faults(arguments, seconds), seed)
         camera = CameraProcess(graph)
         seen = graph.observer.seen[namespace]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rig.arguments import add_camera, add_stage, arguments_of
+from benchmarks.rig.arguments import add_camera, add_device, add_stage, arguments_of
 from benchmarks.rig.bench_stage import ADAPTER, OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.frames import match
@@ -93,12 +93,13 @@ def main() -> int:
     parser.add_argument("--backups", default=",".join(BACKUPS), help="default " + ",".join(BACKUPS))
     add_camera(parser)
     add_stage(parser)
+    add_device(parser)
     parser.add_argument("--settle", type=float, default=5.5,
                         help="seconds from every worker's being ready to the stream (default 5.5)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of the moments at which to kill (default 1)")
     arguments = parser.parse_args()
     report = Report("failover", arguments)
-    options = model_options(arguments.model_ms)
+    options = model_options(arguments.model_ms, arguments.device)
     found = {backup: _failovers(backup, arguments, options) for backup in arguments.backups.split(",")}
     _show(report, found)
     report.finish(_figures(found), _targets(found))
@@ -107,7 +108,7 @@ def main() -> int:
 
 def _failovers(backup: str, arguments: argparse.Namespace, options: dict[str, Any]) -> list[Failover]:
     luck = random.Random(f"{arguments.seed}/{backup}")
-    with Graph((OURS,)) as graph:
+    with Graph((OURS,), device=arguments.device) as graph:
         node = PerfNodeProcess(graph, ADAPTER, options, backup=backup, budget_ms=arguments.budget_ms)
         camera = CameraProcess(graph)
         node.wait_ready()

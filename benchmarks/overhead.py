@@ -11,7 +11,7 @@ import argparse
 import sys
 from typing import Any
 
-from benchmarks.rig.arguments import add_backup, add_stage, arguments_of
+from benchmarks.rig.arguments import add_backup, add_device, add_stage, arguments_of
 from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import BareLoopProcess, CameraProcess, Graph, NaiveProcess, PerfNodeProcess, model_options
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--sizes", default=",".join(SIZES), help="image sizes, default " + ",".join(SIZES))
     parser.add_argument("--rate", type=float, default=30.0, help="images per second (default 30)")
     add_stage(parser)
+    add_device(parser)
     add_backup(parser)
     arguments = parser.parse_args()
     report = Report("overhead", arguments)
@@ -54,9 +55,9 @@ def main() -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    options = model_options(arguments.model_ms)
+    options = model_options(arguments.model_ms, arguments.device)
     figures: dict[str, Any] = {}
-    with Graph((OURS, NAIVE)) as graph:
+    with Graph((OURS, NAIVE), device=arguments.device) as graph:
         say("starting both nodes")
         stage = {"budget_ms": arguments.budget_ms, "backup": arguments.backup, "tiers": ["full"]}
         node = PerfNodeProcess(graph, ADAPTER, options, **stage)

@@ -22,8 +22,8 @@ from mcap.writer import CompressionType, Writer
 from benchmarks.rig.arguments import add_camera, arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.message_types import encode, message_class, typestore
-from torchperf_ros.demo.road_scene import ODOMETRY_TYPE, odometry_cdr
 from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.world.road_scene import ODOMETRY_TYPE, odometry_cdr
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _START_NS: Final = 1_700_000_000 * NS_PER_S

@@ -9,10 +9,12 @@ from a paired bootstrap within each scenario.
 import argparse
 import math
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,20 +22,21 @@ import numpy as np
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.cli.shell import follow, progress_bars, words
+from torchperf_ros.world.drive_command import write_drive
 from torchperf_ros.world.latencies import FAULTS, Luck
 from torchperf_ros.world.loop import ARMS, Drive, Workers, drive, end_workers
 from torchperf_ros.world.scenarios import SCENARIOS, draw_scenario
 from torchperf_ros.world.score import Score, fewer, paired_difference
 
 _BOUND, _NAIVE, _FULL = "zero", "naive", "full"
-_CHUNK = 5  # drives that a process takes at once
+_CHUNK = 6  # drives that a process takes at once
 _EPILOG = """\
 targets, with faults: collisions at most 1 percentage point above those of the arm without latency; at least 80 % fewer
 than the naive node's, and the interval of the difference excludes 0; 10 times real time
 
 examples:
   ./run bench safety
-  ./run bench safety --seeds 200 --jobs 2 --json safety.json
+  ./run bench safety --seeds 200 --json safety.json
   ./run bench safety --scenarios cut_in,pedestrian --arms zero,naive,full --load 4 --faults all"""
 
 _Row = dict[str, Any]
@@ -48,7 +51,7 @@ def main() -> int:
     report = Report("safety", arguments)
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     wanted = [
-        (arm, name, seed, arguments.load, arguments.faults) for arm in arms for name in scenarios for seed in seeds
+        (arm, name, seed, arguments.load, arguments.faults) for seed in seeds for name in scenarios for arm in arms
     ]
     rows: list[_Row] = []
     begun_s = time.monotonic()
@@ -57,17 +60,28 @@ def main() -> int:
         for row in _driven(wanted, arguments.jobs):
             rows.append(row)
             tell(len(rows), len(wanted))
+            if arguments.minutes and time.monotonic() - begun_s > 60.0 * arguments.minutes:
+                break
     took_s = time.monotonic() - begun_s
+    driven_s = sum(row["driven_s"] for row in rows)
+    rows = _whole(rows, len(arms) * len(scenarios))
     rows.sort(key=lambda row: (arms.index(row["arm"]), scenarios.index(row["scenario"]), row["seed"]))
     figures = {arm: _figures([row for row in rows if row["arm"] == arm], rows) for arm in arms}
     differences = {arm: _difference(rows, arm, _NAIVE) for arm in arms if _NAIVE in arms and arm != _NAIVE}
-    _show(report, figures, differences, scenarios, arguments)
-    driven_s = sum(row["driven_s"] for row in rows)
+    driven = len(rows) // len(arms) // len(scenarios)
+    _show(report, (figures, differences), scenarios, driven, arguments)
     report.text(
         f"{driven_s:,.0f} s driven in {took_s:,.0f} s by {arguments.jobs} processes: {driven_s / took_s:.1f} times"
         " real time"
     )
     result = {"arms": figures, "less_naive": differences, "times_real_time": driven_s / took_s, "drives": rows}
+    if arguments.collisions is not None:
+        for row in (row for row in rows if row["collision"]):
+            one = Drive(draw_scenario(row["scenario"], row["seed"]), row["arm"], arguments.load, arguments.faults)
+            folder = Path(arguments.collisions) / f"{row['scenario']}-{row['seed']}-{row['arm']}"
+            write_drive(one, folder, _workers)
+            report.text(f"wrote {folder}: a log to replay, a picture, and a test")
+        end_workers(_workers)
     report.finish(result, _targets(figures, differences, driven_s / took_s))
     return 0
 
@@ -76,12 +90,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="the first one (default 1)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="end after so long; 0: with the last seed (default)")
     parser.add_argument("--arms", default=",".join(ARMS), help=f"with commas between (default {','.join(ARMS)})")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas between (default all)")
     parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
     parser.add_argument("--faults", default="bench", choices=tuple(FAULTS), help="what goes wrong (default bench)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that drive side by side (default 2)")
+    parser.add_argument("--collisions", metavar="FOLDER", help="write log, picture and test of each to it")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--jobs", type=int, default=cores, help=f"processes that drive side by side (default {cores}, a core each)"
+    )
     return parser
+
+
+def _whole(rows: list[_Row], drives: int) -> list[_Row]:
+    """Those of the seeds that have all their drives; arms are compared on the same seeds."""
+    count = Counter(row["seed"] for row in rows)
+    if not (found := [row for row in rows if count[row["seed"]] == drives]):
+        sys.exit("no seed was driven by every arm in every scenario in that time")
+    return found
 
 
 def _chosen(text: str, known: Any, what: str) -> list[str]:
@@ -149,12 +176,10 @@ def _difference(rows: list[_Row], arm: str, other: str) -> dict[str, Any]:
 
 
 def _show(
-    report: Report,
-    figures: dict[str, Any],
-    differences: dict[str, Any],
-    scenarios: list[str],
-    arguments: argparse.Namespace,
+    report: Report, compared: tuple[_Row, _Row], scenarios: list[str], seeds: int, arguments: argparse.Namespace
 ) -> None:
+    figures, differences = compared
+
     def difference(arm: str) -> str:
         found = differences.get(arm)
         if found is None:
@@ -163,7 +188,7 @@ def _show(
 
     arms = figures.values()
     report.table(
-        f"{arguments.seeds} seeds of each scenario, load x{arguments.load}, faults {arguments.faults}", ("", *figures),
+        f"{seeds} seeds of each scenario, load x{arguments.load}, faults {arguments.faults}", ("", *figures),
         [
             ["drives", *(arm["drives"] for arm in arms)],
             ["faults injected", *(arm["faults"] for arm in arms)],

@@ -18,27 +18,44 @@ settings.register_profile("repeatable", settings.get_profile("search"), derandom
 settings.load_profile("repeatable")
 
 MS = 1_000_000
+FIRST = (
+    "test/test_style.py",
+    "test/engines/test_package_build.py",
+    "test/stage/test_compiled_stage.py",
+    "test/benchmarks/test_curve.py",
+    "test/benchmarks/test_smoke_beside.py",
+    "test/replay/batch/test_batch.py",
+    "test/test_docs.py",
+    "test/optimize/test_tune.py",
+    "test/world/",
+)
+"""The files that take longest begin, so that neither process is left with one of them at the end."""
+PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader"))
+"""Files that read the same compiled packages: one process has them, and builds the packages once."""
 ALONE = (
-    "test/node/",
+    *(f"test/node/test_{name}" for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")),
     "test/stage/test_stage_actor",
     "test/stage/test_capture.py",
     "test/demo/test_drive.py",
     "test/benchmarks/test_smoke.py",
     "test/logs/test_play.py",
 )
-"""Files with a live graph or deadlines of this machine's clock: nothing may run beside them."""
+"""Files with deadlines of a second or less of this machine's clock: nothing may run beside them."""
 
 
 def pytest_configure():
-    """Let Ctrl-C reach what tests start, also where they run in the background, which ignores it."""
+    """Let Ctrl-C reach what tests start, also where they run in the background, which ignores it; compile quickly."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Packages wait for the C++ compiler. Headers compiled ahead pay only for more packages than are built here. torch
+    # reads both when it is imported.
+    os.environ |= {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 
 
 def pytest_collection_modifyitems(items):
-    """Leave the tests that run alone for the end."""
-    items.sort(key=lambda item: item.nodeid.startswith(ALONE))
+    """Have the longest begin, and leave the tests that run alone for the end."""
+    items.sort(key=lambda item: (item.nodeid.startswith(ALONE), not item.nodeid.startswith(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -47,6 +64,9 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
     class AloneLast(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return PACKAGES[0] if nodeid.startswith(PACKAGES) else super()._split_scope(nodeid)
+
         def _reschedule(self, node):
             if len(self.nodes) == 1 or not next(iter(self.workqueue), "").startswith(ALONE):
                 super()._reschedule(node)
@@ -80,7 +100,7 @@ def own_scheduling():
 def own_state(tmp_path_factory):
     """`XDG_STATE_HOME` for this process and all that it starts, and one folder for what torch's compilers keep.
 
-    Each folder of theirs has torch's headers compiled anew, which takes as long as two small models.
+    Each folder of theirs has what is compiled compiled anew.
     """
     folder = tmp_path_factory.getbasetemp()
     compiler = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "compiler"

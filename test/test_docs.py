@@ -48,6 +48,7 @@ NOT_RUN = {
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
     r"\./run bench": "test/benchmarks runs each for a moment",
     r"\./run torchperf tune|torchperf tune .*--tables": "test/optimize; what a dry run says is the same as without it",
+    r"torchperf tune my_robot": "with the parameter file, which has the same model, it is run",
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
     r"torchperf replay incident --pace": "a real incident of 82 MB; with `incident/` it is run",
@@ -57,6 +58,7 @@ SHORTER = {
     r"torchperf make-log .*--fault": "--size 64x48 --force",
     r"torchperf make-log": "--seconds 1 --size 64x48 --force",
     r"torchperf (tune|compile) ": "--dry-run",
+    r"torchperf compare ": "--resamples 200",
 }
 
 

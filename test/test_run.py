@@ -239,7 +239,8 @@ def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):
     test += (
         f"        open({str(tmp_path / 'log')!r}, 'a').write(f'{{word}} {{__file__}}\\n')\n        time.sleep(0.2)\n"
     )
-    for name in ("node/test_live", "node/test_live_too", "frame/test_a", "frame/test_b", "watch/test_c"):
+    live = ["node/test_lifecycle", "node/test_watch_live"]
+    for name in (*live, "frame/test_a", "frame/test_b", "watch/test_c"):
         (tmp_path / "test" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "test" / f"{name}.py").write_text(test)
     shutil.copy(ROOT / "test" / "conftest.py", tmp_path / "test")
@@ -248,7 +249,7 @@ def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):
     assert "5 passed" in done.stdout, done.stdout + done.stderr
     words = [line.split("/test/") for line in (tmp_path / "log").read_text().splitlines()]
     alone = [(line[0].split()[0], line[1]) for line in words[-4:]]
-    assert alone == [(word, f"node/{name}.py") for name in ("test_live", "test_live_too") for word in ("begin", "end")]
+    assert alone == [(word, f"{name}.py") for name in live for word in ("begin", "end")]
 
 
 def test_lock_names_one_exact_version_of_everything_asked_for(run, calls):

@@ -27,6 +27,11 @@ def add_stage(parser: argparse.ArgumentParser, *, model_ms: float = 10.0, budget
                         help=f"budget of each frame (default {budget_ms:g})")  # fmt: skip
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """`--device` that every model runs on."""
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of all models (default cpu)")
+
+
 def add_backup(parser: argparse.ArgumentParser) -> None:
     """`--backup` of the stage."""
     parser.add_argument("--backup", default="standby", choices=("none", "standby", "active"), help="default standby")

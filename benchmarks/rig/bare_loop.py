@@ -21,10 +21,10 @@ from torchperf_ros.model.adapter import Received, load_adapter
 class BareLoop:
     """One adapter and its first tier, in this process."""
 
-    def __init__(self, adapter: str, options: dict[str, Any], tier: str) -> None:
+    def __init__(self, adapter: str, options: dict[str, Any], tier: str, device: str = "cpu") -> None:
         """Build the model on one thread, as the nodes do."""
         torch.set_num_threads(1)
-        self._adapter = load_adapter(adapter)(options, torch.device("cpu"))
+        self._adapter = load_adapter(adapter)(options, torch.device(device))
         self._model = self._adapter.build(tier).eval()
         ((self._topic, self._type),) = self._adapter.inputs.items()
 

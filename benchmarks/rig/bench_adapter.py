@@ -93,17 +93,17 @@ class BenchAdapter(Adapter):
         return message_class(self.output)(header=header(stamp_ns, self._frame_id), poses=poses)
 
 
-def layers_for(model_ms: float) -> dict[str, int]:
-    """Layers of each tier such that the first takes `model_ms` on one thread of this machine when it is idle."""
+def layers_for(model_ms: float, device: str = "cpu") -> dict[str, int]:
+    """Layers of each tier such that the first takes `model_ms` on this device, or one idle thread of this machine."""
     torch.set_num_threads(1)
-    image = torch.zeros(1, 3, _HEIGHT, _WIDTH)
+    image = torch.zeros(1, 3, _HEIGHT, _WIDTH, device=device)
     took_ms = []
     sample = 10
     with torch.inference_mode():
-        net = BenchNet(sample).eval()
+        net = BenchNet(sample).eval().to(device)
         for _ in range(60):
             started = time.perf_counter()
-            net(image)
+            net(image).cpu()
             took_ms.append((time.perf_counter() - started) * 1e3)
     layer_ms = float(np.percentile(took_ms[10:], 25)) / sample  # of what is not disturbed by others
     return {tier: max(1, round(model_ms * share / layer_ms)) for tier, share in zip(TIERS, SHARES, strict=True)}
@@ -113,7 +113,9 @@ def main() -> None:
     """Print the options as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ms", type=float, help="inference time of the first tier in ms")
-    print(json.dumps({"layers": layers_for(parser.parse_args().ms)}))
+    parser.add_argument("device", nargs="?", default="cpu", help="cpu or cuda")
+    arguments = parser.parse_args()
+    print(json.dumps({"layers": layers_for(arguments.ms, arguments.device)}))
 
 
 if __name__ == "__main__":

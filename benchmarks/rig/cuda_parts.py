@@ -97,6 +97,7 @@ def machine(place: Place) -> Found:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {
+            "device": properties.name,
             "capability": f"{properties.major}.{properties.minor}", "memory_mib": properties.total_memory // _MIB,
             "multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda,
             "integrated": bool(properties.is_integrated), "uuid": str(getattr(properties, "uuid", "")),
@@ -134,10 +135,14 @@ def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Fou
 
 
 def copies(place: Place) -> Found:
-    """Inputs and outputs by pageable and by page-locked memory."""
+    """Inputs and outputs by pageable memory, by way of page-locked memory, and from that."""
     device = place.device()
     adapter = CameraAdapter({}, device.device)
-    image = (torch.zeros(1080, 1920, 3, dtype=torch.uint8),)
+    image = torch.zeros(1080, 1920, 3, dtype=torch.uint8)
+    messages = adapter.example_messages()
+    on_cpu = CameraAdapter({}, torch.device("cpu"))
+    pin = torch.Tensor.pin_memory if device.is_cuda else torch.Tensor.clone
+    pinned = pin(image)
     with torch.inference_mode():
         model = adapter.build("fast").eval()
         host = tuple(tensor.cpu() for tensor in adapter.example_inputs("fast"))
@@ -148,10 +153,15 @@ def copies(place: Place) -> Found:
         with place.alone():
             timings = time_interleaved(
                 {
-                    "detector, fast, up and down, pageable": frame(lambda: tuple(t.to(device.device) for t in host)),
-                    "detector, fast, up and down, pinned": frame(lambda: device.to_device(host)),
-                    "image 1920x1080 up, pageable": lambda: image[0].to(device.device),
-                    "image 1920x1080 up, pinned": lambda: device.to_device(image),
+                    "detector, fast, up and down": frame(lambda: device.to_device(host)),
+                    "detector, fast, up and down, by way of pinned": frame(
+                        lambda: device.to_device(tuple(map(pin, host)))
+                    ),
+                    "preprocess of 1280x720 on the device": lambda: adapter.preprocess(messages),
+                    "preprocess of 1280x720 on the CPU, and up": lambda: device.to_device(on_cpu.preprocess(messages)),
+                    "image 1920x1080 up": lambda: device.to_device((image,)),
+                    "image 1920x1080 up, by way of pinned": lambda: device.to_device((pin(image),)),
+                    "image 1920x1080 up, from pinned": lambda: device.to_device((pinned,)),
                 },
                 device.device, seconds=place.seconds,
             )  # fmt: skip

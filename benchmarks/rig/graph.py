@@ -37,13 +37,13 @@ def own_graph() -> None:
     carry_images()
 
 
-def model_options(model_ms: float) -> dict[str, Any]:
+def model_options(model_ms: float, device: str = "cpu") -> dict[str, Any]:
     """Options of the bench adapter for a model of this cost here, measured in a process of its own; 0: the smallest."""
     if not model_ms:
         return {"layers": dict.fromkeys(TIERS, 1)}
-    say(f"sizing the model for {model_ms:g} ms on one thread")
+    say(f"sizing the model for {model_ms:g} ms on {'one thread' if device == 'cpu' else device}")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.rig.bench_adapter", str(model_ms)], capture_output=True, text=True,
+        [sys.executable, "-m", "benchmarks.rig.bench_adapter", str(model_ms), device], capture_output=True, text=True,
         check=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     return dict(json.loads(done.stdout))
@@ -52,9 +52,10 @@ def model_options(model_ms: float) -> dict[str, Any]:
 class Graph:
     """Starts processes, ends them with itself."""
 
-    def __init__(self, namespaces: tuple[str, ...], *, outputs: bool = True) -> None:
-        """Join as an onlooker of these namespaces."""
+    def __init__(self, namespaces: tuple[str, ...], *, outputs: bool = True, device: str = "cpu") -> None:
+        """Join as an onlooker of these namespaces; `device` is what the models of the processes run on."""
         own_graph()
+        self.device = device
         self._stack = contextlib.ExitStack()
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf-bench-")))
         self.observer = Observer(namespaces, outputs=outputs)
@@ -115,7 +116,7 @@ class PerfNodeProcess:
             "engine": "eager", **stage,
         }  # fmt: skip
         parameters = {
-            "stages": [STAGE], "metrics_port": metrics_port, "worker_threads": 1, "device": "cpu", STAGE: stage,
+            "stages": [STAGE], "metrics_port": metrics_port, "worker_threads": 1, "device": graph.device, STAGE: stage,
             "recorder": recorder, "evidence_dir": str(graph.folder / "evidence"),
             "record_dir": str(graph.folder / "records"), **node_parameters,
         }  # fmt: skip
@@ -185,7 +186,7 @@ class NaiveProcess:
         self._graph = graph
         self._config = {
             "adapter": adapter, "options": options, "budget_ms": budget_ms, "margin_ms": margin_ms,
-            "realtime_priority": realtime_priority,
+            "realtime_priority": realtime_priority, "device": graph.device,
         }  # fmt: skip
         self.starts = 0
         self.scheduling = ""
@@ -245,7 +246,7 @@ class BareLoopProcess(Requests):
 
     def __init__(self, graph: Graph, adapter: str, options: dict[str, Any], tier: str) -> None:
         """Start it."""
-        config = json.dumps({"adapter": adapter, "options": options, "tier": tier})
+        config = json.dumps({"adapter": adapter, "options": options, "tier": tier, "device": graph.device})
         super().__init__(graph, "bare loop", ["benchmarks.rig.bare_loop", "--config", config])
 
     def run(self, *, seconds: float, rate: float, size: str) -> list[float]:

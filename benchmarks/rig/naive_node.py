@@ -43,14 +43,15 @@ class NaiveNode(Node):
     """Publishes `answer` for every image, and a record of it as the other node does."""
 
     def __init__(
-        self, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float, realtime_priority: int = 0
-    ) -> None:
+        self, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float, realtime_priority: int = 0,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
         """Build the model, warm it up, subscribe, and take the priority, which threads that are made later inherit."""
         super().__init__("perf")
         torch.set_num_threads(1)
         self._budget_ms = budget_ms
         self._margin_ms = margin_ms
-        self._adapter = load_adapter(adapter)(options, torch.device("cpu"))
+        self._adapter = load_adapter(adapter)(options, torch.device(device))
         self._model = self._adapter.build("full")
         with torch.inference_mode():
             for _ in range(_WARM_UP_RUNS):

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("rclpy")
 
 from torchperf_ros.demo.drive import STAGES, DriveOptions, drive_parameters, faults_of, what_next
-from torchperf_ros.demo.road_scene import IMAGE_TYPE
 from torchperf_ros.models.sabotage import KINDS, Fault
+from torchperf_ros.world.road_scene import IMAGE_TYPE
 
 DEADLY = {kind for kind in KINDS if kind.endswith(("sigkill", "sigsegv", "hang"))}
 

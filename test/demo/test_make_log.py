@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from torchperf_ros.cli.main import app
 from torchperf_ros.config.message_types import decode, stamp_ns_of
 from torchperf_ros.demo.make_log import FAULTS, OBJECTS_TOPIC, START_NS, DriveLog, Fault, MakeLogError, write_drive
-from torchperf_ros.demo.road_scene import SPEED_MPS
 from torchperf_ros.logs.log_reader import LogFindings, LogReader
+from torchperf_ros.world.road_scene import SPEED_MPS
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = DriveLog(seconds=1.0, width=64, height=36)

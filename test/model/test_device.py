@@ -160,19 +160,3 @@ def test_given_channels_last_inputs_when_sent_then_they_stay_so_and_those_there_
     assert same is there
     assert torch.equal(moved.cpu(), image)
     assert pinned.tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_given_a_busy_stream_when_inputs_are_sent_then_the_caller_does_not_wait_for_it():
-    device = Device(torch.device("cuda", 0), threads=1)
-    a = torch.randn(4096, 4096, device="cuda")
-    device.to_device((torch.ones(8),))  # the buffer is there
-    torch.cuda.synchronize()
-    for _ in range(50):
-        a @ a
-    busy = torch.cuda.Event()
-    busy.record()
-    device.to_device((torch.ones(8),))
-    assert not busy.query()
-    torch.cuda.synchronize()

@@ -21,8 +21,11 @@ FAST = {
 
 
 def shared_memory_names():
-    """Names in /dev/shm, without those of the middleware, whose killed processes leave some behind."""
-    return {name for name in os.listdir("/dev/shm") if "fastrtps" not in name and "fastdds" not in name}
+    """Names in /dev/shm that could be the node's: its killed processes leave some of the middleware behind.
+
+    It has no semaphores (`sem.`): those are of other Python processes of this machine.
+    """
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("fastrtps", "fastdds", "sem."))}
 
 
 def unused_shared_memory():

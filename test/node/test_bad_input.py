@@ -19,7 +19,7 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 
 pytestmark = pytest.mark.ros
 
-PERCEPTION, PLANNING = 0, 1
+PERCEPTION, PLANNING, LARGE = 0, 1, 4
 HOUR_NS = 3_600 * 1_000_000_000
 
 
@@ -185,7 +185,7 @@ UNUSABLE = {
 
 @pytest.fixture(scope="module")
 def pool(start_node, obedient, tmp_path_factory):
-    """A good stage among three whose adapters fail in their own way; a metrics port that is taken, and a full disk."""
+    """Two good stages among three that fail in their own way; a metrics port that is taken, and a full disk."""
     records = tmp_path_factory.mktemp("records")
     (records / "records.jsonl").symlink_to("/dev/full")
     with socket.socket() as taken:
@@ -193,7 +193,7 @@ def pool(start_node, obedient, tmp_path_factory):
         taken.listen()
         node = start_node(
             {
-                "stages": ["good", "missing", "unimportable", "unbuildable"],
+                "stages": ["good", "missing", "unimportable", "unbuildable", "large"],
                 "metrics_port": taken.getsockname()[1],
                 "recorder": True,
                 "record_dir": str(records),
@@ -202,9 +202,10 @@ def pool(start_node, obedient, tmp_path_factory):
                 "missing": obedient(adapter="Missing", output="a"),
                 "unimportable": {**obedient(output="b"), "adapter": "adapter_not_importable:Camera"},
                 "unbuildable": obedient(adapter="Unbuildable", output="c", trigger="other"),
+                "large": obedient(adapter="FiveInputs", output="d", trigger="first", max_frame_bytes=100_000),
             }
         )
-        node.wait_until_ready("good")
+        node.wait_until_ready("good", "large")
         yield node, taken.getsockname()[1]
 
 
@@ -230,6 +231,22 @@ def test_given_stages_that_failed_then_the_good_one_is_answered_on_time(pool, im
     rows = [node.answer(camera, image()) for _ in range(10)]
     assert [row["outcome"] for row in rows] == [Outcome.ON_TIME] * 10
     node.wait_for(lambda: node.values("node")["lifecycle"] == "active", "diagnostics to say active")
+
+
+def test_given_inputs_that_together_are_too_large_then_frames_are_refused_until_they_fit(pool, image):
+    node, _ = pool
+    large, small = image(width=184, height=180), image()  # alone it fits
+    camera = node.publisher("first", Image)
+    others = [node.publisher(f"image_{number}", Image) for number in range(1, 5)]
+
+    def outcome():
+        return node.answer(camera, large, stage=LARGE)["outcome"]
+
+    assert outcome() == Outcome.ON_TIME
+    for messages, expected in ((large, Outcome.BAD_INPUT), (small, Outcome.ON_TIME)):
+        for other in others:
+            other.publish(messages)
+        node.wait_for(lambda expected=expected: outcome() == expected, f"outcome {expected}")
 
 
 def test_given_a_port_that_is_taken_and_a_full_disk_then_the_node_warns_of_each_once_and_goes_on(pool):
@@ -261,18 +278,3 @@ def test_given_two_nodes_with_one_name_then_both_warn_on_diagnostics_and_once_in
         assert twin.errors.count(text) == 1
     assert twins[0].end(signal.SIGINT) == 0
     twins[1].wait_for(lambda: "name_warning" not in twins[1].values("node"), "the warning to go")
-
-
-def test_given_inputs_that_together_are_too_large_then_frames_are_refused_until_they_fit(start_node, obedient, image):
-    node = start_node({"stages": ["camera"], "camera": obedient(adapter="FiveInputs", max_frame_bytes=100_000)})
-    node.wait_until_ready("camera")
-    large = {"width": 184, "height": 180}  # alone it fits
-    camera = node.publisher("image", Image)
-    others = [node.publisher(f"image_{number}", Image) for number in range(1, 5)]
-    assert node.answer(camera, image(**large))["outcome"] == Outcome.ON_TIME
-    for other in others:
-        other.publish(image(**large))
-    node.wait_for(lambda: node.answer(camera, image(**large))["outcome"] == Outcome.BAD_INPUT, "a refusal")
-    for other in others:
-        other.publish(image())
-    node.wait_for(lambda: node.answer(camera, image(**large))["outcome"] == Outcome.ON_TIME, "an answer")

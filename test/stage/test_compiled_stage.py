@@ -123,8 +123,10 @@ def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eag
 
 
 def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_is_made_and_the_next_start_has_it(
-    compiled, start_own_stage, cache
+    compiled, start_own_stage, cache, monkeypatch
 ):
+    """On a machine without a C++ compiler, so that the choice is between eager and a package that is there already."""
+    monkeypatch.setenv("CXX", "none")
     values = {"adapter": "Compilable", "engine": "auto", "backup": "none", "tiers": ["full"]}
     stage = start_own_stage(**values, node={"cache_dir": str(cache)})
     assert engines(stage) == [["eager"]]

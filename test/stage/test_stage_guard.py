@@ -162,7 +162,39 @@ def test_given_nothing_to_publish_when_the_vehicle_moves_then_the_guard_stops_it
     assert (stage.counters.answered, stage.counters.unanswered) == (1, 0)
 
 
-def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_and_is_counted(start_own_stage):
+def test_given_an_error_in_the_guard_when_frames_are_answered_then_the_stage_s_stop_goes_out_until_it_is_over(
+    stage, monkeypatch
+):
+    errors = stage.counters.internal_errors
+    with monkeypatch.context() as patch:
+        patch.setattr("torchperf_ros.safety.guard.beyond_limits", lambda *_: 1 / 0)
+        tell(stage)
+        nothing = stage.ask()  # no plan was accepted yet
+        assert (nothing.outcome, nothing.fallback, nothing.payload) == (Outcome.ERROR, Fallback.NONE, None)
+        assert nothing.check is GuardVerdict.UNCHECKED
+        assert "there is no earlier plan to stop along" in nothing.reason
+        assert "an error in the guard: ZeroDivisionError: division by zero" in nothing.reason
+    tell(stage)
+    assert stage.ask().check is GuardVerdict.ACCEPT
+    with monkeypatch.context() as patch:
+        patch.setattr("torchperf_ros.safety.guard.beyond_limits", lambda *_: 1 / 0)
+        stops = [stage.ask(), stage.ask({"do": "raise"}), stage.ask()]
+    for answer in stops:
+        assert (answer.outcome, answer.fallback, answer.check) == (Outcome.ERROR, Fallback.STOP, GuardVerdict.STOP)
+        assert "an error in the guard: ZeroDivisionError" in answer.reason
+        assert answer.payload == stops[0].payload == stage.published[-1]
+    x = positions(stage, stops[0])
+    assert x[-1] - x[0] < 1.0  # 2 m/s by 3 m/s^2 stand after 0.67 m
+    assert stage.counters.internal_errors == errors + 4
+    assert any("had an error in its guard:\nTraceback" in text for _, text in stage.logs)
+    assert stage.health is Health.DEGRADED
+    tell(stage)
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_and_is_counted(
+    start_own_stage, monkeypatch
+):
     shadow = {**GUARD, "guard.act": [""], "guard.shadow": ["distance"]}
     stage = start_own_stage(backup="none", tiers=["full"], **shadow)
     tell(stage, obstacles=[9.0])
@@ -172,6 +204,11 @@ def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_an
     assert stage.counters.shadow_refusals == 1
     wait_until(lambda: stage.anomalies, lambda: "an alert")
     assert stage.anomalies[0].name == "tested: plan refused, in shadow"
+    monkeypatch.setattr("torchperf_ros.safety.guard.Guard.check", lambda *_: 1 / 0)
+    answer = stage.ask()  # what only watches must not stop the vehicle
+    assert (answer.outcome, answer.check, positions(stage, answer)) == (
+        Outcome.ERROR, GuardVerdict.ACCEPT, list(range(11)),
+    )  # fmt: skip
 
 
 def test_given_a_guard_on_a_stage_that_publishes_no_path_when_its_inputs_are_asked_for_then_it_is_refused(stage):

@@ -1,6 +1,7 @@
 """The loop with every kind of arm, its determinism, and the checks of the harness itself."""
 
 import json
+import runpy
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from torchperf_ros.models.driving_messages import FRAME, PATH, encoded, path_mes
 from torchperf_ros.models.driving_rules import plan_along
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.world.drive_command import run_drive
+from torchperf_ros.world.drive_command import run_drive, write_drive
 from torchperf_ros.world.latencies import Luck
-from torchperf_ros.world.loop import PERIOD_NS, Drive, drive, end_workers
+from torchperf_ros.world.loop import OWN_ARMS, PERIOD_NS, Drive, drive, end_workers
 from torchperf_ros.world.scenarios import draw_scenario
 from torchperf_ros.world.score import Score, fewer, paired_difference, score_of
 from torchperf_ros.world.world import World, start_ns
@@ -84,13 +85,29 @@ def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guar
     assert found.counts["guard brake"] > 0
 
 
+def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_the_radars_echo(workers):
+    without, found = (drive(Drive(short("ccrb", 7, 7.5), arm, 1, "unseen"), workers=workers) for arm in OWN_ARMS[2:])
+    assert without.score.collision
+    assert not found.score.collision
+    assert found.counts["guard brake"] > 0
+
+
+def test_given_a_collision_of_the_naive_node_when_written_then_its_test_drives_these_stages(tmp_path):
+    write_drive(Drive(draw_scenario("pedestrian", 2), "naive", 1, "bench"), tmp_path)
+    assert json.loads((tmp_path / "drive.json").read_text())["collision"]
+    test = runpy.run_path(str(tmp_path / "test_pedestrian_2_naive.py"))
+    assert "hit a pedestrian at" in test["__doc__"]
+    test["test_the_vehicle_hits_nothing"]()
+
+
 def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):
     from rich.console import Console
 
     status = run_drive(Console(), "ccrs", 2, ("no_guard", 1, "none"), tmp_path / "out", tui=False)
     assert status == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"drive.mcap", "drive.yaml", "drive.png", "drive.html", "drive.json"}
+    test = tmp_path / "out" / "test_ccrs_2_no_guard.py"
+    assert written == {"drive.mcap", "drive.yaml", "drive.png", "drive.html", "drive.json", test.name}
     row = json.loads((tmp_path / "out" / "drive.json").read_text())
     assert (row["scenario"], row["seed"], row["collision"]) == ("ccrs", 2, False)
     assert "Time to collision" in (tmp_path / "out" / "drive.html").read_text()

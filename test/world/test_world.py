@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, PATH, SCAN, encoded, path_message
+from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, PATH, SCAN, encoded, objects_of, path_message
 from torchperf_ros.models.driving_rules import Lane, plan_along
+from torchperf_ros.world.road_scene import IMAGE_TYPE
 from torchperf_ros.world.scenarios import SCENARIOS, Scenario, describe, draw_scenario
 from torchperf_ros.world.sensors import BEAMS, Sensors, scan
 from torchperf_ros.world.vehicles import MOST_BRAKING, NO_PLAN_BRAKING, Body, Vehicle, overlap
@@ -152,10 +153,11 @@ def test_given_boxes_when_scanned_then_ranges_are_to_their_sides_and_what_is_hid
     boxes = np.array(
         [[20.0, 0, 0, 0, 0, 4, 2], [40.0, 0, 0, 0, 0, 4, 2], [0, 30.0, 0, 0, 0, 2, 10], [300, 0, 0, 0, 0, 4, 2]]
     )
-    ranges, seen = scan(boxes, 0.0, 0.0, 0.0)
+    ranges, hit = scan(boxes, 0.0, 0.0, 0.0)
     assert len(ranges) == BEAMS
     assert ranges[BEAMS // 2] == pytest.approx(18.0)
-    assert seen == {0, 2}
+    assert set(hit.tolist()) == {-1, 0, 2}
+    assert hit[BEAMS // 2] == 0
     assert np.isinf(ranges).any()
 
 
@@ -171,6 +173,29 @@ def test_given_a_wall_when_sensors_send_then_it_is_in_the_scan_and_no_object():
     assert {marker.id for marker in array.markers} == {1}
     assert decode(sent["scan"][1], SCAN).ranges.min() == pytest.approx(20.0 - 2.25, abs=0.01)
     assert list(sent) == ["odom", "objects_in_sight", "scan"]  # the trigger last
+
+
+def test_given_a_radar_when_sensors_send_then_echoes_have_what_is_hit_and_its_radial_velocity():
+    world = World(scenario(Body("car", 30.0, 0.0, speed=9.0), Body("car", 20.0, 10.0, across=-5.0, turned=1.57)))
+    sent = {topic: data for topic, _, data in Sensors(world, radar=True).messages(world.start_ns)}
+    ahead, beside = objects_of(decode(sent["echoes"], MARKER_ARRAY))
+    assert ahead[:2] == pytest.approx((27.75, 0.0), abs=0.1)
+    assert ahead[3:5] == pytest.approx((9.0, 0.0), abs=0.1)
+    assert ahead[6] == pytest.approx(1.9, abs=0.3)
+    assert math.hypot(*beside[3:5]) < 3.0  # of 5 m/s, most of them across the beam
+
+
+def test_given_a_camera_when_sensors_send_then_what_is_ahead_is_drawn_where_it_is():
+    world = World(scenario(Body("car", 12.0, 0.0)))
+    image, other = (
+        decode(dict((topic, data) for topic, _, data in Sensors(each, camera=True).messages(0))["image"], IMAGE_TYPE)
+        for each in (world, World(scenario()))
+    )
+    changed = (image.data != other.data).reshape(image.height, image.width, 3).any(axis=2)
+    rows, columns = np.nonzero(changed)
+    assert abs(columns.mean() - image.width / 2) < 3
+    assert rows.min() > image.height / 3
+    assert 0.02 < changed.mean() < 0.2
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -174,7 +174,7 @@ def demo(  # noqa: PLR0913, PLR0917 - options of a command line
     raise typer.Exit(status)
 
 
-def drive(
+def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     scenario: Annotated[str, Option(help="Which situation; --list shows them.")] = "cut_in",
     seed: Annotated[int, Option(min=0, max=1_000_000, help="Draws its parameters, the latencies and the faults.")] = 1,
     arm: Annotated[str, Option(help="Who drives; --list shows them.")] = "full",
@@ -182,8 +182,9 @@ def drive(
     faults: Annotated[str, Option(help="What goes wrong; --list shows them.")] = "none",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page and figures."),
+        Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page, figures and a test."),
     ] = None,
+    camera: Annotated[bool, Option("--camera", help="With -o: write what a camera sees, too, on /image.")] = False,
     no_tui: Annotated[bool, Option("--no-tui", help="No live view; as fast as it goes.")] = False,
     show_list: Annotated[bool, Option("--list", help="Scenarios, arms and faults, with their sources.")] = False,
 ) -> None:
@@ -193,7 +194,8 @@ def drive(
     the same drive on any machine. Nothing of ROS has to be installed.
 
     With -o the folder gets drive.mcap and drive.yaml (`torchperf replay
-    drive.mcap --params drive.yaml`), drive.png, drive.html and drive.json.
+    drive.mcap --params drive.yaml`), drive.png, drive.html, drive.json, and a
+    test that drives it again and replays it (`pytest FOLDER`).
 
     Examples:
         torchperf drive --scenario cut_in --seed 7
@@ -213,5 +215,7 @@ def drive(
         list_choices(shown)
         return
     raise typer.Exit(
-        run_drive(shown, scenario, seed, (arm, load, faults), output, tui=shown.is_terminal and not no_tui)
+        run_drive(
+            shown, scenario, seed, (arm, load, faults), output, tui=shown.is_terminal and not no_tui, camera=camera
+        )
     )

@@ -87,7 +87,7 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
 
     `per_s`: of what is counted, so many are a second of a log; 0: it is not time.
     """
-    number, next_s = bars.add_task(name, total=None, at=""), 0.0
+    number, next_s, begun_s = bars.add_task(name, total=None, at=""), 0.0, monotonic()
 
     def tell(done: int, total: int) -> None:
         nonlocal next_s
@@ -96,7 +96,9 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
         next_s = monotonic() + (_LINE_EVERY_S if bars.disable else _BAR_EVERY_S)
         at = f"{done / per_s:.1f}" + (f" of {total / per_s:.1f}" if total else "") + " s" if per_s else ""
         if bars.disable:
-            say(bars.console, f"{name}: at {at or f'{done / max(total, 1):.0%}'}")
+            left_s = (monotonic() - begun_s) * (total / done - 1) if done else 0.0
+            left = f", {left_s:,.0f} s left" if left_s > 0 else ""
+            say(bars.console, f"{name}: at {at or f'{done / max(total, 1):.0%}'}{left}")
         bars.update(number, completed=done, total=total or None, at=at)
 
     return tell

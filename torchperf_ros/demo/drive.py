@@ -20,7 +20,6 @@ from torchperf_ros.config.config import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.player import DRAWN_HZ, drive_topics
-from torchperf_ros.demo.road_scene import IMAGE_TYPE
 from torchperf_ros.demo.verdict import DriveState, judge, report, summary
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_reader import LogReader
@@ -31,6 +30,7 @@ from torchperf_ros.telemetry.node_state import NodeState
 from torchperf_ros.top.listener import NodeListener
 from torchperf_ros.top.top import SVG_HEIGHT, SVG_WIDTH, Screen, save_svg
 from torchperf_ros.top.view import ends, node_line, node_picture
+from torchperf_ros.world.road_scene import IMAGE_TYPE
 
 STAGES: Final = ("perception", "planning")
 _FAULTS: Final = {  # in order of their time; a replacement is ready before the next worker dies

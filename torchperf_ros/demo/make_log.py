@@ -21,12 +21,12 @@ from rosbags.rosbag2 import Writer as Writer2
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.message_types import empty_message, encode, header, message_class, typestore
-from torchperf_ros.demo import road_scene
-from torchperf_ros.demo.road_scene import IMAGE_TYPE, ODOMETRY_TYPE, Pixels, RoadScene
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.frame import restamped
 from torchperf_ros.logs.log_reader import LogMessage
+from torchperf_ros.world import road_scene
+from torchperf_ros.world.road_scene import IMAGE_TYPE, ODOMETRY_TYPE, Pixels, RoadScene
 
 IMAGE_TOPICS: Final = {
     IMAGE_TYPE: "/camera/image_raw",

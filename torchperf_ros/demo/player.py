@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC, DriveLog
-from torchperf_ros.demo.road_scene import IMAGE_TYPE, ODOMETRY_TYPE
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
 from torchperf_ros.logs.play_node import PlayNode
 from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player
 from torchperf_ros.workers.process_setup import prefer_this_process
+from torchperf_ros.world.road_scene import IMAGE_TYPE, ODOMETRY_TYPE
 
 DRAWN_HZ: Final = 30.0
 _RATE_IMAGES: Final = 31

@@ -2,7 +2,9 @@
 
 import ctypes
 import hashlib
+import os
 import re
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ _READ_ONLY: Final = re.compile(
     r"^(\w+)-(\w+) r--p [^\n]*/aotinductor/[^\n]*\n(?:[A-Z][^\n]*\n)*?Anonymous: +0 kB", re.MULTILINE
 )  # of the files that a package unpacks to
 _CUDA_HEADER = "cuda_runtime_api.h"
+_CPP_LIBRARY = b"libstdc++.so"
 _VARIANT_SECONDS, _ROUNDS = 0.5, (5, 200)
 
 
@@ -64,6 +67,7 @@ def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: Dynamic
                 with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing and does not say so
                     configs = {"freezing": frozen}
                     torch._inductor.aoti_compile_and_package(exported, package_path=str(file), inductor_configs=configs)
+                check_linked(file)
                 calls[name] = partial(load_package(file, device), *example)
             except Exception as error:  # the compiler's boundary: another variant may do
                 first_error = first_error or error
@@ -112,6 +116,18 @@ def check_toolkit() -> None:
             f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA toolkit "
             "or set CUDA_HOME, or build them on a machine with the same card and torch"
         )
+
+
+def check_linked(path: Path) -> None:
+    """A `PackageError` for a package with a C++ library of its own: beside torch's, loading it ends the process."""
+    with zipfile.ZipFile(path) as package:
+        libraries = [name for name in package.namelist() if name.endswith(".so")]
+        if all(_CPP_LIBRARY in package.read(name) for name in libraries):
+            return
+    raise PackageError(
+        f"the compiler {os.environ.get('CXX', 'g++')} has linked a C++ library of its own into the package, which "
+        "would crash beside torch's; set CXX and CC to one that links the system's, such as /usr/bin/g++"
+    )
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:

@@ -95,19 +95,13 @@ class Device:
         return torch.cuda.get_device_name(self.device) if self.is_cuda else ""
 
     def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Inputs on the device, copied in the order of the stream, without waiting; those there are the same objects.
+        """Inputs on the device, copied in the order of the stream; those there are the same objects.
 
-        They are copied by way of page-locked memory: pageable memory makes the driver copy twice and the caller wait
-        (CUDA programming guide, "Page-Locked Host Memory"). torch keeps such memory, and gives it out again once the
-        copy that was queued from it is over. A tensor that is page-locked itself is copied from where it is, and must
-        not be written to before the stream has come that far.
+        The driver brings pageable memory across in pieces, through page-locked memory of its own, faster than it can
+        be copied into page-locked memory first (`./run bench cuda --parts copies`). A tensor that is page-locked is
+        copied without waiting, and must not be written to before the stream has come that far.
         """
-        if not self.is_cuda:
-            return tensors
-        return tuple(
-            (each.pin_memory() if each.device.type == "cpu" else each).to(self.device, non_blocking=True)
-            for each in tensors
-        )
+        return tuple(each.to(self.device, non_blocking=True) for each in tensors) if self.is_cuda else tensors
 
     @contextmanager
     def timed(self) -> Iterator[list[int]]:

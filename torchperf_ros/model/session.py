@@ -245,6 +245,10 @@ class Session:
             payload = type(error).__name__.encode() + b": " + _readable(error)
             payload += place_of(error, self._adapter).encode() + _last_calls(error)
             lost = self._device.is_lost(error)
+        if lost:  # the node is to hear at once: the driver takes most of a second to end a process without a device
+            self._say("error", text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}", permanent=False)
+            self._frames.shutdown(socket.SHUT_RDWR)
+            leave(_EXIT_DEVICE_LOST)
         self._results.count_handled()
         if request.kind & RUN:
             payload = self._fitting(payload, response)
@@ -254,9 +258,6 @@ class Session:
         elif response.outcome != Outcome.ON_TIME:
             self._unobserved += 1
             self._why_unobserved = f"frame {request.seq}: {bytes(payload).decode(errors='replace')}"
-        if lost:
-            self._say("error", text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}", permanent=False)
-            leave(_EXIT_DEVICE_LOST)
 
     def _run(self, request: Request, response: Response) -> bytes | memoryview:
         """Bytes in, bytes out; the times of the steps go into `response`."""

@@ -59,10 +59,6 @@ class CameraAdapter(Adapter):
             MarkerArrays(horizontal_fov_deg).build if output == "markers" else detection_messages.detection_2d_array
         )
         self._device = device
-        self._pinned: Tensor | None = None
-        if device.type == "cuda":
-            self._pinned = torch.empty((1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), dtype=torch.uint8, pin_memory=True)
-            self._copied = torch.cuda.Event()
 
     def build(self, tier: str) -> torch.nn.Module:
         """The detector of a tier, `full`, `medium` or `fast`; a `ConfigError` where there is no such one."""
@@ -94,7 +90,7 @@ class CameraAdapter(Adapter):
             pixels = compressed_pixels(message, self._max_pixels, (IMAGE_WIDTH, IMAGE_HEIGHT))
         else:
             pixels = raw_pixels(message, self._max_pixels, _ENCODINGS)
-        return (self._upload(_shrink(pixels)).mul_(2.0 / 255.0).sub_(1.0),)
+        return (_shrink(pixels, self._device).mul_(2.0 / 255.0).sub_(1.0),)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.
@@ -117,27 +113,22 @@ class CameraAdapter(Adapter):
         frame = ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
         return self._built(detections, frame)
 
-    def _upload(self, small: Tensor) -> Tensor:
-        """[1, 3, 256, 448] float, contiguous, 0..255: moved to the device as bytes, made floats there."""
-        if self._pinned is None:
-            return small.to(torch.float32, memory_format=torch.contiguous_format)
-        self._copied.synchronize()  # the copy of the frame before; long done, unless that frame was dropped
-        self._pinned.copy_(small)
-        there = self._pinned.to(self._device, non_blocking=True)
-        self._copied.record(torch.cuda.current_stream(self._device))
-        return there.float()
 
+def _shrink(pixels: Pixels, device: torch.device) -> Tensor:
+    """[1, 3, 256, 448] float on the device, 0..255, RGB, contiguous and anti-aliased.
 
-def _shrink(pixels: Pixels) -> Tensor:
-    """[1, 3, 256, 448] uint8 on the CPU, RGB; anti-aliased while still bytes, a quarter of what floats would be.
+    On the CPU that is done while they are bytes, a quarter of what floats would be; a GPU gets the bytes as they came,
+    as uploading them takes less time than a CPU takes to make them fewer.
 
     Of large images only every k-th row is read, such that at least two remain per network pixel. Columns are left out
     only from 14336 on, as a bound: gathering single pixels costs more than the filter that reads them all.
     """
     rows, columns, _ = pixels.array.shape
     every_row, every_column = max(1, rows // (2 * IMAGE_HEIGHT)), max(1, columns // (16 * IMAGE_WIDTH))
-    source = torch.from_numpy(pixels.array[::every_row, ::every_column]).permute(2, 0, 1).unsqueeze(0)
+    source = torch.from_numpy(pixels.array[::every_row, ::every_column]).to(device).permute(2, 0, 1).unsqueeze(0)
+    source = source.float() if source.is_cuda else source  # which has no such filter for bytes
     small = functional.interpolate(source, (IMAGE_HEIGHT, IMAGE_WIDTH), mode="bilinear", antialias=True)
     if pixels.order == "mono":
-        return small.expand(-1, 3, -1, -1)
-    return small.flip(1) if pixels.order == "bgr" else small
+        small = small.expand(-1, 3, -1, -1)
+    small = small.flip(1) if pixels.order == "bgr" else small
+    return small.to(torch.float32, memory_format=torch.contiguous_format)

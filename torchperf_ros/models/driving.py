@@ -44,18 +44,23 @@ class OracleAdapter(Adapter):
     """Perception that finds every object in sight: it is given the truth, and costs what the clock says that it costs.
 
     The scan is the trigger, as with a perception of its own; `objects_in_sight` says what is to be seen in it. Tiers
-    differ in how far they see, see `RANGES_M`. No options.
+    differ in how far they see, see `RANGES_M`.
+
+    Options:
+        blind: share of the seconds in which it finds nothing, 0 to 1, to test what does not rely on it; default 0.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(RANGES_M)
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Take no options.
+        """Read the options, see the class.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: an option is unknown or its value not allowed.
         """
-        OptionReader(type(self).__name__, options).finish()
+        reader = OptionReader(type(self).__name__, options)
+        self._blind = Blindness(reader.number("blind", default=0.0, low=0.0, high=1.0))
+        reader.finish()
         self.inputs = {"scan": SCAN, "objects_in_sight": MARKER_ARRAY, "odom": ODOMETRY}
         self.output = MARKER_ARRAY
 
@@ -85,6 +90,8 @@ class OracleAdapter(Adapter):
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The markers of what is in range."""
         (x, y), range_m = outputs[0].tolist(), float(outputs[1])
+        if self._blind.at(messages["scan"].stamp_ns):
+            range_m = -1.0
         return without_distant(messages["objects_in_sight"].message, x, y, range_m)
 
 

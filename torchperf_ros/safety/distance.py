@@ -2,8 +2,9 @@
 
 Obstacles go on at constant velocity. One that drives along the plan's way, either way, follows its bends at constant
 speed and keeps drifting sideways as it does now: a straight line would take every car of the lane beside us into ours
-in a bend. But a plan that changes lanes bends as well, and what drives beside or behind us in that lane does not: such
-an obstacle also goes on, for 2 s, in the bend that we drive now, and has to stay clear of the plan in both cases.
+in a bend. But a plan that changes lanes bends as well, and what drives beside or behind us in that lane, or is passed
+soon, does not: such an obstacle also goes on, for 2 s, in the bend that we drive now, and has to stay clear of the plan
+in both cases.
 """
 
 import math
@@ -31,6 +32,10 @@ _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded po
 _SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
 _FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
+_STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
+_ROUGH_M = 0.1  # that may be missing where obstacles are left out: between the points that were looked at
+_ROUGH_WAY_M = 1.8  # of two points 5 m apart, a bend leads so far squared aside: 5^2 / 8
+_TOUCHES_M = 0.001  # boxes so close are in contact
 _SLACK_M = 0.05  # that a plan may come closer to what is already too close
 
 
@@ -79,14 +84,18 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         return Closeness()
     others = _Others(lane, bend, seen, options)
     finding = _rss(t_s, speeds, others, lane, options)
-    which, once, places, yaws = _predicted(t_s, bend, others, lane, seen)
-    clearance, kept = _clearances(track, lane, widened_m, places, yaws, seen.halves[which], options)
-    which, contact, touches = which[kept], False, None
+    which, aside = _chosen(track, float(speeds.max()), widened_m, others, lane, options)
+    once, contact, touches = len(which), False, None
+    if once + len(aside):
+        places, yaws = _predicted(t_s, which, aside, others, lane, seen)
+        which = np.concatenate((which, aside))
+        clearance, kept = _clearances(track, lane, widened_m, places, yaws, seen.halves[which], options)
+        which = which[kept]
     if len(which):
         moves = lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1])
         ours = moves[:, None] & ((t_s[:-1] <= _SAME_BEND_S)[:, None] | (kept < once))
         allowed = np.minimum(
-            np.maximum(clearance[0] - _SLACK_M, 0.0), np.minimum(others.allowed_m, options.margin_m)[which]
+            np.maximum(clearance[0] - _SLACK_M, _TOUCHES_M), np.minimum(others.allowed_m, options.margin_m)[which]
         )
         short = np.where(ours, clearance[1:] - allowed, math.inf)
         if short.min() < 0.0:
@@ -94,7 +103,7 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
             value, limit = float(clearance[1 + at, column]), float(allowed[column])
             text = f"comes to {value:.3g} m from an obstacle {t_s[at]:.3g} s from now; {limit:.3g} m have to remain"
             finding = Finding("distance", value, limit, text)
-        touches = ours & (clearance[1:] < 0.0)
+        touches = ours & (clearance[1:] < _TOUCHES_M)
         contact = bool(touches.any())
     ttc_s, needed = _collision(t_s, float(speeds[0]), touches if contact else None, which, others, lane)
     return Closeness(finding, contact, ttc_s, needed)
@@ -119,10 +128,8 @@ def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speeds: Float
         return seen
     stopping = rss_distance(speeds.max(keepdims=True), np.zeros(1), seen.response_s.max(), options)[0]
     reach = way_m + stopping + options.length_m + options.width_m + options.margin_m
-    far = np.abs(seen.places - here) - np.abs(seen.velocities) * lasts_s - seen.halves.sum(axis=1)
-    near = far <= reach
-    parts = (seen.places, seen.yaws, seen.halves, seen.velocities, seen.response_s)
-    return Seen(*(part[near] for part in parts))
+    far = np.abs(seen.places - here) - seen.speeds * lasts_s - seen.halves.sum(axis=1)
+    return seen.some(far <= reach)
 
 
 class _Others:
@@ -130,36 +137,51 @@ class _Others:
 
     def __init__(self, lane: Lane, bend: float, seen: Seen, options: GuardOptions) -> None:
         self.s, self.left, heading = lane.project(seen.places)
-        local = seen.velocities * unit(-heading)
-        speed, ahead = np.abs(local), local.real
+        way = unit(heading)
+        local = seen.velocities * way.conj()
+        # The same in the bend that we drive: on an arc through where we are, in the direction of travel.
+        arc = self.arc = _Arc(lane, bend)
+        self.arc_left, self.arc_way = arc.beside(seen.places)
+        arc_drift = (seen.velocities * self.arc_way.conj()).imag
+        # More than 10 m behind us, what is aslant to where the plan leads back may drive in the bend that we drive.
+        driven = self.driven = (self.s < -_KNOWN_M) & (np.abs(local.imag) > _DRIFTS) & (np.abs(arc_drift) <= _DRIFTS)
+        if driven.any() and not lane.both_ways:
+            self.s = np.where(driven, ((seen.places - arc.place) * arc.travel.conjugate()).real, self.s)
+            self.left, way = np.where(driven, self.arc_left, self.left), np.where(driven, self.arc_way, way)
+            local = seen.velocities * way.conj()
+        ahead = local.real
         self.drift: Floats = local.imag
-        self.stands = speed < _STANDS
+        self.arc_drift = arc_drift
+        self.speeds = seen.speeds
+        self.stands = seen.speeds < _STANDS
         # Beyond the plan's end, and behind us, nothing says where our lane leads. What is aslant there is in a bend.
-        self.along = (np.abs(ahead) >= _ALONG * speed) & (np.abs(self.left) < _ASIDE_M) & ~self.stands
+        aside = np.abs(self.left)
+        self.along = (np.abs(ahead) >= _ALONG * seen.speeds) & (aside < _ASIDE_M) & ~self.stands
         unknown = (self.s > lane.length + _KNOWN_M) | (self.s < -_KNOWN_M)
         self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS)
         if lane.both_ways:
-            self.stands, self.along, self.elsewhere = (np.zeros(len(speed), np.bool_) for _ in range(3))
+            self.stands, self.along, self.elsewhere, self.driven = (np.zeros(len(aside), np.bool_) for _ in range(4))
         self.along &= ~self.elsewhere
+        self.driven &= self.along
         self.same = self.along & (ahead > 0)
         self.speed: Floats = ahead * self.along  # along the lane
         self.response_s = seen.response_s
-        turned = unit(seen.yaws - heading)
+        turned = seen.units * way.conj()
         cosine, sine = np.abs(turned.real), np.abs(turned.imag)
+        self.off_arc = np.abs((way * self.arc_way.conj()).imag)  # sine of what lies between lane and arc
         half_length, half_width = seen.halves.T
         self.reach_s = half_length * cosine + half_width * sine
         self.near = half_length * sine + half_width * cosine + (0.5 * options.width_m + options.margin_m)
         """So far aside of the lane, in m, it is still in our way."""
         self.front = options.rear_m if lane.backward else options.length_m - options.rear_m
         self.gap = self.s - self.reach_s - self.front
-        self.side_m = side_m = np.abs(self.left) - self.near  # less than zero: in our way
+        self.side_m = side_m = aside - self.near  # less than zero: in our way
         # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
         # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
         behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s)
         # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
         # us who does so in one of them only.
-        own = (seen.places - lane.own_place[0]) * lane.own_unit[0].conj()
-        side_m = np.maximum(side_m, np.abs(own.imag - 0.5 * bend * own.real**2) - self.near)
+        side_m = np.maximum(side_m, np.abs(self.arc_left) - self.near)
         self.passes = behind & (side_m < 0)
         self.follows = behind & (side_m < -options.margin_m)
         self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
@@ -168,38 +190,96 @@ class _Others:
         self.ahead = (self.side_m < 0) & (self.gap > self.behind_m) & ~self.passes
 
 
-def _predicted(
-    t_s: Floats, bend: float, others: _Others, lane: Lane, seen: Seen
-) -> tuple[NDArray[np.intp], int, Complex, Floats]:
-    """Which obstacles count, how many, their places [poses, m], and headings [m], or [poses, m] if some follow a bend.
+class _Arc:
+    """The bend that the vehicle drives now, through where it is, in its direction of travel."""
 
-    What drives along beside or behind us in a bend comes a second time, behind the others: see the top of this file.
+    def __init__(self, lane: Lane, bend: float) -> None:
+        self.place = complex(lane.own_place[0])
+        self.travel, self.bend = complex(lane.own_unit[0]), bend
+        if lane.backward:
+            self.travel, self.bend = -self.travel, -bend
+        if abs(self.bend) < _STRAIGHT_ARC:
+            self.bend = _STRAIGHT_ARC
+
+    def beside(self, places: Complex) -> tuple[Floats, Complex]:
+        """Of points x + iy: how far they are to its left, and its direction where they are."""
+        turned = (places - self.place) * (1j * self.bend * self.travel.conjugate()) + 1.0
+        radius = np.abs(turned)  # from the centre, as a share of the arc's
+        return (1.0 - radius) / self.bend, turned * (self.travel / np.maximum(radius, _STRAIGHT_ARC))
+
+
+def _chosen(
+    track: Track, speed: float, widened_m: float, others: _Others, lane: Lane, options: GuardOptions
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Which obstacles may come close to a plan, whose largest speed is given: along the lane, and in the bend of now.
+
+    An obstacle whose distance to the lane is, at all times, larger by the margin than that of any point of the
+    footprint does not come closer than the margin; likewise to the bend of now. Few of the others on a road are left.
     """
-    later = t_s[:, None]
-    which = np.flatnonzero(~(others.follows | others.elsewhere))
-    once = len(which)
-    if not lane.curved:
-        return which, once, seen.places[which] + seen.velocities[which] * later, seen.yaws[which]
-    columns = np.flatnonzero(others.along[which])
-    along = which[columns]
-    aside = along[others.gap[along] < 0]
-    which = np.concatenate((which, aside))
-    velocities = seen.velocities[which]
-    places = seen.places[which] + velocities * later
+    t_s, left, drift = track.t_s, others.left, others.drift
+    lasts_s = float(t_s[-1])
+    # Between two poses it drives an arc.
+    rough_m = widened_m + _ROUGH_M + 0.125 * float(np.abs((track.yaw[1:] - track.yaw[:-1]) * lane.own_steps).max())
+    ends_m = np.array([[options.length_m - options.rear_m], [-options.rear_m]])
+    ends = lane.own_place + ends_m * lane.own_unit
+    off = ends - np.interp(lane.own_s + (-ends_m if lane.backward else ends_m), lane.s, lane.place)
+    later = left + drift * lasts_s
+    # What is not along the lane goes straight on, in any direction to it.
+    loose_m = np.abs(left) - others.speeds * lasts_s - others.reach_s * ~others.stands
+    room = np.where(others.along, _nearest(left, later), loose_m) - others.near
+    room -= float(np.abs(off).max()) + rough_m
+    if lane.curved:
+        # Of a point x along a tangent, a lane that bends by k, within 1 / 2k, is nearer by k x^2 at most.
+        room -= lane.tightest * (others.reach_s**2 + _ROUGH_WAY_M**2)
+        known = lane.tightest * np.maximum(np.abs(left), np.abs(later)) <= 0.5  # noqa: PLR2004
+        room[~(known & (lane.turn < math.pi))] = -1.0
+    else:
+        room -= 2.0 * float(np.abs(((lane.own_place - others.arc.place) * others.arc.travel.conjugate()).imag).max())
+    counts = ~(others.follows | others.elsewhere)
+    which = np.flatnonzero(counts & ~others.driven & (room < 0.0))
+    if not lane.curved and not others.driven.any():
+        return which, which[:0]
+    aside = others.driven
+    if lane.curved:
+        soon_m = np.where(others.same, np.maximum(speed - others.speed, 0.0) * _SAME_BEND_S, 0.0)
+        aside = counts & others.along & (others.gap < soon_m)
+    soon = t_s[: int(t_s.searchsorted(_SAME_BEND_S, side="right")) + 1]
+    lasts_s, left = float(soon[-1]), others.arc_left
+    way = others.speeds * lasts_s
+    # Its circle has another middle than ours; its box was measured along the lane, which is turned to the bend.
+    other_m = others.arc.bend**2 * np.abs(left) * way * (0.5 * way + others.reach_s) + others.reach_s * others.off_arc
+    room = _nearest(left, left + others.arc_drift * lasts_s) - other_m - others.near
+    room -= float(np.abs(others.arc.beside(ends[:, : len(soon)])[0]).max()) + rough_m
+    known = np.abs(others.arc.bend * left) <= 0.5  # noqa: PLR2004
+    return which, np.flatnonzero(aside & ~(known & (room >= 0.0)))
+
+
+def _predicted(
+    t_s: Floats, which: NDArray[np.intp], aside: NDArray[np.intp], others: _Others, lane: Lane, seen: Seen
+) -> tuple[Complex, Floats]:
+    """Places [poses, n], and headings [n], or [poses, n] if some follow a bend: along the lane, then in that of now."""
+    later, every = t_s[:, None], np.concatenate((which, aside))
+    velocities = seen.velocities[every]
+    places = seen.places[every] + velocities * later
+    columns = np.flatnonzero(others.along[which]) if lane.curved else which[:0]
+    if not len(columns) and not len(aside):
+        return places, seen.yaws[every]
     yaws = np.empty(places.shape)
-    yaws[:] = seen.yaws[which]
-    # One obstacle's times follow one another in memory, which makes interpolation twice as fast.
-    s = others.s[along, None] + others.speed[along, None] * t_s
-    bent, headings = lane.place_at(s, others.left[along, None] + others.drift[along, None] * t_s)
-    places[:, columns] = (bent + (seen.places[along] - bent[:, 0])[:, None]).T
-    yaws[:, columns] += (headings - headings[:, :1]).T
+    yaws[:] = seen.yaws[every]
+    if len(columns):
+        along = which[columns]
+        # One obstacle's times follow one another in memory, which makes interpolation twice as fast.
+        s = others.s[along, None] + others.speed[along, None] * t_s
+        bent, headings = lane.place_at(s, others.left[along, None] + others.drift[along, None] * t_s)
+        places[:, columns] = (bent + (seen.places[along] - bent[:, 0])[:, None]).T
+        yaws[:, columns] += (headings - headings[:, :1]).T
     if len(aside):
-        rate = bend * others.speed[aside]  # rad/s; of an arc, velocity (e^iwt - 1) / iw is the way
+        rate = others.arc.bend * others.speed[aside]  # rad/s; of an arc, velocity (e^iwt - 1) / iw is the way
         rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
-        turned = rate * later
+        turned, once = rate * later, len(which)
         places[:, once:] = seen.places[aside] + velocities[once:] / (1j * rate) * (unit(turned) - 1.0)
         yaws[:, once:] += turned
-    return which, once, places, yaws
+    return places, yaws
 
 
 def _clearances(

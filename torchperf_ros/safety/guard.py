@@ -18,7 +18,7 @@ from torchperf_ros.safety.limits import Finding, Track, beyond_limits, off_start
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion, age_s
 
-_JUMP_AT_S = (0.0, 0.25, 0.5, 0.75, 1.0)  # where two plans are compared
+_JUMP_AT_S = np.linspace(0.0, 1.0, 5)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
 _ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
@@ -110,6 +110,11 @@ class Guard:
         self._options = options
         self.refused: dict[str, str | int] = {}
         self.forget(0)
+
+    @property
+    def acts(self) -> bool:
+        """Whether a check replaces plans; else all of them are in shadow."""
+        return bool(self._options.act)
 
     def forget(self, now_ns: int) -> None:
         """Forget what was received and published before now (monotonic): the vehicle may be elsewhere."""
@@ -260,7 +265,7 @@ class Guard:
         if situation.now_ns - last[2] > _JUMP_FORGOTTEN_NS:
             return None
         places = np.asarray(np.interp(_JUMP_AT_S, track.t_s, track.x + 1j * track.y), np.complex128)
-        aside_m = float(np.abs(last[3].project(places)[1]).max())
+        aside_m = float(np.abs(last[3].beside(places)[1]).max())
         limit = self._options.max_jump_m
         if aside_m <= limit:
             return None

@@ -40,6 +40,7 @@ class Lane:
         place: the points, as x + iy in m.
         heading: direction of travel in rad, shape [m].
         curved: whether it bends at all.
+        tightest, turn: if so, its largest curvature in 1/m, and all that it turns, in rad.
         backward: whether the vehicle reverses along it.
         both_ways: whether the track goes forward and backward, so that there is no one direction of travel.
     """
@@ -71,6 +72,9 @@ class Lane:
         for end, inner, way_m in ((0, 1, -_FAR_M), (-1, -2, _FAR_M)):
             self.s[end], self.heading[end] = self.s[inner] + way_m, self.heading[inner]
             self.place[end] = self.place[inner] + cmath.rect(way_m, self.heading[inner])
+        if self.curved:
+            turns = np.abs(self.heading[1:] - self.heading[:-1])
+            self.tightest, self.turn = float((turns / (self.s[1:] - self.s[:-1])).max()), float(turns.sum())
         steps = self.place[1:] - self.place[:-1]
         self._lengths = np.abs(steps)[:, None]
         self._units = steps[:, None].conj() / self._lengths
@@ -98,13 +102,17 @@ class Lane:
 
     def project(self, places: Complex) -> tuple[Floats, Floats, Floats]:
         """Of points x + iy, shape [n]: distance along the lane, distance to its left, and its heading there."""
+        s, left = self.beside(places)
+        return s, left, np.interp(s, self.s, self.heading)
+
+    def beside(self, places: Complex) -> tuple[Floats, Floats]:
+        """Of points x + iy, shape [n]: distance along the lane, and distance to its left."""
         off = (places - self.place[:-1, None]) * self._units  # along as real, left as imaginary part
         ahead, left = off.real, off.imag
         along = np.minimum(np.maximum(ahead, 0.0), self._lengths)
         nearest = ((ahead - along) ** 2 + left**2).argmin(axis=0)
         columns = np.arange(len(places))
-        s = self.s[nearest] + along[nearest, columns]
-        return s, left[nearest, columns], np.interp(s, self.s, self.heading)
+        return self.s[nearest] + along[nearest, columns], left[nearest, columns]
 
     def place_at(self, s: Floats, left: Floats) -> tuple[Complex, Floats]:
         """The points x + iy at these distances along the lane and to its left, and its heading there."""

@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,9 @@ class Obstacles:
         stamps_ns: ROS time of each, shape [n].
         stamp_ns: of all of them; None: they differ.
         places: centres as x + iy in m, shape [n].
-        yaws: headings in rad, shape [n].
+        yaws, units: headings in rad, and as x + iy, shape [n].
         halves: half length and half width in m, shape [n, 2].
-        velocities: over ground, likewise, in m/s; zero where it is not known.
+        velocities, speeds: over ground, as x + iy, and how large they are, in m/s; zero where it is not known.
         no_velocity: of how many it is not known.
         steps: by `ns` and `id`, what the next array's velocities are estimated from.
     """
@@ -59,24 +59,33 @@ class Obstacles:
     stamp_ns: int | None
     places: Complex
     yaws: Floats
+    units: Complex
     halves: Floats
     velocities: Complex
+    speeds: Floats
     no_velocity: int
     steps: dict[tuple[bytes, int], _Step]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All obstacles as they are now: centres x + iy in m, headings, half sizes [n, 2], velocities, response times."""
+    """All obstacles as they are now: as `Obstacles`, with their response times."""
 
     places: Complex
     yaws: Floats
+    units: Complex
     halves: Floats
     velocities: Complex
+    speeds: Floats
     response_s: Floats
 
+    def some(self, which: NDArray[Any]) -> "Seen":
+        """These of them."""
+        return Seen(*(getattr(self, name)[which] for name in Seen.__slots__))
 
-_NOTHING = Seen(np.zeros(0, np.complex128), np.zeros(0), np.zeros((0, 2)), np.zeros(0, np.complex128), np.zeros(0))
+
+_NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
+_NOTHING = Seen(_NO_PLACES, _NONE, _NO_PLACES, np.zeros((0, 2)), _NO_PLACES, _NONE, _NONE)
 
 
 def seen_now(
@@ -108,7 +117,9 @@ def seen_now(
         response_s = np.empty(len(source.yaws))
         response_s[:] = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
         places = source.places + source.velocities * age_s
-        fresh.append(Seen(places, source.yaws, source.halves, source.velocities, response_s))
+        fresh.append(
+            Seen(places, source.yaws, source.units, source.halves, source.velocities, source.speeds, response_s)
+        )
     if len(fresh) == 1:
         return fresh[0], missing
     parts = ([getattr(one, name) for one in fresh] for name in Seen.__slots__)
@@ -222,7 +233,9 @@ def read_obstacles(
             boxes[3][n] = complex(*steps[key][3:5]) if steps[key][5] else 0.0
     unknown = sum(not step[5] for step in steps.values())
     stamp_ns = (*read.stamps_ns, 0)[0] if len(set(read.stamps_ns)) <= 1 else None
-    return Obstacles(received_ns, stamps_ns, stamp_ns, *boxes, unknown, steps)
+    places, yaws, halves, velocities = boxes
+    units, speeds = np.exp(1j * yaws), np.abs(velocities)
+    return Obstacles(received_ns, stamps_ns, stamp_ns, places, yaws, units, halves, velocities, speeds, unknown, steps)
 
 
 def _next_step(last: _Step | None, stamp_ns: int, x: float, y: float) -> _Step:

@@ -64,13 +64,22 @@ class FallbackOutputs:
             ros_answer_ns: the same in ROS time; braking begins then, unless this is no time of the output's own: before
                 the first `/clock`, or for a log that is played without one.
         """
-        good = self._good
-        if self._stop is not None or good is None or Fallback.STOP not in config.fallback or not can_stop(output_type):
+        if Fallback.STOP not in config.fallback or not can_stop(output_type):
             return
-        if self._choose(config, answer_ns, backup=False, stop=True) is Fallback.STOP:
-            begin_ns = time_of(good.frame, answer_ns, ros_answer_ns)
-            stop = good.path.stop(begin_ns, config.stop_deceleration) if good.path is not None else None
-            self._stop = _Made(stop, good.frame) if stop is not None else None
+        if self._choose(config, answer_ns, backup=False, stop=self._good is not None) is Fallback.STOP:
+            self._make_stop(config, answer_ns, ros_answer_ns)
+
+    def stop(self, config: StageConfig, answer_ns: int, ros_answer_ns: int) -> bytes | None:
+        """The stop output, whatever fallbacks are configured, as the answer; None if there is none: see `prepare`."""
+        self._make_stop(config, answer_ns, ros_answer_ns)
+        self._stopping = self._stop is not None
+        return self.payload(Fallback.STOP)
+
+    def _make_stop(self, config: StageConfig, answer_ns: int, ros_answer_ns: int) -> None:
+        good = self._good
+        if self._stop is None and good is not None and good.path is not None:
+            stop = good.path.stop(time_of(good.frame, answer_ns, ros_answer_ns), config.stop_deceleration)
+            self._stop = None if stop is None else _Made(stop, good.frame)
 
     def choose(self, config: StageConfig, answer_ns: int, *, backup: bool = False) -> Fallback:
         """The first configured fallback that is available for an answer at `answer_ns`, which it is then given.

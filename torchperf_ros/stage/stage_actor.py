@@ -20,7 +20,7 @@ from torchperf_ros.frame.alert_rules import Alert, action_alert, model_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import BadInput, ConfigError, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, stamp_age_ms
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.frame.stop_output import PATH, can_stop, warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
@@ -389,14 +389,17 @@ class StageActor:
             try:
                 self.step(self._waiter.wait())
             except Exception:  # the thread's boundary: this frame is lost, the stage goes on
-                self.statistics.counters.internal_errors += 1
-                self.pool.last_error = traceback.format_exc()
-                self._ports.log("error", f"stage {self.config.name} lost a frame:\n{self.pool.last_error}")
+                self._note_error("lost a frame")
                 with self._lock:
                     if self._in_flight is not None:
                         self._in_flight.answered = True  # what still comes for it is late
                     self._in_flight = None
                     self._waiter.wake()  # for the frame that waits
+
+    def _note_error(self, what: str) -> None:
+        self.statistics.counters.internal_errors += 1
+        self.pool.last_error = traceback.format_exc()
+        self._ports.log("error", f"stage {self.config.name} {what}:\n{self.pool.last_error}")
 
     def step(self, descriptors: list[int]) -> None:
         """Take what is ready, and do what follows: answer the frame, or wait on; called by the stage's thread only."""
@@ -468,7 +471,15 @@ class StageActor:
         if self.guard is not None:
             source, ros_now_ns = frame if result is not None else self._outputs.frame, self._ros_now()
             ros_now_ns = ros_now_ns if source is None else time_of(source, started_ns, ros_now_ns)
-            checked = self.guard.check(payload, source, started_ns, ros_now_ns)
+            try:
+                checked = self.guard.check(payload, source, started_ns, ros_now_ns)
+            except Exception as error:  # the guard's boundary: this frame is answered by the stage's stop
+                verdict = Outcome.ERROR, f"an error in the guard: {type(error).__name__}: {error}"
+                self._note_error("had an error in its guard")
+                stop = self._outputs.stop(self.config, started_ns, self._ros_now())
+                checked = self.guard.instead(payload, stop)
+                if checked.verdict is not GuardVerdict.ACCEPT:
+                    result, fallback = None, Fallback.NONE if checked.payload is None else Fallback.STOP
             payload = checked.payload
             self.scenes.near(checked.ttc_s, started_ns)
         withheld = None if payload is None else self._ports.publish(payload)

@@ -18,7 +18,7 @@ _ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"
 _OBSTACLES_TYPE: Final = "visualization_msgs/msg/MarkerArray"
 
 
-@dataclass(frozen=True)
+@dataclass
 class StageGuard:
     """The guard of a stage.
 
@@ -29,6 +29,7 @@ class StageGuard:
     stage: str
     guard: Guard
     counters: StageCounters
+    _stop: bytes | None = None  # what goes out since the guard itself has failed
 
     @property
     def refused(self) -> dict[str, int | str]:
@@ -64,7 +65,22 @@ class StageGuard:
         age_ms = math.nan
         if source is not None:
             age_ms = usable_age_ms(source.age_ms) + (now_ns - source.received_ns) / NS_PER_MS
-        return self.guard.check(output, now_ns, ros_now_ns, age_ms)
+        checked = self.guard.check(output, now_ns, ros_now_ns, age_ms)
+        self._stop = None
+        return checked
+
+    def instead(self, output: bytes | None, stop: bytes | None) -> Checked:
+        """What is to be published when `check` has raised: a stop, the same one until a check succeeds again.
+
+        Where all checks are in shadow, it is the output.
+        """
+        why = "the guard has failed, see the log"
+        if not self.guard.acts:
+            return Checked(output, GuardVerdict.ACCEPT, shadow=why)
+        self._stop = self._stop or stop
+        if self._stop is None:
+            return Checked(None, GuardVerdict.UNCHECKED, reason=f"{why}; there is no earlier plan to stop along")
+        return Checked(self._stop, GuardVerdict.STOP, reason=f"{why}; the stage's stop is published")
 
     def judge(self, answer: Answer, checked: Checked) -> Alert | None:
         """Note the verdict in the answer, before that is counted; returns the alert that follows."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -9,13 +10,34 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from torchperf_ros.world.drive_page import write_page, write_picture
+from torchperf_ros.world.drive_page import ended, write_page, write_picture
 from torchperf_ros.world.latencies import FAULTS, Luck
-from torchperf_ros.world.loop import ARMS, Drive, Driven, drive, parameters_of
+from torchperf_ros.world.loop import ARMS, OWN_ARMS, Drive, Driven, Workers, drive, parameters_of
 from torchperf_ros.world.scenarios import SCENARIOS, describe, draw_scenario
 from torchperf_ros.world.view import LiveView
 
 _COLLISION: Final = 1
+_LOG: Final = "drive.mcap"
+_TEST: Final = '''\
+"""{title}, {when}: {end}."""
+
+import pytest
+
+from torchperf_ros.world.loop import Drive, drive
+from torchperf_ros.world.scenarios import draw_scenario
+
+
+def test_the_vehicle_hits_nothing():
+    """The same drive in the closed loop, with the code of today."""
+    driven = drive(Drive(draw_scenario("{name}", {seed}), "{arm}", {load}, "{faults}"))
+    assert not driven.score.collision, f"hit a {{driven.world.seen.hit}}"
+
+
+@pytest.mark.fieldlog("drive.mcap")
+def test_plans_are_as_they_were(replay, golden):
+    """What the stages make of what the sensors sent then; `pytest --refresh-golden` writes the golden plans."""
+    golden.check(replay(params="drive.yaml", pace="{pace}"), "planning")
+'''
 
 
 def list_choices(shown: Console) -> None:
@@ -31,7 +53,10 @@ def list_choices(shown: Console) -> None:
         shown.print(table)
 
 
-def run_drive(shown: Console, name: str, seed: int, by: tuple[str, int, str], output: Path | None, *, tui: bool) -> int:
+def run_drive(
+    shown: Console, name: str, seed: int, by: tuple[str, int, str], output: Path | None, *,
+    tui: bool, camera: bool = False,
+) -> int:  # fmt: skip
     """Drive, show and write; the exit status.
 
     Args:
@@ -41,13 +66,14 @@ def run_drive(shown: Console, name: str, seed: int, by: tuple[str, int, str], ou
         by: arm, load and faults.
         output: folder for what is written.
         tui: whether to show it in real time.
+        camera: whether to write images, too.
 
     Raises:
         ConfigError: there is no such scenario, arm, load or faults.
         OSError: something cannot be written.
     """
     arm, load, faults = by
-    one = Drive(draw_scenario(name, seed), arm, load, faults, None if output is None else output / "drive.mcap")
+    one = Drive(draw_scenario(name, seed), arm, load, faults, None if output is None else output / _LOG, camera)
     Luck(seed, load, faults)  # what it refuses is refused before anything is written or shown
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
@@ -60,18 +86,29 @@ def run_drive(shown: Console, name: str, seed: int, by: tuple[str, int, str], ou
         driven = drive(one) if view is None else drive(one, view.show)
     _print(shown, one, driven)
     if output is not None:
-        _write(one, driven, output)
-        shown.print(f"wrote drive.mcap, drive.yaml, drive.png, drive.html and drive.json to {output}", highlight=False)
+        written = _write(one, driven, output)
+        write_page(one, driven, output / "drive.html")
+        shown.print(f"wrote {_LOG}, {', '.join(written)} and drive.html to {output}", highlight=False)
     return _COLLISION if driven.score.collision else 0
+
+
+def write_drive(one: Drive, folder: Path, workers: Workers | None = None) -> None:
+    """Drive once more, and write all of it but the page.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    one = replace(one, output=folder / _LOG)
+    _write(one, drive(one, workers=workers), folder)
 
 
 def _print(shown: Console, one: Drive, driven: Driven) -> None:
     score = driven.score
     drawn = ", ".join(f"{name} {value:g}" for name, value in one.scenario.drawn.items())
-    end = f"hit a {driven.world.seen.hit} at {3.6 * score.impact_ms:.1f} km/h" if score.collision else "no collision"
     shown.print(f"{one.scenario.name}, seed {one.scenario.seed}: {drawn}", highlight=False, soft_wrap=True)
     shown.print(
-        f"{one.arm}: {end}; {driven.world.now_s:.1f} s, {score.progress_m:.0f} m, least time to collision"
+        f"{one.arm}: {ended(driven)}; {driven.world.now_s:.1f} s, {score.progress_m:.0f} m, least time to collision"
         f" {score.min_ttc_s:.1f} s, hardest braking {score.hardest:.1f} m/s², {len(driven.injected)} faults",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
@@ -79,17 +116,28 @@ def _print(shown: Console, one: Drive, driven: Driven) -> None:
     shown.print(f"frames and plans: {counts}", highlight=False, soft_wrap=True)
 
 
-def _write(one: Drive, driven: Driven, folder: Path) -> None:
+def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
+    """Names of the files: picture, figures, parameters of the stages, and the test."""
+    scenario = one.scenario
     write_picture([(one, driven)], folder / "drive.png")
-    write_page(one, driven, folder / "drive.html")
-    row = {"scenario": one.scenario.name, "seed": one.scenario.seed, "arm": one.arm, "load": one.load,
-           "faults": one.faults, "drawn": one.scenario.drawn, **driven.row()}  # fmt: skip
+    row = {"scenario": scenario.name, "seed": scenario.seed, "arm": one.arm, "load": one.load,
+           "faults": one.faults, "drawn": scenario.drawn, **driven.row()}  # fmt: skip
     (folder / "drive.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    own = one if one.arm in OWN_ARMS else replace(one, arm="full")  # who is tested
     parameters: dict[str, object] = {}
-    for key, value in parameters_of(one).items():
+    for key, value in parameters_of(own).items():
         stage, dot, rest = key.partition(".")
-        own = parameters.setdefault(stage, {}) if dot else parameters
-        assert isinstance(own, dict)
-        own[rest if dot else stage] = value
+        part = parameters.setdefault(stage, {}) if dot else parameters
+        assert isinstance(part, dict)
+        part[rest if dot else stage] = value
     text = json.dumps({"perf": {"ros__parameters": parameters}}, indent=2)  # JSON is YAML
     (folder / "drive.yaml").write_text(text + "\n", encoding="utf-8")
+    test = folder / f"test_{scenario.name}_{scenario.seed}_{one.arm}.py"
+    when = f"load x{one.load}, faults {one.faults}"
+    pace = "virtual" if own is one else "fast"  # only our own logs say how long a run took
+    test.write_text(
+        _TEST.format(title=f"{scenario.name}, seed {scenario.seed}, {one.arm}", when=when, end=ended(driven), pace=pace,
+                     name=scenario.name, seed=scenario.seed, arm=own.arm, load=one.load, faults=one.faults),
+        encoding="utf-8",
+    )  # fmt: skip
+    return ["drive.png", "drive.json", "drive.yaml", test.name]

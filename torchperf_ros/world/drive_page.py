@@ -131,9 +131,12 @@ def _table(values: dict[str, Any]) -> Block:
 
 
 def _title(one: Drive, driven: Driven) -> str:
-    end = (
-        f"hit a {driven.world.seen.hit} at {3.6 * driven.score.impact_ms:.0f} km/h"
-        if driven.score.collision
-        else "no collision"
-    )
-    return f"{one.scenario.name}, seed {one.scenario.seed}, {one.arm}, load x{one.load}, faults {one.faults}: {end}"
+    name = f"{one.scenario.name}, seed {one.scenario.seed}, {one.arm}, load x{one.load}, faults {one.faults}"
+    return f"{name}: {ended(driven)}"
+
+
+def ended(driven: Driven) -> str:
+    """How it ended."""
+    if not driven.score.collision:
+        return "no collision"
+    return f"hit a {driven.world.seen.hit} at {3.6 * driven.score.impact_ms:.1f} km/h"

@@ -30,6 +30,7 @@ FAULTS: Final = {
              " raise, 1 % give NaN; every 10 s one hangs for ever and one has its process killed",
     "frame": "of perception's frames 1 % stall for 200 ms, 0.3 % hang and 0.3 % kill whoever runs them",
     "blind": "in 5 % of the seconds the planner takes no object into account",
+    "unseen": "in 5 % of the seconds perception finds no object",
     "all": "bench, frame and blind",
 }  # fmt: skip
 """The faults that can be chosen."""
@@ -79,6 +80,11 @@ class Luck:
     def blind(self) -> float:
         """Share of the seconds that are planned blindly."""
         return _BLIND if self.faults in {"blind", "all"} else 0.0
+
+    @property
+    def unseen(self) -> float:
+        """Share of the seconds in which perception finds nothing."""
+        return _BLIND if self.faults == "unseen" else 0.0
 
     def times(self, stage: str) -> "FaultyTimes":
         """What the stage's runs take."""

@@ -12,24 +12,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.config.params_file import config_of
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.models.driving_messages import (
     FRAME,
-    MARKER_ARRAY,
-    ODOMETRY,
     PATH,
     encoded,
     objects_of,
-    path_message,
     pose_of,
     route_message,
 )
-from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, plan_along
+from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, STEP_S, Blindness, plan_along
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
@@ -51,9 +51,11 @@ ARMS: Final = {
     "no_fallback": "these stages; where a result is missing nothing is published",
     "no_guard": "these stages with standby, hold_last and stop",
     "full": "the same, and the guard checks every plan",
+    "radar": "the same, and the guard has a radar's echoes beside what perception finds",
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
+_RADAR: Final = "radar"
 _NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts again: imports of torch and rclpy, model
 _NAIVE_THREADS: Final = 4
 _ENDS: Final = frozenset({Outcome.CRASHED, Outcome.HUNG})
@@ -72,6 +74,7 @@ class Drive:
         arm: one of `ARMS`.
         load, faults: see `Luck`; of no effect on `zero`.
         output: MCAP to write, None for none.
+        camera: whether images go into it.
     """
 
     scenario: Scenario
@@ -79,6 +82,7 @@ class Drive:
     load: int = 1
     faults: str = "none"
     output: Path | None = None
+    camera: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class _Arm(abc.ABC):
         self.drive, self.world, self._log = drive, world, log
         self.luck = Luck(drive.scenario.seed, drive.load, drive.faults)
         self.counts: dict[str, int] = {}
-        self._blind = Blindness(self.luck.blind)
+        self._blind = Blindness(self.luck.blind or self.luck.unseen)
 
     def __enter__(self) -> "_Arm":
         return self
@@ -124,6 +128,10 @@ class _Arm(abc.ABC):
     @abc.abstractmethod
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         """Take what the sensors send at this time."""
+
+    def take_route(self, route: bytes) -> None:
+        """Learn which lane to keep, before the first scan."""
+        self.write("route", PATH, route, self.world.start_ns)
 
     def move(self, plan: bytes, at_ns: int) -> None:
         """Publish a plan at this time: the vehicle follows it from then on."""
@@ -144,14 +152,16 @@ class _Arm(abc.ABC):
 
     def plan(self, messages: Messages, stamp_ns: int, tier: int = 0) -> bytes:
         """What the stages' models make of a frame."""
-        content = {topic: decode(data, kind) for topic, kind, data in messages if kind in {ODOMETRY, MARKER_ARRAY}}
+        content = {topic: decode(data, kind) for topic, kind, data in messages if topic in {"odom", "objects_in_sight"}}
         ego, objects = pose_of(content["odom"]), objects_of(content["objects_in_sight"])
         name = TIERS[tier]
         near = ((objects[:, :2] - ego[:2]) ** 2).sum(axis=1) <= RANGES_M[name] ** 2
         objects = objects[near][: 0 if self._blind.at(stamp_ns) and self.drive.arm != "zero" else None]
         scenario = self.drive.scenario
         plan = plan_along(scenario.lane, ego, objects, scenario.speed, AHEAD_S[name])
-        return encoded(path_message(plan, FRAME, stamp_ns, stamp_ns), PATH)
+        stamps = stamp_ns + np.arange(len(plan)) * round(STEP_S * NS_PER_S)
+        points = np.column_stack((plan[:, :2], np.zeros(len(plan))))
+        return TimedPath.made(stamps, points, plan[:, 2], FRAME.encode()).bytes()
 
 
 class _Zero(_Arm):
@@ -274,9 +284,6 @@ class _Stages(_Arm):
             wanted = self._stages.wanted()
             self._stages.connect({item.topic: absolute(item.topic) for item in wanted})
             self._stages.settle()
-            route = route_message(self.drive.scenario.lane, self.drive.scenario.speed, self.world.start_ns)
-            self._stages.offer("/route", encoded(route, PATH))
-            self.write("route", PATH, encoded(route, PATH), self.world.start_ns)
         except BaseException:
             self._stack.close()
             raise
@@ -294,6 +301,10 @@ class _Stages(_Arm):
         for topic, _, data in messages:
             self._stages.offer(absolute(topic), data)
 
+    def take_route(self, route: bytes) -> None:
+        super().take_route(route)
+        self._stages.offer("/route", route)
+
 
 def parameters_of(drive: Drive) -> Mapping[str, object]:
     """The node's parameters of an arm; they do not depend on scenario and seed, so that workers can be kept."""
@@ -303,6 +314,7 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
         "recorder": False,
         "perception.adapter": "torchperf_ros.models.driving:OracleAdapter",
         "planning.adapter": "torchperf_ros.models.driving:RulePlannerAdapter",
+        "perception.options": json.dumps({"blind": luck.unseen}),
         "planning.options": json.dumps({"blind": luck.blind}),
     }
     for stage in STAGES:
@@ -312,14 +324,21 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
         values[f"{stage}.max_frame_bytes"] = 1 << 16
         if drive.arm == "no_fallback":
             values[f"{stage}.fallback"] = ["none"]
-    if drive.arm == "full":
+    if drive.arm in {"full", _RADAR}:
         values |= {"planning.guard.act": ["all"], "planning.guard.obstacles_frame": "plan"}
+    if drive.arm == _RADAR:
+        values["planning.guard.obstacles"] = ["detections", "echoes"]
     return values
 
 
 _KINDS: Final[dict[str, type[_Arm]]] = {
     "zero": _Zero, "naive": _Naive, "blocking": _Naive, "no_fallback": _Stages, "no_guard": _Stages, "full": _Stages,
+    "radar": _Stages,
 }  # fmt: skip
+
+
+OWN_ARMS: Final = tuple(arm for arm, kind in _KINDS.items() if kind is _Stages)
+"""Those that are stages of this project."""
 
 
 def end_workers(workers: Workers) -> None:
@@ -351,7 +370,9 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
             stack.callback(end_workers, kept)
         log = None if one.output is None else stack.enter_context(OutputLog(one.output))
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
-        sensors, stamp_ns = Sensors(world), world.start_ns
+        sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.camera and log is not None)
+        stamp_ns = world.start_ns
+        arm.take_route(encoded(route_message(one.scenario.lane, one.scenario.speed, stamp_ns), PATH))
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)

@@ -69,7 +69,7 @@ def _straight() -> Lane:
 
 
 def _ccrs(draw: _Draw) -> _Built:
-    speed = draw("speed_kmh", 30, 80)
+    speed = draw("speed_kmh", 10, 80)
     after_s = draw("impact_after_s", 7, 9)
     offset = (1.0 - draw("overlap", 0.5, 1.0)) * WIDTH_M * draw.side()
     return _straight(), speed, [Body("car", _FRONT_M + speed * after_s + 2.25, offset), _behind(speed)], after_s + 5
@@ -122,7 +122,7 @@ def _crossing(draw: _Draw) -> _Built:
 
 
 def _pedestrian(draw: _Draw) -> _Built:
-    speed, walk = draw("speed_kmh", 20, 50), 5.0 * _KMH
+    speed, walk = draw("speed_kmh", 10, 50), 5.0 * _KMH
     after_s = draw("impact_after_s", 6, 9)
     at = _FRONT_M + speed * after_s + 0.25
     near_m = -(WIDTH_M / 2 + 1.0)  # the near sides of the cars that hide the child, 1 m beside the vehicle's

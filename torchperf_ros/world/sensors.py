@@ -1,11 +1,16 @@
-"""What the vehicle's sensors send: odometry, a laser scan, and the truth about what is in sight of it."""
+"""What the vehicle's sensors send: odometry, a laser scan, and the truth about what is in sight of it.
+
+And, where they are asked for, a radar's echoes and a camera's images.
+"""
 
 import math
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchperf_ros.config.message_types import empty_message, header
+from torchperf_ros.frame.frame import restamped
 from torchperf_ros.models.driving_messages import (
     MARKER_ARRAY,
     ODOMETRY,
@@ -16,13 +21,20 @@ from torchperf_ros.models.driving_messages import (
     odometry_message,
 )
 from torchperf_ros.models.driving_rules import Floats
+from torchperf_ros.world.road_scene import IMAGE_TYPE, RoadScene, SceneObject
 from torchperf_ros.world.world import World
 
 BEAMS: Final = 501
 RANGE_M: Final = 160.0
 _HALF_VIEW: Final = math.radians(100.0)
 _ANGLES: Final = np.linspace(-_HALF_VIEW, _HALF_VIEW, BEAMS)
+_STEP: Final = 2 * _HALF_VIEW / (BEAMS - 1)
 _SQUARE: Final = np.array([[0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5]])
+_NEXT: Final = [1, 2, 3, 0]
+_LEAST_M: Final = 0.3  # of an echo's box
+_NEAREST_M: Final = 1.0  # of what a camera sees
+_CAMERA_PX: Final = (640, 360)
+_PAINTS: Final = {"car": (38, 70, 140), "pedestrian": (178, 34, 42), "wall": (150, 150, 146)}
 
 
 class Sensors:
@@ -31,25 +43,31 @@ class Sensors:
     The scanner turns on the roof, above the vehicle's reference point, which is the origin of `base_link`.
     """
 
-    def __init__(self, world: World) -> None:
-        """Look at a world."""
-        self._world = world
-        step = 2 * _HALF_VIEW / (BEAMS - 1)
+    def __init__(self, world: World, *, radar: bool = False, camera: bool = False) -> None:
+        """Look at a world; with a radar and a camera, too, or without."""
+        self._world, self._radar = world, radar
+        self._scene = RoadScene(*_CAMERA_PX) if camera else None
         self._scan = empty_message(
-            SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=step, range_min=0.1, range_max=RANGE_M
+            SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=_STEP, range_min=0.1, range_max=RANGE_M
         )
 
     def messages(self, stamp_ns: int) -> tuple[tuple[str, str, bytes], ...]:
         """Topic, type and bytes of all: the scan, which triggers the stages, comes last."""
         vehicle = self._world.vehicle
-        ranges, seen = scan(self._world.boxes, vehicle.x, vehicle.y, vehicle.yaw)
+        ranges, hit = scan(self._world.boxes, vehicle.x, vehicle.y, vehicle.yaw)
         self._scan.header, self._scan.ranges = header(stamp_ns, "base_link"), ranges.astype(np.float32)
         odometry = odometry_message(vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed, vehicle.yaw_rate, stamp_ns)
-        return (
-            ("odom", ODOMETRY, encoded(odometry, ODOMETRY)),
-            ("objects_in_sight", MARKER_ARRAY, encoded(objects_message(self.objects(seen), stamp_ns), MARKER_ARRAY)),
-            ("scan", SCAN, encoded(self._scan, SCAN)),
-        )
+        arrays = [("objects_in_sight", self.objects(set(hit.tolist()) - {-1}))]
+        if self._radar:
+            arrays.append(("echoes", self.echoes(ranges, hit)))
+        sent = [("odom", ODOMETRY, encoded(odometry, ODOMETRY))]
+        sent += [
+            (topic, MARKER_ARRAY, encoded(objects_message(seen, stamp_ns), MARKER_ARRAY)) for topic, seen in arrays
+        ]
+        if self._scene is not None:
+            pixels = self._scene.draw_objects(self._world.progress_m, self._in_view())
+            sent.append(("image", IMAGE_TYPE, restamped(self._scene.pixels_cdr(pixels), stamp_ns)))
+        return *sent, ("scan", SCAN, encoded(self._scan, SCAN))
 
     def objects(self, seen: set[int]) -> list[SeenObject]:
         """Those of the bodies that are seen and are no walls."""
@@ -59,32 +77,63 @@ class Sensors:
             for index in sorted(seen) if bodies[index].kind != "wall"
         ]  # fmt: skip
 
+    def echoes(self, ranges: Floats, hit: NDArray[np.int64]) -> list[SeenObject]:
+        """What a radar makes of what the beams hit: boxes around the hits, with the radial part of their velocities.
 
-def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, set[int]]:
-    """Ranges [501] of a scanner in a plane, infinite where nothing is near enough, and the boxes that it hits.
+        It neither knows what it sees nor how large that is; Doppler says nothing of a velocity across the beam.
+        """
+        vehicle, boxes, found = self._world.vehicle, self._world.boxes, []
+        cosine, sine = math.cos(vehicle.yaw), math.sin(vehicle.yaw)
+        for index in sorted(set(hit.tolist()) - {-1}):
+            beams = np.flatnonzero(hit == index)
+            ahead, left = ranges[beams] * np.cos(_ANGLES[beams]), ranges[beams] * np.sin(_ANGLES[beams])
+            x, y = 0.5 * (ahead.min() + ahead.max()), 0.5 * (left.min() + left.max())
+            towards = vehicle.yaw + _ANGLES[beams[np.argmin(ranges[beams])]]
+            ux, uy = math.cos(towards), math.sin(towards)
+            radial = boxes[index, 3] * ux + boxes[index, 4] * uy
+            size = max(_LEAST_M, float(np.ptp(ahead))), float(np.ptp(left) + ranges[beams].min() * _STEP)
+            place = vehicle.x + x * cosine - y * sine, vehicle.y + x * sine + y * cosine
+            found.append(SeenObject("echo", index, (*place, vehicle.yaw, radial * ux, radial * uy, *size)))
+        return found
+
+    def _in_view(self) -> list[SceneObject]:
+        """Everybody before the camera, the farthest first. Cars are drawn from behind, and the road as if straight."""
+        vehicle, seen = self._world.vehicle, []
+        cosine, sine = math.cos(vehicle.yaw), math.sin(vehicle.yaw)
+        for body, (x, y, *_, length, _) in zip(self._world.bodies, self._world.boxes.tolist(), strict=True):
+            ahead = (x - vehicle.x) * cosine + (y - vehicle.y) * sine - 0.5 * length
+            right = (x - vehicle.x) * sine - (y - vehicle.y) * cosine
+            if ahead > _NEAREST_M:
+                seen.append(SceneObject(ahead, right, _PAINTS[body.kind], body.kind))
+        return sorted(seen, key=lambda one: -one.ahead_m)
+
+
+def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, NDArray[np.int64]]:
+    """Ranges [501] of a scanner in a plane, infinite where nothing is near enough, and which box each beam hits, or -1.
 
     Every beam is cut with every side of every box: with the side's ends p and q and the beam's direction u, the range
     is (p x e) / (u x e), e = q - p, where 0 <= (p x u) / (u x e) <= 1.
     """
-    ranges = np.full(BEAMS, np.inf)
+    ranges, none = np.full(BEAMS, np.inf), np.full(BEAMS, -1)
     near = np.flatnonzero(np.hypot(boxes[:, 0] - x, boxes[:, 1] - y) < RANGE_M + boxes[:, 5])
     if not len(near):
-        return ranges, set()
+        return ranges, none
     found = boxes[near]
     cosine, sine = np.cos(found[:, 2])[:, None], np.sin(found[:, 2])[:, None]
     along, across = found[:, 5:6] * _SQUARE[:, 0], found[:, 6:7] * _SQUARE[:, 1]
     corner_x = found[:, 0:1] + along * cosine - across * sine - x
     corner_y = found[:, 1:2] + along * sine + across * cosine - y
-    side_x = (np.roll(corner_x, -1, axis=1) - corner_x).ravel()
-    side_y = (np.roll(corner_y, -1, axis=1) - corner_y).ravel()
-    corner_x, corner_y = corner_x.ravel(), corner_y.ravel()
-    ux, uy = np.cos(_ANGLES + yaw)[:, None], np.sin(_ANGLES + yaw)[:, None]
+    side_x, side_y = corner_x[:, _NEXT] - corner_x, corner_y[:, _NEXT] - corner_y
+    offset = corner_x * side_y - corner_y * side_x
+    facing = np.flatnonzero(offset < 0.0)  # corners go round to the left: the far sides are hidden by the near ones
+    px, py, ex, ey, offset = (each.ravel()[facing, None] for each in (corner_x, corner_y, side_x, side_y, offset))
+    ux, uy = np.cos(_ANGLES + yaw), np.sin(_ANGLES + yaw)
     with np.errstate(divide="ignore", invalid="ignore"):
-        across_side = ux * side_y - uy * side_x
-        away = (corner_x * side_y - corner_y * side_x) / across_side
-        share = (corner_x * uy - corner_y * ux) / across_side
+        across_side = ux * ey - uy * ex
+        away = offset / across_side
+        share = (px * uy - py * ux) / across_side
         hit = (away > 0.0) & (away <= RANGE_M) & (share >= 0.0) & (share <= 1.0)
     away = np.where(hit, away, np.inf)
-    first = np.argmin(away, axis=1)
-    ranges = away[np.arange(BEAMS), first]
-    return ranges, set(near[first[np.isfinite(ranges)] // 4].tolist())
+    first = np.argmin(away, axis=0)
+    ranges = away[first, np.arange(BEAMS)]
+    return ranges, np.where(np.isfinite(ranges), near[facing[first] // 4], none)

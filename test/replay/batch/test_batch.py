@@ -139,7 +139,7 @@ def test_given_results_when_replayed_again_then_only_what_is_incomplete_or_chang
     run_file = replayed.out / "monday" / "run.parquet"
     run_file.write_bytes(run_file.read_bytes()[:-1])
     (replayed.logs / "tuesday.mcap").touch()
-    result = replayed.replay(*paths, keep_output=True)
+    result = replayed.replay(*paths, keep_output=True, parallel=1)
 
     assert (set(result.replayed), result.kept, result.status) == ({"monday", "tuesday"}, ("wednesday",), 0)
     assert read_run(run_file).frames["first"]["seq"].tolist() == list(range(10))
@@ -238,7 +238,7 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
         write_drive(drives.logs / name, "slow", frames=5000)
     sets = [word for name, value in drives.values.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "torchperf_ros.cli", "replay", drives.logs, "-o", drives.out, "--parallel", "2", *sets],
+        [sys.executable, "-m", "torchperf_ros.cli", "replay", drives.logs, "-o", drives.out, "--parallel", "1", *sets],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},  # a killed command leaves its temporary folder behind
     )  # fmt: skip

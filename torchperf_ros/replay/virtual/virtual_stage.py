@@ -85,8 +85,9 @@ class VirtualPace(ReplayPace):
 class KeptWorkers:
     """Worker processes for one pace after the other, each with stages of the same parameters.
 
-    For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive. A context
-    that ends them.
+    For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive. For the
+    same reason a death that is drawn ends none of them: its replacement is due when the clock says so, and is the same
+    process. A context that ends them.
     """
 
     def __init__(self) -> None:
@@ -153,6 +154,11 @@ class _Pool:
         """End the processes, unless they are kept."""
         if not self._kept:
             self._real.stop()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its processes outlive it."""
+        return self._kept is not None
 
     @property
     def everyone(self) -> "list[_Worker]":
@@ -384,9 +390,9 @@ class _Worker:
         return received
 
     def _die(self, why: str) -> None:
-        """The process is to end, or has ended; the stage learns of it when that is due."""
+        """The process is to end, unless it is kept, or has ended; the stage learns of it when that is due."""
         with self._using:
-            if self._process.usable:
+            if self._process.usable and not self._pool.keeps:
                 self._process.kill(why)
         self.dead, self._response = why, None
 

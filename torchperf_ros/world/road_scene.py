@@ -1,7 +1,8 @@
-"""A road to look at where there is no log: a moving scene of lanes and cars, and the odometry that goes with it."""
+"""A road to look at: lanes, cars and pedestrians as a camera sees them; and a drive along it, with odometry."""
 
 import math
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +35,17 @@ _CARS: Final = (  # lane right of ours in m, speed relative to ours in m/s, wher
     (_LANE_M, -6.0, 85.0, (214, 162, 24)),
 )
 _LEAD_RGB: Final = (60, 64, 70)
+_SKIN: Final = (224, 182, 150)
 _BODY: Final = (-CAR_WIDTH_M / 2, CAR_WIDTH_M / 2, 0.0, CAR_HEIGHT_M)
 
 
 class SceneObject(NamedTuple):
-    """A car: its distance along the road, how far right of our lane's centre it is, and its paint."""
+    """A car, or a pedestrian: the distance ahead, how far right of our lane's centre it is, and its paint."""
 
     ahead_m: float
     lateral_m: float
     rgb: tuple[int, int, int]
+    kind: str = "car"
 
 
 class RoadScene:
@@ -61,10 +64,14 @@ class RoadScene:
 
     def draw(self, at_s: float) -> Pixels:
         """The scene at a time, [height, width, 3]."""
-        phase = int(at_s * SPEED_MPS / _DASH_PERIOD_M * _PHASES) % _PHASES
+        return self.draw_objects(at_s * SPEED_MPS, objects(at_s))
+
+    def draw_objects(self, travelled_m: float, seen: Iterable[SceneObject]) -> Pixels:
+        """The road after so many metres, with these objects, the farthest first; [height, width, 3]."""
+        phase = int(travelled_m / _DASH_PERIOD_M * _PHASES) % _PHASES
         image = self._backgrounds[phase].copy()
-        for car in objects(at_s):
-            self._draw_car(image, car)
+        for one in seen:
+            self._draw(image, one)
         return image
 
     def pixels_cdr(self, pixels: Pixels) -> bytes:
@@ -105,20 +112,28 @@ class RoadScene:
         image[horizon:] = ground * (1 - haze) + np.array((196, 208, 214)) * haze
         return image
 
-    def _draw_car(self, image: Pixels, car: SceneObject) -> None:
-        paint = np.array(car.rgb)
-
-        for sides_m, rgb in (
-            ((-0.95, 0.95, -0.08, 0.35), (26, 27, 29)),
-            ((-0.72, 0.72, 0.85, 1.45), paint * 0.8),
-            ((-0.62, 0.62, 0.92, 1.36), (48, 62, 74)),
-            ((-0.9, 0.9, 0.25, 0.92), paint),
-            ((-0.86, -0.56, 0.62, 0.8), (226, 38, 32)),
-            ((0.56, 0.86, 0.62, 0.8), (226, 38, 32)),
-            ((-0.26, 0.26, 0.42, 0.56), (240, 238, 224)),
-        ):
-            left, top, right, bottom = self.box_px(car, sides_m)
+    def _draw(self, image: Pixels, one: SceneObject) -> None:
+        paint = np.array(one.rgb)
+        for sides_m, rgb in _parts(one.kind, paint):
+            left, top, right, bottom = self.box_px(one, sides_m)
             image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = rgb
+
+
+def _parts(kind: str, paint: npt.NDArray[Any]) -> Sequence[tuple[tuple[float, float, float, float], Any]]:
+    """Sides in m, as of `box_px`, and colour of what an object is drawn of."""
+    if kind == "pedestrian":
+        return ((-0.2, 0.2, 0.0, 0.55), paint * 0.4), ((-0.25, 0.25, 0.5, 1.0), paint), ((-0.1, 0.1, 1.0, 1.2), _SKIN)
+    if kind == "wall":
+        return (((-0.25, 0.25, 0.0, 1.0), paint),)
+    return (
+        ((-0.95, 0.95, -0.08, 0.35), (26, 27, 29)),
+        ((-0.72, 0.72, 0.85, 1.45), paint * 0.8),
+        ((-0.62, 0.62, 0.92, 1.36), (48, 62, 74)),
+        ((-0.9, 0.9, 0.25, 0.92), paint),
+        ((-0.86, -0.56, 0.62, 0.8), (226, 38, 32)),
+        ((0.56, 0.86, 0.62, 0.8), (226, 38, 32)),
+        ((-0.26, 0.26, 0.42, 0.56), (240, 238, 224)),
+    )
 
 
 def objects(at_s: float) -> list[SceneObject]:

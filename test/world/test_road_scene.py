@@ -3,7 +3,7 @@
 import numpy as np
 
 from torchperf_ros.config.message_types import decode
-from torchperf_ros.demo.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
+from torchperf_ros.world.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
 
 
 def test_given_a_scene_when_time_passes_then_it_moves_below_the_horizon_and_its_pixels_survive_the_wire() -> None:

@@ -1,0 +1,58 @@
+"""Benchmarks that no other test disturbs, each for a moment: it ends well and writes what it should."""
+
+import importlib.util
+
+import pytest
+
+from .conftest import ALONE, SMALL
+
+pytestmark = pytest.mark.ros
+
+AT_ONCE = 1  # another test runs beside
+ARGUMENTS = {
+    "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--parallel", "1", "--tasks", "3"],
+    "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
+    "log_reading": ["--frames", "4", "--size", "64x48", "--turns", "1"],
+    "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
+    "guard": ["--times", "20"],
+    "ramps": ["--seeds", "1", "--drives", "1"],
+}
+
+
+def test_startup_has_its_phases_in_order(report):
+    figures = report("startup")
+    (start,), (judged,) = figures["starts"], figures["each"]["stamp"]
+    # the node and its first worker get ready beside each other; which of them is first is up to the machine
+    for beside in (["active"], ["worker 0: hello", "worker 0: ready"]):
+        order = ["process started", "configure", *beside, "first fresh answer"]
+        assert [start[phase] for phase in order] == sorted(start[phase] for phase in order)
+    assert figures["first_seconds"]["stamp"]["late_ms"]["count"] == len(judged["late_ms"]) > 0
+
+
+def test_many_logs_has_a_cluster_and_what_it_costs(report):
+    figures = report("many_logs")
+    assert figures["clusters"]["1"]["run_s"] > 0
+    costs = {name.strip(): found["p50"] for name, found in figures["costs"].items()}
+    parts = costs["of it its frames"], costs["of it the rest, which is fixed"]
+    assert min(*parts, costs["a task that does nothing"]) > 0
+    assert sum(parts) == pytest.approx(costs["a log alone"])
+    assert {"on a cluster: longer by", "on a cluster: processor time more by"} < costs.keys()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+def test_engines_has_every_engine_with_parity_and_what_auto_takes(report):
+    figures = report("engines")["planner"]
+    assert figures["auto"] in figures["p50_ms"]
+    assert set(figures["p50_ms"]) == {"eager", "openvino", "plain openvino", "auto"}
+    assert figures["relative_l2"]["openvino"] < 1e-3
+
+
+def test_log_reading_counts_what_it_read_of_each_log(report):
+    read = report("log_reading")["ms_per_message"]
+    assert [len(readers) for readers in read.values()] == [3, 2, 2]
+    assert all(times["count"] == 3 for readers in read.values() for times in readers.values())
+
+
+def test_guard_and_ramps_have_figures(report):
+    assert report("guard")
+    assert report("ramps")
