@@ -84,11 +84,12 @@ def test_given_a_replay_when_summed_up_then_log_model_parameters_and_machine_are
 
 def test_given_a_log_when_replayed_in_real_time_then_outputs_are_those_of_the_fast_replay(tmp_path):
     log = write_points(tmp_path / "log", drive(4, period_ms=300))  # on a busy machine, too, no frame waits for another
-    values = one_stage(budget_ms=1000.0)
+    values = one_stage(budget_ms=1000.0, actions=["drift -> lower_tier"])
     real, _ = run(log, tmp_path, values=values, pace="real")
     fast, _ = run(log, tmp_path, values=values)
     assert real.stage("first").outcomes == {"on_time": 4}
     assert real.stage("first").frames["output_hash"].tolist() == fast.stage("first").frames["output_hash"].tolist()
+    assert real.summary["troubles"][0].startswith("first: its actions are not applied")
     assert real.summary["took_s"] > 0.8  # 3 periods of 300 ms cannot take less
 
 

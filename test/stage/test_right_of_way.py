@@ -1,5 +1,6 @@
 """Stages of different priority: the lower one's frame is not begun where the higher one has a frame due."""
 
+import math
 import os
 import random
 from types import SimpleNamespace
@@ -79,7 +80,7 @@ def test_given_a_run_that_is_always_too_long_when_nothing_is_in_flight_then_it_i
 
 
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 100)), min_size=1, max_size=20))
-def test_given_runs_when_asked_then_the_longest_of_the_last_minute_and_the_last_of_all_count(runs):
+def test_given_runs_when_asked_then_the_longest_of_the_last_16_s_counts_and_after_those_the_guess(runs):
     high = StageOnPaper("high", 1)
     way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
     now_ms, ended = 0, []
@@ -87,11 +88,13 @@ def test_given_runs_when_asked_then_the_longest_of_the_last_minute_and_the_last_
         now_ms += after_ms
         way.ran(float(took_ms), now_ms * MS)
         ended.append((now_ms, took_ms))
-        longest = max(ms for at_ms, ms in [*(e for e in ended if now_ms - e[0] <= 64_000), ended[-1]])
+        longest = max(ms for at_ms, ms in ended if now_ms - at_ms <= 16_000)
         high.at_ns = (now_ms + longest) * MS
         assert way.blocks(now_ms * MS, 0.0) is None
         high.at_ns -= MS
         assert way.blocks(now_ms * MS, 0.0) is not None
+    high.at_ns = (now_ms + 16_002) * MS
+    assert way.blocks((now_ms + 16_001) * MS, 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ class FramesOnPaper(StageOnPaper):
 
 @pytest.mark.parametrize("median_ms", [8, 15])
 @pytest.mark.parametrize(("sigma", "stalls"), [(0.05, 0.003), (0.3, 0.01)])
-def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_one_higher_frame_in_a_thousand_finds_one_going(
+def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_few_higher_frames_find_one_going(
     median_ms, sigma, stalls
 ):
     """Ten minutes; the lower stage always has a frame. Its runs are log-normal; a few take 2 to 6 times as long."""
@@ -198,7 +201,7 @@ def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_one_highe
         if now_ns == high.next_ns:
             high.frame(draw)
             overlaps += running and ends_ns > now_ns
-        elif blocked := way.blocks(now_ns, 10.0):
+        elif blocked := way.blocks(now_ns, median_ms * math.exp(2.33 * sigma)):  # their p99
             ends_ns, running = blocked[0], False
         else:
             stall = draw.uniform(2, 6) if draw.random() < stalls else 1.0
@@ -206,4 +209,4 @@ def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_one_highe
             ends_ns, running, runs = now_ns + round(took_ms * MS), True, runs + 1
             way.ran(took_ms, ends_ns)
     assert runs > 10
-    assert overlaps <= 0.001 * high.frames
+    assert overlaps <= 0.003 * high.frames

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_NS = 5 * NS_PER_MS  # if nobody wakes it before
 _FIRST_TRIAL_NS, _LONGEST_WAIT_NS = NS_PER_S, 64 * NS_PER_S
-_KEPT_NS = 64 * NS_PER_S
-"""So long the longest run counts: of the last few runs the next one is often the longest, in a minute it is seldom."""
+_KEPT_NS = 16 * NS_PER_S
+"""So long the longest run counts. Of the last few runs the next one is often the longest, of those in a longer time it
+seldom is; but after a stall nothing may begin for as long."""
 NEVER_NS = 1 << 62
 
 
@@ -47,12 +48,11 @@ class RightOfWay:
     def blocks(self, now_ns: int, guess_ms: float) -> tuple[int, str] | None:
         """When to look again, and why a run must not begin; None: it may.
 
-        It counts as long as the longest of the last minute, before the first as the guess. What takes too long now
-        would never be found to be faster again: 1, 2, 4 s and so on, at last a minute, after the last one a run may
-        begin that only a frame to come speaks against. The scheduler, which knows the workers as nicer, then pushes it
-        aside.
+        It counts as long as the longest of the last seconds; without any, as the guess. What takes too long now would
+        never be found to be faster again: 1, 2, 4 s and so on, at last a minute, after the last one a run may begin
+        that only a frame to come speaks against. The scheduler, which knows the workers as nicer, then pushes it aside.
         """
-        while len(self._longest) > 1 and now_ns - self._longest[0][0] > _KEPT_NS:
+        while self._longest and now_ns - self._longest[0][0] > _KEPT_NS:
             self._longest.popleft()
         run_ms = self._longest[0][1] if self._longest else guess_ms
         due_ns, name = self.due(now_ns)
