@@ -135,6 +135,7 @@ def compiler(monkeypatch):
         return lambda *inputs: time.sleep(0.1 if number == 1 else 0.0)
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_and_package)
+    monkeypatch.setattr("torchperf_ros.engines.package.check_linked", lambda path: None)  # a number links nothing
     monkeypatch.setattr("torchperf_ros.engines.package.load_package", load)
     monkeypatch.setattr("torchperf_ros.engines.package._VARIANT_SECONDS", 0.01)
     return given
