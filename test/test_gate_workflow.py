@@ -96,9 +96,7 @@ def job(checkout, event):
     return statuses, text
 
 
-def test_given_an_empty_checkout_when_the_job_runs_then_main_leaves_a_baseline_and_a_broken_model_is_named_in_the_log(
-    checkout,
-):
+def test_given_an_empty_checkout_then_main_leaves_a_baseline_and_a_broken_model_is_named_in_the_log(checkout):
     statuses, text = job(checkout, "push")
     assert statuses == {"Replay": 0, "Keep as the baseline": 0}, text
 

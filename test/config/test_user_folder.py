@@ -18,9 +18,7 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_given_missing_folders_when_made_then_each_is_the_users_alone_and_what_was_there_stays(
-    tmp_path, generous_umask
-):
+def test_given_missing_folders_then_each_is_the_users_alone_and_what_was_there_stays(tmp_path, generous_umask):
     tmp_path.chmod(0o755)
     make_private(tmp_path / "a" / "b")
     make_private(tmp_path / "a" / "b")

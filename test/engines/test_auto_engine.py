@@ -97,9 +97,7 @@ def test_given_a_choice_when_built_and_loaded_again_then_nothing_is_built_or_tim
     assert len(engines["timed"]) == 1
 
 
-def test_given_a_winner_whose_package_is_gone_when_loaded_then_it_is_missing_and_built_again(
-    engines, adapters, tmp_path
-):
+def test_given_a_winner_whose_package_is_gone_then_it_is_missing_and_built_again(engines, adapters, tmp_path):
     build(tmp_path)
     for path in tmp_path.glob("*.blob"):
         path.unlink()
@@ -154,9 +152,7 @@ def test_given_a_damaged_choice_when_loaded_then_it_is_made_anew(engines, adapte
     assert load(adapters, tmp_path).facts.engine == "openvino"
 
 
-def test_given_a_folder_when_planned_and_built_then_the_winner_is_said_and_there_under_the_tiers_name(
-    engines, tmp_path
-):
+def test_given_a_folder_then_the_winner_is_said_and_there_under_the_tiers_name(engines, tmp_path):
     folders = {"cache": tmp_path / "cache", "out": str(tmp_path / "out")}
     assert build(**folders, dry_run=True)[0]["text"] == "would be chosen out of aoti, openvino and eager"
     assert build(**folders)[0]["package"] == str(tmp_path / "out" / "full.blob")

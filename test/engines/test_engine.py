@@ -106,9 +106,7 @@ def test_given_a_model_that_is_made_for_one_size_when_compiled_for_many_then_tha
         (BuildOptions("aoti", dynamic="always"), {0: {0: (1, 8)}}, {0: {0: (1, 8)}}),
     ],
 )
-def test_given_declared_ranges_when_asked_what_varies_then_it_is_what_the_options_allow_and_has_two_sizes(
-    options, declared, varying
-):
+def test_given_declared_ranges_then_it_is_what_the_options_allow_and_has_two_sizes(options, declared, varying):
     assert varying_dims(options, declared) == varying
 
 

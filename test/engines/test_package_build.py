@@ -135,6 +135,7 @@ def compiler(monkeypatch):
         return lambda *inputs: time.sleep(0.1 if number == 1 else 0.0)
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_and_package)
+    monkeypatch.setattr("torchperf_ros.engines.package.check_linked", lambda path: None)  # a number links nothing
     monkeypatch.setattr("torchperf_ros.engines.package.load_package", load)
     monkeypatch.setattr("torchperf_ros.engines.package._VARIANT_SECONDS", 0.01)
     return given
@@ -149,9 +150,7 @@ def compiler(monkeypatch):
         (torch.nn.ReLU, (1, 4), [False], ["plain"]),
     ],
 )
-def test_given_a_model_when_built_then_the_fastest_of_its_variants_is_kept(
-    compiler, tmp_path, model, shape, frozen, names
-):
+def test_given_a_model_then_the_fastest_of_its_variants_is_kept(compiler, tmp_path, model, shape, frozen, names):
     found = build_package(model().eval(), (torch.zeros(shape),), {}, tmp_path / "model.pt2")
     assert compiler == frozen
     assert list(found.variants_ms) == names
@@ -232,9 +231,7 @@ def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_bu
     assert result["new"] is True
 
 
-def test_given_a_package_that_gives_other_outputs_when_built_then_it_is_refused_and_never_stored(
-    built, monkeypatch, tmp_path
-):
+def test_given_a_package_that_gives_other_outputs_then_it_is_refused_and_never_stored(built, monkeypatch, tmp_path):
     copy_instead_of_building(monkeypatch, built.package().read_bytes())
     said, good = build(job(tmp_path, options={"seed": 1}))
     assert not good

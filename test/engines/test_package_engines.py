@@ -73,9 +73,7 @@ def picture():
         return Picture().eval()
 
 
-def test_given_an_engine_when_built_then_the_manifest_names_its_library_and_a_loader_takes_it(
-    engine, package, adapters
-):
+def test_given_an_engine_then_the_manifest_names_its_library_and_a_loader_takes_it(engine, package, adapters):
     manifest = read_manifest(package)
     version = f"{engine} {importlib.metadata.version(engine)}"
     assert (manifest.identity.library, manifest.identity.options["engine"]) == (version, engine)
@@ -100,9 +98,7 @@ def test_given_another_engines_package_when_named_by_the_user_then_its_manifest_
     check_engine(adapters.Compiled({}, CPU).build("full").eval(), runner.call, example, {}, "fp32")
 
 
-def test_given_a_file_that_the_library_cannot_load_when_loaded_then_the_file_and_the_library_are_named(
-    engine, tmp_path
-):
+def test_given_a_file_that_the_library_cannot_load_then_the_file_and_the_library_are_named(engine, tmp_path):
     path = tmp_path / "bad"
     path.write_bytes(b"nothing")
     with pytest.raises(PackageError, match=f"package {path} cannot be loaded by {engine} "):
@@ -154,9 +150,7 @@ def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_mo
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("engine", "precision"), [("onnxruntime", "int8_dynamic"), ("openvino", "bf16")])
-def test_given_a_precision_that_the_library_has_itself_when_built_then_results_are_within_its_limits(
-    engine, precision, picture
-):
+def test_given_a_precision_that_the_library_has_itself_then_results_are_within_its_limits(engine, precision, picture):
     needs(engine)
     runner = make_runner(BuiltTier(picture, IMAGE, {}, CPU), BuildOptions(engine, precision=precision))
     check_engine(picture, runner.call, IMAGE, {}, precision)

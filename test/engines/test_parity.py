@@ -45,9 +45,7 @@ def test_given_another_structure_type_shape_or_constant_when_measured_then_it_is
         (1.0, math.inf, False),
     ],
 )
-def test_given_values_that_are_not_finite_when_measured_then_only_the_same_at_the_same_place_are_right(
-    expected, found, same
-):
+def test_given_values_that_are_not_finite_then_only_the_same_at_the_same_place_are_right(expected, found, same):
     parity = measure(torch.tensor([1.0, expected]), torch.tensor([1.0, found]))
     assert (parity == Parity(0.0, 1.0, 0.0)) is same
     if not same:

@@ -26,9 +26,7 @@ def test_given_the_range_100_to_200_when_rounded_by_32_then_the_last_bucket_is_t
 
 
 @given(span=ranges, width=st.integers(1, 300), data=st.data())
-def test_given_any_size_in_a_range_when_rounded_up_then_it_fits_its_bucket_with_less_than_a_width_of_padding(
-    span, width, data
-):
+def test_given_any_size_in_a_range_then_it_fits_its_bucket_with_less_than_a_width_of_padding(span, width, data):
     low, high = span
     size = data.draw(st.integers(low, high))
     bucket = round_up(size, width, high)

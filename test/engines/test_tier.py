@@ -232,9 +232,7 @@ def test_given_a_nest_when_searched_then_every_tensor_comes_in_order():
 @pytest.mark.parametrize(
     ("values", "bad"), [([1.0, math.nan, 2.0], 1), ([1.0, -math.inf, 2.0], 1), ([math.inf, -math.inf], 2)]
 )
-def test_given_values_that_are_no_numbers_when_checked_then_the_error_counts_them_and_names_the_output(
-    values, bad, dtype
-):
+def test_given_values_that_are_no_numbers_then_the_error_counts_them_and_names_the_output(values, bad, dtype):
     check = OutputCheck((torch.zeros(2), torch.zeros(len(values), dtype=dtype)), fixed_sizes=True)
     with pytest.raises(InvalidOutput, match=f"output 1 has {bad} of {len(values)} values that are NaN or Inf"):
         check.check((torch.ones(2), torch.tensor(values, dtype=dtype)))

@@ -101,9 +101,7 @@ def test_given_no_package_for_the_model_or_options_when_loaded_then_eager_runs_a
         (lambda path: edit_identity(path, weights="0" * 64), "does not fit: weights 000000000000..., wanted"),
     ],
 )
-def test_given_a_package_that_is_not_as_it_should_be_when_loaded_then_that_is_said_and_it_is_removed_and_missing(
-    load, damage, why
-):
+def test_given_a_package_that_is_not_as_it_should_be_then_that_is_said_and_it_is_removed_and_missing(load, damage, why):
     loaded = load(prepare=damage)
     (said,) = loaded.said
     assert why in said
@@ -159,9 +157,7 @@ def test_given_engine_compile_when_loaded_then_it_is_compiled_here_and_checked(l
     assert (later.facts.engine, later.facts.why, later.missing) == ("eager", "not compiled yet", ["full"])
 
 
-def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_when_loaded_then_eager_runs_and_says_why(
-    load, monkeypatch
-):
+def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eager_runs_and_says_why(load, monkeypatch):
     def refuse(*args, **options):
         raise RuntimeError("no such operator\nmore\nlines")
 
@@ -175,9 +171,7 @@ def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_when_loa
     assert load().said == ["tier full runs in eager: aoti ZeroDivisionError: division by zero"]
 
 
-def test_given_an_option_or_a_model_that_cannot_be_used_when_loaded_then_the_worker_is_told(
-    load, adapters, monkeypatch
-):
+def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(load, adapters, monkeypatch):
     with pytest.raises(ConfigError, match="cuda_graphs"):
         load(options=BuildOptions("aoti", cuda_graphs=True))
     monkeypatch.setattr(adapters.Compiled, "build", lambda self, tier: "weights.pt")
@@ -232,9 +226,7 @@ def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
     assert (report["shapes"], report["hits"], report["misses"], report["recompiles"]) == ("dynamic", 8, 1, 0)
 
 
-def test_given_a_users_package_when_loaded_then_it_runs_and_eager_answers_other_sizes_if_it_is_the_adapters_model(
-    load, built
-):
+def test_given_a_users_package_then_it_runs_and_eager_answers_other_sizes_if_it_is_the_adapters_model(load, built):
     loaded = load(package=built.package())
     assert (loaded.facts.engine, loaded.said) == ("aoti", [])
     assert eager_differs(loaded, 1) < 1e-3

@@ -45,9 +45,7 @@ def test_given_the_example_as_it_is_when_tested_then_it_passes_without_a_warning
     result.assert_outcomes(passed=1, warnings=0)
 
 
-def test_given_a_changed_output_when_tested_then_rules_decide_and_the_command_that_is_named_refreshes(
-    pytester, package
-):
+def test_given_a_changed_output_then_rules_decide_and_the_command_that_is_named_refreshes(pytester, package):
     model, rules = package / "guarded_drive" / "lead_vehicle.py", package / "test" / "conftest.py"
     change(model, "right - left, bottom - top)", "right - left + 0.1, bottom - top)")
     rules.write_text(RULES, encoding="utf-8")

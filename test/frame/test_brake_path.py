@@ -108,9 +108,7 @@ def test_given_any_path_when_braking_then_times_rise_speed_falls_and_the_way_is_
 
 @settings(deadline=None)
 @given(speeds=arrays(float, 20, elements=st.floats(0, 30)), start=st.floats(0, 1.8), deceleration=st.floats(0.5, 10))
-def test_given_any_speeds_along_a_line_when_braking_then_it_never_goes_backwards_and_only_slows(
-    speeds, start, deceleration
-):
+def test_given_any_speeds_along_a_line_then_it_never_goes_backwards_and_only_slows(speeds, start, deceleration):
     times_s = np.arange(20) * 0.1
     x = np.concatenate([[0.0], np.cumsum(speeds[:-1] * 0.1)])
     where, when_s, _ = brake_along(np.stack([x, 0 * x, 0 * x], axis=1), times_s, start, deceleration, 20)

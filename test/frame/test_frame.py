@@ -6,15 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.frame.frame import (
-    Frame,
-    Origin,
-    StepTimes,
-    header_stamp_ns,
-    restamped,
-    stamp_age_ms,
-    usable_age_ms,
-)
+from torchperf_ros.frame.frame import Frame, Origin, StepTimes, header_stamp_ns, restamped, stamp_age_ms, usable_age_ms
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 MS = 1_000_000
@@ -61,9 +53,7 @@ def test_given_an_age_when_it_cannot_be_one_then_the_frame_counts_from_its_recei
 
 
 @pytest.mark.parametrize(("age_ms", "latency_ms"), [(20.0, 50.0), (math.nan, 30.0), (-5.0, 30.0), (60_000.0, 30.0)])
-def test_given_an_origin_when_published_then_the_latency_counts_from_a_usable_stamp_or_else_from_receipt(
-    age_ms, latency_ms
-):
+def test_given_an_origin_then_the_latency_counts_from_a_usable_stamp_or_else_from_receipt(age_ms, latency_ms):
     assert Origin(received_ns=100 * MS, age_ms=age_ms).latency_ms(130 * MS) == latency_ms
 
 

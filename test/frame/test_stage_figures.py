@@ -203,9 +203,7 @@ def rows(pending, row):
     ],
 )
 @pytest.mark.parametrize("stamped", [True, False])
-def test_given_stamps_when_received_then_what_is_odd_about_them_is_counted_if_the_type_has_one(
-    stamps_ns, ages_ms, counts, stamped
-):
+def test_given_stamps_then_what_is_odd_about_them_is_counted_if_the_type_has_one(stamps_ns, ages_ms, counts, stamped):
     counters = StageCounters()
     for stamp_ns, age_ms in zip(stamps_ns, ages_ms, strict=True):
         counters.received(7, stamp_ns, age_ms, stamped=stamped)

@@ -81,9 +81,7 @@ def wait_for_probe(drive):
         ((40.0, 20.0, 5.0), 10.0, 2, 0),  # it waited: a cheaper tier runs but the level stays
     ],
 )
-def test_given_calibrations_when_a_frame_comes_then_the_most_accurate_tier_that_fits_runs(
-    calibrated_ms, left_ms, tier, level
-):
+def test_given_calibrations_then_the_most_accurate_tier_that_fits_runs(calibrated_ms, left_ms, tier, level):
     made = ladder(*calibrated_ms)
     assert made.choose(left_ms, FRESH_MS, START_NS) == tier
     assert made.level == level
@@ -408,9 +406,7 @@ def test_given_tiers_that_are_left_out_when_chosen_then_a_lower_one_runs_and_is_
         ([0.9, math.nan], [1, 1], True),
     ],
 )
-def test_given_memory_in_use_when_updated_then_tiers_are_left_out_one_by_one_and_come_back_with_room(
-    used, left_out, tight
-):
+def test_given_memory_in_use_then_tiers_are_left_out_one_by_one_and_come_back_with_room(used, left_out, tight):
     guard, alone = MemoryGuard(), MemoryGuard()
     found = []
     for share in used:

@@ -69,9 +69,7 @@ def test_given_a_file_that_breaks_off_when_read_then_what_comes_before_is_there_
 
 
 @pytest.mark.parametrize(("kind", "tool"), [("mcap", "mcap recover"), ("bag", "rosbag reindex")])
-def test_given_no_index_and_a_damaged_record_when_read_then_what_comes_before_is_there_and_a_tool_is_named(
-    tmp_path, kind, tool
-):
+def test_given_no_index_and_a_damaged_record_then_what_comes_before_is_there_and_a_tool_is_named(tmp_path, kind, tool):
     path = logs.KINDS[kind](tmp_path)
     content = path.read_bytes()
     at = chunk_offsets(path)[2] if kind == "mcap" else [m.start() for m in re.finditer(rb"op=\x05", content)][2] - 30

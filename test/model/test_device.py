@@ -33,9 +33,7 @@ def test_given_auto_when_chosen_then_it_is_cuda_just_where_there_is_one(monkeypa
 
 
 @pytest.mark.parametrize(("wanted", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("cuda:300", 64)])
-def test_given_a_cuda_device_that_is_not_there_when_chosen_then_the_error_says_how_many_there_are(
-    monkeypatch, wanted, count
-):
+def test_given_a_cuda_device_that_is_not_there_then_the_error_says_how_many_there_are(monkeypatch, wanted, count):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with pytest.raises(ConfigError, match=f"parameter device: '{wanted}' is not there; .* sees {count} CUDA devices"):

@@ -102,8 +102,7 @@ def test_given_a_bad_bound_or_size_when_made_then_the_error_names_it(make, named
 
 
 @given(
-    capacity=st.integers(1, 5),
-    stamps_ms=st.lists(st.one_of(st.integers(0, 400), st.integers(-5, 10**9)), max_size=40),
+    capacity=st.integers(1, 5), stamps_ms=st.lists(st.one_of(st.integers(0, 400), st.integers(-5, 10**9)), max_size=40)
 )
 def test_given_any_stamps_when_appended_then_the_window_is_what_a_list_would_hold_in_fixed_bytes(capacity, stamps_ms):
     history = buffer(capacity, ())

@@ -18,15 +18,7 @@ from torchperf_ros.model.history_buffer import HistoryBuffer
 from torchperf_ros.model.session import Session
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
-from torchperf_ros.workers.protocol import (
-    OBSERVE,
-    RUN,
-    SOON,
-    Request,
-    pack_control,
-    unpack_control,
-    unpack_response,
-)
+from torchperf_ros.workers.protocol import OBSERVE, RUN, SOON, Request, pack_control, unpack_control, unpack_response
 from torchperf_ros.workers.result_area import ResultArea, make_result_area
 
 NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
@@ -272,9 +264,7 @@ def test_given_example_messages_that_fail_when_prepared_then_it_is_said_and_fram
     assert node.ask(0, 1.0)[0].outcome == Outcome.ON_TIME
 
 
-def test_given_an_adapter_when_loaded_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(
-    make_node,
-):
+def test_given_an_adapter_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(make_node):
     unseeing = make_node("Unseeing")
     unseeing.session.load()
     assert unseeing.told()[0]["observes"] is False
@@ -311,9 +301,7 @@ def test_given_requests_when_served_then_each_step_is_called_as_asked_and_in_ord
         (7.0, Outcome.ERROR, f"at most max_frame_bytes, {RESULT_BYTES}, fit"),
     ],
 )
-def test_given_a_frame_that_fails_when_run_then_it_is_a_named_outcome_and_the_next_one_is_good(
-    node, value, outcome, said
-):
+def test_given_a_frame_that_fails_then_it_is_a_named_outcome_and_the_next_one_is_good(node, value, outcome, said):
     response, payload = node.ask(0, value)
     assert response.outcome == outcome
     assert said in payload.decode()
@@ -376,9 +364,7 @@ def test_given_frames_that_a_worker_did_not_observe_when_the_next_comes_then_its
     assert mask.tolist() == [True, False, False, True]
 
 
-def test_given_a_record_that_is_overwritten_while_it_runs_when_answered_then_its_result_does_not_count(
-    node, monkeypatch
-):
+def test_given_a_record_that_is_overwritten_while_it_runs_then_its_result_does_not_count(node, monkeypatch):
     run = node.session._tiers[0].run
 
     def run_slowly(inputs, leave_ns):

@@ -114,9 +114,7 @@ def test_given_a_last_step_when_it_is_done_then_its_result_is_the_answer(node):
         (RuntimeError("enough"), Outcome.ERROR, "RuntimeError: enough"),
     ],
 )
-def test_given_a_bad_step_when_run_then_it_is_the_outcome_and_the_step_before_is_kept(
-    node, monkeypatch, wrong, outcome, said
-):
+def test_given_a_bad_step_then_it_is_the_outcome_and_the_step_before_is_kept(node, monkeypatch, wrong, outcome, said):
     def at(number, x):
         if number == 2 and isinstance(wrong, Exception):
             raise wrong

@@ -208,9 +208,7 @@ def child(folder, kind):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("kind", "number"), [("sigkill", signal.SIGKILL), ("sigsegv", signal.SIGSEGV)])
-def test_given_a_deadly_fault_when_a_frame_runs_then_the_process_dies_by_it_after_writing_it_down(
-    tmp_path, kind, number
-):
+def test_given_a_deadly_fault_then_the_process_dies_by_it_after_writing_it_down(tmp_path, kind, number):
     with child(tmp_path, kind) as pid:
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == number
     assert [(line["kind"], line["pid"]) for line in lines(tmp_path)] == [(kind, pid)]

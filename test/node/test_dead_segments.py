@@ -69,9 +69,7 @@ def test_given_a_killed_process_when_cleared_then_its_segments_are_gone_and_thos
     assert all(path.exists() for path in living[1] | segments(living[1]))
 
 
-def test_given_what_killed_processes_left_when_a_node_starts_then_it_is_gone_and_the_log_says_so(
-    start, start_node, tmp_path, monkeypatch
-):
+def test_given_what_killed_processes_left_then_it_is_gone_and_the_log_says_so(start, start_node, tmp_path, monkeypatch):
     dead, locks = start()
     dead.kill()
     dead.wait()

@@ -147,9 +147,7 @@ def test_given_topics_without_a_type_here_when_played_then_they_are_left_out_and
     assert len(printed().splitlines()) == 1
 
 
-def test_given_a_log_that_breaks_off_when_played_then_what_is_left_goes_out_and_the_status_says_so(
-    graph, play, log, tmp_path
-):
+def test_given_a_log_that_breaks_off_then_what_is_left_goes_out_and_the_status_says_so(graph, play, log, tmp_path):
     (whole,) = log.glob("*.mcap")
     cut = tmp_path / "cut.mcap"
     data = whole.read_bytes()

@@ -85,9 +85,7 @@ def node(start_node, obedient, orders):
     return node
 
 
-def test_given_no_clock_yet_when_a_worker_hangs_then_the_frame_is_answered_and_the_worker_replaced(
-    graph, node, orders, image
-):
+def test_given_no_clock_yet_then_the_frame_is_answered_and_the_worker_replaced(graph, node, orders, image):
     camera = node.publisher("image", Image)
     first = node.answer(camera, image(START_NS, width=16))
     assert math.isnan(first["age_ms"])

@@ -81,9 +81,7 @@ def refused(node, monkeypatch):
     return ask
 
 
-def test_given_a_package_when_swapped_in_then_every_frame_is_answered_on_time_and_the_tier_runs_it(
-    node, camera, image, package
-):
+def test_given_a_package_then_every_frame_is_answered_on_time_and_the_tier_runs_it(node, camera, image, package):
     assert node.values("perception")["tier_fast_engine"] == "eager"
     status, said, outcomes = swap(node, camera, image, "perception", "fast", package)
     assert status == 0, said
@@ -95,9 +93,7 @@ def test_given_a_package_when_swapped_in_then_every_frame_is_answered_on_time_an
     assert values["tier_fast_package"]
 
 
-def test_given_a_damaged_package_when_swapped_in_then_the_reason_is_told_and_nothing_changes(
-    node, camera, image, package
-):
+def test_given_a_damaged_package_then_the_reason_is_told_and_nothing_changes(node, camera, image, package):
     bad = package.with_name("bad.blob")
     for ending in (".blob", ".json"):
         shutil.copy(package.with_suffix(ending), bad.with_suffix(ending))
@@ -148,9 +144,7 @@ def test_given_a_file_that_is_not_there_when_swapped_then_it_is_said_at_once(ref
     assert (status, said) == (2, f"torchperf: package {tmp_path / 'none.blob'} is not there\n")
 
 
-def test_given_a_node_with_a_standby_when_profiled_then_frames_go_on_and_diagnostics_say_where_it_is(
-    node, camera, evidence, image
-):
+def test_given_a_node_with_a_standby_then_frames_go_on_and_diagnostics_say_where_it_is(node, camera, evidence, image):
     from std_srvs.srv import Trigger
 
     node.answer(camera, image())

@@ -49,9 +49,7 @@ def publish_until_it_ends(process):
         context.try_shutdown()
 
 
-def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(
-    tmp_path,
-):
+def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(tmp_path):
     process = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
     publish_until_it_ends(process)
     output = process.stdout.read()

@@ -112,9 +112,7 @@ def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "tiers"), [(Good, {"full"}), (Two, {"full", "fast"})])
-def test_given_no_names_of_tiers_when_checked_then_those_that_it_builds_are_run_on_an_image_of_their_size(
-    monkeypatch, kind, tiers
-):
+def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_of_their_size(monkeypatch, kind, tiers):
     good, found, checked = check(kind, monkeypatch)
     assert good, found
     assert not checked.refused

@@ -166,9 +166,7 @@ def test_given_input_that_cannot_be_used_when_compiled_then_one_line_says_so(pro
     assert process.jobs == []
 
 
-def test_given_a_tier_that_fails_when_compiled_then_the_others_are_shown_the_status_is_1_and_json_has_all(
-    process, tmp_path
-):
+def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_json_has_all(process, tmp_path):
     process.says = [failed("full", detail="Traceback: where"), built("fast"), {"kind": "done"}]
     process.reason = "the compile process ended by exit status 1"
     result = compiled("--tier", "full", "--tier", "fast", "--json", tmp_path / "report.json")

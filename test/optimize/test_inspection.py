@@ -117,9 +117,7 @@ def test_given_a_model_that_runs_only_once_when_inspected_then_it_cannot_be(insp
         inspect_sample("runs_once")
 
 
-def test_given_a_model_kept_from_the_compiler_when_inspected_then_that_is_the_break_and_not_what_calls_it(
-    inspect_sample,
-):
+def test_given_a_model_kept_from_the_compiler_then_that_is_the_break_and_not_what_calls_it(inspect_sample):
     (found,) = inspect_sample("disabled").breaks
     assert "torch.compiler.disable" in found.title
     assert found.line.file.startswith(str(Path(torch.__file__).parent))

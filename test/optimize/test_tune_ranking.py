@@ -94,9 +94,7 @@ def test_given_a_hopeless_one_or_another_batch_when_ranked_then_it_is_no_best_ev
     ("p50_ms", "compile_s", "frames"),
     [(5.0, 20.0, 4000.0), (10.0, 20.0, math.inf), (12.0, 1.0, math.inf), (5.0, 0.0, 0.0)],
 )
-def test_given_compile_seconds_when_asked_then_break_even_is_those_over_the_seconds_saved_per_frame(
-    p50_ms, compile_s, frames
-):
+def test_given_compile_seconds_then_break_even_is_those_over_the_seconds_saved_per_frame(p50_ms, compile_s, frames):
     assert trial("aoti", p50_ms, compile_s=compile_s).figures.break_even_frames == pytest.approx(frames)
 
 

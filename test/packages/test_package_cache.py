@@ -158,9 +158,7 @@ def test_given_an_environment_when_asked_then_the_folder_is_where_the_specificat
     assert default_folder({"XDG_CACHE_HOME": xdg, "HOME": "/home/me"}) == Path(folder) / "torchperf_ros"
 
 
-def test_given_the_parameters_when_opened_then_folder_and_bound_are_theirs_and_what_was_used_stays(
-    monkeypatch, tmp_path
-):
+def test_given_the_parameters_then_folder_and_bound_are_theirs_and_what_was_used_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert open_cache("", 64).folder == tmp_path / "torchperf_ros"
     monkeypatch.setenv("HOME", str(tmp_path))

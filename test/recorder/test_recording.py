@@ -136,9 +136,7 @@ def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_
         assert (node.recorder is None) == killed
 
 
-def test_given_a_killed_recorder_that_does_not_end_when_stepped_then_no_second_one_waits_for_the_same_disk(
-    start, monkeypatch
-):
+def test_given_a_killed_recorder_that_does_not_end_then_no_second_one_waits_for_the_same_disk(start, monkeypatch):
     node = start()
     node.wait_for(lambda: node.recording.status)
     node.recording._tried_at = 0.0

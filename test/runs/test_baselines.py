@@ -64,9 +64,7 @@ def test_given_a_name_that_is_no_name_when_saved_then_it_is_refused(store, write
     assert not store.folder.exists()
 
 
-def test_given_several_baselines_when_one_is_chosen_then_log_and_machine_decide_then_model_then_parameters(
-    store, write
-):
+def test_given_several_baselines_then_log_and_machine_decide_then_model_then_parameters(store, write):
     run = load_run(write("new.json", seed=2))
     store.save([write("1.json", params_sha256="dd")], "other_parameters")
     store.save([write("2.json", model={"perception": "dd"})], "another_model")

@@ -40,9 +40,7 @@ def test_given_a_run_of_the_same_kind_when_compared_then_the_status_is_0(runs):
     assert done.stdout.splitlines()[-1].startswith("Nothing is worse; ")
 
 
-def test_given_a_slower_run_over_its_limit_when_compared_then_the_status_is_1_and_every_file_says_the_same(
-    runs, tmp_path
-):
+def test_given_a_slower_run_over_its_limit_then_the_status_is_1_and_every_file_says_the_same(runs, tmp_path):
     outputs = [tmp_path / name for name in ("v.md", "v.html", "v.json")]
     done = compare(runs / "base.json", runs / "slower.json", "--skip", "fallback", "--limit", "p99=10ms", "--markdown",
                    outputs[0], "--html", outputs[1], "--json", outputs[2])  # fmt: skip
@@ -136,9 +134,7 @@ def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_th
         ("--json", "folder/run.parquet"),
     ],
 )  # fmt: skip
-def test_given_an_output_that_is_an_input_when_compared_then_it_is_refused_and_the_input_is_kept(
-    runs, tmp_path, flag, name
-):
+def test_given_an_output_that_is_an_input_then_it_is_refused_and_the_input_is_kept(runs, tmp_path, flag, name):
     shutil.copy(runs / "same.parquet", tmp_path / "run.parquet")
     (tmp_path / "folder").mkdir()
     shutil.copy(runs / "same.parquet", tmp_path / "folder" / "run.parquet")

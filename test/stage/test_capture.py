@@ -107,9 +107,7 @@ def test_given_a_worker_that_dies_while_it_is_profiled_then_the_next_one_can_be(
     assert capture.ask("profile", pool.workers)  # of the one that is left, or of the one that follows
 
 
-def test_given_a_folder_that_cannot_be_written_when_profiled_then_that_is_said_and_the_worker_serves_on(
-    start_own_stage, evidence
-):
+def test_given_a_folder_that_cannot_be_written_then_that_is_said_and_the_worker_serves_on(start_own_stage, evidence):
     Path(evidence["evidence_dir"]).touch()
     stage = start_own_stage(node=evidence)
     stage.ask()

@@ -114,9 +114,7 @@ def test_given_words_that_are_no_json_object_when_heard_then_that_is_an_error(st
         hear(process)
 
 
-def test_given_a_process_that_falls_silent_but_lives_on_when_asked_then_it_is_not_waited_for_without_end(
-    start, monkeypatch
-):
+def test_given_a_process_that_falls_silent_but_lives_on_then_it_is_not_waited_for_without_end(start, monkeypatch):
     monkeypatch.setattr("torchperf_ros.packages.compile_process._END_S", 0.2)
     process = start("news.close()\ntime.sleep(60)\n")
     hear(process)

@@ -12,10 +12,7 @@ import pytest
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
 
-ENGINE, SUFFIX = (
-    "openvino",
-    ".blob",
-)  # built in seconds, where Inductor takes a minute: `auto` tries that one
+ENGINE, SUFFIX = ("openvino", ".blob")  # built in seconds, where Inductor takes a minute: `auto` tries that one
 pytestmark = pytest.mark.timeout(600)  # a compiler's, on a machine that does other things as well
 
 
@@ -77,9 +74,7 @@ def test_given_a_compiled_tier_when_a_frame_comes_then_its_result_is_that_of_the
     assert compiled.payload(answer).poses[0].pose.position.x == pytest.approx(7.0, rel=1e-4)
 
 
-def test_given_a_dynamic_package_when_sizes_vary_then_those_declared_are_hits_and_others_are_answered_in_eager(
-    compiled,
-):
+def test_given_a_dynamic_package_then_those_declared_are_hits_and_others_are_answered_in_eager(compiled):
     def counted():
         (full, _) = compiled.actor.pool.tally.rows(compiled.actor.pool.everyone)
         return full["hits"], full["misses"], full["recompiles"]
@@ -100,9 +95,7 @@ def test_given_packages_that_fit_when_another_node_starts_then_it_has_them_at_on
     assert keys == {path.stem for path in cache.glob(f"*{SUFFIX}")}
 
 
-def test_given_a_truncated_package_when_a_node_starts_then_it_is_named_and_not_loaded(
-    compiled, start_own_stage, cache, tmp_path
-):
+def test_given_a_truncated_package_then_it_is_named_and_not_loaded(compiled, start_own_stage, cache, tmp_path):
     copy = Path(shutil.copytree(cache, tmp_path / "cache"))
     for package in copy.glob(f"*{SUFFIX}"):
         package.write_bytes(package.read_bytes()[:1000])
@@ -143,9 +136,7 @@ def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_i
     assert again.actor.pool.rolling_update.compiling == ""
 
 
-def test_given_engine_compile_when_started_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(
-    start_own_stage, cache
-):
+def test_given_engine_compile_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(start_own_stage, cache):
     values = {"adapter": "Compilable", "engine": "compile", "backup": "none", "tiers": ["full"]}
     stage = start_own_stage(**values, node={"cache_dir": str(cache)})
     assert engines(stage) == [["eager"]]
@@ -219,9 +210,7 @@ def test_given_a_package_that_may_not_be_the_users_when_swapped_in_then_it_is_re
 
 
 @pytest.mark.parametrize("damage", ["truncated", "gone", "other"])
-def test_given_a_bad_package_when_swapped_in_then_nothing_changes_and_the_reason_is_told(
-    compiled, package, tmp_path, damage
-):
+def test_given_a_bad_package_then_nothing_changes_and_the_reason_is_told(compiled, package, tmp_path, damage):
     copy = tmp_path / f"bad{SUFFIX}"
     for ending in (SUFFIX, ".json"):
         shutil.copy(package.with_suffix(ending), copy.with_suffix(ending))

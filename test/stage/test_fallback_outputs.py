@@ -121,9 +121,7 @@ def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then
 @pytest.mark.parametrize(
     ("step_ms", "at_ms"), [(0, 200), (-100, 200), (100, 3001), (100, 600_000)], ids=["none", "back", "over", "old"]
 )
-def test_given_a_path_that_does_not_say_where_the_vehicle_is_now_when_chosen_then_there_is_no_stop(
-    config, step_ms, at_ms
-):
+def test_given_a_path_that_does_not_say_where_the_vehicle_is_now_then_there_is_no_stop(config, step_ms, at_ms):
     outputs = FallbackOutputs()
     outputs.remember(path(step_ms=step_ms), frame(0))
     assert prepared(outputs, config, at_ms=at_ms) is Fallback.NONE

@@ -61,9 +61,7 @@ def test_given_a_module_when_it_is_imported_then_the_server_is_ready_and_ends_wh
         ("import sys\nsys.exit(0)", "did not come through it"),
     ],
 )  # fmt: skip
-def test_given_a_module_that_no_fork_can_share_when_imported_then_workers_import_it_themselves(
-    serve, modules, code, why
-):
+def test_given_a_module_that_no_fork_can_share_then_workers_import_it_themselves(serve, modules, code, why):
     name = f"unfit{abs(hash(code))}"
     (modules / f"{name}.py").write_text(code, encoding="utf-8")
     server = serve(name)
@@ -76,9 +74,7 @@ def test_given_a_module_that_no_fork_can_share_when_imported_then_workers_import
         successor.close()
 
 
-def test_given_a_module_that_raises_when_imported_then_the_server_is_ready_and_leaves_it_to_the_worker_to_say(
-    serve, modules
-):
+def test_given_a_module_that_raises_then_the_server_is_ready_and_leaves_it_to_the_worker_to_say(serve, modules):
     (modules / "raises.py").write_text("raise RuntimeError('no such camera')", encoding="utf-8")
     assert serve("raises").ready
 
@@ -107,9 +103,7 @@ def test_given_a_killed_fork_server_when_frames_come_then_the_workers_are_replac
     assert any("its fork server is gone" in text for _, text in stage.logs)
 
 
-def test_given_a_worker_that_is_replaced_when_ready_then_it_has_not_timed_again_what_its_predecessor_did(
-    start_own_stage,
-):
+def test_given_a_worker_that_is_replaced_then_it_has_not_timed_again_what_its_predecessor_did(start_own_stage):
     stage = start_own_stage(backup="none")
     (first,) = stage.actor.pool.workers
     os.kill(first.pid, signal.SIGKILL)
@@ -131,9 +125,7 @@ def test_given_what_a_worker_has_forked_when_the_worker_dies_then_that_dies_too(
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
-def test_given_a_worker_when_forked_then_it_has_a_session_of_its_own_and_goes_first_where_memory_runs_out(
-    start_own_stage,
-):
+def test_given_a_worker_then_it_has_a_session_of_its_own_and_goes_first_where_memory_runs_out(start_own_stage):
     stage = start_own_stage(backup="none")
     (pid,) = stage.pids
     assert os.getsid(pid) == pid
@@ -141,9 +133,7 @@ def test_given_a_worker_when_forked_then_it_has_a_session_of_its_own_and_goes_fi
         assert int(file.read()) > 0
 
 
-def test_given_a_model_that_prints_megabytes_when_offered_then_the_log_has_a_few_lines_and_says_what_is_left_out(
-    start_own_stage,
-):
+def test_given_a_model_that_prints_megabytes_then_the_log_has_a_few_lines_and_says_what_is_left_out(start_own_stage):
     stage = start_own_stage(backup="none")
     lines = len(stage.logs)
     assert stage.ask({"do": "flood", "bytes": 10_000_000}).outcome is Outcome.ON_TIME

@@ -108,9 +108,7 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     assert any("parking is not loaded" in alert.message for alert in stage.anomalies)
 
 
-def test_given_alerts_with_actions_when_they_are_found_then_the_stage_works_as_they_say_and_as_before_afterwards(
-    start_own_stage,
-):
+def test_given_alerts_with_actions_then_the_stage_works_as_they_say_and_as_before_afterwards(start_own_stage):
     lines = [
         "drift -> lower_tier",
         "load -> lower_rate",

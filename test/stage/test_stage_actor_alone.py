@@ -100,9 +100,7 @@ def errors(stage):
     return lambda: stage.counters.internal_errors - before
 
 
-def test_given_an_error_of_ours_when_a_frame_runs_then_it_is_lost_and_its_result_counts_as_late(
-    start_own_stage, monkeypatch
-):
+def test_given_an_error_of_ours_then_it_is_lost_and_its_result_counts_as_late(start_own_stage, monkeypatch):
     stage = start_own_stage(backup="none", adapter="Plain")
     with monkeypatch.context() as patch:
         patch.setattr(stage.actor, "_decide", lambda *_: 1 / 0)
@@ -115,9 +113,7 @@ def test_given_an_error_of_ours_when_a_frame_runs_then_it_is_lost_and_its_result
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
-def test_given_an_error_of_ours_when_another_frame_waits_then_that_one_is_answered_without_a_third(
-    start_own_stage, monkeypatch
-):
+def test_given_an_error_of_ours_then_that_one_is_answered_without_a_third(start_own_stage, monkeypatch):
     stage = start_own_stage(backup="none", adapter="Plain", budget_ms=2000.0, hang_ms=30_000.0)
     decide, errors = stage.actor._decide, iter([ZeroDivisionError("as ordered")])
 

@@ -106,9 +106,7 @@ def belongings():
     )  # fmt: skip
 
 
-def test_given_a_stage_whose_worker_was_replaced_and_runs_a_frame_when_stopped_then_nothing_of_it_is_left(
-    start_own_stage,
-):
+def test_given_a_stage_whose_worker_was_replaced_and_runs_a_frame_then_nothing_of_it_is_left(start_own_stage):
     before = belongings()
     stage = start_own_stage(backup="standby", hang_ms=60_000.0, budget_ms=500.0)
     os.kill(stage.pids[0], signal.SIGKILL)  # nor is anything left of one that died and was replaced
@@ -129,9 +127,7 @@ def test_given_a_stage_whose_worker_was_replaced_and_runs_a_frame_when_stopped_t
 
 
 @pytest.mark.parametrize("takes_ms", [100, 60_000])
-def test_given_a_stage_that_runs_a_frame_when_stopped_then_the_frame_is_answered_by_its_deadline_first(
-    start_own_stage, takes_ms
-):
+def test_given_a_stage_that_runs_a_frame_then_the_frame_is_answered_by_its_deadline_first(start_own_stage, takes_ms):
     stage = start_own_stage(backup="none", budget_ms=600.0)
     stage.ask()
     seq, _ = stage.offer({"do": "sleep", "ms": takes_ms})

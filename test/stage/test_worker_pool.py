@@ -24,9 +24,7 @@ HOPELESS = {
 
 
 @pytest.mark.parametrize("name", HOPELESS)
-def test_given_an_error_that_no_restart_mends_when_started_then_the_stage_gives_up_at_once_and_says_why(
-    start_own_stage, name
-):
+def test_given_an_error_that_no_restart_mends_then_the_stage_gives_up_at_once_and_says_why(start_own_stage, name):
     values, said = HOPELESS[name]
     stage = start_own_stage(wait=False, forgiving=False, backup="none", budget_ms=50.0, **values)
     stage.wait_for(lambda: any(a.name == "tested: worker died" for a in stage.anomalies), "the death is told")
@@ -64,9 +62,7 @@ def test_given_a_worker_that_keeps_dying_when_given_up_then_restarts_were_few_an
     assert stage.pids == []
 
 
-def test_given_a_worker_that_is_not_ready_in_time_when_started_then_it_is_killed_and_says_how_far_it_was(
-    start_own_stage,
-):
+def test_given_a_worker_that_is_not_ready_in_time_then_it_is_killed_and_says_how_far_it_was(start_own_stage):
     stage = start_own_stage(wait=False, backup="none", start_timeout_s=0.2, options={"at_start": {"init": "spin"}})
     stage.wait_for(lambda: any("not ready after 0 s (" in text for _, text in stage.logs), "it is killed")
 
@@ -109,9 +105,7 @@ def test_given_a_machine_that_cannot_start_a_process_now_when_it_can_again_then_
     assert [one.level.name for one in stage.anomalies if said in one.message] == ["WARN"]
 
 
-def test_given_a_process_with_more_than_a_thousand_descriptors_when_started_then_its_worker_is_looked_after(
-    start_own_stage,
-):
+def test_given_a_process_with_more_than_a_thousand_descriptors_then_its_worker_is_looked_after(start_own_stage):
     many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
     try:
         stage = start_own_stage(backup="none")
@@ -122,9 +116,7 @@ def test_given_a_process_with_more_than_a_thousand_descriptors_when_started_then
             os.close(descriptor)
 
 
-def test_given_a_bad_package_on_trial_when_a_worker_dies_then_it_is_replaced_and_the_swap_says_why_it_failed(
-    start_own_stage, tmp_path
-):
+def test_given_a_bad_package_on_trial_then_it_is_replaced_and_the_swap_says_why_it_failed(start_own_stage, tmp_path):
     for name in ("broken.pt2", "another.pt2"):
         (tmp_path / name).write_bytes(b"no package")
     stage = start_own_stage(backup="standby", node={"package_dirs": [str(tmp_path)]})
@@ -168,9 +160,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
     wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced")
 
 
-def test_given_a_standby_that_never_returns_from_observe_when_past_hang_ms_then_it_is_replaced(
-    start_own_stage, monkeypatch
-):
+def test_given_a_standby_that_never_returns_from_observe_then_it_is_replaced(start_own_stage, monkeypatch):
     """Nobody waits for it yet, but it could not take over."""
     monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)
     stage = start_own_stage(backup="standby", hang_ms=1000.0, budget_ms=900.0)

@@ -140,9 +140,7 @@ def test_given_ros_time_that_stands_still_when_kept_then_what_is_old_goes_all_th
 
 
 @pytest.mark.parametrize(("first_s", "then_s"), [(100.0, 2.0), (0.0, 1.7e9)])
-def test_given_ros_time_that_jumps_when_kept_then_what_came_before_is_not_mixed_with_what_follows(
-    tmp_path, first_s, then_s
-):
+def test_given_ros_time_that_jumps_then_what_came_before_is_not_mixed_with_what_follows(tmp_path, first_s, then_s):
     box = Box(tmp_path)
     for second in range(3):
         report(box, first_s + second, second)
@@ -181,9 +179,7 @@ def test_given_little_room_when_ros_time_jumps_during_an_incident_then_nothing_t
     assert box.incidents == 1
 
 
-def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_nothing_that_follows_is_in_it(
-    tmp_path,
-):
+def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_nothing_that_follows_is_in_it(tmp_path):
     box, first_may_end = Box(tmp_path), threading.Event()
     box._fill = lambda folder, incident: first_may_end.wait(60) and BlackBox._fill(box, folder, incident)
     report(box, 100.0, 0)
@@ -287,9 +283,7 @@ def in_ring(ring, reader, second, words):
     return replace(record, ring=reader, inputs=reader.read(record.answer.offset, length, seq))
 
 
-def test_given_images_in_a_ring_when_an_incident_happens_then_they_are_copied_just_then_and_lost_ones_are_said(
-    tmp_path,
-):
+def test_given_images_in_a_ring_then_they_are_copied_just_then_and_lost_ones_are_said(tmp_path):
     box, ring = Box(tmp_path), FrameRing(4096)
     reader = FrameReader(ring.fd)
     for second in range(6):  # three and a half of them go into the ring

@@ -103,9 +103,7 @@ def test_given_frames_without_anything_to_publish_when_reported_then_they_are_un
     assert (values["ladder"], values["unrecorded"]) == ("", "0")
 
 
-def test_given_answers_of_two_tiers_when_reported_then_each_span_tier_and_state_has_its_times(
-    make_stage, make_answer, answered
-):
+def test_given_answers_of_two_tiers_then_each_span_tier_and_state_has_its_times(make_stage, make_answer, answered):
     stage = make_stage(tiers=["full", "fast"], window_s=600.0)
     for total_ms in (10.0, 14.0, 12.0):
         answered(stage, make_answer(total_ms=total_ms, age_ms=3.0))
@@ -132,9 +130,7 @@ FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d", "recom
 FAST = {"name": "fast", "engine": "eager", "why": "not compiled yet", "waste": 0.25}
 
 
-def test_given_workers_with_engines_when_reported_then_states_are_the_first_ones_and_counters_are_of_both(
-    make_stage, make_worker
-):
+def test_given_workers_with_engines_then_states_are_the_first_ones_and_counters_are_of_both(make_stage, make_worker):
     first = make_worker(facts=[FULL, FAST], out_of_memory=1)
     second = make_worker(78, facts=[{**FULL, "engine": "eager", "recompiles": 3, "hits": 1}, FAST], out_of_memory=2)
     stage = make_stage(workers=(first, second), tiers=["full", "fast"])

@@ -165,9 +165,7 @@ def test_given_a_stage_whose_lock_is_held_when_scraped_then_nobody_waits(stages)
     assert b"torchperf_frames_total" in generate_latest(registry_of(stages))
 
 
-def test_given_frames_and_scrapes_at_once_when_all_is_done_then_every_answer_was_counted_once(
-    stages, make_answer, answered
-):
+def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(stages, make_answer, answered):
     registry, labels = registry_of(stages), {"stage": "planning", "tier": "full"}
 
     def scrape():

@@ -85,9 +85,7 @@ def test_given_late_frames_when_folded_then_only_those_beyond_five_milliseconds_
 
 
 @pytest.mark.parametrize("values", [{"stage": 7}, {"stage": math.nan}, {"outcome": 99}, {"outcome": math.nan}])
-def test_given_a_record_of_an_unknown_stage_or_outcome_when_folded_then_it_is_passed_over(
-    values: dict[str, float],
-) -> None:
+def test_given_a_record_of_an_unknown_stage_or_outcome_then_it_is_passed_over(values: dict[str, float]) -> None:
     node = heard()
     frame(node, **values)
     assert sum(stage.records for stage in node.stages.values()) == 0

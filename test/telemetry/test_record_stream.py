@@ -58,13 +58,7 @@ def answer(stage=None, inputs=(), **changed):
 def test_given_a_frame_when_told_then_everything_about_it_arrives(stream):
     inputs = [InputBytes(0, 12, 1.5, b"image"), InputBytes(1, 11, 2.5, b"odometry")]
     told = answer(
-        stream.stage,
-        inputs,
-        payload=b"out",
-        outcome=Outcome.LATE,
-        fallback=Fallback.HOLD_LAST,
-        reason="why é",
-        step=3,
+        stream.stage, inputs, payload=b"out", outcome=Outcome.LATE, fallback=Fallback.HOLD_LAST, reason="why é", step=3
     )
     stream.writer.frame(0, 99, told, 21.5)
     record = stream.reader.read()
@@ -109,9 +103,7 @@ def test_given_messages_and_events_when_told_then_they_arrive_in_order(stream):
     assert stream.reader.read() == EventRecord(11, {"kind": "log", "text": "x"})
 
 
-def test_given_a_reader_that_is_late_when_bytes_were_overwritten_then_the_record_comes_without(
-    stream,
-):
+def test_given_a_reader_that_is_late_when_bytes_were_overwritten_then_the_record_comes_without(stream):
     told = answer(stream.stage, [InputBytes(0, 1, 0.0, b"first")], payload=bytes(LARGE))
     stream.writer.frame(0, 1, told, math.nan)
     for _ in range(4):  # both rings go round

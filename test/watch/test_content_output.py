@@ -10,12 +10,7 @@ import pytest
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.models.detection_messages import (
-    MARKER_ARRAY,
-    Detection,
-    ImageFrame,
-    MarkerArrays,
-)
+from torchperf_ros.models.detection_messages import MARKER_ARRAY, Detection, ImageFrame, MarkerArrays
 from torchperf_ros.watch.content_output import OutputContent, statistics_of
 from torchperf_ros.workers.frame_ring import InputBytes
 

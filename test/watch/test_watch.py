@@ -136,9 +136,7 @@ def test_given_diagnostics_and_drops_when_taken_then_they_are_counted(watch):
     assert (watch.signals["stages"]["camera"]["superseded"], watch.signals["stages"]["camera"]["stale"]) == (3, 2)
 
 
-def test_given_an_input_of_an_unknown_type_when_recorded_then_the_watch_says_that_it_has_ended_and_the_rest_goes_on(
-    tmp_path,
-):
+def test_given_an_input_of_an_unknown_type_then_the_watch_says_that_it_has_ended_and_the_rest_goes_on(tmp_path):
     """With a real recorder, as the node spawns it."""
     stage = {**SETUP["stages"][0], "inputs": [["/image", "nobody_msgs/msg/Knows"]]}
     setup = {

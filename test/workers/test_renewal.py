@@ -41,9 +41,7 @@ def test_given_a_package_on_trial_when_a_worker_dies_then_its_replacement_gets_t
 
 
 @pytest.mark.parametrize("regular", [[worker(0), None], [worker(0), worker(0, usable=False)]])
-def test_given_a_pool_that_is_not_up_when_asked_then_no_new_worker_comes_on_top_and_nothing_is_called_done(
-    renewal, regular
-):
+def test_given_a_pool_that_is_not_up_then_no_new_worker_comes_on_top_and_nothing_is_called_done(renewal, regular):
     assert not renewal.wants_candidate(regular, 0)
     renewal.settled([None, worker(0, usable=False)])
     assert (renewal.outcome, renewal.swap_outcome) == ("", "")
@@ -78,9 +76,7 @@ def test_given_workers_still_to_be_replaced_when_looked_at_then_the_renewal_goes
     assert not renewal.swap(packages=["another"])
 
 
-def test_given_a_package_built_during_a_swap_when_the_swap_fails_then_the_proven_one_is_kept_and_workers_are_renewed(
-    renewal,
-):
+def test_given_a_package_built_during_a_swap_then_the_proven_one_is_kept_and_workers_are_renewed(renewal):
     renewal.ask()
     tried = started(renewal.kit(candidate=True))
     assert tried.packages == ["new"]

@@ -9,13 +9,7 @@ import pytest
 
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.workers.frame_ring import FrameRing
-from torchperf_ros.workers.protocol import (
-    MAX_CONTROL_BYTES,
-    Response,
-    pack_control,
-    unpack_control,
-    unpack_request,
-)
+from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, Response, pack_control, unpack_control, unpack_request
 from torchperf_ros.workers.result_area import ResultArea
 from torchperf_ros.workers.worker_process import WorkerProcess
 

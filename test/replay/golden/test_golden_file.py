@@ -23,9 +23,7 @@ def test_given_outputs_of_two_stages_when_written_and_read_then_they_are_the_sam
     assert [file.name for file in (tmp_path / "new folder").iterdir()] == ["golden.mcap"]
 
 
-def test_given_verdicts_of_the_guard_when_written_and_read_then_they_are_there_and_another_one_is_a_difference(
-    tmp_path,
-):
+def test_given_verdicts_of_the_guard_then_they_are_there_and_another_one_is_a_difference(tmp_path):
     golden = golden_of(result_of(tmp_path, {"planning": [array(1.0), array(2.0)]}), ["planning"])
     first, second = golden.frames["planning"]
     guarded = {"planning": (first._replace(check="accept"), second._replace(check="brake"))}

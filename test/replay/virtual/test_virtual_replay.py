@@ -86,9 +86,7 @@ def test_given_an_anytime_model_when_its_time_is_up_then_the_share_of_its_steps_
 
 
 @pytest.mark.parametrize(("run_ms", "outcomes"), [(22.0, {"on_time"}), (32.0, {"late"})])
-def test_given_a_lower_stage_when_replayed_then_it_runs_between_the_higher_ones_frames_or_not_at_all(
-    tmp_path, run_ms, outcomes
-):
+def test_given_a_lower_stage_then_it_runs_between_the_higher_ones_frames_or_not_at_all(tmp_path, run_ms, outcomes):
     """The higher one runs for 10 of each 40 ms; frames of both come together."""
     messages = drive(60)
     other = [("/other", t_ns + 1, data) for _, t_ns, data in messages]
