@@ -29,6 +29,8 @@ _KNOWN_M = 10.0  # beyond its ends a lane is known for so far
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
 _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded poses
+_SURE_M = 0.1  # by which what follows us has to be in our way, at least
+_UNSEEN_BEND = 0.001  # 1/m; the plan of a vehicle that hardly moves does not show it
 _SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
 _FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
@@ -183,7 +185,7 @@ class _Others:
         # us who does so in one of them only.
         side_m = np.maximum(side_m, np.abs(self.arc_left) - self.near)
         self.passes = behind & (side_m < 0)
-        self.follows = behind & (side_m < -options.margin_m)
+        self.follows = behind & (side_m < -options.margin_m - _SURE_M - 0.5 * _UNSEEN_BEND * self.s**2)
         self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
         """So close to it the plan may lead; at most the margin, where it is positive."""
         self.behind_m = -0.5 * options.length_m - self.reach_s  # a gap that is less: its middle is behind ours
