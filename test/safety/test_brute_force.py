@@ -143,7 +143,7 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
     if other.kind == "along" and unknown and (abs(drift) > 0.34 or far_round):
         return ""  # it follows a bend beyond the plan, for all that is known
     if plan.aside and other.kind == "along":  # what drives along is known not to bend with us for 2 s, where it is near
-        moves[20 * STEPS :] = False
+        moves[(20 if other.speed > 0 else 10) * STEPS :] = False  # 1 s if it comes towards us
         if other.s > plan.s[-1]:
             return ""
     if (apart[moves] <= 0).any():
@@ -272,13 +272,18 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
         (Plan(0.0, 2.0, 0.0, aside=-3.5, over=20.0), Other("along", -10.0, -2.0, 0.0, 1.0, 1.0, 7.0, 0.0)),
         # we pass it within 2 s, and change lanes towards it
         (Plan(26.6, -4.02, -5.81, aside=-3.5, over=106.4), Other("along", 9.51, -1.9, 0.0, 8.1, 0.66, 11.9, 0.0)),
+        # it comes towards us in the lane that we change into
+        (
+            Plan(19.89, -0.057, -3.91, aside=-3.5, over=79.55),
+            Other("along", 23.1, -2.7, -0.042, 7.34, 2.28, -11.2, 0.23),
+        ),
         # it comes towards us round a bend, far beyond a short plan
         (Plan(4.86, 0.0, -2.99, bend=0.0098), Other("along", 76.4, 0.0, 0.287, 0.3, 1.63, -27.3, 0.0)),
         # it comes from far behind, aside of our way by 8 cm more than a plan of 2 m shows
         (Plan(1.0, -0.5, -2.62, bend=0.0006), Other("along", -19.7, -1.266, 0.0107, 2.77, 0.44, 15.75, 0.28)),
         (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),  # it touches our side
     ],
-    ids=["it comes from behind", "it is passed", "it comes round", "it passes", "it touches"],
+    ids=["it comes from behind", "it is passed", "it comes", "it comes round", "it passes", "it touches"],
 )
 def test_given_a_plan_that_was_accepted_once_and_is_unsafe_when_checked_then_it_is_refused(plan, other):
     assert what_is_unsafe(plan, other)
