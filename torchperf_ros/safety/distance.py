@@ -3,7 +3,7 @@
 Obstacles go on at constant velocity. One that drives along the plan's way, either way, follows its bends at constant
 speed and keeps drifting sideways as it does now: a straight line would take every car of the lane beside us into ours
 in a bend. But a plan that changes lanes bends as well, and what drives beside or behind us in that lane, or is passed
-soon, does not: such an obstacle also goes on, for 2 s, or 1 s if it comes towards us, in the bend that we drive now, and
+soon, does not: such an obstacle also goes on, for 2 s (1 s if it comes towards us), in the bend that we drive now, and
 has to stay clear of the plan in both cases.
 """
 
