@@ -138,7 +138,7 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
     unknown = other.s > 0.95 * plan.s[-1] + 9.0 or other.s < -9.0
     far_round = plan.bend != 0 and abs(other.s) + plan.s[-1] > 1.1 / abs(plan.bend)
     # A bend that neither the plan nor the odometry shows cannot be known: the plan turns too little.
-    shown = abs(plan.bend) * plan.s[-1] > SHOWS_RAD or (other.s < 0 and plan.speed > ROLLS)
+    shown = (abs(plan.bend) * plan.s[-1] > SHOWS_RAD and plan.s[-1] >= 1.0) or (other.s < 0 and plan.speed > ROLLS)
     drift = other.drift + (0.0 if shown else other.speed * math.sin(plan.bend * other.s))
     if other.kind == "along" and unknown and (abs(drift) > 0.34 or far_round):
         return ""  # it follows a bend beyond the plan, for all that is known
@@ -279,11 +279,23 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
         ),
         # it comes towards us round a bend, far beyond a short plan
         (Plan(4.86, 0.0, -2.99, bend=0.0098), Other("along", 76.4, 0.0, 0.287, 0.3, 1.63, -27.3, 0.0)),
+        (
+            Plan(2.304, 1.3, -5.557, bend=-0.017465),
+            Other("along", 45.969, 1.273, 0.0558, 1.274, 2.428, -29.093, -0.3314),
+        ),
         # it comes from far behind, aside of our way by 8 cm more than a plan of 2 m shows
         (Plan(1.0, -0.5, -2.62, bend=0.0006), Other("along", -19.7, -1.266, 0.0107, 2.77, 0.44, 15.75, 0.28)),
         (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),  # it touches our side
     ],
-    ids=["it comes from behind", "it is passed", "it comes", "it comes round", "it passes", "it touches"],
+    ids=[
+        "it comes from behind",
+        "it is passed",
+        "it comes",
+        "it comes round",
+        "it comes round and drifts",
+        "it passes",
+        "it touches",
+    ],
 )
 def test_given_a_plan_that_was_accepted_once_and_is_unsafe_when_checked_then_it_is_refused(plan, other):
     assert what_is_unsafe(plan, other)

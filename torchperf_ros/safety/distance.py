@@ -25,6 +25,7 @@ _Halves: TypeAlias = tuple[float, float] | Floats  # of the length and of the wi
 _STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _DRIFTS = 0.35  # m/s across the way: 1 m in 3 s, as much as there is between cars of two lanes
+_ASLANT = 0.002  # rad; a lane's heading is known so well where it is led on round a bend
 _KNOWN_M = 10.0  # beyond its ends a lane is known for so far
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
@@ -161,7 +162,7 @@ class _Others:
         aside = np.abs(self.left)
         self.along = (np.abs(ahead) >= _ALONG * seen.speeds) & (aside < _ASIDE_M) & ~self.stands
         unknown = (self.s > lane.length + _KNOWN_M) | (self.s < -_KNOWN_M)
-        self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS)
+        self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS + _ASLANT * seen.speeds)
         if lane.both_ways:
             self.stands, self.along, self.elsewhere, self.driven = (np.zeros(len(aside), np.bool_) for _ in range(4))
         self.along &= ~self.elsewhere
