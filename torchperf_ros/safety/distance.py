@@ -3,8 +3,8 @@
 Obstacles go on at constant velocity. One that drives along the plan's way, either way, follows its bends at constant
 speed and keeps drifting sideways as it does now: a straight line would take every car of the lane beside us into ours
 in a bend. But a plan that changes lanes bends as well, and what drives beside or behind us in that lane, or is passed
-soon, does not: such an obstacle also goes on, for 2 s, in the bend that we drive now, and has to stay clear of the plan
-in both cases.
+soon, does not: such an obstacle also goes on, for 2 s (1 s if it comes towards us), in the bend that we drive now, and
+has to stay clear of the plan in both cases.
 """
 
 import math
@@ -25,11 +25,15 @@ _Halves: TypeAlias = tuple[float, float] | Floats  # of the length and of the wi
 _STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _DRIFTS = 0.35  # m/s across the way: 1 m in 3 s, as much as there is between cars of two lanes
+_ASLANT = 0.002  # rad; a lane's heading is known so well where it is led on round a bend
 _KNOWN_M = 10.0  # beyond its ends a lane is known for so far
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
 _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded poses
+_SURE_M = 0.1  # by which what follows us has to be in our way, at least
+_UNSEEN_BEND = 0.001  # 1/m; the plan of a vehicle that hardly moves does not show it
 _SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
+_TOWARDS_BEND_S = 1.0  # likewise of what comes towards us, which is far ahead in another bend
 _FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
@@ -93,7 +97,7 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         which = which[kept]
     if len(which):
         moves = lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1])
-        ours = moves[:, None] & ((t_s[:-1] <= _SAME_BEND_S)[:, None] | (kept < once))
+        ours = moves[:, None] & ((t_s[:-1, None] <= others.bends_s[which]) | (kept < once))
         allowed = np.minimum(
             np.maximum(clearance[0] - _SLACK_M, _TOUCHES_M), np.minimum(others.allowed_m, options.margin_m)[which]
         )
@@ -158,13 +162,14 @@ class _Others:
         aside = np.abs(self.left)
         self.along = (np.abs(ahead) >= _ALONG * seen.speeds) & (aside < _ASIDE_M) & ~self.stands
         unknown = (self.s > lane.length + _KNOWN_M) | (self.s < -_KNOWN_M)
-        self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS)
+        self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS + _ASLANT * seen.speeds)
         if lane.both_ways:
             self.stands, self.along, self.elsewhere, self.driven = (np.zeros(len(aside), np.bool_) for _ in range(4))
         self.along &= ~self.elsewhere
         self.driven &= self.along
         self.same = self.along & (ahead > 0)
         self.speed: Floats = ahead * self.along  # along the lane
+        self.bends_s = np.where(self.speed < 0, _TOWARDS_BEND_S, _SAME_BEND_S)
         self.response_s = seen.response_s
         turned = seen.units * way.conj()
         cosine, sine = np.abs(turned.real), np.abs(turned.imag)
@@ -183,7 +188,7 @@ class _Others:
         # us who does so in one of them only.
         side_m = np.maximum(side_m, np.abs(self.arc_left) - self.near)
         self.passes = behind & (side_m < 0)
-        self.follows = behind & (side_m < -options.margin_m)
+        self.follows = behind & (side_m < -options.margin_m - _SURE_M - 0.5 * _UNSEEN_BEND * self.s**2)
         self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
         """So close to it the plan may lead; at most the margin, where it is positive."""
         self.behind_m = -0.5 * options.length_m - self.reach_s  # a gap that is less: its middle is behind ours
@@ -241,7 +246,7 @@ def _chosen(
         return which, which[:0]
     aside = others.driven
     if lane.curved:
-        soon_m = np.where(others.same, np.maximum(speed - others.speed, 0.0) * _SAME_BEND_S, 0.0)
+        soon_m = np.maximum(speed - others.speed, 0.0) * others.bends_s
         aside = counts & others.along & (others.gap < soon_m)
     soon = t_s[: int(t_s.searchsorted(_SAME_BEND_S, side="right")) + 1]
     lasts_s, left = float(soon[-1]), others.arc_left

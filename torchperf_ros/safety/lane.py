@@ -11,7 +11,8 @@ from torchperf_ros.safety.limits import Track
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-_ARC_M = np.arange(5.0, 61.0, 5.0)  # beyond its ends, a lane goes on so far in the same bend
+# Beyond its ends, a lane goes on so far in the same bend.
+_ARC_M = np.concatenate((np.arange(5.0, 60.0, 5.0), np.arange(60.0, 121.0, 10.0)))
 _BEND_M = 10.0  # over which the bend at an end is found
 _LEAST_BEND_M = 1.0  # a shorter way says little of a bend
 _MOST_TURN = 1.2  # rad that it is led on for, at most
