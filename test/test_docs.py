@@ -42,7 +42,7 @@ NOT_RUN = {
     r"jq ": "is a program of its own; the expression is its documentation's",
     r"cd examples": "test/examples/test_examples.py",
     r"torchperf drive .*(--arm|-o) ": "test/world/test_loop.py drives them all",
-    r"torchperf replay drives/": "test/world/test_loop.py replays a drive",
+    r"(torchperf replay|pytest --refresh-golden) drives/": "test/world/test_loop.py replays a drive and runs its test",
     r"ls ": "shows what the recorder has written: test/node/test_recording.py",
     r"torchperf (node|top|play)|.*--live": "talks to a running node: test/node, test/top, test/logs/test_play.py",
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",

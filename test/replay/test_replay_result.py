@@ -1,6 +1,9 @@
 """Figures of a stage are numbers like any other, and know the frames that they come from."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -50,3 +53,18 @@ def test_given_frames_when_their_table_is_asked_for_then_the_ten_longest_are_in_
     sound = stage_result("perception", KIND, [frame_row(0, b"")])
     assert sound.worst_frames(only_missed=True) == ["perception: no frame not on time"]
     assert np.isnan(stage_result("perception", KIND, []).p99_ms)
+
+
+def test_given_a_guard_of_several_checks_when_hashed_in_other_processes_then_the_parameters_are_the_same():
+    code = """
+from torchperf_ros.config.params_file import config_of
+from torchperf_ros.replay.replay_options import params_hash
+print(params_hash(config_of({"planning.guard.act": ["all"]})))
+"""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout for seed in ("1", "2", "3")
+    ]  # fmt: skip
+    assert len(set(runs)) == 1

@@ -139,7 +139,12 @@ def params_hash(config: NodeConfig) -> str:
         {"name": stage.name, **needed[stage.name], **_changed(stage, default)}
         for stage, default in zip(config.stages, plain.stages, strict=True)
     ]
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """As JSON can have it; a set's order is another in each process."""
+    return sorted(value) if isinstance(value, frozenset) else str(value)
 
 
 def _changed(config: Any, plain: Any) -> dict[str, Any]:  # noqa: ANN401 - any two dataclasses of one kind

@@ -148,18 +148,18 @@ def _behind(speed: float) -> Body:
 
 
 _BUILDERS: Final[dict[str, tuple[Callable[[_Draw], _Built], str, str]]] = {
-    "ccrs": (_ccrs, "a stationary car ahead", "Euro NCAP AEB Car-to-Car 4.3, CCRs: 10 to 80 km/h, overlap 50 to 100 %"),
-    "ccrm": (_ccrm, "a slower car ahead", "Euro NCAP AEB Car-to-Car 4.3, CCRm: 30 to 80 km/h, target 20 km/h"),
+    "ccrs": (_ccrs, "a stationary car ahead", "Euro NCAP AEB Car-to-Car 2023, CCRs: 10 to 80 km/h, overlap from 50 %"),
+    "ccrm": (_ccrm, "a slower car ahead", "Euro NCAP AEB Car-to-Car 2023, CCRm: 30 to 80 km/h, target 20 km/h"),
     "ccrb": (_ccrb, "the car ahead brakes",
-             "Euro NCAP AEB Car-to-Car 4.3, CCRb: 50 km/h both, 12 to 40 m, 2 to 6 m/s^2"),
+             "Euro NCAP AEB Car-to-Car 2023, CCRb: 50 km/h both, 12 or 40 m, 2 or 6 m/s^2; here also between"),
     "cut_in": (_cut_in, "a slower car cuts in",
                "UN R157 5.2.5.2: time to collision at 0.3 m of intrusion above v_rel / (2 * 6 m/s^2) + 0.35 s"),
     "cut_out": (_cut_out, "the car ahead changes lanes before a stopped one",
                 "UN R157 annex 5, 4.5: a lead vehicle that leaves the lane"),
     "crossing": (_crossing, "a car crosses at an intersection",
-                 "Euro NCAP AEB Car-to-Car 4.3, CCCscp: both 20 to 60 km/h, front to the middle of its side"),
+                 "Euro NCAP Frontal Collisions 2026, CCCscp: both 20 to 60 km/h; here to its side's middle"),
     "pedestrian": (_pedestrian, "a child runs out from behind parked cars",
-                   "Euro NCAP AEB/LSS VRU 4.5, CPNCO-50: child at 5 km/h, cars 1 m beside; tested at 10 to 60 km/h"),
+                   "Euro NCAP AEB VRU 2023, CPNCO-50: 10 to 60 km/h (here to 50), child 5 km/h, cars 1 m beside"),
     "tailback": (_tailback, "stopped cars after a curve with a wall inside",
                  "radii of ISO 15622's curve classes (125 to 500 m), lateral acceleration below ISO 11270's 3 m/s^2"),
 }  # fmt: skip
