@@ -92,7 +92,7 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             annotation_font_size=9,
             annotation_position="bottom left",
         )
-    page.section("From above, once a second", [page.plots(("", road))])
+    page.section("From above, once a second: green is this vehicle, blue the others", [page.plots(("", road))])
     page.section(
         "Speed and time to collision", [page.plots(("Speed, and the faults", speed), ("Time to collision", ttc))]
     )
