@@ -286,6 +286,11 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
         # it comes from far behind, aside of our way by 8 cm more than a plan of 2 m shows
         (Plan(1.0, -0.5, -2.62, bend=0.0006), Other("along", -19.7, -1.266, 0.0107, 2.77, 0.44, 15.75, 0.28)),
         (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),  # it touches our side
+        # the plan is fastest at one pose, and too fast there for what drives ahead
+        (
+            Plan(14.934, 1.2479, -3.7626, bend=0.011995),
+            Other("along", 18.591, 1.8173, -0.18348, 7.7205, 2.2901, 16.1864, -0.26057),
+        ),
     ],
     ids=[
         "it comes from behind",
@@ -295,6 +300,7 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
         "it comes round and drifts",
         "it passes",
         "it touches",
+        "it drives ahead",
     ],
 )
 def test_given_a_plan_that_was_accepted_once_and_is_unsafe_when_checked_then_it_is_refused(plan, other):
