@@ -291,6 +291,11 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
             Plan(14.934, 1.2479, -3.7626, bend=0.011995),
             Other("along", 18.591, 1.8173, -0.18348, 7.7205, 2.2901, 16.1864, -0.26057),
         ),
+        # it has come up to our side by 3 cm
+        (
+            Plan(2.6265, 1.284, -6.278, bend=0.010526),
+            Other("along", -5.24831, 2.65245, -0.205823, 8.24689, 2.36814, 4.77965, 0.35038),
+        ),
     ],
     ids=[
         "it comes from behind",
@@ -301,6 +306,7 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
         "it passes",
         "it touches",
         "it drives ahead",
+        "it has come up",
     ],
 )
 def test_given_a_plan_that_was_accepted_once_and_is_unsafe_when_checked_then_it_is_refused(plan, other):

@@ -30,7 +30,7 @@ _KNOWN_M = 10.0  # beyond its ends a lane is known for so far
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
 _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded poses
-_SURE_M = 0.1  # by which what follows us has to be in our way, at least
+_SURE_M = 0.1  # by which what follows us has to be behind us and in our way, at least
 _UNSEEN_BEND = 0.001  # 1/m; the plan of a vehicle that hardly moves does not show it
 _SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
 _TOWARDS_BEND_S = 1.0  # likewise of what comes towards us, which is far ahead in another bend
@@ -191,7 +191,7 @@ class _Others:
         self.side_m = side_m = aside - self.near  # less than zero: in our way
         # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
         # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
-        behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s)
+        behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s - _SURE_M)
         # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
         # us who does so in one of them only.
         side_m = np.maximum(side_m, np.abs(self.arc_left) - self.near)
