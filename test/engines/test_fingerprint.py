@@ -68,7 +68,8 @@ def test_given_the_same_model_twice_when_identified_then_the_key_is_the_same():
 
 def test_given_the_same_model_in_another_process_when_identified_then_the_key_is_the_same():
     code = f"""
-import importlib.util, sys
+import importlib.util, sys, torch
+torch.set_num_threads({torch.get_num_threads()})
 spec = importlib.util.spec_from_file_location({__name__!r}, {__file__!r})
 sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)

@@ -214,7 +214,7 @@ class PerfProcess:
 
     def workers(self):
         """Its living child processes, without those that workers are forked from."""
-        base = [child for child in self.process.children() if _FORK_MAIN in child.cmdline()]
+        base = [child for child in self.process.children() if is_alive(child) and _FORK_MAIN in child.cmdline()]
         servers = [*base, *(child for each in base for child in each.children())]
         return [child for child in self.children() if child not in servers]
 

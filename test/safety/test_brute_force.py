@@ -291,6 +291,11 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
             Plan(14.934, 1.2479, -3.7626, bend=0.011995),
             Other("along", 18.591, 1.8173, -0.18348, 7.7205, 2.2901, 16.1864, -0.26057),
         ),
+        # it overtakes us in the lane that we change into; only where the plan leads back is it in our way
+        (
+            Plan(7.6915, 1.7813, -3.69155, aside=-3.5, over=30.766),
+            Other("along", -8.35106, -2.6904, -0.08905, 7.6082, 2.24159, 26.65288, 0.13376),
+        ),
         # it has come up to our side by 3 cm
         (
             Plan(2.6265, 1.284, -6.278, bend=0.010526),
@@ -306,6 +311,7 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
         "it passes",
         "it touches",
         "it drives ahead",
+        "it overtakes",
         "it has come up",
     ],
 )

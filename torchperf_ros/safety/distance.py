@@ -184,7 +184,8 @@ class _Others:
         self.off_arc = np.abs((way * self.arc_way.conj()).imag)  # sine of what lies between lane and arc
         half_length, half_width = seen.halves.T
         self.reach_s = half_length * cosine + half_width * sine
-        self.near = half_length * sine + half_width * cosine + (0.5 * options.width_m + options.margin_m)
+        room = 0.5 * options.width_m + options.margin_m
+        self.near = half_length * sine + half_width * cosine + room
         """So far aside of the lane, in m, it is still in our way."""
         self.front = options.rear_m if lane.backward else options.length_m - options.rear_m
         self.gap = self.s - self.reach_s - self.front
@@ -194,7 +195,9 @@ class _Others:
         behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s - _SURE_M)
         # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
         # us who does so in one of them only.
-        side_m = np.maximum(side_m, np.abs(self.arc_left) - self.near)
+        turned = seen.units * self.arc_way.conj()
+        near = half_length * np.abs(turned.imag) + half_width * np.abs(turned.real) + room
+        side_m = np.maximum(side_m, np.abs(self.arc_left) - near)
         self.passes = behind & (side_m < 0)
         self.follows = behind & (side_m < -options.margin_m - _SURE_M - 0.5 * _UNSEEN_BEND * self.s**2)
         self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
