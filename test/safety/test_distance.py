@@ -1,8 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.safety.distance import rss_distance
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
@@ -115,3 +118,118 @@ def test_given_a_cyclist_from_behind_when_it_is_beside_our_lane_then_it_may_pass
     cyclist = Box(-4.0, left, length=1.0, width=0.5, velocity=(12.0, 0.0))  # 0.1 m beside us at 1.3 m
     plan = plan_bytes(T, 10 * T, 0.15 * T, 0.015) if turns_in else straight_plan()
     assert check(plan, [cyclist]).check == check_name
+
+
+def bent(s, bend):
+    """x, y and heading on a circle that begins at the origin along x."""
+    return np.sin(bend * s) / bend, (1 - np.cos(bend * s)) / bend, bend * s
+
+
+def to_the_left(over_m=29.0):
+    """x, y and heading of a change of lanes at 10 m/s."""
+    share = np.clip(10 * T / over_m, 0.0, 1.0)
+    y = 3.5 * (10 * share**3 - 15 * share**4 + 6 * share**5)
+    return 10 * T, y, np.arctan(np.gradient(y, 10 * T))
+
+
+def in_bend(s, left, bend, speed, **size):
+    """Something that drives in a bend, at a distance along it."""
+    x, y, yaw = bent(s, bend)
+    x, y = x - left * math.sin(yaw), y + left * math.cos(yaw)
+    return Box(x, y, yaw, velocity=(speed * math.cos(yaw), speed * math.sin(yaw)), **size)
+
+
+SITUATIONS = {
+    "turned and standing beside": ((10 * T, 0 * T, 0 * T), [Box(20.0, 2.9, 0.5)], 10.0, 0.0),
+    "crossing": ((10 * T, 0 * T, 0 * T), [Box(20.0, -10.0, 1.2, velocity=(1.0, 5.0))], 10.0, 0.0),
+    "drifting into our lane": ((10 * T, 0 * T, 0 * T), [Box(3.0, 3.0, 0.1, velocity=(11.0, -1.0))], 10.0, 0.0),
+    "a slower lead": ((20 * T, 0 * T, 0 * T), [Box(26.0, 0.5, 0.1, velocity=(14.0, 0.3))], 20.0, 0.0),
+    "coming towards us": ((10 * T, 0 * T, 0 * T), [Box(60.0, 0.5, 3.0, velocity=(-9.0, 0.2))], 10.0, 0.0),
+    "standing far ahead": ((33 * T, 0 * T, 0 * T), [Box(105.75, 1.0)], 33.0, 0.0),
+    "crossing a bend": ((*bent(10 * T, 0.03),), [Box(20.0, -8.0, 1.0, velocity=(1.0, 6.0))], 10.0, 0.3),
+    "drifting in a bend": (
+        (*bent(10 * T, 0.03),), [in_bend(4.0, 2.4, 0.03, 10.0, length=9.0), Box(0.0, -9.0)], 10.0, 0.3,
+    ),
+    "slower in a bend": ((*bent(15 * T, -0.01),), [in_bend(20.0, 0.3, -0.01, 10.0)], 15.0, -0.15),
+    "beside a change of lanes": (to_the_left(), [Box(-6.0, 3.5, velocity=(14.0, 0.0))], 10.0, 0.05),
+    "coming in a change of lanes": (to_the_left(), [Box(26.0, 2.3, 3.1, velocity=(-14.0, 0.0))], 10.0, 0.05),
+    "behind in reverse": ((-5 * T, 0 * T, 0 * T), [Box(-15.0, 0.5, 0.4)], -5.0, 0.0),
+    "behind in a bend in reverse": ((*bent(-5.1 * T, 0.05),), [in_bend(-12.0, 0.5, 0.05, -2.0)], -5.1, -0.255),
+    "both ways": (
+        (2 * np.minimum(T, 3 - T), 0 * T, 0 * T), [Box(11.0, -1.0, 0.5, velocity=(-1.8, 0.2))], 2.0, 0.0
+    ),
+    "crossing a tight bend": ((*bent(3 * T, 0.19),), [Box(-3.0, 10.5, velocity=(3.0, -0.5))], 3.0, 0.57),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_given_a_situation_when_it_is_turned_moved_or_mirrored_then_the_answer_is_the_same(name, side):
+    (x, y, yaw), boxes, speed, yaw_rate = SITUATIONS[name]
+    plain = check(plan_bytes(T, x, y, yaw), boxes, speed=speed, yaw_rate=yaw_rate)
+    assert plain.check == "distance"
+    turn, at = 2.5, 70.0 - 30.0j
+    there = at + np.exp(1j * turn) * (x + 1j * side * y)
+    moved = []
+    for box in boxes:
+        place = at + np.exp(1j * turn) * complex(box.x, side * box.y)
+        velocity = np.exp(1j * turn) * complex(box.velocity[0], side * box.velocity[1])
+        yaw_there = turn + side * box.yaw
+        moved.append(Box(place.real, place.imag, yaw_there, box.length, box.width, (velocity.real, velocity.imag)))
+    guard = Guard(guard_options({"guard.act": ["distance"]}))
+    odometry = odometry_bytes(at.real, at.imag, turn, speed, side * yaw_rate)
+    guard.moved(odometry, 10 * S)
+    guard.saw(0, markers_bytes(moved), 10 * S)
+    found = guard.check(plan_bytes(T, there.real, there.imag, turn + side * yaw), 10 * S, START_NS, 60.0)
+    assert (found.verdict, found.check) == (plain.verdict, "distance")
+    measured, expected = ((one.value, one.limit, one.ttc_s, one.needed_deceleration) for one in (found, plain))
+    assert measured == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    path, same = TimedPath.parse(found.payload), TimedPath.parse(plain.payload)
+    back = (path.points[:, 0] + 1j * path.points[:, 1] - at) * np.exp(-1j * turn)
+    assert back == pytest.approx(same.points[:, 0] + 1j * side * same.points[:, 1], abs=1e-6)
+
+
+@pytest.mark.parametrize("yaw", [0.0, 0.5, -0.5, 1.2, math.pi / 2, 2.0, math.pi])
+def test_given_a_turned_box_beside_when_passed_then_its_corner_counts(yaw):
+    left = 0.95 + 2.25 * abs(math.sin(yaw)) + 0.95 * abs(math.cos(yaw))
+    assert check(straight_plan(), [Box(15.0, left + 0.29, yaw)]).value == pytest.approx(0.29)
+    assert check(straight_plan(), [Box(15.0, left + 0.31, yaw)]).check == ""
+
+
+@pytest.mark.parametrize(("acceleration", "speed"), [(0.0, 10.0), (-2.0, 10.0), (2.0, 10.0), (0.0, 4.0)])
+def test_given_something_that_crosses_when_touched_then_the_time_and_the_braking_count_until_there(acceleration, speed):
+    t = 1.6  # 1.95 m beside is the last place where it does not touch us
+    way = speed * t + 0.5 * acceleration * t**2
+    box = Box(way + 3.5, -1.95 - 5.0 * 1.65, length=2.0, width=2.0, velocity=(0.0, 5.0))
+    found = check(straight_plan(speed, acceleration=acceleration), [box], speed=speed)
+    assert found.ttc_s == pytest.approx(1.6)
+    assert found.needed_deceleration == pytest.approx(speed**2 / (2 * way))
+    ahead = check(straight_plan(speed, acceleration=acceleration), [Box(18.0, 0.0, velocity=(1.0, 0.0))], speed=speed)
+    gap = 18.0 - 2.25 - 3.5
+    assert ahead.ttc_s == pytest.approx(gap / (speed - 1.0))  # at the speed of now, braking or not
+    assert ahead.needed_deceleration == pytest.approx((speed - 1.0) ** 2 / (2 * gap))
+
+
+def test_given_something_ahead_when_we_reverse_or_it_comes_then_its_time_is_known():
+    behind = check(plan_bytes(T, -5.0 * T, 0.0, 0.0), [Box(-20.0, 0.0)], speed=-5.0)
+    gap = 20.0 - 2.25 - 1.0  # behind the rear bumper
+    assert (behind.ttc_s, behind.needed_deceleration) == pytest.approx((gap / 5, 25 / (2 * gap)))
+    comes = check(straight_plan(), [Box(60.0, 0.0, velocity=(-14.0, 0.0))])
+    gap = 60.0 - 2.25 - 3.5
+    assert (comes.ttc_s, comes.needed_deceleration) == pytest.approx((gap / 24, 24 * 10 / (2 * gap)))  # our share
+
+
+def test_given_something_that_stands_beyond_the_end_of_a_fast_plan_then_its_distance_is_that_of_rss():
+    found = check(straight_plan(33.0), [Box(105.75, 0.0)], speed=33.0)
+    faster = 33 + 2 * 0.21
+    assert found.limit == pytest.approx(33 * 0.21 + 0.21**2 + faster**2 / 12)
+    assert found.value == pytest.approx(105.75 - 2.25 - 3.5 - 33 * 0.2)  # the last pose before a response
+    assert "behind an obstacle 0.2 s from now" in found.reason
+    assert check(straight_plan(33.0), [Box(112.6, 0.0)], speed=33.0).check == ""
+    assert check(straight_plan(33.0), [Box(112.3, 0.0)], speed=33.0).check == "distance"
+
+
+def test_given_many_obstacles_when_one_is_long_or_fast_then_it_is_near_all_the_same():
+    far = [Box(500.0 + number, 300.0) for number in range(60)]
+    assert check(straight_plan(), [*far, Box(320.0, 0.0, length=600.0)]).check == "distance"
+    assert check(straight_plan(), [*far, Box(80.0, 0.0, velocity=(-30.0, 0.0))]).check == "distance"
