@@ -342,6 +342,35 @@ def test_given_a_sideways_step_when_the_last_plan_led_elsewhere_then_it_jumps():
     assert aside.check(aside.plan(y=0.0)).verdict is GuardVerdict.ACCEPT  # of another frame
 
 
+def test_given_a_jump_when_found_then_it_is_said_how_far_and_how_far_is_allowed():
+    bench = Bench(act=["jump"])
+    bench.check(bench.plan())
+    assert bench.check(bench.plan(y=1.0)).verdict is GuardVerdict.ACCEPT
+    bench.check(bench.plan())
+    found = bench.check(bench.plan(y=-1.25))
+    assert (found.value, found.limit) == (pytest.approx(1.25), 1.0)
+    assert found.reason.startswith("jump: the plan leads 1.25 m aside of the last one; 1 m are allowed; ")
+
+
+@pytest.mark.parametrize("act", [["jump"], ["all"]])
+def test_given_a_frame_that_is_not_the_odometrys_when_a_plan_jumps_in_it_then_that_is_found(act):
+    bench = Bench(act=act)
+    bench.check(bench.plan(frame="map"))
+    assert bench.check(bench.plan(frame="map", y=0.9)).verdict in {GuardVerdict.ACCEPT, GuardVerdict.UNCHECKED}
+    assert bench.check(bench.plan(frame="map", y=2.0)).check == "jump"
+
+
+@pytest.mark.parametrize("speed", [10.0, 13.0])
+def test_given_braked_plans_when_they_lead_aside_bit_by_bit_then_the_last_valid_one_may_go_on(speed):
+    bench = Bench(act=["jump", "speed"], speed=speed)
+    bench.check(bench.plan())
+    for y in (0.9, 1.8):
+        found = bench.check(bench.plan(speed=50.0, y=y))
+        assert (found.verdict, found.check) == (GuardVerdict.BRAKE, "speed")
+        assert motion_of(found.payload)[3][0] == pytest.approx(speed, rel=0.05)  # the vehicle's, not the plan's
+    assert bench.check(b"junk").verdict is GuardVerdict.REBASED  # 1.8 m aside of what was published last
+
+
 def test_given_shadow_checks_when_they_fail_then_the_plan_goes_out_and_it_is_said():
     bench = Bench(act=[""], shadow=["all"], boxes=[Box(20.0, 0.0)])
     plan = straight_plan()
