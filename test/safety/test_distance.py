@@ -6,10 +6,12 @@ import pytest
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.distance import rss_distance
+from torchperf_ros.safety.distance import _chosen, _clearances, _Others, _predicted, rss_distance
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
+from torchperf_ros.safety.obstacles import read_obstacles, seen_now
+from torchperf_ros.safety.odometry import Motion
 
 T = np.arange(0.0, 3.05, 0.1)
 
@@ -219,6 +221,23 @@ def test_given_something_ahead_when_we_reverse_or_it_comes_then_its_time_is_know
     assert (comes.ttc_s, comes.needed_deceleration) == pytest.approx((gap / 24, 24 * 10 / (2 * gap)))  # our share
 
 
+@pytest.mark.parametrize("gap", [0.5, 2.0])
+def test_given_something_close_ahead_when_we_move_on_then_the_time_and_the_braking_are_known(gap):
+    found = check(straight_plan(), [Box(3.5 + gap + 2.25, 0.0)])
+    assert (found.ttc_s, found.needed_deceleration) == pytest.approx((gap / 10, 100 / (2 * gap)))
+
+
+@pytest.mark.parametrize(("left", "drift", "from_s"), [(3.05, -1.0, 0.9), (-3.05, 1.0, 0.9), (1.0, 0.2, 0.2)])
+def test_given_a_lead_that_drifts_into_our_way_when_it_is_there_then_the_distance_of_rss_counts(left, drift, from_s):
+    lead = Box(9.0, left, velocity=(10.1, drift))
+    found = check(straight_plan(), [lead])
+    gap, faster = 9.0 - 2.25 - 3.5 + 0.1 * from_s, 10 + 2 * 0.21
+    assert found.value == pytest.approx(gap, abs=1e-3)
+    assert found.limit == pytest.approx(10 * 0.21 + 0.21**2 + faster**2 / 12 - 10.1**2 / 16, abs=1e-3)
+    assert f"behind an obstacle {from_s:g} s from now and does not brake" in found.reason
+    assert check(straight_plan(), [Box(9.0, 3.05, velocity=(10.1, 0.0))]).check == ""
+
+
 def test_given_something_that_stands_beyond_the_end_of_a_fast_plan_then_its_distance_is_that_of_rss():
     found = check(straight_plan(33.0), [Box(105.75, 0.0)], speed=33.0)
     faster = 33 + 2 * 0.21
@@ -233,3 +252,41 @@ def test_given_many_obstacles_when_one_is_long_or_fast_then_it_is_near_all_the_s
     far = [Box(500.0 + number, 300.0) for number in range(60)]
     assert check(straight_plan(), [*far, Box(320.0, 0.0, length=600.0)]).check == "distance"
     assert check(straight_plan(), [*far, Box(80.0, 0.0, velocity=(-30.0, 0.0))]).check == "distance"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_within_the_margin(seed):
+    rng, options = np.random.default_rng(seed), guard_options({"guard.rear_m": 0.7})
+    speed = rng.choice([-4.0, 1.0, 8.0, 14.0, 30.0])
+    bend = rng.choice([0.0, rng.uniform(-1, 1) * min(0.15, 2.9 / speed**2)])
+    s = speed * T + 0.5 * rng.uniform(-0.3, 0.6) * speed * T**2 / 3
+    x, y, yaw = (s, 0 * s, 0 * s) if bend == 0 else bent(s, bend)
+    if bend == 0 and seed % 2:
+        x, y, yaw = to_the_left() if speed == 8 else (s, 0.02 * s, 0 * s + 0.02)
+    track, boxes = Track(T, x, y, yaw), []
+    for _ in range(300):
+        size = {"length": rng.uniform(0.3, 12.0), "width": rng.uniform(0.3, 2.6)}
+        drives = rng.choice([1.0, 1.0, -1.0]) * rng.uniform(0.0, 30.0)
+        box = in_bend(rng.uniform(-60.0, 100.0), rng.uniform(-6.0, 6.0), bend or 1e-9, drives, **size)
+        off = complex(*box.velocity) * np.exp(1j * rng.choice([0.0, rng.normal(0.0, 0.05), rng.uniform(-3.0, 3.0)]))
+        boxes.append(box._replace(yaw=box.yaw + rng.normal(0.0, 0.2), velocity=(off.real, off.imag)))
+    motion = Motion.read(odometry_bytes(speed=speed), 10 * S)
+    seen, _ = seen_now(
+        (read_obstacles(markers_bytes(boxes), 10 * S, options, motion, None),), options, 10 * S, START_NS, 0.06
+    )
+    lane = Lane(track)
+    driven_bend = bend + rng.choice([0.0, 0.002])
+    others = _Others(lane, driven_bend, seen, options)
+    fastest = float(np.abs(np.diff(s)).max() / 0.1)
+    which, aside = _chosen(track, fastest, 0.0, others, lane, options)
+    counts = ~(others.follows | others.elsewhere)
+    out = np.setdiff1d(np.flatnonzero(counts & ~others.driven), which)
+    places, yaws = _predicted(T, out, out[:0], others, lane, seen)
+    clearance, kept = _clearances(track, lane, 0.0, places, yaws, seen.halves[out], options)
+    assert not len(kept) or clearance.min() >= options.margin_m
+    passed = others.along & (others.gap < np.maximum(fastest - others.speed, 0.0) * others.bends_s)
+    out = np.setdiff1d(np.flatnonzero(counts & (others.driven | (passed & lane.curved))), aside)
+    places, yaws = _predicted(T, out[:0], out, others, lane, seen)
+    clearance, kept = _clearances(track, lane, 0.0, places, yaws, seen.halves[out], options)
+    early = T[:-1, None] <= others.bends_s[out[kept]]
+    assert not len(kept) or clearance[1:][early].min() >= options.margin_m
