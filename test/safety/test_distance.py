@@ -6,7 +6,7 @@ import pytest
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.distance import _chosen, _clearances, _Others, _predicted, rss_distance
+from torchperf_ros.safety.distance import _Arc, _chosen, _clearances, _Others, _predicted, rss_distance
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
@@ -127,11 +127,11 @@ def bent(s, bend):
     return np.sin(bend * s) / bend, (1 - np.cos(bend * s)) / bend, bend * s
 
 
-def to_the_left(over_m=29.0):
-    """x, y and heading of a change of lanes at 10 m/s."""
-    share = np.clip(10 * T / over_m, 0.0, 1.0)
+def to_the_left(over_m=29.0, x=10 * T):
+    """x, y and heading of a change of lanes."""
+    share = np.clip(x / over_m, 0.0, 1.0)
     y = 3.5 * (10 * share**3 - 15 * share**4 + 6 * share**5)
-    return 10 * T, y, np.arctan(np.gradient(y, 10 * T))
+    return x, y, np.arctan(np.gradient(y, x))
 
 
 def in_bend(s, left, bend, speed, **size):
@@ -154,6 +154,9 @@ SITUATIONS = {
     ),
     "slower in a bend": ((*bent(15 * T, -0.01),), [in_bend(20.0, 0.3, -0.01, 10.0)], 15.0, -0.15),
     "beside a change of lanes": (to_the_left(), [Box(-6.0, 3.5, velocity=(14.0, 0.0))], 10.0, 0.05),
+    "from far behind, straight on": (
+        to_the_left(8.0, 3.0 * T), [Box(-12.0, 2.3, length=1.0, width=1.0, velocity=(9.0, 0.0))], 3.0, 0.01
+    ),
     "coming in a change of lanes": (to_the_left(), [Box(26.0, 2.3, 3.1, velocity=(-14.0, 0.0))], 10.0, 0.05),
     "behind in reverse": ((-5 * T, 0 * T, 0 * T), [Box(-15.0, 0.5, 0.4)], -5.0, 0.0),
     "behind in a bend in reverse": ((*bent(-5.1 * T, 0.05),), [in_bend(-12.0, 0.5, 0.05, -2.0)], -5.1, -0.255),
@@ -290,3 +293,77 @@ def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_withi
     clearance, kept = _clearances(track, lane, 0.0, places, yaws, seen.halves[out], options)
     early = T[:-1, None] <= others.bends_s[out[kept]]
     assert not len(kept) or clearance[1:][early].min() >= options.margin_m
+
+
+def test_given_something_that_crosses_and_is_gone_or_follows_closely_then_it_is_no_lead():
+    assert check(straight_plan(), [Box(25.0, -6.0, math.pi / 2, velocity=(2.0, 8.0))]).check == ""
+    assert check(straight_plan(), [Box(-5.0, 0.0, velocity=(12.0, 0.0))]).check == ""  # 1.75 m behind our bumper
+
+
+@pytest.mark.parametrize("speed", [0.3, 0.8, 2.0])
+def test_given_something_slow_beyond_the_end_of_a_fast_plan_then_it_is_a_lead(speed):
+    found = check(straight_plan(33.0), [Box(105.0, 0.0, velocity=(speed, 0.0))], speed=33.0)
+    assert "behind an obstacle 0.2 s from now" in found.reason
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("bend", [0.03, -0.03, 0.0])
+def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_far_aside_as_they_were_put(
+    bend, backward
+):
+    heading, at = 2.5, 70.0 - 30.0j
+    way = -1 if backward else 1
+    s, left = np.array([-12.0, 0.0, 5.0, 30.0]), np.array([4.0, -2.0, 0.0, 7.0])
+    x, y, yaw = bent(s, way * bend or 1e-9)
+    directions = way * np.exp(1j * (heading + yaw))
+    start = np.exp(1j * heading)
+    track = Track(T, at.real + way * T * start.real, at.imag + way * T * start.imag, heading + 0 * T)
+    places = at + way * start * (x + 1j * y) + 1j * left * directions
+    found = _Arc(Lane(track), bend).beside(places)
+    assert found[0] == pytest.approx(left, abs=1e-3)
+    assert found[1] == pytest.approx(directions, abs=1e-4)
+
+
+def corners(places, yaws, length, width, offset=0.0):
+    outline = offset + 0.5 * length * np.array([1, 1, -1, -1]) + 0.5j * width * np.array([1, -1, -1, 1])
+    return places[:, None] + outline * np.exp(1j * yaws)[:, None]
+
+
+def apart(own, other, yaws):
+    """The largest gap between two outlines' shadows on these directions and across them."""
+    gaps = []
+    for yaw in yaws:
+        for side in (np.exp(-1j * yaw), -1j * np.exp(-1j * yaw)):
+            a, b = ((outline * np.reshape(side, (-1, 1))).real for outline in (own, other))
+            gaps += [b.min(axis=1) - a.max(axis=1), a.min(axis=1) - b.max(axis=1)]
+    return np.max(gaps, axis=0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_is_no_closer_than_was_said(seed):
+    rng, options = np.random.default_rng(seed), guard_options({})
+    bend = rng.choice([0.0, 0.02, -0.1])
+    s = (10.0 if abs(bend) < 0.1 else 4.0) * T
+    x, y, yaw = bent(s, bend or 1e-9)
+    track, places, turns = Track(T, x, y, yaw), [], []
+    sizes = rng.uniform(0.5, 6.0, (60, 2))
+    for _ in sizes:
+        at, velocity = complex(rng.uniform(-5, 35), rng.uniform(-6, 6)), complex(*rng.normal(0, 3, 2))
+        places.append(at + velocity * T)
+        turns.append(rng.uniform(-4, 4) + rng.choice([0.0, 0.2]) * T)
+    places, turns = np.array(places).T, np.array(turns).T
+    clearance, kept = _clearances(track, Lane(track), 0.0, places, turns, sizes / 2, options)
+    fine = np.linspace(0.0, 3.0, 30 * 8 + 1)
+    own_at, own_yaw = np.interp(fine, T, x + 1j * y), np.interp(fine, T, yaw)
+    own = corners(own_at, own_yaw, 4.5, 1.9, 1.25)
+    assert len(kept) > 5
+    for n in range(len(sizes)):
+        at, turned = np.interp(fine, T, places[:, n]), np.interp(fine, T, turns[:, n])
+        exact = apart(own, corners(at, turned, *sizes[n]), (own_yaw, turned))
+        between = np.minimum.reduce([exact[i:240:8] for i in range(8)] + [exact[8::8]])
+        if n not in kept:
+            assert exact.min() >= options.margin_m - 1e-9
+            continue
+        said = clearance[:, list(kept).index(n)]
+        assert said[0] == pytest.approx(exact[0])
+        assert (said[1:] <= 1.03 * between + 1e-3)[between > 0].all()  # on sides that are turned by half a step
