@@ -155,7 +155,7 @@ SITUATIONS = {
     "slower in a bend": ((*bent(15 * T, -0.01),), [in_bend(20.0, 0.3, -0.01, 10.0)], 15.0, -0.15),
     "beside a change of lanes": (to_the_left(), [Box(-6.0, 3.5, velocity=(14.0, 0.0))], 10.0, 0.05),
     "from far behind, straight on": (
-        to_the_left(8.0, 3.0 * T), [Box(-12.0, 2.3, length=1.0, width=1.0, velocity=(9.0, 0.0))], 3.0, 0.01
+        to_the_left(16.0, 4.0 * T), [Box(-11.0, 2.0, length=1.0, width=1.0, velocity=(9.0, 0.0))], 4.0, 0.01
     ),
     "coming in a change of lanes": (to_the_left(), [Box(26.0, 2.3, 3.1, velocity=(-14.0, 0.0))], 10.0, 0.05),
     "behind in reverse": ((-5 * T, 0 * T, 0 * T), [Box(-15.0, 0.5, 0.4)], -5.0, 0.0),

@@ -371,13 +371,48 @@ def test_given_braked_plans_when_they_lead_aside_bit_by_bit_then_the_last_valid_
     assert bench.check(b"junk").verdict is GuardVerdict.REBASED  # 1.8 m aside of what was published last
 
 
+def test_given_a_braked_plan_when_the_next_leads_elsewhere_then_it_jumps():
+    bench = Bench(act=["jump", "speed"])
+    bench.check(bench.plan())
+    assert bench.check(bench.plan(speed=50.0, y=0.9)).verdict is GuardVerdict.BRAKE
+    found = bench.check(bench.plan(y=-0.2))
+    assert (found.check, found.value) == ("jump", pytest.approx(1.1))
+
+
+def test_given_braked_plans_that_led_aside_when_there_is_none_then_it_stops_along_the_last_valid_one():
+    bench = Bench(act=["jump", "speed"])
+    bench.check(bench.plan())
+    for y in (0.9, 1.8):
+        bench.check(bench.plan(speed=50.0, y=y))
+    assert bench.check(None).reason == "there is no plan; stops by 8 m/s^2 along the last valid plan"
+
+
+def test_given_no_way_out_when_the_plan_itself_cannot_be_driven_then_the_stop_is_in_the_bend_of_now():
+    turned = 10 * T * 0.1  # 10 m/s^2 sideways
+    plan = plan_bytes(T, np.sin(turned) / 0.1, (1 - np.cos(turned)) / 0.1, turned)
+    found = Bench(boxes=[Box(8.0, 0.0)]).check(plan)
+    assert found.verdict is GuardVerdict.UNAVOIDABLE
+    assert found.reason.endswith("a collision is not avoided by any of it; stops by 8 m/s^2 in the bend that it drives")
+
+
+def test_given_a_plan_in_the_vehicles_own_frame_when_checked_then_it_is_judged_where_the_vehicle_is():
+    bench = Bench(boxes=[Box(130.0, 0.0)])
+    bench.feel(x=100.0)
+    plan = plan_bytes(T, 10 * T, 0.0, 0.0, frame="base_link", start_ns=bench.ros_ns)
+    found = bench.check(plan)
+    assert (found.verdict, found.check) == (GuardVerdict.BRAKE, "distance")
+    assert found.ttc_s == pytest.approx((30 - 2.25 - 3.5) / 10)
+    assert bench.feel(boxes=[Box(30.0, 0.0)], x=100.0).check(plan).verdict is GuardVerdict.ACCEPT
+
+
 def test_given_shadow_checks_when_they_fail_then_the_plan_goes_out_and_it_is_said():
     bench = Bench(act=[""], shadow=["all"], boxes=[Box(20.0, 0.0)])
     plan = straight_plan()
     found = bench.check(plan)
     assert (found.payload, found.verdict, found.check, found.reason) == (plan, GuardVerdict.ACCEPT, "", "")
     assert found.shadow.startswith("distance: the plan comes to -1.9 m")
-    assert bench.check(b"junk").payload == b"junk"
+    junk = bench.check(b"junk")
+    assert (junk.payload, junk.reason) == (b"junk", "")
     assert bench.check(b"junk").shadow.startswith("finite: the plan is no nav_msgs/Path")
     none = bench.check(None)
     assert (none.payload, none.verdict, none.reason) == (None, GuardVerdict.ACCEPT, "there is no plan")
