@@ -1,12 +1,17 @@
+import math
+
 import numpy as np
 import pytest
 
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.guard_options import guard_options
-from torchperf_ros.safety.distance import rss_distance
+from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.safety.distance import _Arc, _chosen, _clearances, _Others, _predicted, rss_distance
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
+from torchperf_ros.safety.obstacles import read_obstacles, seen_now
+from torchperf_ros.safety.odometry import Motion
 
 T = np.arange(0.0, 3.05, 0.1)
 
@@ -115,3 +120,250 @@ def test_given_a_cyclist_from_behind_when_it_is_beside_our_lane_then_it_may_pass
     cyclist = Box(-4.0, left, length=1.0, width=0.5, velocity=(12.0, 0.0))  # 0.1 m beside us at 1.3 m
     plan = plan_bytes(T, 10 * T, 0.15 * T, 0.015) if turns_in else straight_plan()
     assert check(plan, [cyclist]).check == check_name
+
+
+def bent(s, bend):
+    """x, y and heading on a circle that begins at the origin along x."""
+    return np.sin(bend * s) / bend, (1 - np.cos(bend * s)) / bend, bend * s
+
+
+def to_the_left(over_m=29.0, x=10 * T):
+    """x, y and heading of a change of lanes."""
+    share = np.clip(x / over_m, 0.0, 1.0)
+    y = 3.5 * (10 * share**3 - 15 * share**4 + 6 * share**5)
+    return x, y, np.arctan(np.gradient(y, x))
+
+
+def in_bend(s, left, bend, speed, **size):
+    """Something that drives in a bend, at a distance along it."""
+    x, y, yaw = bent(s, bend)
+    x, y = x - left * math.sin(yaw), y + left * math.cos(yaw)
+    return Box(x, y, yaw, velocity=(speed * math.cos(yaw), speed * math.sin(yaw)), **size)
+
+
+SITUATIONS = {
+    "turned and standing beside": ((10 * T, 0 * T, 0 * T), [Box(20.0, 2.9, 0.5)], 10.0, 0.0),
+    "crossing": ((10 * T, 0 * T, 0 * T), [Box(20.0, -10.0, 1.2, velocity=(1.0, 5.0))], 10.0, 0.0),
+    "drifting into our lane": ((10 * T, 0 * T, 0 * T), [Box(3.0, 3.0, 0.1, velocity=(11.0, -1.0))], 10.0, 0.0),
+    "a slower lead": ((20 * T, 0 * T, 0 * T), [Box(26.0, 0.5, 0.1, velocity=(14.0, 0.3))], 20.0, 0.0),
+    "coming towards us": ((10 * T, 0 * T, 0 * T), [Box(60.0, 0.5, 3.0, velocity=(-9.0, 0.2))], 10.0, 0.0),
+    "standing far ahead": ((33 * T, 0 * T, 0 * T), [Box(105.75, 1.0)], 33.0, 0.0),
+    "crossing a bend": ((*bent(10 * T, 0.03),), [Box(20.0, -8.0, 1.0, velocity=(1.0, 6.0))], 10.0, 0.3),
+    "drifting in a bend": (
+        (*bent(10 * T, 0.03),), [in_bend(4.0, 2.4, 0.03, 10.0, length=9.0), Box(0.0, -9.0)], 10.0, 0.3,
+    ),
+    "slower in a bend": ((*bent(15 * T, -0.01),), [in_bend(20.0, 0.3, -0.01, 10.0)], 15.0, -0.15),
+    "beside a change of lanes": (to_the_left(), [Box(-6.0, 3.5, velocity=(14.0, 0.0))], 10.0, 0.05),
+    "from far behind, straight on": (
+        to_the_left(16.0, 4.0 * T), [Box(-11.0, 2.0, length=1.0, width=1.0, velocity=(9.0, 0.0))], 4.0, 0.01
+    ),
+    "coming in a change of lanes": (to_the_left(), [Box(26.0, 2.3, 3.1, velocity=(-14.0, 0.0))], 10.0, 0.05),
+    "behind in reverse": ((-5 * T, 0 * T, 0 * T), [Box(-15.0, 0.5, 0.4)], -5.0, 0.0),
+    "behind in a bend in reverse": ((*bent(-5.1 * T, 0.05),), [in_bend(-12.0, 0.5, 0.05, -2.0)], -5.1, -0.255),
+    "both ways": (
+        (2 * np.minimum(T, 3 - T), 0 * T, 0 * T), [Box(11.0, -1.0, 0.5, velocity=(-1.8, 0.2))], 2.0, 0.0
+    ),
+    "crossing a tight bend": ((*bent(3 * T, 0.19),), [Box(-3.0, 10.5, velocity=(3.0, -0.5))], 3.0, 0.57),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_given_a_situation_when_it_is_turned_moved_or_mirrored_then_the_answer_is_the_same(name, side):
+    (x, y, yaw), boxes, speed, yaw_rate = SITUATIONS[name]
+    plain = check(plan_bytes(T, x, y, yaw), boxes, speed=speed, yaw_rate=yaw_rate)
+    assert plain.check == "distance"
+    turn, at = 2.5, 70.0 - 30.0j
+    there = at + np.exp(1j * turn) * (x + 1j * side * y)
+    moved = []
+    for box in boxes:
+        place = at + np.exp(1j * turn) * complex(box.x, side * box.y)
+        velocity = np.exp(1j * turn) * complex(box.velocity[0], side * box.velocity[1])
+        yaw_there = turn + side * box.yaw
+        moved.append(Box(place.real, place.imag, yaw_there, box.length, box.width, (velocity.real, velocity.imag)))
+    guard = Guard(guard_options({"guard.act": ["distance"]}))
+    odometry = odometry_bytes(at.real, at.imag, turn, speed, side * yaw_rate)
+    guard.moved(odometry, 10 * S)
+    guard.saw(0, markers_bytes(moved), 10 * S)
+    found = guard.check(plan_bytes(T, there.real, there.imag, turn + side * yaw), 10 * S, START_NS, 60.0)
+    assert (found.verdict, found.check) == (plain.verdict, "distance")
+    measured, expected = ((one.value, one.limit, one.ttc_s, one.needed_deceleration) for one in (found, plain))
+    assert measured == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    path, same = TimedPath.parse(found.payload), TimedPath.parse(plain.payload)
+    back = (path.points[:, 0] + 1j * path.points[:, 1] - at) * np.exp(-1j * turn)
+    assert back == pytest.approx(same.points[:, 0] + 1j * side * same.points[:, 1], abs=1e-6)
+
+
+@pytest.mark.parametrize("yaw", [0.0, 0.5, -0.5, 1.2, math.pi / 2, 2.0, math.pi])
+def test_given_a_turned_box_beside_when_passed_then_its_corner_counts(yaw):
+    left = 0.95 + 2.25 * abs(math.sin(yaw)) + 0.95 * abs(math.cos(yaw))
+    assert check(straight_plan(), [Box(15.0, left + 0.29, yaw)]).value == pytest.approx(0.29)
+    assert check(straight_plan(), [Box(15.0, left + 0.31, yaw)]).check == ""
+
+
+@pytest.mark.parametrize(("acceleration", "speed"), [(0.0, 10.0), (-2.0, 10.0), (2.0, 10.0), (0.0, 4.0)])
+def test_given_something_that_crosses_when_touched_then_the_time_and_the_braking_count_until_there(acceleration, speed):
+    t = 1.6  # 1.95 m beside is the last place where it does not touch us
+    way = speed * t + 0.5 * acceleration * t**2
+    box = Box(way + 3.5, -1.95 - 5.0 * 1.65, length=2.0, width=2.0, velocity=(0.0, 5.0))
+    found = check(straight_plan(speed, acceleration=acceleration), [box], speed=speed)
+    assert found.ttc_s == pytest.approx(1.6)
+    assert found.needed_deceleration == pytest.approx(speed**2 / (2 * way))
+    ahead = check(straight_plan(speed, acceleration=acceleration), [Box(18.0, 0.0, velocity=(1.0, 0.0))], speed=speed)
+    gap = 18.0 - 2.25 - 3.5
+    assert ahead.ttc_s == pytest.approx(gap / (speed - 1.0))  # at the speed of now, braking or not
+    assert ahead.needed_deceleration == pytest.approx((speed - 1.0) ** 2 / (2 * gap))
+
+
+def test_given_something_ahead_when_we_reverse_or_it_comes_then_its_time_is_known():
+    behind = check(plan_bytes(T, -5.0 * T, 0.0, 0.0), [Box(-20.0, 0.0)], speed=-5.0)
+    gap = 20.0 - 2.25 - 1.0  # behind the rear bumper
+    assert (behind.ttc_s, behind.needed_deceleration) == pytest.approx((gap / 5, 25 / (2 * gap)))
+    comes = check(straight_plan(), [Box(60.0, 0.0, velocity=(-14.0, 0.0))])
+    gap = 60.0 - 2.25 - 3.5
+    assert (comes.ttc_s, comes.needed_deceleration) == pytest.approx((gap / 24, 24 * 10 / (2 * gap)))  # our share
+
+
+@pytest.mark.parametrize("gap", [0.5, 2.0])
+def test_given_something_close_ahead_when_we_move_on_then_the_time_and_the_braking_are_known(gap):
+    found = check(straight_plan(), [Box(3.5 + gap + 2.25, 0.0)])
+    assert (found.ttc_s, found.needed_deceleration) == pytest.approx((gap / 10, 100 / (2 * gap)))
+
+
+@pytest.mark.parametrize(("left", "drift", "from_s"), [(3.05, -1.0, 0.9), (-3.05, 1.0, 0.9), (1.0, 0.2, 0.2)])
+def test_given_a_lead_that_drifts_into_our_way_when_it_is_there_then_the_distance_of_rss_counts(left, drift, from_s):
+    lead = Box(9.0, left, velocity=(10.1, drift))
+    found = check(straight_plan(), [lead])
+    gap, faster = 9.0 - 2.25 - 3.5 + 0.1 * from_s, 10 + 2 * 0.21
+    assert found.value == pytest.approx(gap, abs=1e-3)
+    assert found.limit == pytest.approx(10 * 0.21 + 0.21**2 + faster**2 / 12 - 10.1**2 / 16, abs=1e-3)
+    assert f"behind an obstacle {from_s:g} s from now and does not brake" in found.reason
+    assert check(straight_plan(), [Box(9.0, 3.05, velocity=(10.1, 0.0))]).check == ""
+
+
+def test_given_something_that_stands_beyond_the_end_of_a_fast_plan_then_its_distance_is_that_of_rss():
+    found = check(straight_plan(33.0), [Box(105.75, 0.0)], speed=33.0)
+    faster = 33 + 2 * 0.21
+    assert found.limit == pytest.approx(33 * 0.21 + 0.21**2 + faster**2 / 12)
+    assert found.value == pytest.approx(105.75 - 2.25 - 3.5 - 33 * 0.2)  # the last pose before a response
+    assert "behind an obstacle 0.2 s from now" in found.reason
+    assert check(straight_plan(33.0), [Box(112.6, 0.0)], speed=33.0).check == ""
+    assert check(straight_plan(33.0), [Box(112.3, 0.0)], speed=33.0).check == "distance"
+
+
+def test_given_many_obstacles_when_one_is_long_or_fast_then_it_is_near_all_the_same():
+    far = [Box(500.0 + number, 300.0) for number in range(60)]
+    assert check(straight_plan(), [*far, Box(320.0, 0.0, length=600.0)]).check == "distance"
+    assert check(straight_plan(), [*far, Box(80.0, 0.0, velocity=(-30.0, 0.0))]).check == "distance"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_within_the_margin(seed):
+    rng, options = np.random.default_rng(seed), guard_options({"guard.rear_m": 0.7})
+    speed = rng.choice([-4.0, 1.0, 8.0, 14.0, 30.0])
+    bend = rng.choice([0.0, rng.uniform(-1, 1) * min(0.15, 2.9 / speed**2)])
+    s = speed * T + 0.5 * rng.uniform(-0.3, 0.6) * speed * T**2 / 3
+    x, y, yaw = (s, 0 * s, 0 * s) if bend == 0 else bent(s, bend)
+    if bend == 0 and seed % 2:
+        x, y, yaw = to_the_left() if speed == 8 else (s, 0.02 * s, 0 * s + 0.02)
+    track, boxes = Track(T, x, y, yaw), []
+    for _ in range(300):
+        size = {"length": rng.uniform(0.3, 12.0), "width": rng.uniform(0.3, 2.6)}
+        drives = rng.choice([1.0, 1.0, -1.0]) * rng.uniform(0.0, 30.0)
+        box = in_bend(rng.uniform(-60.0, 100.0), rng.uniform(-6.0, 6.0), bend or 1e-9, drives, **size)
+        off = complex(*box.velocity) * np.exp(1j * rng.choice([0.0, rng.normal(0.0, 0.05), rng.uniform(-3.0, 3.0)]))
+        boxes.append(box._replace(yaw=box.yaw + rng.normal(0.0, 0.2), velocity=(off.real, off.imag)))
+    motion = Motion.read(odometry_bytes(speed=speed), 10 * S)
+    seen, _ = seen_now(
+        (read_obstacles(markers_bytes(boxes), 10 * S, options, motion, None),), options, 10 * S, START_NS, 0.06
+    )
+    lane = Lane(track)
+    driven_bend = bend + rng.choice([0.0, 0.002])
+    others = _Others(lane, driven_bend, seen, options)
+    fastest = float(np.abs(np.diff(s)).max() / 0.1)
+    which, aside = _chosen(track, fastest, 0.0, others, lane, options)
+    counts = ~(others.follows | others.elsewhere)
+    out = np.setdiff1d(np.flatnonzero(counts & ~others.driven), which)
+    places, yaws = _predicted(T, out, out[:0], others, lane, seen)
+    clearance, kept = _clearances(track, lane, 0.0, places, yaws, seen.halves[out], options)
+    assert not len(kept) or clearance.min() >= options.margin_m
+    passed = others.along & (others.gap < np.maximum(fastest - others.speed, 0.0) * others.bends_s)
+    out = np.setdiff1d(np.flatnonzero(counts & (others.driven | (passed & lane.curved))), aside)
+    places, yaws = _predicted(T, out[:0], out, others, lane, seen)
+    clearance, kept = _clearances(track, lane, 0.0, places, yaws, seen.halves[out], options)
+    early = T[:-1, None] <= others.bends_s[out[kept]]
+    assert not len(kept) or clearance[1:][early].min() >= options.margin_m
+
+
+def test_given_something_that_crosses_and_is_gone_or_follows_closely_then_it_is_no_lead():
+    assert check(straight_plan(), [Box(25.0, -6.0, math.pi / 2, velocity=(2.0, 8.0))]).check == ""
+    assert check(straight_plan(), [Box(-5.0, 0.0, velocity=(12.0, 0.0))]).check == ""  # 1.75 m behind our bumper
+
+
+@pytest.mark.parametrize("speed", [0.3, 0.8, 2.0])
+def test_given_something_slow_beyond_the_end_of_a_fast_plan_then_it_is_a_lead(speed):
+    found = check(straight_plan(33.0), [Box(105.0, 0.0, velocity=(speed, 0.0))], speed=33.0)
+    assert "behind an obstacle 0.2 s from now" in found.reason
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("bend", [0.03, -0.03, 0.0])
+def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_far_aside_as_they_were_put(
+    bend, backward
+):
+    heading, at = 2.5, 70.0 - 30.0j
+    way = -1 if backward else 1
+    s, left = np.array([-12.0, 0.0, 5.0, 30.0]), np.array([4.0, -2.0, 0.0, 7.0])
+    x, y, yaw = bent(s, way * bend or 1e-9)
+    directions = way * np.exp(1j * (heading + yaw))
+    start = np.exp(1j * heading)
+    track = Track(T, at.real + way * T * start.real, at.imag + way * T * start.imag, heading + 0 * T)
+    places = at + way * start * (x + 1j * y) + 1j * left * directions
+    found = _Arc(Lane(track), bend).beside(places)
+    assert found[0] == pytest.approx(left, abs=1e-3)
+    assert found[1] == pytest.approx(directions, abs=1e-4)
+
+
+def corners(places, yaws, length, width, offset=0.0):
+    outline = offset + 0.5 * length * np.array([1, 1, -1, -1]) + 0.5j * width * np.array([1, -1, -1, 1])
+    return places[:, None] + outline * np.exp(1j * yaws)[:, None]
+
+
+def apart(own, other, yaws):
+    """The largest gap between two outlines' shadows on these directions and across them."""
+    gaps = []
+    for yaw in yaws:
+        for side in (np.exp(-1j * yaw), -1j * np.exp(-1j * yaw)):
+            a, b = ((outline * np.reshape(side, (-1, 1))).real for outline in (own, other))
+            gaps += [b.min(axis=1) - a.max(axis=1), a.min(axis=1) - b.max(axis=1)]
+    return np.max(gaps, axis=0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_is_no_closer_than_was_said(seed):
+    rng, options = np.random.default_rng(seed), guard_options({})
+    bend = rng.choice([0.0, 0.02, -0.1])
+    s = (10.0 if abs(bend) < 0.1 else 4.0) * T
+    x, y, yaw = bent(s, bend or 1e-9)
+    track, places, turns = Track(T, x, y, yaw), [], []
+    sizes = rng.uniform(0.5, 6.0, (60, 2))
+    for _ in sizes:
+        at, velocity = complex(rng.uniform(-5, 35), rng.uniform(-6, 6)), complex(*rng.normal(0, 3, 2))
+        places.append(at + velocity * T)
+        turns.append(rng.uniform(-4, 4) + rng.choice([0.0, 0.2]) * T)
+    places, turns = np.array(places).T, np.array(turns).T
+    clearance, kept = _clearances(track, Lane(track), 0.0, places, turns, sizes / 2, options)
+    fine = np.linspace(0.0, 3.0, 30 * 8 + 1)
+    own_at, own_yaw = np.interp(fine, T, x + 1j * y), np.interp(fine, T, yaw)
+    own = corners(own_at, own_yaw, 4.5, 1.9, 1.25)
+    assert len(kept) > 5
+    for n in range(len(sizes)):
+        at, turned = np.interp(fine, T, places[:, n]), np.interp(fine, T, turns[:, n])
+        exact = apart(own, corners(at, turned, *sizes[n]), (own_yaw, turned))
+        between = np.minimum.reduce([exact[i:240:8] for i in range(8)] + [exact[8::8]])
+        if n not in kept:
+            assert exact.min() >= options.margin_m - 1e-9
+            continue
+        said = clearance[:, list(kept).index(n)]
+        assert said[0] == pytest.approx(exact[0])
+        assert (said[1:] <= 1.03 * between + 1e-3)[between > 0].all()  # on sides that are turned by half a step

@@ -342,13 +342,77 @@ def test_given_a_sideways_step_when_the_last_plan_led_elsewhere_then_it_jumps():
     assert aside.check(aside.plan(y=0.0)).verdict is GuardVerdict.ACCEPT  # of another frame
 
 
+def test_given_a_jump_when_found_then_it_is_said_how_far_and_how_far_is_allowed():
+    bench = Bench(act=["jump"])
+    bench.check(bench.plan())
+    assert bench.check(bench.plan(y=1.0)).verdict is GuardVerdict.ACCEPT
+    bench.check(bench.plan())
+    found = bench.check(bench.plan(y=-1.25))
+    assert (found.value, found.limit) == (pytest.approx(1.25), 1.0)
+    assert found.reason.startswith("jump: the plan leads 1.25 m aside of the last one; 1 m are allowed; ")
+
+
+@pytest.mark.parametrize("act", [["jump"], ["all"]])
+def test_given_a_frame_that_is_not_the_odometrys_when_a_plan_jumps_in_it_then_that_is_found(act):
+    bench = Bench(act=act)
+    bench.check(bench.plan(frame="map"))
+    assert bench.check(bench.plan(frame="map", y=0.9)).verdict in {GuardVerdict.ACCEPT, GuardVerdict.UNCHECKED}
+    assert bench.check(bench.plan(frame="map", y=2.0)).check == "jump"
+
+
+@pytest.mark.parametrize("speed", [10.0, 13.0])
+def test_given_braked_plans_when_they_lead_aside_bit_by_bit_then_the_last_valid_one_may_go_on(speed):
+    bench = Bench(act=["jump", "speed"], speed=speed)
+    bench.check(bench.plan())
+    for y in (0.9, 1.8):
+        found = bench.check(bench.plan(speed=50.0, y=y))
+        assert (found.verdict, found.check) == (GuardVerdict.BRAKE, "speed")
+        assert motion_of(found.payload)[3][0] == pytest.approx(speed, rel=0.05)  # the vehicle's, not the plan's
+    assert bench.check(b"junk").verdict is GuardVerdict.REBASED  # 1.8 m aside of what was published last
+
+
+def test_given_a_braked_plan_when_the_next_leads_elsewhere_then_it_jumps():
+    bench = Bench(act=["jump", "speed"])
+    bench.check(bench.plan())
+    assert bench.check(bench.plan(speed=50.0, y=0.9)).verdict is GuardVerdict.BRAKE
+    found = bench.check(bench.plan(y=-0.2))
+    assert (found.check, found.value) == ("jump", pytest.approx(1.1))
+
+
+def test_given_braked_plans_that_led_aside_when_there_is_none_then_it_stops_along_the_last_valid_one():
+    bench = Bench(act=["jump", "speed"])
+    bench.check(bench.plan())
+    for y in (0.9, 1.8):
+        bench.check(bench.plan(speed=50.0, y=y))
+    assert bench.check(None).reason == "there is no plan; stops by 8 m/s^2 along the last valid plan"
+
+
+def test_given_no_way_out_when_the_plan_itself_cannot_be_driven_then_the_stop_is_in_the_bend_of_now():
+    turned = 10 * T * 0.1  # 10 m/s^2 sideways
+    plan = plan_bytes(T, np.sin(turned) / 0.1, (1 - np.cos(turned)) / 0.1, turned)
+    found = Bench(boxes=[Box(8.0, 0.0)]).check(plan)
+    assert found.verdict is GuardVerdict.UNAVOIDABLE
+    assert found.reason.endswith("a collision is not avoided by any of it; stops by 8 m/s^2 in the bend that it drives")
+
+
+def test_given_a_plan_in_the_vehicles_own_frame_when_checked_then_it_is_judged_where_the_vehicle_is():
+    bench = Bench(boxes=[Box(130.0, 0.0)])
+    bench.feel(x=100.0)
+    plan = plan_bytes(T, 10 * T, 0.0, 0.0, frame="base_link", start_ns=bench.ros_ns)
+    found = bench.check(plan)
+    assert (found.verdict, found.check) == (GuardVerdict.BRAKE, "distance")
+    assert found.ttc_s == pytest.approx((30 - 2.25 - 3.5) / 10)
+    assert bench.feel(boxes=[Box(30.0, 0.0)], x=100.0).check(plan).verdict is GuardVerdict.ACCEPT
+
+
 def test_given_shadow_checks_when_they_fail_then_the_plan_goes_out_and_it_is_said():
     bench = Bench(act=[""], shadow=["all"], boxes=[Box(20.0, 0.0)])
     plan = straight_plan()
     found = bench.check(plan)
     assert (found.payload, found.verdict, found.check, found.reason) == (plan, GuardVerdict.ACCEPT, "", "")
     assert found.shadow.startswith("distance: the plan comes to -1.9 m")
-    assert bench.check(b"junk").payload == b"junk"
+    junk = bench.check(b"junk")
+    assert (junk.payload, junk.reason) == (b"junk", "")
     assert bench.check(b"junk").shadow.startswith("finite: the plan is no nav_msgs/Path")
     none = bench.check(None)
     assert (none.payload, none.verdict, none.reason) == (None, GuardVerdict.ACCEPT, "there is no plan")

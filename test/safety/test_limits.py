@@ -79,6 +79,35 @@ def test_given_a_sudden_change_of_acceleration_when_judged_then_its_jerk_is_the_
     assert found(track(T[:3], 3.0 * np.array([0.0, 0.1, 0.22])), max_jerk=0.1) == ["acceleration"]  # one change is none
 
 
+@pytest.mark.parametrize(
+    ("one", "value", "limit", "text"),
+    [
+        (track(T, -42.5 * T), 42.5, 40.0, "42.5 m/s at pose"),
+        (track(T, 2.0 * T + 0.5 * 3.5 * T**2), 3.5, 3.0, "3.5 m/s^2 at pose"),
+        (track(T, 30.0 * T - 0.5 * 8.5 * T**2), 8.5, 8.0, "8.5 m/s^2 of braking at pose"),
+        (circle(15.0, -4 / 225), 4.0, 3.0, "4 m/s^2 sideways at pose"),
+        (circle(3.0, 0.25), 0.25, 0.2, "0.25 1/m at pose"),
+        (track(T, 0.0, 2.0 * T), 0.4, 0.2, "0.4 1/m at pose"),  # 0.2 m aside counts as over 1 m
+        (track(T, 60.0 * T, 15.0 * T), 2 * 1.5 / 30, 0.05, "0.1 1/m at pose"),  # 1.5 m aside over 6 m: over 6 and 5
+    ],
+)
+def test_given_a_plan_beyond_a_limit_when_judged_then_what_was_measured_and_where_is_there(one, value, limit, text):
+    options = guard_options({"guard.max_curvature": min(limit, 0.2), "guard.max_speed": 40.0 if limit == 40 else 90.0})
+    (finding,) = [each for each in beyond_limits(one, options) if each.check not in {"jerk", "steering"}][:1]
+    assert (finding.value, finding.limit) == (pytest.approx(value, rel=2e-3), limit)
+    assert finding.text.startswith(text)
+    assert finding.text.endswith(f", the limit is {limit:g}")
+
+
+def test_given_poses_at_uneven_times_when_judged_then_the_jerk_is_that_of_the_motion():
+    times_s = np.cumsum(np.linspace(0.02, 0.18, 31))
+    for after_s in (0.0, -2.0, 5.0):
+        (finding,) = beyond_limits(track(times_s + after_s, 10 * times_s + times_s**3 / 6), guard_options(
+            {"guard.max_jerk": 0.5, "guard.max_acceleration": 20.0}))  # fmt: skip
+        assert finding.check == "jerk"
+        assert finding.value == pytest.approx(1.0, rel=0.02)
+
+
 def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is_found():
     bend = np.where(T < 1.5, 0.0, 0.05)
     yaw = np.concatenate(([0.0], np.cumsum(0.5 * bend[:-1])))
@@ -116,6 +145,7 @@ def test_given_values_that_are_no_numbers_when_read_then_it_is_said_how_many_pos
     assert read(plan_bytes(T, 1e8, 0.0, 0.0)) is None
     path = TimedPath.parse(straight_plan())
     path.turns[3] = 0.0
+    assert unreadable(path)[:3] == ("finite", 1, 0)
     assert unreadable(path).text.startswith("1 poses have an orientation of zeros")
 
 
@@ -155,6 +185,8 @@ def test_given_a_track_when_asked_where_it_is_then_times_outside_are_its_ends():
     assert one.at(9.0) == (50.0, 1.0, 0.4)
     begun = track(np.array([-1.0, 1.0, 3.0]), np.array([0.0, 10.0, 50.0])).from_now()
     assert (begun.t_s.tolist(), begun.x.tolist()) == ([0.0, 1.0, 3.0], [5.0, 10.0, 50.0])
+    begun = track(np.array([-1.0, 1.0]), 0.0, np.array([2.0, 6.0]), np.array([0.2, 0.6])).from_now()
+    assert (begun.y.tolist(), begun.yaw.tolist()) == (pytest.approx([4.0, 6.0]), pytest.approx([0.4, 0.6]))
     over = track(np.array([-2.0, -1.0]), np.array([0.0, 10.0])).from_now()
     assert (over.t_s.tolist(), over.x.tolist(), over.yaw.tolist()) == ([0.0, 1.0], [10.0, 10.0], [0.0, 0.0])
 
@@ -189,10 +221,21 @@ def test_given_a_plan_when_its_end_is_looked_at_then_it_stands_where_its_last_sp
     assert track(T[-2:], np.array([0.0, 0.0])).ends_standing
 
 
-def start(times_s, x, speed=10.0, age_s=0.0, y=0.0):
+def judged(times_s, x, speed=10.0, age_s=0.0, y=0.0):
     motion = Motion.read(odometry_bytes(speed=speed), 0)
-    finding = off_start(track(times_s, x, y), motion, age_s, OPTIONS)
+    return off_start(track(times_s, x, y), motion, age_s, OPTIONS)
+
+
+def start(*args, **more):
+    finding = judged(*args, **more)
     return "" if finding is None else finding.text
+
+
+def test_given_a_plan_that_is_off_when_judged_then_what_was_measured_and_the_limit_are_there():
+    assert judged(T, 10 * T, y=1.5)[:3] == ("start", 1.5, 1.0)
+    assert judged(T, 10 * T, y=-1.5)[:3] == ("start", 1.5, 1.0)
+    assert judged(T + 0.25, 10 * T + 2.5)[:3] == ("start", pytest.approx(0.25), 0.2)
+    assert judged(T - 2.9, 10 * (T - 2.9))[:3] == ("start", pytest.approx(0.1), 0.2)
 
 
 def test_given_a_plan_when_it_is_elsewhere_than_the_vehicle_then_it_is_said_where_and_when():

@@ -94,6 +94,16 @@ def test_given_boxes_in_optical_axes_when_read_then_forward_is_z_and_left_is_min
     assert turned.yaws[0] == pytest.approx(math.pi / 2 + 0.4)
 
 
+def test_given_a_roll_in_optical_axes_when_read_then_the_heading_stays():
+    def roll(marker):
+        optical(marker)
+        turn = marker.pose.orientation  # about z, which is forward
+        turn.z, turn.w = math.sin(1.0), math.cos(1.0)
+
+    rolled = read(edited(markers_bytes([Box(0.0, 0.0)], frame="camera"), roll), "optical")
+    assert rolled.yaws[0] == pytest.approx(math.pi / 2)
+
+
 def test_given_an_arrow_with_a_pose_when_read_then_the_velocity_is_turned_as_rviz_draws_it():
     def turn_arrows(marker):
         if marker.type == 0:
@@ -108,8 +118,23 @@ def test_given_an_orientation_of_zeros_when_read_then_it_is_no_rotation():
     def no_turn(marker):
         marker.pose.orientation.w = 0.0
 
-    found = read(edited(markers_bytes([Box(1.0, 2.0)]), no_turn), "plan")
+    found = read(edited(markers_bytes([Box(1.0, 2.0, velocity=(3.0, 1.0))]), no_turn), "plan")
     assert found.yaws[0] == 0.0
+    assert found.velocities[0] == 3 + 1j
+
+
+def test_given_orientations_of_any_length_when_read_then_each_turns_its_own_velocity():
+    lengths = iter([1.0, 2.0, 1.0, 0.5])
+
+    def turn(marker):
+        length = next(lengths)
+        for name, value in QUARTER.items():
+            setattr(marker.pose.orientation, name, length * value)
+
+    boxes = [Box(1.0, 2.0, velocity=(4.0, 1.0)), Box(3.0, 2.0, velocity=(-2.0, 5.0))]
+    found = read(edited(markers_bytes(boxes), turn), "plan")
+    assert found.velocities == pytest.approx([-1 + 4j, -5 - 2j])
+    assert found.yaws == pytest.approx([math.pi / 2] * 2)
 
 
 def test_given_other_markers_when_read_then_only_solids_that_are_added_are_obstacles():
@@ -147,6 +172,15 @@ def test_given_no_arrow_when_an_object_moves_evenly_then_its_velocity_counts_fro
     assert (first.velocities[0], second.velocities[0]) == (0, 0)
     assert third.velocities[0] == pytest.approx(11 + 1j)
     assert step(2.1, 0.2, third, y=0.1).velocities[0] == pytest.approx(11 + 1j)  # the same array once more
+
+
+def test_given_no_arrow_when_an_object_moves_to_either_side_then_its_velocity_is_that():
+    found = None
+    for number in range(3):
+        found = step(-2.0 * number, 0.1 * number, found, y=3.0 - 1.5 * number)
+    assert (found.no_velocity, found.velocities[0]) == (0, pytest.approx(-20 - 15j))
+    assert step(-6.0, 0.3, found, y=-1.25).no_velocity == 0  # by 2.5 m/s slower
+    assert step(-6.0, 0.3, found, y=-1.15).no_velocity == 1
 
 
 @pytest.mark.parametrize(
@@ -256,6 +290,25 @@ def test_given_sources_when_looked_at_now_then_they_are_led_on_and_what_is_missi
         0: "are 300 ms old"
     }
     assert seen_now((read(markers_bytes([])),), OPTIONS, 10 * S + 300_000_000, START_NS, 0.0)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("stamp_ns", "age_s"),
+    [(0, 0.2), (START_NS + 1, 0.2), (START_NS, 0.0), (START_NS - S // 4, 0.25), (START_NS - 11 * S, 0.2)],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_given_a_stamp_of_another_clock_when_looked_at_now_then_it_is_as_old_as_its_receipt(stamp_ns, age_s, alone):
+    stamps_ns = iter([stamp_ns] * 2 + [START_NS - S // 10] * 2)
+
+    def stamp(marker):
+        marker.header.stamp.sec, marker.header.stamp.nanosec = divmod(next(stamps_ns), S)
+
+    boxes = [Box(1.0, 2.0, velocity=(10.0, 20.0)), Box(50.0, 0.0)][: 1 if alone else 2]
+    one = read(edited(markers_bytes(boxes), stamp), "plan")
+    seen, missing = seen_now((one,), OPTIONS, 10 * S + S // 5, START_NS, 0.0)
+    assert missing == {}
+    assert seen.places[0] == pytest.approx(complex(1 + 10 * age_s, 2 + 20 * age_s), abs=1e-6)
+    assert seen.response_s[0] == pytest.approx(0.15 + age_s, abs=1e-6)
 
 
 @settings(max_examples=80)

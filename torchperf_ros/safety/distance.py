@@ -109,7 +109,7 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
             finding = Finding("distance", value, limit, text)
         touches = ours & (clearance[1:] < _TOUCHES_M)
         contact = bool(touches.any())
-    ttc_s, needed = _collision(t_s, float(speeds[0]), touches if contact else None, which, others, lane)
+    ttc_s, needed = _collision(t_s, float(speeds[0]), touches, which, others, lane)
     return Closeness(finding, contact, ttc_s, needed)
 
 

@@ -273,7 +273,8 @@ class Guard:
 
     def _note(self, path: TimedPath, judged: _Judgement, situation: _Situation) -> None:
         """Remember which way the published plan leads."""
-        raw = "start" in judged.unchecked or situation.motion is None
+        motion = situation.motion
+        raw = motion is None or path.frame not in {motion.frame, motion.child_frame}
         self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
 
     def _replacement(
@@ -314,7 +315,7 @@ class Guard:
             yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), options.act - {"jump"}, "the last valid plan goes on")
         hardest = f"stops by {options.max_deceleration:g} m/s^2"
         if motion is None and self._stop is not None:  # begun anew from a plan's speed, it would never end
-            yield _Rung(GuardVerdict.STOP, self._stop, on_path - {"jump"}, "the stop goes on")
+            yield _Rung(GuardVerdict.STOP, self._stop, on_path, "the stop goes on")
         if path is not None and (braked := self._braked(path, situation, options.max_deceleration)) is not None:
             yield _Rung(GuardVerdict.STOP, braked, on_path, f"{hardest} on the same path")
         if valid is not None and (braked := self._braked(valid, situation, options.max_deceleration)) is not None:
@@ -343,4 +344,4 @@ class Guard:
         points = np.stack((x, y, np.full_like(x, motion.z)), axis=1)
         stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
-        return path.braked(situation.ros_now_ns, options.max_deceleration, _STOP_POSES, speed=abs(motion.speed))
+        return path.braked(situation.ros_now_ns, options.max_deceleration, _STOP_POSES)
