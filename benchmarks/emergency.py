@@ -39,8 +39,8 @@ _LANE = {
     "emergency.scans": 1, "emergency.start_s": 600.0, "emergency.odometry_timeout_ms": 60_000.0,
 }  # fmt: skip
 _EPILOG = """\
-targets: scan and trigger to published stop path, p99.9 <= 5 ms; with --load (four busy processes for each core: fourfold) <= 10
-ms; a silence <= 5 ms after its timeout
+targets: scan and trigger to published stop path, p99.9 <= 5 ms; with --load (four busy processes for each core:
+fourfold) <= 10 ms; a silence <= 5 ms after its timeout
 
 examples:
   ./run bench emergency
