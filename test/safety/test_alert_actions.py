@@ -32,6 +32,12 @@ def drive(rules, seconds, found=lambda second: ()):
         yield second
 
 
+def test_given_rules_when_asked_for_an_alert_then_it_is_one_that_a_rule_has():
+    rules = actions("drift -> off", "latency -> lower_rate")
+    assert [rules.asks_for(name) for name in ("drift", "latency", "off", "load")] == [True, True, False, False]
+    assert not actions().asks_for("drift")
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [

@@ -81,6 +81,16 @@ def test_given_a_lane_when_points_are_projected_then_they_come_back_to_their_pla
     assert not lane.backward
 
 
+@pytest.mark.parametrize(("bend", "beyond"), [(0.1, 1.2), (-0.1, -1.2), (0.008, 0.96)])
+def test_given_a_bend_when_its_lane_is_led_on_then_it_turns_no_further_than_is_likely(bend, beyond):
+    lane = Lane(Track(T, *bent(6 * T, bend)))
+    assert lane.heading[[0, -1]] == pytest.approx([-beyond, 18 * bend + beyond])  # 120 m, or 1.2 rad
+    assert lane.s[[0, -1]] == pytest.approx([-400 - abs(beyond / bend), 18 + 400 + abs(beyond / bend)], abs=0.1)
+    assert np.abs(np.diff(lane.place)) == pytest.approx(np.diff(lane.s), rel=0.02)
+    assert lane.tightest == pytest.approx(abs(bend), rel=1e-2)
+    assert lane.turn == pytest.approx(abs(18 * bend + 2 * beyond))
+
+
 def test_given_a_standing_track_when_its_lane_is_taken_then_it_leads_straight_on():
     lane = Lane(Track(T, 0 * T + 1.0, 0 * T + 2.0, 0 * T + np.pi / 2))
     s, left, heading = lane.project(np.array([1 + 12j, -1 + 2j]))

@@ -246,8 +246,8 @@ def test_given_odometry_that_cannot_be_used_then_the_last_counts_and_it_is_told(
     lane.move(math.nan)
     lane.rules.moved(b"\0\1\0\0", lane.clock())
     assert lane.rules.motion is before
-    assert lane.rules.odometry.refused == 2
-    assert lane.rules.odometry.problem == "4 bytes are no nav_msgs/Odometry"[:7] + lane.rules.odometry.problem[7:]
+    assert (lane.rules.odometry.messages, lane.rules.odometry.refused) == (3, 2)
+    assert lane.rules.odometry.problem.startswith("4 bytes are no nav_msgs/Odometry")
 
 
 def test_given_no_activation_then_nothing_is_judged_and_a_latch_outlasts_it(lane):
@@ -382,6 +382,7 @@ def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_
     unknown = Lane().stop()
     assert unknown.header.frame_id == "base_link"
     assert {(pose.pose.position.x, pose.pose.position.y) for pose in unknown.poses} == {(0.0, 0.0)}
+    assert {(pose.pose.orientation.z, pose.pose.orientation.w) for pose in unknown.poses} == {(0.0, 1.0)}
 
 
 # -- what is said of it -----------------------------------------------------------------------------------------------
@@ -393,7 +394,8 @@ def test_given_each_state_when_asked_then_the_status_says_it_with_ages_and_count
     lane.see(FREE)
     lane.clock.advance_ms(50.0)
     watching = lane.rules.status(lane.clock())
-    assert (watching.level, watching.message) == (Level.OK, "watching")
+    assert (watching.level, watching.name, watching.message) == (Level.OK, "perf: emergency", "watching")
+    assert watching.values["reason"] == ""
     assert watching.values["scan age_ms"] == "50.0"
     assert watching.values["sonar age_ms"] == "nan"
     assert watching.values["corridor_m"] == "11.33"

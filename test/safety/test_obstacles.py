@@ -153,10 +153,21 @@ def test_given_markers_of_another_moment_when_read_then_the_vehicle_is_where_it_
     assert read(data).places[0] == pytest.approx(100 + (60 + 10 * lag_ms / 1000) * 1j)
 
 
+def test_given_an_arrow_that_does_not_begin_at_zero_when_read_then_the_velocity_is_from_point_to_point():
+    def begin(marker):
+        for number, point in enumerate(marker.points):
+            point.x, point.y = (3.0, 2.0) if number == 0 else (8.0, -2.0)
+
+    assert read(edited(markers_bytes([Box(1.0, 2.0)]), begin), "plan").velocities.tolist() == [5 - 4j]
+
+
 @pytest.mark.parametrize("stamp_ns", [0, START_NS + 11 * S])
 def test_given_markers_of_another_clock_when_read_then_the_time_of_receipt_counts(stamp_ns):
     data = markers_bytes([Box(10.0, 0.0)], stamp_ns=stamp_ns, frame="lidar")
     assert read(data, received_ns=10 * S + S // 10).places[0] == pytest.approx(100 + 61j)
+    unstamped = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, stamp_ns=0), 10 * S)
+    data = markers_bytes([Box(10.0, 0.0)], stamp_ns=5 * S, frame="lidar")
+    assert read(data, motion=unstamped, received_ns=10 * S + S // 10).places[0] == pytest.approx(100 + 61j)
 
 
 def step(x, after_s, before, y=0.0, number=0):

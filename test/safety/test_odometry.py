@@ -77,6 +77,7 @@ def test_given_a_motion_when_led_on_then_small_steps_come_to_the_same_place(yaw_
 def test_given_stamps_when_aged_then_one_of_another_clock_counts_from_its_receipt():
     assert age_s(5 * S, 0, 3 * S, 5 * S + S // 2) == 0.5
     assert age_s(0, S, 3 * S, 5 * S) == 2.0
+    assert age_s(5 * S, S, 3 * S, 5 * S) == 0.0
     assert age_s(6 * S, S, 3 * S, 5 * S) == 2.0  # ahead of now
     assert age_s(5 * S, S, 3 * S, 15 * S) == 10.0
     assert age_s(5 * S, S, 3 * S, 15 * S + 1) == 2.0

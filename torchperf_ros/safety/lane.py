@@ -91,7 +91,7 @@ class Lane:
         for begin, end, over_m, way in ends:
             bend = float(heading[end] - heading[begin]) / max(over_m, _LEAST_BEND_M)
             bends.append((0.5 * bend or 1e-12,))
-            out.append((way * min(1.0, _MOST_TURN / max(abs(bend) * float(_ARC_M[-1]), _MOST_TURN)),))
+            out.append((way * _MOST_TURN / max(abs(bend) * float(_ARC_M[-1]), _MOST_TURN),))
         outwards = np.array(out) * _ARC_M
         turned = np.array(bends) * outwards
         headings = heading[[first, last], None] + turned

@@ -159,7 +159,7 @@ class SensorPoints:
         if not (0 <= least <= most and 0 <= view <= 2 * math.pi):
             raise BadInput(f"Range: min_range {least}, max_range {most} or field_of_view {view} rad makes no sense")
         none = np.empty(0)
-        if math.isnan(found) or 0 <= found < least or (found < 0 and found != -math.inf) or found == 0:
+        if math.isnan(found) or found == 0 or -math.inf < found < least:
             return Points(none, none, 0, 0, 1)
         if found > most:
             return Points(none, none, 0, 1, 1)
