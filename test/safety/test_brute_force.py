@@ -296,7 +296,12 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
             Plan(7.6915, 1.7813, -3.69155, aside=-3.5, over=30.766),
             Other("along", -8.35106, -2.6904, -0.08905, 7.6082, 2.24159, 26.65288, 0.13376),
         ),
-        # it has come up to our side by 3 cm
+        # it has come up to our side by 10 cm, though not where the plan leads back
+        (
+            Plan(6.01657, -6.19236, -2.44595, aside=3.5, over=24.06630),
+            Other("along", -5.034575, 2.683067, 0.289929, 8.324796, 1.076565, 12.05022, 0.326297),
+        ),
+        # and by 3 cm
         (
             Plan(2.6265, 1.284, -6.278, bend=0.010526),
             Other("along", -5.24831, 2.65245, -0.205823, 8.24689, 2.36814, 4.77965, 0.35038),
@@ -312,6 +317,7 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
         "it touches",
         "it drives ahead",
         "it overtakes",
+        "it has nearly come up",
         "it has come up",
     ],
 )

@@ -164,7 +164,7 @@ class _Others:
         ahead = local.real
         self.drift: Floats = local.imag
         self.arc_drift = arc_drift
-        self.speeds = seen.speeds
+        self.speeds, self.response_s = seen.speeds, seen.response_s
         self.stands = seen.speeds < _STANDS
         # Beyond the plan's end, and behind us, nothing says where our lane leads. What is aslant there is in a bend.
         aside = np.abs(self.left)
@@ -178,7 +178,6 @@ class _Others:
         self.same = self.along & (ahead > 0)
         self.speed: Floats = ahead * self.along  # along the lane
         self.bends_s = np.where(self.speed < 0, _TOWARDS_BEND_S, _SAME_BEND_S)
-        self.response_s = seen.response_s
         turned = seen.units * way.conj()
         cosine, sine = np.abs(turned.real), np.abs(turned.imag)
         self.off_arc = np.abs((way * self.arc_way.conj()).imag)  # sine of what lies between lane and arc
@@ -192,12 +191,14 @@ class _Others:
         self.side_m = side_m = aside - self.near  # less than zero: in our way
         # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
         # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
-        behind = self.same & (self.gap < -options.length_m - 2 * self.reach_s - _SURE_M)
         # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
         # us who does so in one of them only.
         turned = seen.units * self.arc_way.conj()
-        near = half_length * np.abs(turned.imag) + half_width * np.abs(turned.real) + room
-        side_m = np.maximum(side_m, np.abs(self.arc_left) - near)
+        cosine, sine = np.abs(turned.real), np.abs(turned.imag)
+        side_m = np.maximum(side_m, np.abs(self.arc_left) - (half_length * sine + half_width * cosine + room))
+        nose, rear = self.s + self.reach_s, self.front - options.length_m - _SURE_M
+        here = ((seen.places - arc.place) * arc.travel.conjugate()).real + half_length * cosine + half_width * sine
+        behind = self.same & (nose < rear) & ((here < rear) | (nose < -_KNOWN_M))
         self.passes = behind & (side_m < 0)
         self.follows = behind & (side_m < -options.margin_m - _SURE_M - 0.5 * _UNSEEN_BEND * self.s**2)
         self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
