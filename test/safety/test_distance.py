@@ -51,6 +51,15 @@ def test_given_a_plan_that_goes_both_ways_when_checked_then_only_its_footprint_c
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0, velocity=(-2.0, 0.0))], speed=2.0).check == "distance"
 
 
+@pytest.mark.parametrize(("back_m", "both"), [(0.49, False), (0.51, True)])
+@pytest.mark.parametrize("way", [1, -1])
+def test_given_a_plan_of_9_m_that_turns_round_when_half_a_metre_leads_back_then_it_goes_both_ways(back_m, both, way):
+    x = way * np.interp(T, [0.0, 2.0, 3.0], [0.0, 9.0 - back_m, 9.0 - 2 * back_m])
+    lane = Lane(Track(T, x, 0 * T, 0 * T))
+    assert (lane.both_ways, lane.backward) == (both, way < 0)
+    assert lane.length == pytest.approx(9.0)
+
+
 @pytest.mark.parametrize(("left", "check_name"), [(2.19, "distance"), (2.21, "")])
 def test_given_an_obstacle_beside_when_passed_then_the_margin_counts(left, check_name):
     assert check(straight_plan(), [Box(20.0, left)]).check == check_name
