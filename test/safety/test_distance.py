@@ -51,6 +51,15 @@ def test_given_a_plan_that_goes_both_ways_when_checked_then_only_its_footprint_c
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0, velocity=(-2.0, 0.0))], speed=2.0).check == "distance"
 
 
+@pytest.mark.parametrize(("back_m", "both"), [(0.49, False), (0.51, True)])
+@pytest.mark.parametrize("way", [1, -1])
+def test_given_a_plan_of_9_m_that_turns_round_when_half_a_metre_leads_back_then_it_goes_both_ways(back_m, both, way):
+    x = way * np.interp(T, [0.0, 2.0, 3.0], [0.0, 9.0 - back_m, 9.0 - 2 * back_m])
+    lane = Lane(Track(T, x, 0 * T, 0 * T))
+    assert (lane.both_ways, lane.backward) == (both, way < 0)
+    assert lane.length == pytest.approx(9.0)
+
+
 @pytest.mark.parametrize(("left", "check_name"), [(2.19, "distance"), (2.21, "")])
 def test_given_an_obstacle_beside_when_passed_then_the_margin_counts(left, check_name):
     assert check(straight_plan(), [Box(20.0, left)]).check == check_name
@@ -234,6 +243,11 @@ def test_given_something_ahead_when_we_reverse_or_it_comes_then_its_time_is_know
     assert (comes.ttc_s, comes.needed_deceleration) == pytest.approx((gap / 24, 24 * 10 / (2 * gap)))  # our share
 
 
+def test_given_a_plan_whose_acceleration_grows_when_checked_then_the_speed_of_now_is_that_of_its_first_steps():
+    found = check(plan_bytes(T, 10 * T + T**3, 0.0, 0.0), [Box(30.0, 0.0)])
+    assert found.ttc_s == pytest.approx((30 - 2.25 - 3.5) / (10.01 - 0.5 * 0.06))  # 10.01 and 10.07 m/s
+
+
 @pytest.mark.parametrize("gap", [0.5, 2.0])
 def test_given_something_close_ahead_when_we_move_on_then_the_time_and_the_braking_are_known(gap):
     found = check(straight_plan(), [Box(3.5 + gap + 2.25, 0.0)])
@@ -367,10 +381,13 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
     own_at, own_yaw = np.interp(fine, T, x + 1j * y), np.interp(fine, T, yaw)
     own = corners(own_at, own_yaw, 4.5, 1.9, 1.25)
     assert len(kept) > 5
+    wide, more = _clearances(track, Lane(track), 0.4, places, turns, sizes / 2, options)
+    assert wide[1:, np.isin(more, kept)] == pytest.approx(clearance[1:] - 0.4)
     for n in range(len(sizes)):
         at, turned = np.interp(fine, T, places[:, n]), np.interp(fine, T, turns[:, n])
         exact = apart(own, corners(at, turned, *sizes[n]), (own_yaw, turned))
         between = np.minimum.reduce([exact[i:240:8] for i in range(8)] + [exact[8::8]])
+        assert n in more or exact.min() >= options.margin_m + 0.4 - 1e-9
         if n not in kept:
             assert exact.min() >= options.margin_m - 1e-9
             continue

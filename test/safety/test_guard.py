@@ -263,6 +263,34 @@ def test_given_two_sources_when_one_is_missing_then_the_other_still_acts():
     assert bench.guard.refused["no_velocity"] == 2
 
 
+def test_given_no_arrows_when_arrays_follow_one_another_then_velocities_are_found_from_the_source_itself():
+    bench = Bench(obstacles=["a", "b"])
+    for number in range(4):
+        bench.after_s = 0.1 * number
+        bench.feel(boxes=[Box(50.0 + number, 0.0, velocity=None)])
+    assert bench.guard.refused["no_velocity"] == 2
+
+
+def test_given_odometry_without_a_stamp_when_checked_then_it_is_as_old_as_its_receipt():
+    bench = Bench(start_tolerance_m=0.1)
+    bench.guard.moved(odometry_bytes(stamp_ns=0), 10 * S)
+    bench.after_s = 0.15
+    assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT
+    found = bench.check(plan_bytes(T, 10 * T, 0.0, 0.0, start_ns=bench.ros_ns))
+    assert (found.check, found.value) == ("start", pytest.approx(1.5))
+
+
+def test_given_a_last_valid_plan_when_it_is_almost_over_then_it_does_not_go_on():
+    bench = Bench(act=["jump"])
+    bench.check(bench.plan())
+    for after_s, verdict in ((2.79, GuardVerdict.REBASED), (2.81, GuardVerdict.STOP)):
+        bench.after_s = after_s
+        found = bench.check(b"junk")
+        assert (found.verdict, found.check) == (verdict, "finite")
+        assert math.isnan(found.value)
+        assert math.isnan(found.limit)
+
+
 def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_looked_up():
     bench = Bench(boxes=[Box(10.0, 0.0)])
     found = bench.check(bench.plan(frame="map"))

@@ -192,6 +192,9 @@ def test_given_no_arrow_when_an_object_moves_to_either_side_then_its_velocity_is
     assert (found.no_velocity, found.velocities[0]) == (0, pytest.approx(-20 - 15j))
     assert step(-6.0, 0.3, found, y=-1.25).no_velocity == 0  # by 2.5 m/s slower
     assert step(-6.0, 0.3, found, y=-1.15).no_velocity == 1
+    for number in range(3):
+        found = step(0.0, 1.0 + 0.1 * number, found if number else None, y=7.1 * number)
+    assert found.no_velocity == 1  # 71 m/s
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,12 @@ def test_given_a_motion_when_led_on_then_small_steps_come_to_the_same_place(yaw_
     assert (many[0][0], many[2][0]) == (5.0, pytest.approx(0.3))
 
 
+def test_given_a_motion_at_the_bounds_when_read_then_it_is_taken():
+    for speed, yaw_rate in ((100.0, 10.0), (-100.0, -10.0)):
+        found = Motion.read(odometry_bytes(speed=speed, yaw_rate=yaw_rate), 0)
+        assert (found.speed, found.yaw_rate) == (speed, yaw_rate)
+
+
 def test_given_stamps_when_aged_then_one_of_another_clock_counts_from_its_receipt():
     assert age_s(5 * S, 0, 3 * S, 5 * S + S // 2) == 0.5
     assert age_s(0, S, 3 * S, 5 * S) == 2.0
