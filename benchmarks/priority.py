@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lower-ms", type=float, default=15.0, help="what its model takes (default 15; 0: the smallest)"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of each model (default 1)")
+    parser.add_argument("--threads", type=int, default=2, help="of each model (default 2)")
     add_stage(parser, model_ms=12.0, budget_ms=25.0)
     return parser
 
