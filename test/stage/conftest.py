@@ -145,6 +145,14 @@ class StageUnderTest:
         """Offer one frame and wait for its answer."""
         return self.answer(self.offer(orders, **values)[0])
 
+    def alert(self, answer):
+        """The one alert about an answer, waited for: it leaves a moment after the answer."""
+        seq = str(answer.frame.seq)
+        about = lambda: [each for each in list(self.anomalies) if each.values.get("seq") == seq]  # noqa: E731
+        self.wait_for(about, f"an alert about frame {seq}")
+        (found,) = about()
+        return found
+
     def payload(self, answer):
         """What was published for a frame, decoded; None for nothing."""
         (data,) = [data for data, frame in self.handed_on if frame.seq == answer.frame.seq]

@@ -173,7 +173,8 @@ def test_given_sustained_misses_when_frames_are_good_again_then_the_stage_stops_
     for _ in range(5):
         stage.ask({"do": "raise", "once": False})
     assert stage.health is Health.SAFE_STOP
-    assert any(anomaly.level == 2 and anomaly.name == "tested: model error" for anomaly in stage.anomalies)
+    serious = lambda: any(each.level == 2 and each.name == "tested: model error" for each in stage.anomalies)  # noqa: E731
+    stage.wait_for(serious, "the sustained misses are told")
     healths = [stage.health for _ in range(200) if stage.ask()]
     assert healths[2] is Health.SAFE_STOP
     order = list(dict.fromkeys(healths))

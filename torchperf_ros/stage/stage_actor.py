@@ -496,12 +496,13 @@ class StageActor:
             answer.reason = f"{_WITHHELD}; {answer.reason}" if answer.reason else _WITHHELD
         refusal = None if self.guard is None or checked is None else self.guard.judge(answer, checked)
         frame.data = None  # it is in the ring; who remembers the frame need not keep megabytes
+        told = self.statistics.answered(answer)
         self._ports.answered(answer)
         if answer.outcome is Outcome.ERROR:
             self.pool.last_error = answer.reason
         if self._drift is not None and in_flight.result is not None:
             self._drift.add(answer.tier, answer.total_ms - answer.wait_ms)
-        for alert in (self.statistics.answered(answer), refusal):
+        for alert in (told, refusal):
             if alert is not None:
                 self._ports.anomaly(alert)
 
