@@ -16,6 +16,7 @@ WITHIN_S = 60.0  # for whatever is waited for; a worker takes seconds to start, 
 DOMAIN_ID = 1 + os.getpid() % 100
 
 _FORK_MAIN = "torchperf_ros.model.fork_main"
+_LANE_MAIN = "torchperf_ros.node.emergency_process"
 
 
 class Graph:
@@ -213,10 +214,14 @@ class PerfProcess:
         return [child for child in self.process.children(recursive=True) if is_alive(child)]
 
     def workers(self):
-        """Its living child processes, without those that workers are forked from."""
+        """Its living workers."""
         base = [child for child in self.process.children() if is_alive(child) and _FORK_MAIN in child.cmdline()]
         servers = [*base, *(child for each in base for child in each.children())]
-        return [child for child in self.children() if child not in servers]
+        return [child for child in self.children() if child not in [*servers, *self.lanes()]]
+
+    def lanes(self):
+        """The living process of its emergency lane, if it has one."""
+        return [child for child in self.process.children() if is_alive(child) and _LANE_MAIN in str(child.cmdline())]
 
     def publisher(self, topic, message_type):
         """A publisher that one of the node's subscriptions is connected to."""

@@ -1,6 +1,7 @@
 """The emergency lane in a real ROS graph: it stops the vehicle whatever the workers do, until a person clears it."""
 
 import math
+import os
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
 from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.node.emergency_process import StopArea
 
 pytestmark = pytest.mark.ros
 
@@ -203,7 +205,8 @@ def test_given_a_lane_on_the_topic_of_another_type_when_configured_then_it_is_re
 
 def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops(vehicle):
     vehicle.node.wait_for(lambda: len(vehicle.node.workers()) == 2, "both workers")
-    children = vehicle.node.children()  # those that workers are forked from, too: new ones take seconds
+    lanes = vehicle.node.lanes()
+    children = [child for child in vehicle.node.children() if child not in lanes]  # those they are forked from, too
     for process in children:
         process.kill()
     vehicle.node.graph.wait_for_end(*children)
@@ -212,3 +215,61 @@ def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops
     assert not vehicle.node.workers()
     vehicle.see(math.inf, times=1)
     vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
+
+
+def test_given_a_lane_that_is_killed_when_it_was_latched_then_another_one_is_latched_and_nothing_else_goes_out(
+    vehicle, image
+):
+    vehicle.see(5.0)
+    braking = vehicle.next_plan()
+    (lane,) = vehicle.node.lanes()
+    lane.kill()
+    vehicle.node.graph.wait_for_end(lane)
+    vehicle.plans.clear()
+    assert vehicle.node.answer(vehicle.topics["image"], image())["fallback"] == Fallback.STOP
+    said = vehicle.lane_says(state="latched", restarts="1")
+    assert said["reason"].startswith("scan shows 13 points")
+    assert int(said["pid"]) != lane.pid
+    assert any("exit status -9" in text for text in vehicle.node.errors.splitlines())
+    vehicle.node.wait_for(lambda: len(vehicle.plans) > 3, "stop paths")
+    assert all(plan == braking for plan in vehicle.plans)
+    vehicle.see(math.inf, times=1)  # its own speed is not known yet: that it stands in for an answer is refused
+    vehicle.send("odom", odometry())
+    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
+    assert vehicle.lane_says(state="watching")
+
+
+def test_given_an_area_when_paths_are_written_to_it_then_another_process_reads_the_last_or_that_nothing_is_latched():
+    written = StopArea()
+    read = StopArea(os.dup(written.fd))
+    assert read.read() is None
+    for number in range(40):
+        path = bytes([number]) * (1000 + number)
+        written.write(path)
+        assert read.read() == path
+    written.write(None)
+    assert read.read() is None
+    read.close()
+    written.close()
+
+
+def test_given_a_lane_that_does_not_answer_then_the_node_says_so_and_another_one_takes_its_place(vehicle):
+    (lane,) = vehicle.node.lanes()
+    restarts = int(vehicle.lane()["restarts"])
+    lane.suspend()
+    vehicle.node.wait_for(lambda: vehicle.lane()["state"] == "gone", "the node to notice")
+    assert vehicle.node.statuses["perf: emergency"][0] == 2
+    vehicle.lane_says(state="watching", restarts=str(restarts + 1))
+    assert vehicle.node.lanes() != [lane]
+
+
+def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehicle_and_ends_when_that_stands(
+    vehicle,
+):
+    (lane,) = vehicle.node.lanes()
+    vehicle.node.process.kill()
+    path = vehicle.node.graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]
+    xs = [pose.pose.position.x for pose in path.poses]
+    assert (path.header.frame_id, xs[-1] - xs[0]) == ("odom", pytest.approx(SPEED**2 / (2 * DECELERATION), abs=0.01))
+    vehicle.send("odom", odometry(speed=0.0))
+    vehicle.node.graph.wait_for_end(lane)

@@ -376,6 +376,20 @@ def test_given_a_stop_when_it_is_asked_for_again_then_it_is_the_same_until_it_ha
     assert lane.rules.stop_path(lane.clock(), (ROS_S + 6) * NS_PER_S) is again
 
 
+def test_given_rules_that_are_latched_as_others_were_when_odometry_comes_then_the_path_is_their_own_from_then_on(lane):
+    lane.rules.resume(OBSTACLE, "scan shows a wall", b"theirs", lane.clock())
+    assert (lane.rules.latch.kind, lane.rules.latch.reason) == (OBSTACLE, "scan shows a wall")
+    lane.rules.motion = None
+    assert lane.rules.stop_path(lane.clock() + 1, 1) == b"theirs"
+    lane.rules.motion = motion(10.0)
+    assert lane.rules.stop_path(lane.clock() + 2, 2) != b"theirs"
+
+
+def test_given_a_lane_whose_node_is_gone_then_it_latches(lane):
+    lane.rules.left_alone(lane.clock())
+    assert (lane.rules.latch.kind, lane.rules.latch.reason) == (SILENT, "the node is gone")
+
+
 def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_is_one_place(lane):
     lane.move(0.0, x=4.0)
     assert {pose.pose.position.x for pose in lane.stop().poses} == {4.0}

@@ -47,6 +47,7 @@ def test_given_an_odometry_when_read_then_pose_and_motion_are_found(frame, littl
         (b"", "0 bytes are no nav_msgs/Odometry"),
         (b"\0\1", "2 bytes are no nav_msgs/Odometry"),
         (odometry_bytes()[:-300], "are no nav_msgs/Odometry"),
+        (odometry_bytes(frame="o" * 256), "a frame_id of 256 bytes; at most 255 are taken"),
         (b"\0\1\0\0" + b"\xff" * 60, "are no nav_msgs/Odometry"),
         (changed(pose__pose__position__x=math.nan), "a value of pose or twist is not finite"),
         (changed(twist__twist__linear__x=math.inf), "a value of pose or twist is not finite"),

@@ -110,7 +110,7 @@ def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_
     lane = Emergency(config(**{"emergency.sensors": ["button"], "emergency.types": ["Bool"]}).emergency)
     lane.activate(0)
     registry = CollectorRegistry()
-    registry.register(StageCollector(config(), stages, lane))
+    registry.register(StageCollector(config(), stages, lambda: lane.status(3).values))
     assert registry.get_sample_value("torchperf_emergency_latched") == 0
     lane.saw(0, b"", 1)
     lane.saw(0, b"\0\1\0\0\1", 2)

@@ -1,128 +1,136 @@
-"""The emergency lane in ROS: a thread that waits for raw sensors by itself and publishes the stop path.
+"""The node's side of the emergency lane: starts its process, asks it how it is, and replaces one that is gone."""
 
-No executor, stage or worker is in its way: its subscriptions and its service belong to the node, but only this thread
-waits for them. It runs at the highest real-time priority that is permitted.
-"""
-
+import contextlib
+import json
+import socket
+import subprocess
+import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
 
-from rclpy.impl.implementation_singleton import rclpy_implementation
-from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
-from rclpy.subscription import Subscription
-from std_srvs.srv import Trigger
+from rclpy.lifecycle import LifecycleNode
 
-from torchperf_ros.config.emergency_options import SENSOR_TYPES, EmergencyOptions
+from torchperf_ros.config.config import NodeConfig
+from torchperf_ros.config.emergency_options import SENSOR_TYPES
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
-from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
-from torchperf_ros.node.ring_subscription import NoExecutor
-from torchperf_ros.safety.emergency import Emergency, stop_along_arc
+from torchperf_ros.node.alert_publisher import AlertPublisher
+from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
+from torchperf_ros.node.endpoints import RawPublisher, ros_message_class
 from torchperf_ros.stage.stage_actor import Instead
-from torchperf_ros.workers.process_setup import prefer_this_thread
+from torchperf_ros.workers.process_setup import step_back
 
 SERVICE = "~/clear_emergency"
-_DEPTH = 5
-_LONGEST_WAIT_NS = NS_PER_S
-_AFTER_ERROR_S = 0.02  # a thread of this priority that fails without end must leave the machine to others
+_ENTRY: Final = """\
+import sys
+from torchperf_ros.workers.process_setup import leave_priority
+leave_priority()  # before the imports: they take 0.4 s, and the node's first frames come just then
+from torchperf_ros.node.emergency_process import main
+main(*map(int, sys.argv[1:]))"""
+_NAME: Final = "perf: emergency"
+_ANSWERS_WITHIN_S: Final = 0.5
+_SILENT_S: Final = 5.0  # one that has not answered for so long is replaced
+_RESTART_S: Final = 1.0
+_ENDS_WITHIN_S: Final = 5.0
 
 
 class EmergencyLane:
-    """Watches from `activate` to `deactivate`, and publishes while latched.
+    """One process after the other that watches raw sensors and publishes the stop path, see `emergency_process`.
 
     Attributes:
-        rules: what it judges by.
         topics: names as resolved, and message types, of odometry and sensors.
-        published: stop paths so far.
         withheld: outputs of the last stage that were not published, as the lane was latched.
-        reaction_ms: from the middleware's receipt of the message that latched it last to the published stop path; NaN
-            before the first, and where a silence did.
+        restarts: processes that had to be replaced.
     """
 
-    def __init__(
-        self, node: Node, options: EmergencyOptions, last_output: str, last_type: str,
-        anomaly: Callable[[Alert], None], heard: Callable[[str, bytes], None],
-    ) -> None:  # fmt: skip
-        """Subscribe, offer the service, and start the thread.
+    def __init__(self, config: NodeConfig) -> None:
+        """Spawn the first process, which imports what it needs while workers start."""
+        self.topics: list[tuple[str, str]] = []
+        self.withheld = self.restarts = 0
+        self._config = config
+        self._area = StopArea()
+        self._setup: dict[str, Any] = {}
+        self._answers_with_path = self._active = self._ready = False
+        self._status = Alert(Level.WARN, _NAME, "inactive", {"state": "inactive"})
+        self._news = threading.Condition()
+        self._replies, self._replied_at = 0, time.monotonic()
+        self._ending = threading.Event()
+        self._spawn()
+
+    def connect(self, node: LifecycleNode, last_output: str, last_type: str, alerts: AlertPublisher) -> None:
+        """Say what is to be watched, and wait until it is subscribed to.
 
         Args:
-            node: which node.
-            options: the parameters; at least one sensor.
+            node: whose lane it is.
             last_output: topic of the last stage's output.
             last_type: message type of that output, empty if it is not known.
-            anomaly: takes the alert when the lane latches, on the lane's thread.
-            heard: takes every message, on that thread, too, and must not wait; topics as in `topics`.
+            alerts: takes what is to be told.
 
         Raises:
-            ConfigError: the stop path's topic is the last stage's, and that publishes something else.
+            ConfigError: the stop path's topic is the last stage's, and that publishes something else; or the process
+                does not get as far.
             UnknownMessageType: a sensor's package is not installed.
         """
-        topic = options.output or last_output
-        if last_type not in {PATH, ""} and node.resolve_topic_name(topic) == node.resolve_topic_name(last_output):
-            said = f"{topic!r} is not allowed, as the last stage publishes {last_type} there"
+        options = self._config.emergency
+        topic = node.resolve_topic_name(options.output or last_output)
+        if last_type not in {PATH, ""} and topic == node.resolve_topic_name(last_output):
+            said = f"{options.output or last_output!r} is not allowed, as the last stage publishes {last_type} there"
             raise ConfigError(f"parameter emergency.output: {said}; it has to be a topic of {PATH}")
-        self.rules = Emergency(options)
-        self.published = self.withheld = self.errors = 0
-        self.reaction_ms = float("nan")
-        self.scheduling = ""
-        self._node, self._anomaly, self._answers_with_path = node, anomaly, last_type == PATH
-        self._heard = heard
-        self._ros_now = node.get_clock().handle.get_now
-        self._stop: bytes | None = None  # what is published instead of the last stage's outputs
-        self._publish_at_ns: int | None = None
-        self._received_ns = 0  # ROS time at which the middleware received the message that is judged
-        group = NoExecutor()
-
-        def subscribe(name: str, type_name: str) -> Subscription:
-            reliable = type_name == SENSOR_TYPES["Bool"]  # it may come once, and then has to
-            reliability = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
-            qos = QoSProfile(depth=_DEPTH, reliability=reliability)
-            kind = ros_message_class(type_name)
-            return node.create_subscription(kind, name, lambda _: None, qos, callback_group=group, raw=True)
-
         kinds = [SENSOR_TYPES[kind] for kind in options.types]
         given = [(options.odometry, "nav_msgs/msg/Odometry"), *zip(options.sensors, kinds, strict=True)]
         self.topics = [(node.resolve_topic_name(name), kind) for name, kind in given]
-        self._subscriptions = [subscribe(name, kind) for name, kind in given]
-        self._service = node.create_service(Trigger, SERVICE, lambda _, response: response, callback_group=group)
-        self._publisher = RawPublisher(node.create_publisher(ros_message_class(PATH), topic, OUTPUT_QOS))
-        self._wake = node.create_guard_condition(lambda: None, group)
-        self._wait_set = rclpy_implementation.WaitSet(
-            len(self._subscriptions), 1, 0, 0, 1, 0, node.context.handle
-        )  # fmt: skip
-        stop_along_arc(None, options, 0, 0)  # the first takes longer than those that follow
-        self._orders: list[Callable[[int], None]] = []
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="emergency", daemon=True)
+        for _, kind in self.topics:
+            ros_message_class(kind)
+        self._answers_with_path = last_type == PATH
+        self._alerts, self._log = alerts, node.get_logger()
+        self._setup = {
+            "node": f"{node.get_name()}_emergency", "namespace": node.get_namespace(), "options": asdict(options),
+            "topics": self.topics, "output": topic, "service": node.resolve_service_name(SERVICE),
+            "priority": self._config.realtime_priority, "cpus": list(self._config.cpu_affinity),
+            "lock_memory": self._config.lock_memory, "use_sim_time": node.get_parameter("use_sim_time").value,
+        }  # fmt: skip
+        self._send(self._setup)
+        self._thread = threading.Thread(target=self._listen, name="emergency", daemon=True)
         self._thread.start()
+        with self._news:
+            self._news.wait_for(lambda: self._ready or self.restarts, self._config.start_timeout_s)
+        if not self._ready:
+            raise ConfigError(f"the emergency lane's process is not ready after {self._config.start_timeout_s:g} s")
 
     # -- for the node's threads ---------------------------------------------------------------------------------------
 
     def activate(self) -> None:
         """Watch from now on; a latch stays."""
-        self._order(self.rules.activate)
+        self._active = True
+        self._send({"order": "activate", "latched": None})
 
     def deactivate(self) -> None:
         """Publish and judge nothing more; a latch stays."""
-        self._order(lambda _: self.rules.deactivate())
+        self._active = False
+        self._send({"order": "deactivate"})
 
     def close(self) -> None:
-        """End the thread and take the endpoints down."""
-        self._ending.set()
-        self._wake.trigger()
-        self._thread.join()
-        for subscription in self._subscriptions:
-            self._node.destroy_subscription(subscription)
-        self._node.destroy_service(self._service)
-        self._node.destroy_publisher(self._publisher.publisher)
-        self._node.destroy_guard_condition(self._wake)
+        """End the process."""
+        with self._news:  # from now on, none is replaced
+            self._ending.set()
+        if self._setup:
+            self._send({"order": "close"})
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._setup:
+            self._thread.join()
+        self._socket.close()
+        self._area.close()
 
     def answer(self, publisher: RawPublisher, payload: bytes) -> Instead | None:
         """Publish an output of the last stage, on its thread; while latched the stop path, or nothing, in its place.
@@ -132,112 +140,118 @@ class EmergencyLane:
         Returns:
             What went out in its place; None: it went out itself.
         """
-        was_latched = self._stop is not None
+        stop = self._area.read()
+        was_latched = stop is not None
         if was_latched:
             self.withheld += 1
         else:
             publisher.publish(payload)
-        stop = self._stop if self._answers_with_path else None
+            stop = self._area.read()
+        if not self._answers_with_path:
+            stop = None
         if stop is not None:
             publisher.publish(stop)
         return (Fallback.NONE if stop is None else Fallback.STOP, stop) if was_latched else None
 
+    @property
+    def latched(self) -> bool:
+        """Whether the vehicle is being stopped."""
+        return self._area.read() is not None
+
+    @property
+    def watches(self) -> bool:
+        """Whether it does what it is there for: always, unless its process was just lost."""
+        return self._ready or not self._active
+
+    def values(self) -> Mapping[str, str]:
+        """Of the last status."""
+        return self._status.values
+
     def status(self) -> Alert:
-        """For `/diagnostics`."""
-        alert = self.rules.status(monotonic_ns())
-        values = {
-            "published": str(self.published), "withheld": str(self.withheld), "errors": str(self.errors),
-            "reaction_ms": f"{self.reaction_ms:.3f}", "scheduling": self.scheduling,
-        }  # fmt: skip
-        return replace(alert, values={**alert.values, **values})
+        """For `/diagnostics`: asks the process, and replaces one that has not answered for long."""
+        replies = self._replies
+        self._send({"order": "status"})
+        with self._news:
+            self._news.wait_for(lambda: self._replies > replies, _ANSWERS_WITHIN_S)
+        last = self._status
+        values = {**last.values, "withheld": str(self.withheld), "restarts": str(self.restarts)}
+        if self._replies > replies:
+            return Alert(last.level, last.name, last.message, values)
+        silent_s = time.monotonic() - self._replied_at
+        if self._ready and silent_s > _SILENT_S:
+            self._process.kill()
+        text = "gone: a new process starts" if not self._ready else f"has not answered for {silent_s:.1f} s"
+        return Alert(Level.ERROR, _NAME, text, {**values, "state": "gone"})
 
     def alert(self) -> Alert | None:
-        """For `/perf/anomaly`, None while nothing is latched."""
-        latch = self.rules.latch
-        if latch is None:
+        """For `/perf/anomaly`, None while nothing is latched; of the last status."""
+        values = self._status.values
+        if not self.latched or not values.get("kind"):
             return None
-        values = {"kind": latch.kind, "value": f"{self.reaction_ms:.3f}", "reaction_ms": f"{self.reaction_ms:.3f}"}
-        return Alert(Level.ERROR, "node: emergency stop", latch.reason, values)
+        told = {key: values[key] for key in ("kind", "reaction_ms")} | {"value": values["reaction_ms"]}
+        return Alert(Level.ERROR, "node: emergency stop", values["reason"], told)
 
-    def _order(self, order: Callable[[int], None]) -> None:
-        self._orders.append(order)
-        self._wake.trigger()
+    # -- the process --------------------------------------------------------------------------------------------------
 
-    # -- the lane's thread --------------------------------------------------------------------------------------------
+    def _spawn(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            passed = [theirs.fileno(), self._area.fd]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _ENTRY, *map(str, passed)], pass_fds=passed, stdin=subprocess.DEVNULL
+            )
 
-    def _run(self) -> None:
-        self.scheduling = prefer_this_thread()
-        while not self._ending.is_set():
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it is gone: its successor is told anew
+            self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+
+    def _listen(self) -> None:
+        step_back()
+        while True:
             try:
-                self._step()
-            except Exception:  # the thread's boundary: what failed does not count as seen, and is silent before long
-                self.errors += 1
-                text = f"the emergency lane failed:\n{traceback.format_exc()}"
-                self._node.get_logger().error(text, throttle_duration_sec=1.0)
-                self._ending.wait(_AFTER_ERROR_S)
+                data = self._socket.recv(MAX_PACKET_BYTES)
+            except OSError:
+                data = b""
+            if data:
+                self._take(json.loads(data))
+            elif self._ending.is_set():
+                return
+            else:
+                self._replace()
 
-    def _step(self) -> None:
-        """Do what is due, then wait for what comes first: a message, a silence, the next publication."""
-        rules, now_ns = self.rules, monotonic_ns()
-        while self._orders:
-            self._orders.pop(0)(now_ns)
-        rules.look_for_silence(now_ns)
-        self._publish_if_due(now_ns)
-        due = [at_ns for at_ns in (rules.next_silence_ns(), self._publish_at_ns) if at_ns is not None]
-        wait_ns = min([_LONGEST_WAIT_NS, *(at_ns - monotonic_ns() for at_ns in due)])
-        wait_set = self._wait_set
-        wait_set.clear_entities()
-        for subscription in self._subscriptions:
-            wait_set.add_subscription(subscription.handle)
-        wait_set.add_guard_condition(self._wake.handle)
-        wait_set.add_service(self._service.handle)
-        wait_set.wait(max(wait_ns, 0))
-        self._received_ns = 0
-        for index, subscription in enumerate(self._subscriptions):
-            if wait_set.is_ready("subscription", index):
-                self._take(index - 1, subscription)
-        if wait_set.is_ready("service", 0):
-            self._clear()
+    def _take(self, message: dict[str, Any]) -> None:
+        if "error" in message:
+            self._log.error(f"the emergency lane failed:\n{message['error']}", throttle_duration_sec=1.0)
+        with self._news:
+            if "ready" in message:
+                self._ready, self._replied_at = True, time.monotonic()
+            if "status" in message:
+                level, name, text, values = message["status"]
+                self._status = Alert(Level(level), name, text, values)
+                self._replies, self._replied_at = self._replies + 1, time.monotonic()
+            self._news.notify_all()
+        if "latched" in message and (alert := self.alert()) is not None:
+            self._alerts.found(alert)
 
-    def _take(self, index: int, subscription: Subscription) -> None:
-        """Take a message: of the odometry (-1), or of a sensor."""
-        found = subscription.handle.take_message(subscription.msg_type, True)
-        if found is None:
-            return
-        was_latched = self.rules.latch is not None
-        if index < 0:
-            self.rules.moved(found[0], monotonic_ns())
-        else:
-            self.rules.saw(index, found[0], monotonic_ns())
-        self._heard(self.topics[index + 1][0], found[0])
-        if self.rules.latch is not None and not was_latched:
-            self._received_ns = found[1]["received_timestamp"]
-
-    def _publish_if_due(self, now_ns: int) -> None:
-        rules = self.rules
-        if rules.latch is None or not rules.active:
-            self._stop = self._publish_at_ns = None
-            return
-        if self._publish_at_ns is not None and now_ns < self._publish_at_ns:
-            return
-        begins = self._stop is None
-        self._stop = rules.stop_path(now_ns, int(self._ros_now().nanoseconds))
-        self._publisher.publish(self._stop)
-        self.published += 1
-        self._publish_at_ns = now_ns + round(NS_PER_S / rules.options.rate_hz)
-        if begins:
-            since_ns = time.time_ns() - self._received_ns if self._received_ns else None
-            self.reaction_ms = float("nan") if since_ns is None else since_ns / NS_PER_MS
-            if (alert := self.alert()) is not None:
-                self._anomaly(alert)
-
-    def _clear(self) -> None:
-        request, header = self._service.handle.service_take_request(Trigger.Request)
-        if request is None:
-            return
-        was_latched = self.rules.latch is not None
-        refusal = self.rules.clear(monotonic_ns())
-        done = "cleared: the last stage's outputs are published again" if was_latched else "nothing was latched"
-        self._publish_if_due(monotonic_ns())
-        response = Trigger.Response(success=not refusal, message=f"refused: {refusal}" if refusal else done)
-        self._service.send_response(response, header)
+    def _replace(self) -> None:
+        """Start another process; a latch stays, with the path that there is, and no sensor counts as seen."""
+        status = self._process.wait()
+        text = f"the emergency lane's process is gone (exit status {status}); another one starts"
+        self._log.error(text)
+        self._alerts.found(Alert(Level.ERROR, "node: emergency lane", text, {"restarts": str(self.restarts + 1)}))
+        with self._news:
+            quick, self._ready = time.monotonic() - self._replied_at < _RESTART_S, False
+            self.restarts += 1
+            self._news.notify_all()
+        if quick:
+            self._ending.wait(_RESTART_S)
+        with self._news:
+            if self._ending.is_set():
+                return
+            self._socket.close()
+            self._spawn()
+            self._send(self._setup)
+            values = self._status.values
+            latched = [values["kind"], values["reason"]] if values.get("kind") else None
+            if self._active:
+                self._send({"order": "activate", "latched": latched})

@@ -16,6 +16,9 @@ from torchperf_ros.stage.stage_input import StageInput
 
 OUTPUT_QOS = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 
+HEARD_QOS = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
+"""Of topics that the recorder alone takes."""
+
 
 def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are untyped
     """The rclpy class of `package/msg/Name`.

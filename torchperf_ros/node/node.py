@@ -16,6 +16,7 @@ from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.node.alert_publisher import NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import (
+    HEARD_QOS,
     OUTPUT_QOS,
     RawPublisher,
     output_publisher,
@@ -108,6 +109,7 @@ class PerfNode(LifecycleNode):
             self.get_logger().error(str(error))
             return _FAILURE
         self._set_up_process(config)
+        self._lane = EmergencyLane(config) if config.emergency.sensors else None
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
         set_right_of_way(self._stages, config)
         self._followers = [[] for _ in self._stages]
@@ -249,23 +251,25 @@ class PerfNode(LifecycleNode):
         return True
 
     def _open_lane(self, config: NodeConfig) -> bool:
-        """The emergency lane, unless it is off."""
-        if not config.emergency.sensors:
+        """The emergency lane, unless it is off, and what an incident is to hold of its topics."""
+        if self._lane is None:
             self._reporter.facts["emergency"] = "off: emergency.sensors is empty"
             return True
-        last, found = self._stages[-1], self._reporter.alert_publisher.found
+        last = self._stages[-1]
         output_type = "" if last.pool.description is None else last.pool.description.output
         try:
-            known = self._carried | self._heard.keys()
-            self._lane = EmergencyLane(
-                self, config.emergency, last.config.output, output_type, found,
-                lambda topic, data: None if topic in known else self._record_heard(topic, data),
-            )  # fmt: skip
-            self._heard |= {topic: kind for topic, kind in self._lane.topics if topic not in known}
+            self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher)
         except TorchperfError as error:
             self.get_logger().error(str(error))
             return False
         self._reporter.lane = self._lane
+        if config.recorder:
+            for topic, kind in self._lane.topics:
+                if topic not in self._carried and topic not in self._heard:
+                    self._heard[topic] = kind
+                    record = functools.partial(self._record_heard, topic)
+                    subscription = self.create_subscription(ros_message_class(kind), topic, record, HEARD_QOS, raw=True)
+                    self._subscriptions_of_stages.append(subscription)
         return True
 
     def _find_taker(self) -> None:
@@ -291,7 +295,7 @@ class PerfNode(LifecycleNode):
         if not config.metrics_port:
             return
         try:
-            self._exporter = MetricsExporter(config, self._stages, self._lane.rules if self._lane else None)
+            self._exporter = MetricsExporter(config, self._stages, self._lane.values if self._lane else dict)
         except OSError as error:
             place = f"on metrics_address {config.metrics_address}; set another, or 0 for none"
             self._reporter.facts["metrics_warning"] = (

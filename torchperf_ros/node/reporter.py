@@ -100,8 +100,8 @@ class Reporter:
             self.alert_publisher.found(alert)
         healths = [(stage, stage.statistics.health.state(now_ns)) for stage in self.stages]
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
-        latched = {Health.SAFE_STOP} if lane is not None and lane.rules.latch is not None else set()
-        statuses.append(self._node_status({health for _, health in healths} | latched, memory.node_rss))
+        stopped = {Health.SAFE_STOP} if lane is not None and (lane.latched or not lane.watches) else set()
+        statuses.append(self._node_status({health for _, health in healths} | stopped, memory.node_rss))
         statuses.extend([] if lane is None else [lane.status()])
         statuses.extend(self._wrong_types())
         for stage, health in healths:

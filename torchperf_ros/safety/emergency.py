@@ -252,6 +252,10 @@ class Emergency:
             self._stop = None
             self.latch = Latch(kind, reason, now_ns)
 
+    def left_alone(self, now_ns: int) -> None:
+        """The node that this lane belongs to is gone: latch."""
+        self._trigger(SILENT, "the node is gone", now_ns)
+
     # -- the latch ----------------------------------------------------------------------------------------------------
 
     def lasting(self, now_ns: int) -> list[str]:
@@ -268,6 +272,10 @@ class Emergency:
         self.clears += self.latch is not None
         self.latch = self._stop = None
         return ""
+
+    def resume(self, kind: str, reason: str, stop: bytes, now_ns: int) -> None:
+        """Be latched as rules before these were, with their path until odometry says that the vehicle moves."""
+        self.latch, self._stop = Latch(kind, reason, now_ns), (stop, now_ns)
 
     # -- the stop -----------------------------------------------------------------------------------------------------
 

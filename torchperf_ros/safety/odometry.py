@@ -15,6 +15,7 @@ USABLE_AGE_S = 10.0
 """A stamp that is zero or further off than this is of another clock; the time of receipt counts instead."""
 
 _MAX_SPEED, _MAX_YAW_RATE = 100.0, 10.0  # m/s, rad/s; more is a broken odometry, not a road vehicle
+_LONGEST_FRAME = 255  # bytes; each pose of a path that is made from it repeats the name
 _TWIST_AFTER = 7 * 8 + 36 * 8  # bytes of the pose with its covariance
 
 
@@ -56,6 +57,8 @@ class Motion:
             speed, *_, yaw_rate = struct.unpack_from(f"{order}6d", message, at + _TWIST_AFTER)
         except (struct.error, IndexError) as error:
             raise BadInput(f"{len(message)} bytes are no nav_msgs/Odometry ({one_line(error)})") from error
+        if len(frame) > _LONGEST_FRAME:
+            raise BadInput(f"odometry: a frame_id of {len(frame)} bytes; at most {_LONGEST_FRAME} are taken")
         if not all(map(math.isfinite, (x, y, z, *turn, speed, yaw_rate))):
             raise BadInput("odometry: a value of pose or twist is not finite")
         if abs(speed) > _MAX_SPEED or abs(yaw_rate) > _MAX_YAW_RATE:

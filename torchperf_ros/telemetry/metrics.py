@@ -22,10 +22,13 @@ from torchperf_ros.config.build_options import version_of
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
-from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.safety.emergency import KINDS
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.memory import MemoryUse, sample_memory
 from torchperf_ros.workers.process_setup import step_back
+
+Values = Mapping[str, str]
+"""What a status on `/diagnostics` says, by key."""
 
 _FAMILIES: dict[str, type[Any]] = {
     "counter": CounterMetricFamily,
@@ -49,7 +52,7 @@ _CUDA_KINDS = ("allocated", "reserved", "free", "total")
 class _Scrape:
     """One stage, or the whole node where there is none, as a scrape finds it."""
 
-    def __init__(self, config: NodeConfig, use: MemoryUse, stage: StageActor | None, lane: Emergency) -> None:
+    def __init__(self, config: NodeConfig, use: MemoryUse, stage: StageActor | None, lane: Values) -> None:
         self.lane = lane
         self.use, self.used_share, self.memory_share = use, use.used_share(config.memory_limit_mib), config.memory_share
         if stage is None:
@@ -180,11 +183,11 @@ METRICS = (
        ("version", "torch", "ros_distro", "python")),
     # emergency lane
     _M("torchperf_emergency_latched", _G, "1 while the emergency lane stops the vehicle",
-       lambda node: node.lane.latch is not None, ()),
+       lambda node: node.lane.get("state") == "latched", ()),
     _M("torchperf_emergency_triggers_total", _C, "How often it did, since configure",
-       lambda node: dict(node.lane.triggers), ("why",)),
+       lambda node: {kind: int(node.lane.get(f"triggers_{kind}", 0)) for kind in KINDS}, ("why",)),
     _M("torchperf_emergency_refused_total", _C, "Messages of its sensors that could not be used",
-       lambda node: sum(sensor.refused for sensor in (*node.lane.sensors, node.lane.odometry)), ()),
+       lambda node: sum(int(count) for key, count in node.lane.items() if key.endswith(" refused")), ()),
     # memory
     _M("torchperf_worker_resident_bytes", _G, "Resident memory of a worker, without shared memory",
        lambda s: {str(worker.number): s.use.rss_by_pid[worker.pid] for worker in s.workers}, ("stage", "worker")),
@@ -222,10 +225,10 @@ METRICS = (
 class StageCollector(Collector):
     """Reads the stages when scraped; between scrapes it costs nothing, and it never takes a lock that a frame needs."""
 
-    def __init__(self, config: NodeConfig, stages: Sequence[StageActor], lane: Emergency | None = None) -> None:
-        """Take the node's stages, and the rules of its emergency lane unless that is off."""
+    def __init__(self, config: NodeConfig, stages: Sequence[StageActor], lane: Callable[[], Values] = dict) -> None:
+        """Take the node's stages, and what asks for the values of its emergency lane's status."""
         self._config = config
-        self._lane = lane or Emergency(config.emergency)
+        self._lane = lane
         self._stages = stages
 
     def describe(self) -> Iterable[Metric]:
@@ -236,15 +239,15 @@ class StageCollector(Collector):
         """Every metric of the table; called on a thread of the scrape's own, which gives way to all others."""
         step_back()
         use = sample_memory(self._stages)
-        stages = {stage.config.name: _Scrape(self._config, use, stage, self._lane) for stage in self._stages}
-        node = _Scrape(self._config, use, None, self._lane)
+        stages = {stage.config.name: _Scrape(self._config, use, stage, {}) for stage in self._stages}
+        node = _Scrape(self._config, use, None, self._lane())
         return iter([spec.family(stages, node) for spec in METRICS])
 
 
 class MetricsExporter:
     """An HTTP server that answers `/metrics`."""
 
-    def __init__(self, config: NodeConfig, stages: Iterable[StageActor], lane: Emergency | None = None) -> None:
+    def __init__(self, config: NodeConfig, stages: Iterable[StageActor], lane: Callable[[], Values] = dict) -> None:
         """Serve on `metrics_port` of `metrics_address`.
 
         Raises:

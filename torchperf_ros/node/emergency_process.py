@@ -1,0 +1,316 @@
+"""The emergency lane's process, spawned by the node.
+
+It waits for raw sensors by itself and publishes the stop path. No executor, stage, worker or interpreter lock of the
+node is in its way, nor are the images that the node takes: a process of its own has its own participant. Its one thread
+that matters runs at the highest real-time priority that is permitted. Should the node go without a word, the lane stops
+the vehicle.
+"""
+
+import gc
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import rclpy
+from rclpy.impl.implementation_singleton import rclpy_implementation
+from rclpy.node import Node
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
+from rclpy.subscription import Subscription
+from std_srvs.srv import Trigger
+
+from torchperf_ros.config.emergency_options import SENSOR_TYPES, EmergencyOptions
+from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from torchperf_ros.frame.stop_output import PATH
+from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
+from torchperf_ros.node.middleware import end_within
+from torchperf_ros.safety.emergency import Emergency, stop_along_arc
+from torchperf_ros.workers import process_setup
+
+MAX_PACKET_BYTES = 100_000
+_WORD, _SLOTS, _SLOT_BYTES = 8, 16, 1 << 16
+
+
+class StopArea:
+    """Shared memory that says whether the lane is latched, and with which path; its process writes, the node reads.
+
+    A path goes into the next of several slots, so that what a reader copies is not written to meanwhile: the lane would
+    have to make 16 paths in that time. What lies in it outlives the process.
+    """
+
+    def __init__(self, fd: int = -1) -> None:
+        """Map the area of this descriptor, or make one."""
+        self.fd = os.memfd_create("torchperf_emergency", os.MFD_CLOEXEC) if fd < 0 else fd
+        os.ftruncate(self.fd, (_SLOTS + 1) * _SLOT_BYTES)  # memory that is never used is never taken
+        self._map = mmap.mmap(self.fd, (_SLOTS + 1) * _SLOT_BYTES)
+        self._view = memoryview(self._map)
+        self._newest = self._view[:_WORD].cast("Q")  # where the path begins, 0: not latched
+        self._stop: bytes | None = None
+
+    def write(self, stop: bytes | None) -> None:
+        """Latched, with this path, which fits in as `Motion` takes no longer names of frames; None: not latched."""
+        if stop is self._stop:
+            return
+        begin = 0
+        if stop is not None:
+            begin = (self._newest[0] // _SLOT_BYTES % _SLOTS + 1) * _SLOT_BYTES
+            self._view[begin : begin + _WORD] = len(stop).to_bytes(_WORD, "little")
+            self._view[begin + _WORD : begin + _WORD + len(stop)] = stop
+        self._newest[0] = begin
+        self._stop = stop
+
+    def read(self) -> bytes | None:
+        """The path; None: not latched."""
+        begin = self._newest[0]
+        if not begin:
+            return None
+        length = int.from_bytes(self._map[begin : begin + _WORD], "little")
+        return self._map[begin + _WORD : begin + _WORD + length]
+
+    def close(self) -> None:
+        """Release the mapping and the descriptor."""
+        self._newest.release()
+        self._view.release()
+        self._map.close()
+        os.close(self.fd)
+
+
+_DEPTH: Final = 5
+_LONGEST_WAIT_NS: Final = NS_PER_S
+_AFTER_ERROR_S: Final = 0.02  # a thread of this priority that fails without end must leave the machine to others
+_ALONE_S: Final = 10.0  # so long the lane stops the vehicle after the node has gone, less where it stands before
+_AT_LEAST_ALONE_S: Final = 1.0
+_STANDS_M_S: Final = 0.1
+_ENDS_WITHIN_S: Final = 3
+_CLOCK, _CDR_HEADER = struct.Struct("<iI"), 4
+
+
+class _Lane:
+    """Watches between `activate` and `deactivate`, and publishes while latched.
+
+    The setup holds `node` and `namespace` of its own node, `options` (parameters `emergency.NAME`), `topics` (resolved
+    names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`, `lock_memory`, `use_sim_time`.
+    """
+
+    def __init__(self, node_socket: socket.socket, area: StopArea, setup: dict[str, Any]) -> None:
+        """Subscribe, offer the service, and listen to the node."""
+        if setup["cpus"]:
+            process_setup.pin_this_process(tuple(setup["cpus"]))
+        if setup["lock_memory"]:
+            process_setup.lock_memory()
+        process_setup.prefer_this_process(setup["priority"])
+        self.scheduling = process_setup.prefer_this_thread()  # the middleware's threads inherit it
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        node = Node(
+            setup["node"], namespace=setup["namespace"], use_global_arguments=False, enable_rosout=False,
+            start_parameter_services=False,
+        )  # fmt: skip
+        self._node, self._area, self._socket = node, area, node_socket
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in setup["options"].items()
+        }
+        options = EmergencyOptions(**given)
+        self.rules = Emergency(options)
+        self.published = self.errors = 0
+        self.reaction_ms = float("nan")
+        self._begins = True  # the next stop path is the first since it latched
+        self._publish_at_ns: int | None = None
+        self._received_ns = 0  # ROS time at which the middleware received the message that is judged
+        self._leave_ns: int | None = None
+
+        def subscribe(name: str, type_name: str) -> Subscription:
+            reliable = type_name == SENSOR_TYPES["Bool"]  # it may come once, and then has to
+            reliability = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
+            qos = QoSProfile(depth=_DEPTH, reliability=reliability)
+            return node.create_subscription(ros_message_class(type_name), name, lambda _: None, qos, raw=True)
+
+        self._subscriptions = [subscribe(name, kind) for name, kind in setup["topics"]]
+        self._topics = len(self._subscriptions)
+        self._ros_now_ns: Callable[[], int] = time.time_ns
+        if setup["use_sim_time"]:
+            self._subscriptions.append(subscribe("/clock", "rosgraph_msgs/msg/Clock"))
+            self._clock_ns = 0
+            self._ros_now_ns = lambda: self._clock_ns
+        self._service = node.create_service(Trigger, setup["service"], lambda _, response: response)
+        self._publisher = RawPublisher(node.create_publisher(ros_message_class(PATH), setup["output"], OUTPUT_QOS))
+        self._wake = node.create_guard_condition(lambda: None)
+        self._wait_set = rclpy_implementation.WaitSet(
+            len(self._subscriptions), 1, 0, 0, 1, 0, node.context.handle
+        )  # fmt: skip
+        stop_along_arc(None, options, 0, 0)  # the first takes longer than those that follow
+        self._orders: list[Callable[[int], None]] = []
+        process_setup.stop_collecting()
+        self._send(ready=True)
+        threading.Thread(target=self._listen, name="node", daemon=True).start()
+
+    # -- the thread that listens to the node -------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        process_setup.step_back()
+        while data := self._socket.recv(MAX_PACKET_BYTES):
+            order = json.loads(data)
+            if order["order"] == "status":
+                self._send(status=_fields(self._status()))
+                gc.collect()
+            else:
+                self._do(getattr(self, f"_{order['order']}"), order)
+        self._do(self._left_alone, {})
+
+    def _do(self, what: Callable[[int, dict[str, Any]], None], order: dict[str, Any]) -> None:
+        self._orders.append(lambda now_ns: what(now_ns, order))
+        self._wake.trigger()
+
+    def _send(self, **message: Any) -> None:  # noqa: ANN401 - JSON
+        try:
+            self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+        except OSError:  # the node is gone, or has not looked for long; the status tells it again
+            self.errors += 1
+
+    def _status(self) -> Alert:
+        alert, latch = self.rules.status(monotonic_ns()), self.rules.latch
+        values = {
+            "kind": "" if latch is None else latch.kind, "pid": str(os.getpid()), "published": str(self.published),
+            "errors": str(self.errors), "reaction_ms": f"{self.reaction_ms:.3f}", "scheduling": self.scheduling,
+        }  # fmt: skip
+        return replace(alert, values={**alert.values, **values})
+
+    # -- orders, on the lane's thread --------------------------------------------------------------------------------
+
+    def _activate(self, now_ns: int, order: dict[str, Any]) -> None:
+        """Watch from now on; `latched` has kind and reason where a process before this one was latched."""
+        self.rules.activate(now_ns)
+        self._begins = True
+        if order["latched"] is not None and (stop := self._area.read()) is not None:
+            kind, reason = order["latched"]
+            self.rules.resume(kind, reason, stop, now_ns)
+            self._begins = False
+
+    def _deactivate(self, _now_ns: int, _order: dict[str, Any]) -> None:
+        self.rules.deactivate()
+
+    def _close(self, now_ns: int, _order: dict[str, Any]) -> None:
+        self._leave_ns = now_ns
+
+    def _left_alone(self, now_ns: int, _order: dict[str, Any]) -> None:
+        """The node is gone: stop the vehicle, unless nothing was to be watched, and end."""
+        if not self.rules.active or self._leave_ns is not None:
+            self._leave_ns = now_ns
+            return
+        self.rules.left_alone(now_ns)
+        self._leave_ns = now_ns + round(_ALONE_S * NS_PER_S)
+        self._may_leave_ns = now_ns + round(_AT_LEAST_ALONE_S * NS_PER_S)
+
+    def _is_over(self, now_ns: int) -> bool:
+        if self._leave_ns is None or now_ns >= self._leave_ns:
+            return self._leave_ns is not None
+        motion = self.rules.motion
+        return now_ns >= self._may_leave_ns and motion is not None and abs(motion.speed) < _STANDS_M_S
+
+    # -- the lane's thread --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the node says so, or is gone."""
+        while not self._is_over(monotonic_ns()):
+            try:
+                self._step()
+            except Exception:  # the thread's boundary: what failed does not count as seen, and is silent before long
+                self.errors += 1
+                self._send(error=traceback.format_exc())
+                time.sleep(_AFTER_ERROR_S)
+        self._area.write(None)
+        self._node.destroy_node()
+
+    def _step(self) -> None:
+        """Do what is due, then wait for what comes first: a message, a silence, the next publication."""
+        rules, now_ns = self.rules, monotonic_ns()
+        while self._orders:
+            self._orders.pop(0)(now_ns)
+        rules.look_for_silence(now_ns)
+        self._publish_if_due(now_ns)
+        due = [at_ns for at_ns in (rules.next_silence_ns(), self._publish_at_ns) if at_ns is not None]
+        wait_ns = min([_LONGEST_WAIT_NS, *(at_ns - monotonic_ns() for at_ns in due)])
+        wait_set = self._wait_set
+        wait_set.clear_entities()
+        for subscription in self._subscriptions:
+            wait_set.add_subscription(subscription.handle)
+        wait_set.add_guard_condition(self._wake.handle)
+        wait_set.add_service(self._service.handle)
+        wait_set.wait(max(wait_ns, 0))
+        self._received_ns = 0
+        for index, subscription in enumerate(self._subscriptions):
+            if wait_set.is_ready("subscription", index):
+                self._take(index, subscription, monotonic_ns())
+        if wait_set.is_ready("service", 0):
+            self._clear(monotonic_ns())
+
+    def _take(self, index: int, subscription: Subscription, now_ns: int) -> None:
+        """Take a message: of the odometry (0), of a sensor, or of the clock."""
+        found = subscription.handle.take_message(subscription.msg_type, True)
+        if found is None:
+            return
+        rules, data = self.rules, found[0]
+        if index == self._topics:
+            seconds, nanoseconds = _CLOCK.unpack_from(data, _CDR_HEADER)
+            self._clock_ns = seconds * NS_PER_S + nanoseconds
+            return
+        was_latched = rules.latch is not None
+        if index == 0:
+            rules.moved(data, now_ns)
+        else:
+            rules.saw(index - 1, data, now_ns)
+        if rules.latch is not None and not was_latched:
+            self._received_ns = found[1]["received_timestamp"]
+
+    def _publish_if_due(self, now_ns: int) -> None:
+        rules = self.rules
+        if rules.latch is None or not rules.active:
+            self._area.write(None)
+            self._begins, self._publish_at_ns = True, None
+            return
+        if self._publish_at_ns is not None and now_ns < self._publish_at_ns:
+            return
+        stop = rules.stop_path(now_ns, self._ros_now_ns())
+        self._area.write(stop)  # before it is published: what the node publishes meanwhile, a stop path follows
+        self._publisher.publish(stop)
+        self.published += 1
+        self._publish_at_ns = now_ns + round(NS_PER_S / rules.options.rate_hz)
+        if self._begins:
+            self._begins = False
+            self.reaction_ms = (time.time_ns() - self._received_ns) / NS_PER_MS if self._received_ns else float("nan")
+            self._send(status=_fields(self._status()), latched=True)
+
+    def _clear(self, now_ns: int) -> None:
+        request, header = self._service.handle.service_take_request(Trigger.Request)
+        if request is None:
+            return
+        was_latched = self.rules.latch is not None
+        refusal = self.rules.clear(now_ns)
+        done = "cleared: the last stage's outputs are published again" if was_latched else "nothing was latched"
+        self._publish_if_due(now_ns)
+        response = Trigger.Response(success=not refusal, message=f"refused: {refusal}" if refusal else done)
+        self._service.send_response(response, header)
+
+
+def _fields(alert: Alert) -> list[Any]:
+    return [int(alert.level), alert.name, alert.message, dict(alert.values)]
+
+
+def main(socket_fd: int, area_fd: int) -> None:
+    """Take the setup, watch, and end with the node, or some time after it."""
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node says when it ends
+        signal.signal(ending, signal.SIG_IGN)
+    node_socket, area = socket.socket(fileno=socket_fd), StopArea(area_fd)
+    if setup := node_socket.recv(MAX_PACKET_BYTES):
+        _Lane(node_socket, area, json.loads(setup)).run()
+        end_within(_ENDS_WITHIN_S)
+        rclpy.try_shutdown()
