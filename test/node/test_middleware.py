@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from torchperf_ros.node.middleware import image_transport, keep_segment_small
+from torchperf_ros.node.middleware import image_transport, own_segment
 
 pytestmark = pytest.mark.ros
 
@@ -49,17 +49,13 @@ def test_given_a_version_of_ros_when_no_transport_is_chosen_then_its_variable_na
     assert "<segment_size>67108864</segment_size>" in Path(profile).read_text()
 
 
-@pytest.mark.parametrize(("set_to", "segment_bytes"), [("", 16 << 20), ("/etc/own.xml", None)])
-def test_given_a_node_when_it_starts_then_only_our_profile_becomes_its_smaller_one(monkeypatch, set_to, segment_bytes):
-    for name in (NEWER, OLDER, "FASTDDS_BUILTIN_TRANSPORTS"):
-        monkeypatch.delenv(name, raising=False)
-    ((name, profile),) = image_transport({}).items()
-    monkeypatch.setenv(name, set_to or profile)
-    keep_segment_small()
-    if segment_bytes is None:
-        assert os.environ[name] == set_to
-    else:
-        assert f"<segment_size>{segment_bytes}</segment_size>" in Path(os.environ[name]).read_text()
+def test_given_a_node_when_it_starts_then_only_our_profile_becomes_its_smaller_one_and_the_lanes_smaller_still():
+    environment = image_transport({})
+    for lane, segment_bytes in ((False, 16 << 20), (True, 1 << 20)):
+        environment |= own_segment(environment, lane=lane)
+        ((_, profile),) = environment.items()
+        assert f"<segment_size>{segment_bytes}</segment_size>" in Path(profile).read_text()
+    assert own_segment({name: "/etc/own.xml" for name in environment}) == {}
 
 
 def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():

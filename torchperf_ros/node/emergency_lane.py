@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
 from torchperf_ros.node.endpoints import RawPublisher, ros_message_class
+from torchperf_ros.node.middleware import own_segment
 from torchperf_ros.stage.stage_actor import Instead
 from torchperf_ros.workers.process_setup import step_back
 
@@ -198,8 +200,9 @@ class EmergencyLane:
         with theirs:
             passed = [theirs.fileno(), self._area.fd]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, *map(str, passed)], pass_fds=passed, stdin=subprocess.DEVNULL
-            )
+                [sys.executable, "-c", _ENTRY, *map(str, passed)], pass_fds=passed, stdin=subprocess.DEVNULL,
+                env={**os.environ, **own_segment(os.environ, lane=True), "OPENBLAS_NUM_THREADS": "1"},
+            )  # fmt: skip
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it is gone: its successor is told anew

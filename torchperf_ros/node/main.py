@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import os
 import re
 import signal
 import sys
@@ -94,13 +95,13 @@ def _run(args: list[str], ending: threading.Event) -> int:
     from rclpy.signals import SignalHandlerOptions
 
     from torchperf_ros.frame.errors import ConfigError
-    from torchperf_ros.node.middleware import carry_images, end_within, keep_segment_small, remove_dead_segments
+    from torchperf_ros.node.middleware import carry_images, end_within, own_segment, remove_dead_segments
     from torchperf_ros.node.node import PerfNode
     from torchperf_ros.workers.worker_setup import remove_dead_folders
 
     memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6
     carry_images()
-    keep_segment_small()
+    os.environ.update(own_segment(os.environ))
     try:
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:  # rcl's, for a file that it cannot read and for arguments that it does not know

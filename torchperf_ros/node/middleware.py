@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_PROFILE, _NODE_PROFILE = "fastdds_shared_memory.xml", "fastdds_node.xml"
+_PROFILE, _NODE_PROFILE, _LANE_PROFILE = (f"fastdds_{name}.xml" for name in ("shared_memory", "node", "lane"))
 _PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")  # Kilted and later; before
 _KILTED_RCLPY = 9
 
@@ -39,15 +39,18 @@ def carry_images() -> None:
     os.environ.update(image_transport(os.environ))
 
 
-def keep_segment_small() -> None:
-    """Where this package's profile is set, take the node's: 48 MiB less memory, as Fast DDS touches a whole segment.
+def own_segment(environment: Mapping[str, str], *, lane: bool = False) -> dict[str, str]:
+    """Where this package's profile is set, the variable that names the node's, or its emergency lane's, instead.
 
-    Who publishes images needs the larger segment; the node takes them out of the camera's.
+    Fast DDS touches a whole segment: that is 48 MiB less, 63 for the lane. Who publishes images needs the larger
+    segment; these two take them out of the camera's.
     """
     for name in _PROFILE_VARIABLES:
-        profile = Path(os.environ.get(name, ""))
-        if profile.name == _PROFILE and (own := profile.with_name(_NODE_PROFILE)).is_file():
-            os.environ[name] = str(own)
+        profile = Path(environment.get(name, ""))
+        if profile.name in {_PROFILE, _NODE_PROFILE}:
+            own = profile.with_name(_LANE_PROFILE if lane else _NODE_PROFILE)
+            return {name: str(own)} if own.is_file() else {}
+    return {}
 
 
 def end_within(seconds: int) -> None:
