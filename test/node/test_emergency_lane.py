@@ -8,12 +8,16 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from builtin_interfaces.msg import Time
 from nav_msgs.msg import Odometry, Path
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, LaserScan
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
+from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.emergency_process import StopArea
 
 pytestmark = pytest.mark.ros
@@ -251,6 +255,42 @@ def test_given_an_area_when_paths_are_written_to_it_then_another_process_reads_t
     assert read.read() is None
     read.close()
     written.close()
+
+
+class Alerts(list):
+    """What the lane tells."""
+
+    found = list.append
+
+
+@pytest.fixture
+def simulated(graph):
+    """A node of this process whose time is simulated, and its lane."""
+    from rclpy.node import Node
+    from rclpy.parameter import Parameter
+
+    node = Node(
+        "simulated", context=graph.context, use_global_arguments=False,
+        parameter_overrides=[Parameter("use_sim_time", value=True)],
+    )  # fmt: skip
+    lane = EmergencyLane(node_config({f"emergency.{name}": value for name, value in LANE.items()}, {}))
+    lane.connect(node, "simulated_plan", "nav_msgs/msg/Path", Alerts())
+    lane.activate()
+    yield lane
+    lane.close()
+    node.destroy_node()
+
+
+def test_given_simulated_time_when_the_lane_stops_the_vehicle_then_the_path_begins_at_that_time(graph, simulated):
+    plans = graph.listen("simulated_plan", Path)
+    topics = {name: graph.node.create_publisher(kind, name, 10) for name, kind in (("/clock", Clock), ("button", Bool))}
+    graph.wait_for(lambda: all(topic.get_subscription_count() for topic in topics.values()), "the lane")
+    graph.acquaint(Trigger, "simulated/clear_emergency", Trigger.Request())
+    topics["/clock"].publish(Clock(clock=Time(sec=4711, nanosec=250_000_000)))
+    assert graph.wait_for(lambda: simulated.status().values["clock_s"] == "4711.250", "the clock")
+    topics["button"].publish(Bool(data=True))
+    path = graph.wait_for(lambda: list(plans), "a stop path")[0]
+    assert (path.header.stamp.sec, path.header.stamp.nanosec) == (4711, 250_000_000)
 
 
 def test_given_a_lane_that_does_not_answer_then_the_node_says_so_and_another_one_takes_its_place(vehicle):

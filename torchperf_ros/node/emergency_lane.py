@@ -95,6 +95,7 @@ class EmergencyLane:
             "topics": self.topics, "output": topic, "service": node.resolve_service_name(SERVICE),
             "priority": self._config.realtime_priority, "cpus": list(self._config.cpu_affinity),
             "lock_memory": self._config.lock_memory, "use_sim_time": node.get_parameter("use_sim_time").value,
+            "domain": node.context.get_domain_id(),
         }  # fmt: skip
         self._send(self._setup)
         self._thread = threading.Thread(target=self._listen, name="emergency", daemon=True)

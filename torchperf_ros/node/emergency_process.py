@@ -99,7 +99,8 @@ class _Lane:
     """Watches between `activate` and `deactivate`, and publishes while latched.
 
     The setup holds `node` and `namespace` of its own node, `options` (parameters `emergency.NAME`), `topics` (resolved
-    names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`, `lock_memory`, `use_sim_time`.
+    names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`, `lock_memory`, `use_sim_time`,
+    `domain`.
     """
 
     def __init__(self, node_socket: socket.socket, area: StopArea, setup: dict[str, Any]) -> None:
@@ -110,7 +111,7 @@ class _Lane:
             process_setup.lock_memory()
         process_setup.prefer_this_process(setup["priority"])
         self.scheduling = process_setup.prefer_this_thread()  # the middleware's threads inherit it
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        rclpy.init(args=[], domain_id=setup["domain"], signal_handler_options=SignalHandlerOptions.NO)
         node = Node(
             setup["node"], namespace=setup["namespace"], use_global_arguments=False, enable_rosout=False,
             start_parameter_services=False,
@@ -181,6 +182,7 @@ class _Lane:
         values = {
             "kind": "" if latch is None else latch.kind, "pid": str(os.getpid()), "published": str(self.published),
             "errors": str(self.errors), "reaction_ms": f"{self.reaction_ms:.3f}", "scheduling": self.scheduling,
+            "clock_s": f"{self._ros_now_ns() / NS_PER_S:.3f}",
         }  # fmt: skip
         return replace(alert, values={**alert.values, **values})
 
