@@ -45,7 +45,7 @@ def test_given_a_plan_in_reverse_when_checked_then_what_is_behind_counts(x, chec
 
 def test_given_a_plan_that_goes_both_ways_when_checked_then_only_its_footprint_counts():
     x = 2.0 * np.minimum(T, 3.0 - T)
-    assert Lane(Track(T, x, 0 * T, 0 * T)).both_ways
+    assert Lane(Track(T, x + 0j, 0 * T)).both_ways
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0)], speed=2.0).check == ""
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(8.4, 0.0)], speed=2.0).check == "distance"
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0, velocity=(-2.0, 0.0))], speed=2.0).check == "distance"
@@ -55,7 +55,7 @@ def test_given_a_plan_that_goes_both_ways_when_checked_then_only_its_footprint_c
 @pytest.mark.parametrize("way", [1, -1])
 def test_given_a_plan_of_9_m_that_turns_round_when_half_a_metre_leads_back_then_it_goes_both_ways(back_m, both, way):
     x = way * np.interp(T, [0.0, 2.0, 3.0], [0.0, 9.0 - back_m, 9.0 - 2 * back_m])
-    lane = Lane(Track(T, x, 0 * T, 0 * T))
+    lane = Lane(Track(T, x + 0j, 0 * T))
     assert (lane.both_ways, lane.backward) == (both, way < 0)
     assert lane.length == pytest.approx(9.0)
 
@@ -76,7 +76,7 @@ def test_given_an_obstacle_that_is_too_close_already_when_passed_then_it_must_no
 
 def test_given_a_lane_when_points_are_projected_then_they_come_back_to_their_places():
     turned = 10 * T * 0.01
-    lane = Lane(Track(T, np.sin(turned) / 0.01, (1 - np.cos(turned)) / 0.01, turned))
+    lane = Lane(Track(T, (np.sin(turned) + 1j * (1 - np.cos(turned))) / 0.01, turned))
     s = np.array([-40.0, -5.0, 0.0, 12.0, 29.0, 35.0, 60.0])
     left = np.array([3.0, -2.0, 1.0, 4.0, -4.0, 0.5, 2.0])
     places, heading = lane.place_at(s, left)
@@ -92,7 +92,8 @@ def test_given_a_lane_when_points_are_projected_then_they_come_back_to_their_pla
 
 @pytest.mark.parametrize(("bend", "beyond"), [(0.1, 1.2), (-0.1, -1.2), (0.008, 0.96)])
 def test_given_a_bend_when_its_lane_is_led_on_then_it_turns_no_further_than_is_likely(bend, beyond):
-    lane = Lane(Track(T, *bent(6 * T, bend)))
+    x, y, yaw = bent(6 * T, bend)
+    lane = Lane(Track(T, x + 1j * y, yaw))
     assert lane.heading[[0, -1]] == pytest.approx([-beyond, 18 * bend + beyond])  # 120 m, or 1.2 rad
     assert lane.s[[0, -1]] == pytest.approx([-400 - abs(beyond / bend), 18 + 400 + abs(beyond / bend)], abs=0.1)
     assert np.abs(np.diff(lane.place)) == pytest.approx(np.diff(lane.s), rel=0.02)
@@ -101,7 +102,7 @@ def test_given_a_bend_when_its_lane_is_led_on_then_it_turns_no_further_than_is_l
 
 
 def test_given_a_standing_track_when_its_lane_is_taken_then_it_leads_straight_on():
-    lane = Lane(Track(T, 0 * T + 1.0, 0 * T + 2.0, 0 * T + np.pi / 2))
+    lane = Lane(Track(T, 0 * T + 1 + 2j, 0 * T + np.pi / 2))
     s, left, heading = lane.project(np.array([1 + 12j, -1 + 2j]))
     assert (s.tolist(), left.tolist()) == (pytest.approx([10.0, 0.0], abs=1e-9), pytest.approx([0.0, 2.0], abs=1e-9))
     assert heading == pytest.approx(np.pi / 2)
@@ -290,7 +291,7 @@ def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_withi
     x, y, yaw = (s, 0 * s, 0 * s) if bend == 0 else bent(s, bend)
     if bend == 0 and seed % 2:
         x, y, yaw = to_the_left() if speed == 8 else (s, 0.02 * s, 0 * s + 0.02)
-    track, boxes = Track(T, x, y, yaw), []
+    track, boxes = Track(T, x + 1j * y, yaw), []
     for _ in range(300):
         size = {"length": rng.uniform(0.3, 12.0), "width": rng.uniform(0.3, 2.6)}
         drives = rng.choice([1.0, 1.0, -1.0]) * rng.uniform(0.0, 30.0)
@@ -303,7 +304,7 @@ def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_withi
     )
     lane = Lane(track)
     driven_bend = bend + rng.choice([0.0, 0.002])
-    others = _Others(lane, driven_bend, seen, options)
+    others = _Others(lane, 3.0, driven_bend, seen, options)
     fastest = float(np.abs(np.diff(s)).max() / 0.1)
     which, aside = _chosen(track, fastest, 0.0, others, lane, options)
     counts = ~(others.follows | others.elsewhere)
@@ -341,9 +342,10 @@ def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_f
     x, y, yaw = bent(s, way * bend or 1e-9)
     directions = way * np.exp(1j * (heading + yaw))
     start = np.exp(1j * heading)
-    track = Track(T, at.real + way * T * start.real, at.imag + way * T * start.imag, heading + 0 * T)
+    track = Track(T, at + way * T * start, heading + 0 * T)
     places = at + way * start * (x + 1j * y) + 1j * left * directions
-    found = _Arc(Lane(track), bend).beside(places)
+    arc = _Arc(Lane(track), bend)
+    found = arc.beside(arc.from_here(places))
     assert found[0] == pytest.approx(left, abs=1e-3)
     assert found[1] == pytest.approx(directions, abs=1e-4)
 
@@ -369,7 +371,7 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
     bend = rng.choice([0.0, 0.02, -0.1])
     s = (10.0 if abs(bend) < 0.1 else 4.0) * T
     x, y, yaw = bent(s, bend or 1e-9)
-    track, places, turns = Track(T, x, y, yaw), [], []
+    track, places, turns = Track(T, x + 1j * y, yaw), [], []
     sizes = rng.uniform(0.5, 6.0, (60, 2))
     for _ in sizes:
         at, velocity = complex(rng.uniform(-5, 35), rng.uniform(-6, 6)), complex(*rng.normal(0, 3, 2))

@@ -16,7 +16,7 @@ T = np.arange(0.0, 3.05, 0.1)
 
 
 def track(times_s, x, y=0.0, yaw=0.0):
-    return Track(*(np.broadcast_to(np.asarray(part, float), np.shape(times_s)) for part in (times_s, x, y, yaw)))
+    return Track(*(np.broadcast_to(part, np.shape(times_s)) for part in (times_s, x + 1j * np.asarray(y), yaw)))
 
 
 def circle(speed, bend):
@@ -122,7 +122,8 @@ def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is
     assert finding.check == "steering"
     assert finding.value == pytest.approx(math.atan(2.7 * 0.05) / 0.1, rel=1e-6)
     assert found(one, max_steering_rate=1.4) == []
-    assert found(track(T, 0.15 * one.x, 0.15 * one.y, one.yaw), max_curvature=1.0) == []  # too slow to tell
+    slow = one._replace(place=0.15 * one.place)
+    assert found(slow, max_curvature=1.0) == []  # too slow to tell
 
 
 @given(st.floats(0.0, 35.0), st.floats(-1.0, 1.0), st.floats(-7.9, 2.9))
@@ -172,23 +173,23 @@ def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_v
     path = TimedPath.parse(straight_plan(10.0, frame="base_link", start_ns=stamp_ns))
     one = Track.of(path, START_NS, motion)
     begin = 45.0 if stamp_ns else 50.0
-    assert (one.x[0], one.y[0], one.x[-1], one.y[-1]) == pytest.approx((100.0, begin, 100.0, begin + 30.0))
+    assert one.place[[0, -1]] == pytest.approx(np.array([100 + 1j * begin, 100 + 1j * (begin + 30.0)]))
     assert one.yaw == pytest.approx(np.full(31, math.pi / 2))
-    assert Track.of(path, START_NS, None).x[-1] == pytest.approx(30.0)
+    assert Track.of(path, START_NS, None).place[-1] == pytest.approx(30.0)
 
 
 def test_given_a_track_when_asked_where_it_is_then_times_outside_are_its_ends():
     one = track(np.array([1.0, 2.0, 4.0]), np.array([0.0, 10.0, 50.0]), 1.0, np.array([0.0, 0.2, 0.4]))
-    assert one.at(0.0) == (0.0, 1.0, 0.0)
-    assert one.at(1.5) == pytest.approx((5.0, 1.0, 0.1))
-    assert one.at(3.0) == pytest.approx((30.0, 1.0, 0.3))
-    assert one.at(9.0) == (50.0, 1.0, 0.4)
+    assert one.at(0.0) == (1j, 0.0)
+    assert one.at(1.5) == pytest.approx((5 + 1j, 0.1))
+    assert one.at(3.0) == pytest.approx((30 + 1j, 0.3))
+    assert one.at(9.0) == (50 + 1j, 0.4)
     begun = track(np.array([-1.0, 1.0, 3.0]), np.array([0.0, 10.0, 50.0])).from_now()
-    assert (begun.t_s.tolist(), begun.x.tolist()) == ([0.0, 1.0, 3.0], [5.0, 10.0, 50.0])
+    assert (begun.t_s.tolist(), begun.place.real.tolist()) == ([0.0, 1.0, 3.0], [5.0, 10.0, 50.0])
     begun = track(np.array([-1.0, 1.0]), 0.0, np.array([2.0, 6.0]), np.array([0.2, 0.6])).from_now()
-    assert (begun.y.tolist(), begun.yaw.tolist()) == (pytest.approx([4.0, 6.0]), pytest.approx([0.4, 0.6]))
+    assert (begun.place.imag.tolist(), begun.yaw.tolist()) == (pytest.approx([4.0, 6.0]), pytest.approx([0.4, 0.6]))
     over = track(np.array([-2.0, -1.0]), np.array([0.0, 10.0])).from_now()
-    assert (over.t_s.tolist(), over.x.tolist(), over.yaw.tolist()) == ([0.0, 1.0], [10.0, 10.0], [0.0, 0.0])
+    assert (over.t_s.tolist(), over.place.tolist(), over.yaw.tolist()) == ([0.0, 1.0], [10.0, 10.0], [0.0, 0.0])
 
 
 def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_than_is_said():
@@ -197,7 +198,7 @@ def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_t
     few, off_m = one.thinned(6.0)
     assert len(few.t_s) == 64
     assert (few.t_s[0], few.t_s[-1]) == (0.0, 3.0)
-    gap = np.abs(np.interp(t, few.t_s, few.y) - one.y) + 6.0 * np.abs(np.interp(t, few.t_s, few.yaw) - one.yaw)
+    gap = np.abs(np.interp(t, few.t_s, few.place) - one.place) + 6.0 * np.abs(np.interp(t, few.t_s, few.yaw) - one.yaw)
     assert 0 < gap.max() <= off_m + 1e-9 < 0.1
     assert one.thinned(0.0)[1] < off_m
     short = track(t[:64], t[:64])

@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,7 @@ class Obstacles:
     steps: dict[tuple[bytes, int], _Step]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """All obstacles as they are now: as `Obstacles`, with their response times."""
 
     places: Complex
@@ -81,7 +80,7 @@ class Seen:
 
     def some(self, which: NDArray[Any]) -> "Seen":
         """These of them."""
-        return Seen(*(getattr(self, name)[which] for name in Seen.__slots__))
+        return Seen(*(part[which] for part in self))
 
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
@@ -106,24 +105,25 @@ def seen_now(
             usable = (source.stamps_ns > 0) & (ages_s >= 0) & (ages_s <= USABLE_AGE_S)
             age_s: Floats | float = np.where(usable, ages_s, since_s)
             oldest_s = float(np.max(age_s))
+            unseen_s = np.fmax(age_s, frame_age_s)  # a NaN counts as unknown
         else:
             age_s = oldest_s = (ros_now_ns - source.stamp_ns) / NS_PER_S
             if source.stamp_ns <= 0 or not 0 <= oldest_s <= USABLE_AGE_S:
                 age_s = oldest_s = since_s
+            unseen_s = max(oldest_s, frame_age_s)  # likewise
         oldest_ms = 1000 * max(since_s, oldest_s)
         if oldest_ms > options.obstacles_timeout_ms:
             missing[index] = f"are {oldest_ms:.0f} ms old"
             continue
         response_s = np.empty(len(source.yaws))
-        response_s[:] = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
+        response_s[:] = unseen_s + options.actuation_delay_ms / 1000
         places = source.places + source.velocities * age_s
         fresh.append(
             Seen(places, source.yaws, source.units, source.halves, source.velocities, source.speeds, response_s)
         )
     if len(fresh) == 1:
         return fresh[0], missing
-    parts = ([getattr(one, name) for one in fresh] for name in Seen.__slots__)
-    return (Seen(*(np.concatenate(part) for part in parts)) if fresh else _NOTHING), missing
+    return (Seen(*map(np.concatenate, zip(*fresh, strict=True))) if fresh else _NOTHING), missing
 
 
 class _Reader:
