@@ -6,7 +6,16 @@ import pytest
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.distance import _Arc, _chosen, _clearances, _Others, _predicted, rss_distance
+from torchperf_ros.safety.distance import (
+    _Arc,
+    _chosen,
+    _clearances,
+    _fastest,
+    _Others,
+    _predicted,
+    _speeds,
+    rss_distance,
+)
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
@@ -284,7 +293,7 @@ def test_given_many_obstacles_when_one_is_long_or_fast_then_it_is_near_all_the_s
 
 @pytest.mark.parametrize("seed", range(40))
 def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_within_the_margin(seed):
-    rng, options = np.random.default_rng(seed), guard_options({"guard.rear_m": 0.7})
+    rng, options = np.random.default_rng(seed), guard_options({"guard.rear_m": (0.7, 3.4)[seed % 2]})
     speed = rng.choice([-4.0, 1.0, 8.0, 14.0, 30.0])
     bend = rng.choice([0.0, rng.uniform(-1, 1) * min(0.15, 2.9 / speed**2)])
     s = speed * T + 0.5 * rng.uniform(-0.3, 0.6) * speed * T**2 / 3
@@ -383,6 +392,9 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
     own_at, own_yaw = np.interp(fine, T, x + 1j * y), np.interp(fine, T, yaw)
     own = corners(own_at, own_yaw, 4.5, 1.9, 1.25)
     assert len(kept) > 5
+    around, same = _clearances(track, Lane(track), 0.0, places, turns + math.pi, sizes / 2, options)
+    assert same.tolist() == kept.tolist()  # a box that is turned round is the same
+    assert around == pytest.approx(clearance)
     wide, more = _clearances(track, Lane(track), 0.4, places, turns, sizes / 2, options)
     assert wide[1:, np.isin(more, kept)] == pytest.approx(clearance[1:] - 0.4)
     for n in range(len(sizes)):
@@ -396,3 +408,87 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
         said = clearance[:, list(kept).index(n)]
         assert said[0] == pytest.approx(exact[0])
         assert (said[1:] <= 1.03 * between + 1e-3)[between > 0].all()  # on sides that are turned by half a step
+
+
+def others_of(boxes, slope=0.0):
+    """What is known of boxes along a straight plan of 30 m and 3 s, from x = y = 0; `slope`: it leads aside so far."""
+    options, motion = guard_options({}), Motion.read(odometry_bytes(), 10 * S)
+    read = read_obstacles(markers_bytes(boxes), 10 * S, options, motion, None)
+    lane = Lane(Track(T, 10.0 * T * (1.0 + 1j * slope), 0 * T))
+    return _Others(lane, 3.0, 0.0, seen_now((read,), options, 10 * S, START_NS, 0.0)[0], options)
+
+
+def test_given_a_turn_between_two_poses_then_corners_come_closer_by_their_radius_times_half_of_it():
+    options, halves = guard_options({"guard.rear_m": 2.25, "guard.margin_m": 5.0}), np.array([[1.5, 2.0]])
+
+    def gap(own_yaw, yaw, moved=0.0):
+        track = Track(T[:2], np.array([0.0, 1.0]) + 0j, np.array([-own_yaw, own_yaw]))
+        places, yaws = np.array([[0.5 - moved + 5.0j], [0.5 + moved + 5.0j]]), np.array([[-yaw], [yaw]])
+        return float(_clearances(track, Lane(track), 0.0, places, yaws, halves, options)[0][1, 0])
+
+    assert gap(0.0, 0.0) == pytest.approx(5.0 - 0.95 - 2.0)
+    assert gap(0.05, 0.0) == pytest.approx(gap(0.0, 0.0) - 0.1 * (0.5 * math.hypot(2.25, 0.95) + 0.125), abs=1e-3)
+    assert gap(0.0, 0.05) == pytest.approx(gap(0.0, 0.0) - 0.1 * 0.5 * 2.5)
+    assert gap(0.0, 0.05, 0.4) == pytest.approx(gap(0.0, 0.0) - 0.1 * (0.5 * 2.5 + 0.125 * 0.8))
+
+
+def test_given_obstacles_along_a_straight_plan_when_the_near_ones_are_chosen_then_others_are_left_out():
+    options = guard_options({})
+    room = 0.95 + 0.95 + 0.3 + 0.1  # both halves, the margin, and what may be missing between points
+
+    def chosen(left, slope=0.0, **motion):
+        track = Track(T, 10.0 * T * (1.0 + 1j * slope), 0 * T)
+        others = others_of([Box(12.0, 0.12 * slope * 100 + left, **motion)], slope=slope)
+        return len(_chosen(track, 10.0, 0.0, others, Lane(track), options)[0])
+
+    along = {"velocity": (9.0, 0.0)}
+    assert [chosen(left, **along) for left in (room - 0.01, room + 0.01, -room + 0.01, -room - 0.01)] == [1, 0, 1, 0]
+    drifting = {"velocity": (9.0, -0.3)}  # 0.9 m nearer in 3 s
+    assert [chosen(left, **drifting) for left in (room + 0.89, room + 0.91, 0.01 - room)] == [1, 0, 1]
+    crossing = {"velocity": (0.0, -1.0)}  # which may be in any direction, and turned
+    assert [chosen(left, **crossing) for left in (room + 5.24, room + 5.26)] == [1, 0]
+    # A plan that leads 0.3 m aside without a turn: twice that, and what an end of the vehicle is off its way.
+    aslant = room + 2 * 0.3 + 0.035
+    assert [chosen(left, slope=0.01, **along) for left in (aslant - 0.02, aslant + 0.02)] == [1, 0]
+
+
+def test_given_ways_between_poses_then_speeds_are_led_on_at_the_ends_and_a_peak_is_no_mean():
+    assert _speeds(np.array([0.0, 1.0, 2.0, 4.0]), np.array([2.0, 3.0, 14.0])).tolist() == [1.5, 2.5, 5.0, 9.0]
+    assert _speeds(np.array([0.0, 1.0, 2.0]), np.array([1.0, 5.0])).tolist() == [0.0, 3.0, 7.0]
+    assert _speeds(np.array([0.0, 2.0]), np.array([8.0])).tolist() == [4.0, 4.0]
+    steps = np.array([2.0, 6.0, 6.0, 1.0])
+    speeds = _speeds(np.arange(5.0), steps)
+    assert speeds.tolist() == [0.0, 4.0, 6.0, 3.5, 0.0]
+    assert _fastest(speeds, steps).tolist() == [0.0, 6.0, 8.5, 6.0, 0.0]
+
+
+def test_given_obstacles_at_the_limits_of_what_is_in_our_lane_then_they_still_are():
+    fast, slow = others_of([Box(25.0, 0.0, velocity=(0.5, 0.0)), Box(25.0, 0.0, velocity=(0.4999, 0.0))]).stands
+    assert (fast, slow) == (False, True)
+    far = others_of([Box(25.0, y, velocity=(9.0, 0.0)) for y in (19.99, 20.0, -19.99, -20.0)])
+    assert far.along.tolist() == [True, False, True, False]
+    turned = [np.exp(1j * math.radians(angle)) for angle in (29.9, 30.1, 149.9, 150.1)]
+    aslant = others_of([Box(25.0, 0.0, velocity=(9.0 * one.real, 9.0 * one.imag)) for one in turned])
+    assert aslant.along.tolist() == [True, False, False, True]
+    assert aslant.same.tolist() == [True, False, False, False]
+    drifting = others_of([Box(x, 0.0, velocity=(9.0, 0.4)) for x in (40.0, 40.1, -10.0, -10.1)])
+    assert drifting.elsewhere.tolist() == [False, True, False, True]
+    least = 0.35 + 0.002 * 9.0
+    both = others_of([Box(41.0, 0.0, velocity=(9.0, drift)) for drift in (least - 0.001, least + 0.001)])
+    assert both.elsewhere.tolist() == [False, True]
+
+
+def test_given_what_is_beside_and_behind_then_it_passes_follows_or_is_ahead():
+    aside = 0.95 + 0.95 + 0.3
+    ys = (aside - 0.01, aside + 0.01)
+    assert others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in ys]).passes.tolist() == [True, False]
+    assert others_of([Box(0.0, y, velocity=(9.0, 0.0)) for y in ys]).ahead.tolist() == [False, False]
+    assert others_of([Box(20.0, y, velocity=(9.0, 0.0)) for y in ys]).ahead.tolist() == [True, False]
+    middles = others_of([Box(x, 0.0) for x in (1.24, 1.26)])  # ours is 1.25 m ahead of the reference point
+    assert middles.ahead.tolist() == [False, True]
+    noses = others_of([Box(x - 2.25, 0.0, velocity=(9.0, 0.0)) for x in (-1.09, -1.11)])
+    assert noses.follows.tolist() == [False, True]
+    ys = [1.9 - 0.1 - 0.0005 * (one - 0.5) - 0.5 * 0.001 * 64.0 for one in (-10.0, 10.0)]
+    assert others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in ys]).follows.tolist() == [False, True]
+    allowed = others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in (0.0, 2.0, 2.1)]).allowed_m
+    assert allowed == pytest.approx([0.0, 2.0 - 1.9 - 0.05, 2.1 - 1.9 - 0.05])

@@ -121,6 +121,7 @@ def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is
     (finding,) = beyond_limits(one, OPTIONS)
     assert finding.check == "steering"
     assert finding.value == pytest.approx(math.atan(2.7 * 0.05) / 0.1, rel=1e-6)
+    assert finding.text == "1.34 rad/s at pose 14, the limit is 0.7"
     assert found(one, max_steering_rate=1.4) == []
     slow = one._replace(place=0.15 * one.place)
     assert found(slow, max_curvature=1.0) == []  # too slow to tell
@@ -257,3 +258,16 @@ def test_given_a_plan_when_it_is_almost_over_then_only_one_that_ends_standing_la
     assert start(T - 2.81, 10 * (T - 2.81)) == "ends 0.19 s from now, still moving; it has to last for 0.2 s"
     assert start(T - 9.0, 0 * T, speed=0.0) == ""
     assert start(T - 9.0, 0 * T + 2.0, speed=0.0).startswith("is 2 m from where")
+
+
+def test_given_values_at_a_bound_then_they_are_still_good():
+    at = TimedPath.parse(plan_bytes(T, 1e8 * (T > 1), 0.0, 0.0))
+    assert unreadable(at) is None
+    at.turns[:, 3] = 1e8
+    assert unreadable(at) is None
+    at.turns[4, 3], at.points[7, 0] = 1.1e8, math.nan
+    finding = unreadable(at)
+    assert finding == ("finite", 2, 0, "2 poses have a value that is NaN, infinite or beyond 1e+08")
+    here = Motion.read(odometry_bytes(speed=0.0, y=1.0), 0)
+    for times_s in ([0.2, 1.0], [0.0, 0.2]):  # begins, ends as late or early as it may, 1 m from the vehicle
+        assert off_start(track(np.array(times_s), np.zeros(2)), here, 0.0, OPTIONS) is None

@@ -426,13 +426,10 @@ def _collision(
         return math.nan, math.nan
     closing = speed - others.speed
     closes = (others.stands | others.along) & others.ahead & (closing > _MOVES) & (others.gap > 0)
-    found = [
-        (gap / fast, fast * min(fast, speed) / (2 * max(gap, 0.01)))
-        for gap, fast in zip(others.gap[closes].tolist(), closing[closes].tolist(), strict=True)
-    ]
+    gap, fast = others.gap[closes], closing[closes]
+    ttcs_s, needed = (gap / fast).tolist(), (fast * np.minimum(fast, speed) / (2 * np.maximum(gap, 0.01))).tolist()
     if touches is not None and (crossed := (touches & ~closes[which]).any(axis=1)).any():
         first = int(crossed.argmax())
-        found.append((float(t_s[first]), speed**2 / (2 * max(float(lane.own_s[first]), 0.1))))
-    if not found:
-        return math.nan, math.nan
-    return min(ttc_s for ttc_s, _ in found), max(needed for _, needed in found)
+        ttcs_s.append(float(t_s[first]))
+        needed.append(speed**2 / (2 * max(float(lane.own_s[first]), 0.1)))
+    return min(ttcs_s, default=math.nan), max(needed, default=math.nan)

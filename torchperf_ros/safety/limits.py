@@ -72,13 +72,13 @@ class Track(NamedTuple):
     def from_now(self) -> "Track":
         """The same from now on, with a pose at now; of a plan that is over, standing for a second."""
         later = int(self.t_s.searchsorted(0.0, side="right"))
-        now = (0.0, *self.at(0.0))
+        place, yaw = self.at(0.0)
         if later == len(self.t_s):
-            return Track(np.array([0.0, 1.0]), *(np.full(2, one) for one in now[1:]))
+            return Track(np.array([0.0, 1.0]), np.full(2, place), np.full(2, yaw))
         if later == 0:
-            return Track(*(np.concatenate(((one,), part)) for one, part in zip(now, self, strict=True)))
+            return Track(np.append(0.0, self.t_s), np.append(place, self.place), np.append(yaw, self.yaw))
         begun = Track(self.t_s[later - 1 :].copy(), self.place[later - 1 :].copy(), self.yaw[later - 1 :].copy())
-        begun.t_s[0], begun.place[0], begun.yaw[0] = now
+        begun.t_s[0], begun.place[0], begun.yaw[0] = 0.0, place, yaw
         return begun
 
     def thinned(self, reach_m: float) -> tuple["Track", float]:
@@ -87,9 +87,8 @@ class Track(NamedTuple):
             return self, 0.0
         kept = np.unique(np.linspace(0, len(self.t_s) - 1, _MOST_POSES).astype(np.intp))
         few = Track(self.t_s[kept], self.place[kept], self.yaw[kept])
-        off, turned = (
-            np.abs(np.interp(self.t_s, few.t_s, some) - part) for some, part in zip(few[1:], self[1:], strict=True)
-        )
+        off = np.abs(np.interp(self.t_s, few.t_s, few.place) - self.place)
+        turned = np.abs(np.interp(self.t_s, few.t_s, few.yaw) - self.yaw)
         return few, largest(off + reach_m * turned)
 
     @property
