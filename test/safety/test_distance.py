@@ -492,3 +492,13 @@ def test_given_what_is_beside_and_behind_then_it_passes_follows_or_is_ahead():
     assert others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in ys]).follows.tolist() == [False, True]
     allowed = others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in (0.0, 2.0, 2.1)]).allowed_m
     assert allowed == pytest.approx([0.0, 2.0 - 1.9 - 0.05, 2.1 - 1.9 - 0.05])
+
+
+def test_given_a_lane_of_two_poses_in_a_bend_then_each_end_goes_on_from_its_own_pose():
+    x, y, yaw = bent(np.array([0.0, 8.0]), 0.02)
+    s = np.array([-20.0, 28.0])
+    at_x, at_y, turned = bent(s, 0.02)
+    found = Lane(Track(np.array([0.0, 1.0]), x + 1j * y, yaw)).project(at_x + 1j * at_y)
+    assert found[0] == pytest.approx(s, abs=0.2)
+    assert found[1] == pytest.approx(0.0, abs=0.2)
+    assert found[2] == pytest.approx(turned, abs=0.01)

@@ -168,12 +168,16 @@ def test_given_headings_across_the_half_turn_when_read_then_they_do_not_leap():
     assert one.yaw[0] == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("stamp_ns", [START_NS - S // 2, 0])
-def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_vehicle_was_at_its_stamp(stamp_ns):
+@pytest.mark.parametrize(
+    ("stamp_ns", "begin"),
+    [(START_NS - S // 2, 45.0), (START_NS - 10 * S, -50.0), (START_NS - 10 * S - 1, 50.0), (0, 50.0)],
+)
+def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_vehicle_was_at_its_stamp(
+    stamp_ns, begin
+):
     motion = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, speed=10.0), 0)
     path = TimedPath.parse(straight_plan(10.0, frame="base_link", start_ns=stamp_ns))
     one = Track.of(path, START_NS, motion)
-    begin = 45.0 if stamp_ns else 50.0
     assert one.place[[0, -1]] == pytest.approx(np.array([100 + 1j * begin, 100 + 1j * (begin + 30.0)]))
     assert one.yaw == pytest.approx(np.full(31, math.pi / 2))
     assert Track.of(path, START_NS, None).place[-1] == pytest.approx(30.0)

@@ -274,6 +274,11 @@ def test_given_an_unknown_frame_when_only_the_plans_is_allowed_then_the_reason_s
         read(markers_bytes([Box(1.0, 2.0)], frame="map"), "plan")
 
 
+def test_given_a_frame_that_is_no_text_when_refused_then_it_is_named_all_the_same():
+    with pytest.raises(BadInput, match="^obstacles: frame_id 'od\ufffdm' is not"):
+        read(ONE.replace(b"odom\0", b"od\xffm\0"), "plan")
+
+
 @pytest.mark.parametrize(
     ("motion", "received_ns", "there"),
     [(None, 10 * S, False), (HERE, 10 * S + 200_000_000, True), (HERE, 10 * S + 200_000_001, False)],

@@ -87,11 +87,10 @@ class Lane:
             scale = way * _MOST_TURN / max(abs(bend) * _LONGEST_ARC_M, _MOST_TURN)
             np.multiply(_ARC_M, scale, out=outwards[row])
             np.multiply(outwards[row], 0.5 * bend or 1e-12, out=turned[row])
-        both = slice(first, last + 1 or None, max(len(own_s) - 1, 1))
-        headings = heading[both, None] + turned
+        headings = np.array(((heading[first],), (heading[last],))) + turned
         arcs = unit(headings)
         arcs *= outwards * (np.sin(turned) / turned)
-        arcs += self.place[both, None]
+        arcs += np.array(((self.place[first],), (self.place[last],)))
         headings += turned
         self.s[1:first], self.s[last + 1 : -1] = outwards[0, ::-1], outwards[1] + self.length
         self.place[1:first], self.place[last + 1 : -1] = arcs[0, ::-1], arcs[1]

@@ -61,7 +61,7 @@ class Track(NamedTuple):
 
     def at(self, t_s: float) -> tuple[complex, float]:
         """Place and heading at a time; before the first pose and after the last as there."""
-        later = int(self.t_s.searchsorted(t_s, side="right"))
+        later = int(self.t_s.searchsorted(t_s))
         if not 0 < later < len(self.t_s):
             end = 0 if later == 0 else -1
             return self.place.item(end), self.yaw.item(end)
