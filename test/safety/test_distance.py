@@ -502,3 +502,18 @@ def test_given_a_lane_of_two_poses_in_a_bend_then_each_end_goes_on_from_its_own_
     assert found[0] == pytest.approx(s, abs=0.2)
     assert found[1] == pytest.approx(0.0, abs=0.2)
     assert found[2] == pytest.approx(turned, abs=0.01)
+
+
+def test_given_a_plan_that_brakes_to_the_end_when_no_margin_is_asked_for_then_its_last_short_step_brakes_as_well():
+    braking = straight_plan(acceleration=-6.0)  # stands after 8.33 m
+    assert check(braking, [Box(8.34 + 3.5 + 2.25 + 0.02, 0.0)], margin_m=0.0).check == ""
+    assert check(braking, [Box(8.33 + 3.5 + 2.25 - 0.02, 0.0)], margin_m=0.0).check == "distance"
+
+
+def test_given_something_within_the_margin_beside_us_then_it_is_a_lead_once_its_middle_is_ahead_of_ours():
+    ours = 3.5 - 2.25
+    found = [check(straight_plan(), [Box(ours + x, 2.1, length=1.0)]) for x in (1.9, 2.1)]
+    assert [one.check for one in found] == ["", "distance"]
+    assert found[1].reason.startswith(
+        "distance: the plan is -2.65 m behind an obstacle 0.2 s from now and does not brake"
+    )
