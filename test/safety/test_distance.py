@@ -6,7 +6,16 @@ import pytest
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.distance import _Arc, _chosen, _clearances, _Others, _predicted, rss_distance
+from torchperf_ros.safety.distance import (
+    _Arc,
+    _chosen,
+    _clearances,
+    _fastest,
+    _Others,
+    _predicted,
+    _speeds,
+    rss_distance,
+)
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
@@ -45,7 +54,7 @@ def test_given_a_plan_in_reverse_when_checked_then_what_is_behind_counts(x, chec
 
 def test_given_a_plan_that_goes_both_ways_when_checked_then_only_its_footprint_counts():
     x = 2.0 * np.minimum(T, 3.0 - T)
-    assert Lane(Track(T, x, 0 * T, 0 * T)).both_ways
+    assert Lane(Track(T, x + 0j, 0 * T)).both_ways
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0)], speed=2.0).check == ""
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(8.4, 0.0)], speed=2.0).check == "distance"
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0, velocity=(-2.0, 0.0))], speed=2.0).check == "distance"
@@ -55,7 +64,7 @@ def test_given_a_plan_that_goes_both_ways_when_checked_then_only_its_footprint_c
 @pytest.mark.parametrize("way", [1, -1])
 def test_given_a_plan_of_9_m_that_turns_round_when_half_a_metre_leads_back_then_it_goes_both_ways(back_m, both, way):
     x = way * np.interp(T, [0.0, 2.0, 3.0], [0.0, 9.0 - back_m, 9.0 - 2 * back_m])
-    lane = Lane(Track(T, x, 0 * T, 0 * T))
+    lane = Lane(Track(T, x + 0j, 0 * T))
     assert (lane.both_ways, lane.backward) == (both, way < 0)
     assert lane.length == pytest.approx(9.0)
 
@@ -76,7 +85,7 @@ def test_given_an_obstacle_that_is_too_close_already_when_passed_then_it_must_no
 
 def test_given_a_lane_when_points_are_projected_then_they_come_back_to_their_places():
     turned = 10 * T * 0.01
-    lane = Lane(Track(T, np.sin(turned) / 0.01, (1 - np.cos(turned)) / 0.01, turned))
+    lane = Lane(Track(T, (np.sin(turned) + 1j * (1 - np.cos(turned))) / 0.01, turned))
     s = np.array([-40.0, -5.0, 0.0, 12.0, 29.0, 35.0, 60.0])
     left = np.array([3.0, -2.0, 1.0, 4.0, -4.0, 0.5, 2.0])
     places, heading = lane.place_at(s, left)
@@ -92,7 +101,8 @@ def test_given_a_lane_when_points_are_projected_then_they_come_back_to_their_pla
 
 @pytest.mark.parametrize(("bend", "beyond"), [(0.1, 1.2), (-0.1, -1.2), (0.008, 0.96)])
 def test_given_a_bend_when_its_lane_is_led_on_then_it_turns_no_further_than_is_likely(bend, beyond):
-    lane = Lane(Track(T, *bent(6 * T, bend)))
+    x, y, yaw = bent(6 * T, bend)
+    lane = Lane(Track(T, x + 1j * y, yaw))
     assert lane.heading[[0, -1]] == pytest.approx([-beyond, 18 * bend + beyond])  # 120 m, or 1.2 rad
     assert lane.s[[0, -1]] == pytest.approx([-400 - abs(beyond / bend), 18 + 400 + abs(beyond / bend)], abs=0.1)
     assert np.abs(np.diff(lane.place)) == pytest.approx(np.diff(lane.s), rel=0.02)
@@ -101,7 +111,7 @@ def test_given_a_bend_when_its_lane_is_led_on_then_it_turns_no_further_than_is_l
 
 
 def test_given_a_standing_track_when_its_lane_is_taken_then_it_leads_straight_on():
-    lane = Lane(Track(T, 0 * T + 1.0, 0 * T + 2.0, 0 * T + np.pi / 2))
+    lane = Lane(Track(T, 0 * T + 1 + 2j, 0 * T + np.pi / 2))
     s, left, heading = lane.project(np.array([1 + 12j, -1 + 2j]))
     assert (s.tolist(), left.tolist()) == (pytest.approx([10.0, 0.0], abs=1e-9), pytest.approx([0.0, 2.0], abs=1e-9))
     assert heading == pytest.approx(np.pi / 2)
@@ -283,14 +293,14 @@ def test_given_many_obstacles_when_one_is_long_or_fast_then_it_is_near_all_the_s
 
 @pytest.mark.parametrize("seed", range(40))
 def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_within_the_margin(seed):
-    rng, options = np.random.default_rng(seed), guard_options({"guard.rear_m": 0.7})
+    rng, options = np.random.default_rng(seed), guard_options({"guard.rear_m": (0.7, 3.4)[seed % 2]})
     speed = rng.choice([-4.0, 1.0, 8.0, 14.0, 30.0])
     bend = rng.choice([0.0, rng.uniform(-1, 1) * min(0.15, 2.9 / speed**2)])
     s = speed * T + 0.5 * rng.uniform(-0.3, 0.6) * speed * T**2 / 3
     x, y, yaw = (s, 0 * s, 0 * s) if bend == 0 else bent(s, bend)
     if bend == 0 and seed % 2:
         x, y, yaw = to_the_left() if speed == 8 else (s, 0.02 * s, 0 * s + 0.02)
-    track, boxes = Track(T, x, y, yaw), []
+    track, boxes = Track(T, x + 1j * y, yaw), []
     for _ in range(300):
         size = {"length": rng.uniform(0.3, 12.0), "width": rng.uniform(0.3, 2.6)}
         drives = rng.choice([1.0, 1.0, -1.0]) * rng.uniform(0.0, 30.0)
@@ -303,7 +313,7 @@ def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_withi
     )
     lane = Lane(track)
     driven_bend = bend + rng.choice([0.0, 0.002])
-    others = _Others(lane, driven_bend, seen, options)
+    others = _Others(lane, 3.0, driven_bend, seen, options)
     fastest = float(np.abs(np.diff(s)).max() / 0.1)
     which, aside = _chosen(track, fastest, 0.0, others, lane, options)
     counts = ~(others.follows | others.elsewhere)
@@ -341,9 +351,10 @@ def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_f
     x, y, yaw = bent(s, way * bend or 1e-9)
     directions = way * np.exp(1j * (heading + yaw))
     start = np.exp(1j * heading)
-    track = Track(T, at.real + way * T * start.real, at.imag + way * T * start.imag, heading + 0 * T)
+    track = Track(T, at + way * T * start, heading + 0 * T)
     places = at + way * start * (x + 1j * y) + 1j * left * directions
-    found = _Arc(Lane(track), bend).beside(places)
+    arc = _Arc(Lane(track), bend)
+    found = arc.beside(arc.from_here(places))
     assert found[0] == pytest.approx(left, abs=1e-3)
     assert found[1] == pytest.approx(directions, abs=1e-4)
 
@@ -369,7 +380,7 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
     bend = rng.choice([0.0, 0.02, -0.1])
     s = (10.0 if abs(bend) < 0.1 else 4.0) * T
     x, y, yaw = bent(s, bend or 1e-9)
-    track, places, turns = Track(T, x, y, yaw), [], []
+    track, places, turns = Track(T, x + 1j * y, yaw), [], []
     sizes = rng.uniform(0.5, 6.0, (60, 2))
     for _ in sizes:
         at, velocity = complex(rng.uniform(-5, 35), rng.uniform(-6, 6)), complex(*rng.normal(0, 3, 2))
@@ -381,6 +392,9 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
     own_at, own_yaw = np.interp(fine, T, x + 1j * y), np.interp(fine, T, yaw)
     own = corners(own_at, own_yaw, 4.5, 1.9, 1.25)
     assert len(kept) > 5
+    around, same = _clearances(track, Lane(track), 0.0, places, turns + math.pi, sizes / 2, options)
+    assert same.tolist() == kept.tolist()  # a box that is turned round is the same
+    assert around == pytest.approx(clearance)
     wide, more = _clearances(track, Lane(track), 0.4, places, turns, sizes / 2, options)
     assert wide[1:, np.isin(more, kept)] == pytest.approx(clearance[1:] - 0.4)
     for n in range(len(sizes)):
@@ -394,3 +408,112 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
         said = clearance[:, list(kept).index(n)]
         assert said[0] == pytest.approx(exact[0])
         assert (said[1:] <= 1.03 * between + 1e-3)[between > 0].all()  # on sides that are turned by half a step
+
+
+def others_of(boxes, slope=0.0):
+    """What is known of boxes along a straight plan of 30 m and 3 s, from x = y = 0; `slope`: it leads aside so far."""
+    options, motion = guard_options({}), Motion.read(odometry_bytes(), 10 * S)
+    read = read_obstacles(markers_bytes(boxes), 10 * S, options, motion, None)
+    lane = Lane(Track(T, 10.0 * T * (1.0 + 1j * slope), 0 * T))
+    return _Others(lane, 3.0, 0.0, seen_now((read,), options, 10 * S, START_NS, 0.0)[0], options)
+
+
+def test_given_a_turn_between_two_poses_then_corners_come_closer_by_their_radius_times_half_of_it():
+    options, halves = guard_options({"guard.rear_m": 2.25, "guard.margin_m": 5.0}), np.array([[1.5, 2.0]])
+
+    def gap(own_yaw, yaw, moved=0.0):
+        track = Track(T[:2], np.array([0.0, 1.0]) + 0j, np.array([-own_yaw, own_yaw]))
+        places, yaws = np.array([[0.5 - moved + 5.0j], [0.5 + moved + 5.0j]]), np.array([[-yaw], [yaw]])
+        return float(_clearances(track, Lane(track), 0.0, places, yaws, halves, options)[0][1, 0])
+
+    assert gap(0.0, 0.0) == pytest.approx(5.0 - 0.95 - 2.0)
+    assert gap(0.05, 0.0) == pytest.approx(gap(0.0, 0.0) - 0.1 * (0.5 * math.hypot(2.25, 0.95) + 0.125), abs=1e-3)
+    assert gap(0.0, 0.05) == pytest.approx(gap(0.0, 0.0) - 0.1 * 0.5 * 2.5)
+    assert gap(0.0, 0.05, 0.4) == pytest.approx(gap(0.0, 0.0) - 0.1 * (0.5 * 2.5 + 0.125 * 0.8))
+
+
+def test_given_obstacles_along_a_straight_plan_when_the_near_ones_are_chosen_then_others_are_left_out():
+    options = guard_options({})
+    room = 0.95 + 0.95 + 0.3 + 0.1  # both halves, the margin, and what may be missing between points
+
+    def chosen(left, slope=0.0, **motion):
+        track = Track(T, 10.0 * T * (1.0 + 1j * slope), 0 * T)
+        others = others_of([Box(12.0, 0.12 * slope * 100 + left, **motion)], slope=slope)
+        return len(_chosen(track, 10.0, 0.0, others, Lane(track), options)[0])
+
+    along = {"velocity": (9.0, 0.0)}
+    assert [chosen(left, **along) for left in (room - 0.01, room + 0.01, -room + 0.01, -room - 0.01)] == [1, 0, 1, 0]
+    drifting = {"velocity": (9.0, -0.3)}  # 0.9 m nearer in 3 s
+    assert [chosen(left, **drifting) for left in (room + 0.89, room + 0.91, 0.01 - room)] == [1, 0, 1]
+    crossing = {"velocity": (0.0, -1.0)}  # which may be in any direction, and turned
+    assert [chosen(left, **crossing) for left in (room + 5.24, room + 5.26)] == [1, 0]
+    # A plan that leads 0.3 m aside without a turn: twice that, and what an end of the vehicle is off its way.
+    aslant = room + 2 * 0.3 + 0.035
+    assert [chosen(left, slope=0.01, **along) for left in (aslant - 0.02, aslant + 0.02)] == [1, 0]
+
+
+def test_given_ways_between_poses_then_speeds_are_led_on_at_the_ends_and_a_peak_is_no_mean():
+    assert _speeds(np.array([0.0, 1.0, 2.0, 4.0]), np.array([2.0, 3.0, 14.0])).tolist() == [1.5, 2.5, 5.0, 9.0]
+    assert _speeds(np.array([0.0, 1.0, 2.0]), np.array([1.0, 5.0])).tolist() == [0.0, 3.0, 7.0]
+    assert _speeds(np.array([0.0, 2.0]), np.array([8.0])).tolist() == [4.0, 4.0]
+    steps = np.array([2.0, 6.0, 6.0, 1.0])
+    speeds = _speeds(np.arange(5.0), steps)
+    assert speeds.tolist() == [0.0, 4.0, 6.0, 3.5, 0.0]
+    assert _fastest(speeds, steps).tolist() == [0.0, 6.0, 8.5, 6.0, 0.0]
+
+
+def test_given_obstacles_at_the_limits_of_what_is_in_our_lane_then_they_still_are():
+    fast, slow = others_of([Box(25.0, 0.0, velocity=(0.5, 0.0)), Box(25.0, 0.0, velocity=(0.4999, 0.0))]).stands
+    assert (fast, slow) == (False, True)
+    far = others_of([Box(25.0, y, velocity=(9.0, 0.0)) for y in (19.99, 20.0, -19.99, -20.0)])
+    assert far.along.tolist() == [True, False, True, False]
+    turned = [np.exp(1j * math.radians(angle)) for angle in (29.9, 30.1, 149.9, 150.1)]
+    aslant = others_of([Box(25.0, 0.0, velocity=(9.0 * one.real, 9.0 * one.imag)) for one in turned])
+    assert aslant.along.tolist() == [True, False, False, True]
+    assert aslant.same.tolist() == [True, False, False, False]
+    drifting = others_of([Box(x, 0.0, velocity=(9.0, 0.4)) for x in (40.0, 40.1, -10.0, -10.1)])
+    assert drifting.elsewhere.tolist() == [False, True, False, True]
+    least = 0.35 + 0.002 * 9.0
+    both = others_of([Box(41.0, 0.0, velocity=(9.0, drift)) for drift in (least - 0.001, least + 0.001)])
+    assert both.elsewhere.tolist() == [False, True]
+
+
+def test_given_what_is_beside_and_behind_then_it_passes_follows_or_is_ahead():
+    aside = 0.95 + 0.95 + 0.3
+    ys = (aside - 0.01, aside + 0.01)
+    assert others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in ys]).passes.tolist() == [True, False]
+    assert others_of([Box(0.0, y, velocity=(9.0, 0.0)) for y in ys]).ahead.tolist() == [False, False]
+    assert others_of([Box(20.0, y, velocity=(9.0, 0.0)) for y in ys]).ahead.tolist() == [True, False]
+    middles = others_of([Box(x, 0.0) for x in (1.24, 1.26)])  # ours is 1.25 m ahead of the reference point
+    assert middles.ahead.tolist() == [False, True]
+    noses = others_of([Box(x - 2.25, 0.0, velocity=(9.0, 0.0)) for x in (-1.09, -1.11)])
+    assert noses.follows.tolist() == [False, True]
+    ys = [1.9 - 0.1 - 0.0005 * (one - 0.5) - 0.5 * 0.001 * 64.0 for one in (-10.0, 10.0)]
+    assert others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in ys]).follows.tolist() == [False, True]
+    allowed = others_of([Box(-8.0, y, velocity=(9.0, 0.0)) for y in (0.0, 2.0, 2.1)]).allowed_m
+    assert allowed == pytest.approx([0.0, 2.0 - 1.9 - 0.05, 2.1 - 1.9 - 0.05])
+
+
+def test_given_a_lane_of_two_poses_in_a_bend_then_each_end_goes_on_from_its_own_pose():
+    x, y, yaw = bent(np.array([0.0, 8.0]), 0.02)
+    s = np.array([-20.0, 28.0])
+    at_x, at_y, turned = bent(s, 0.02)
+    found = Lane(Track(np.array([0.0, 1.0]), x + 1j * y, yaw)).project(at_x + 1j * at_y)
+    assert found[0] == pytest.approx(s, abs=0.2)
+    assert found[1] == pytest.approx(0.0, abs=0.2)
+    assert found[2] == pytest.approx(turned, abs=0.01)
+
+
+def test_given_a_plan_that_brakes_to_the_end_when_no_margin_is_asked_for_then_its_last_short_step_brakes_as_well():
+    braking = straight_plan(acceleration=-6.0)  # stands after 8.33 m
+    assert check(braking, [Box(8.34 + 3.5 + 2.25 + 0.02, 0.0)], margin_m=0.0).check == ""
+    assert check(braking, [Box(8.33 + 3.5 + 2.25 - 0.02, 0.0)], margin_m=0.0).check == "distance"
+
+
+def test_given_something_within_the_margin_beside_us_then_it_is_a_lead_once_its_middle_is_ahead_of_ours():
+    ours = 3.5 - 2.25
+    found = [check(straight_plan(), [Box(ours + x, 2.1, length=1.0)]) for x in (1.9, 2.1)]
+    assert [one.check for one in found] == ["", "distance"]
+    assert found[1].reason.startswith(
+        "distance: the plan is -2.65 m behind an obstacle 0.2 s from now and does not brake"
+    )

@@ -188,6 +188,7 @@ def test_given_no_plan_when_the_vehicle_drives_a_bend_then_the_stop_is_in_that_b
     assert (found.verdict, found.check) == (GuardVerdict.STOP, "")
     assert found.reason == "there is no plan; stops by 8 m/s^2 in the bend that it drives"
     times_s, x, y, speeds = motion_of(found.payload)
+    assert len(times_s) == 31
     assert times_s[0] == pytest.approx(0.1)
     assert (x[0], y[0]) == pytest.approx((20 * math.sin(0.05), 20 * (1 - math.cos(0.05))))  # led on by 0.1 s
     assert x[-1] == pytest.approx(20 * math.sin(0.05 + 6.25 / 20), abs=0.01)
@@ -210,7 +211,8 @@ def test_given_no_odometry_when_the_plan_itself_is_fine_then_it_goes_out_uncheck
     assert found.reason == "no odometry was received"
     guard.moved(b"x", 0)
     assert "no odometry was received (refused: 1 bytes are no" in guard.check(plan, 10 * S, START_NS, 60.0).reason
-    assert guard.refused["odometry"] == 1
+    guard.moved(b"x", 0)
+    assert guard.refused["odometry"] == 2
     too_fast = guard.check(straight_plan(speed=50.0), 10 * S, START_NS, 60.0)
     assert (too_fast.verdict, too_fast.check) == (GuardVerdict.BRAKE, "speed")
     assert "50 m/s at pose" in too_fast.reason
@@ -297,6 +299,8 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
     assert found.verdict is GuardVerdict.UNCHECKED
     assert found.reason == "the plan's frame_id 'map' is not the odometry's, 'odom', and tf is not looked up"
     assert bench.check(bench.plan(frame="base_link")).verdict is GuardVerdict.UNAVOIDABLE
+    odd = bench.plan().replace(b"odom\0", b"od\xffm\0")
+    assert "frame_id 'od\ufffdm' is not the odometry's" in bench.check(odd).reason
 
 
 @pytest.mark.parametrize(
@@ -364,7 +368,10 @@ def test_given_a_sideways_step_when_the_last_plan_led_elsewhere_then_it_jumps():
     assert (found.verdict, found.check) == (GuardVerdict.REBASED, "jump")
     assert found.value == pytest.approx(1.2)
     assert aside.check(aside.plan(y=0.9)).verdict is GuardVerdict.ACCEPT
-    aside.after_s = 1.01
+    aside.after_s = 1.0
+    assert aside.feel().check(aside.plan(y=3.0)).check == "jump"
+    aside.check(aside.plan(y=0.9))
+    aside.after_s = 2.01
     assert aside.feel().check(aside.plan(y=3.0)).verdict is GuardVerdict.ACCEPT  # forgotten after a second
     aside.check(aside.plan(y=3.0, frame="map"))
     assert aside.check(aside.plan(y=0.0)).verdict is GuardVerdict.ACCEPT  # of another frame
@@ -458,6 +465,9 @@ def test_given_acting_and_shadow_checks_when_both_fail_then_only_one_acts():
     off = Bench(act=["speed"], boxes=[Box(10.0, 0.0)])
     assert off.check(off.plan()).verdict is GuardVerdict.ACCEPT
     assert off.check(b"junk").verdict is GuardVerdict.REBASED
+    assert off.check(plan_bytes(0 * T, T, 0.0, 0.0)).check == "stamps"
+    both = Bench(boxes=[Box(30.0, 0.0)], speed=50.0)
+    assert both.check(both.plan()).shadow == ""
 
 
 def test_given_an_activation_when_older_things_come_then_they_do_not_count():
@@ -468,6 +478,8 @@ def test_given_an_activation_when_older_things_come_then_they_do_not_count():
     found = bench.check(b"junk")
     assert (found.payload, found.verdict) == (None, GuardVerdict.UNCHECKED)
     assert "no odometry was received" in bench.check(bench.plan()).reason
+    bench.guard.forget(bench.now_ns)
+    assert bench.feel().check(bench.plan()).verdict is GuardVerdict.ACCEPT
     bench.guard.forget(0)
     bench.after_s = 0.1
     assert bench.feel().check(b"junk").reason.endswith("in the bend that it drives")  # no earlier plan either
@@ -480,6 +492,13 @@ def test_given_thousands_of_poses_when_checked_then_obstacles_are_found_all_the_
     assert bench.check(plan).check == "distance"
     path = TimedPath.parse(bench.check(plan).payload)
     assert len(path.stamps_ns) == 200
+
+
+@pytest.mark.parametrize(("left_ns", "along"), [(0, "in the bend that it drives"), (1, "on the same path")])
+def test_given_a_plan_that_is_over_when_checked_then_nothing_brakes_along_it(left_ns, along):
+    found = Bench().check(plan_bytes(T - 3.0, 10 * T - 30.0, 0.0, 0.0, start_ns=START_NS + left_ns))
+    assert found.check == "start"
+    assert found.reason.endswith(along)
 
 
 def test_given_a_plan_that_begins_soon_when_braked_then_braking_begins_with_it():

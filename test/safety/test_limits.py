@@ -16,7 +16,7 @@ T = np.arange(0.0, 3.05, 0.1)
 
 
 def track(times_s, x, y=0.0, yaw=0.0):
-    return Track(*(np.broadcast_to(np.asarray(part, float), np.shape(times_s)) for part in (times_s, x, y, yaw)))
+    return Track(*(np.broadcast_to(part, np.shape(times_s)) for part in (times_s, x + 1j * np.asarray(y), yaw)))
 
 
 def circle(speed, bend):
@@ -121,8 +121,10 @@ def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is
     (finding,) = beyond_limits(one, OPTIONS)
     assert finding.check == "steering"
     assert finding.value == pytest.approx(math.atan(2.7 * 0.05) / 0.1, rel=1e-6)
+    assert finding.text == "1.34 rad/s at pose 14, the limit is 0.7"
     assert found(one, max_steering_rate=1.4) == []
-    assert found(track(T, 0.15 * one.x, 0.15 * one.y, one.yaw), max_curvature=1.0) == []  # too slow to tell
+    slow = one._replace(place=0.15 * one.place)
+    assert found(slow, max_curvature=1.0) == []  # too slow to tell
 
 
 @given(st.floats(0.0, 35.0), st.floats(-1.0, 1.0), st.floats(-7.9, 2.9))
@@ -166,29 +168,33 @@ def test_given_headings_across_the_half_turn_when_read_then_they_do_not_leap():
     assert one.yaw[0] == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("stamp_ns", [START_NS - S // 2, 0])
-def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_vehicle_was_at_its_stamp(stamp_ns):
+@pytest.mark.parametrize(
+    ("stamp_ns", "begin"),
+    [(START_NS - S // 2, 45.0), (START_NS - 10 * S, -50.0), (START_NS - 10 * S - 1, 50.0), (0, 50.0)],
+)
+def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_vehicle_was_at_its_stamp(
+    stamp_ns, begin
+):
     motion = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, speed=10.0), 0)
     path = TimedPath.parse(straight_plan(10.0, frame="base_link", start_ns=stamp_ns))
     one = Track.of(path, START_NS, motion)
-    begin = 45.0 if stamp_ns else 50.0
-    assert (one.x[0], one.y[0], one.x[-1], one.y[-1]) == pytest.approx((100.0, begin, 100.0, begin + 30.0))
+    assert one.place[[0, -1]] == pytest.approx(np.array([100 + 1j * begin, 100 + 1j * (begin + 30.0)]))
     assert one.yaw == pytest.approx(np.full(31, math.pi / 2))
-    assert Track.of(path, START_NS, None).x[-1] == pytest.approx(30.0)
+    assert Track.of(path, START_NS, None).place[-1] == pytest.approx(30.0)
 
 
 def test_given_a_track_when_asked_where_it_is_then_times_outside_are_its_ends():
     one = track(np.array([1.0, 2.0, 4.0]), np.array([0.0, 10.0, 50.0]), 1.0, np.array([0.0, 0.2, 0.4]))
-    assert one.at(0.0) == (0.0, 1.0, 0.0)
-    assert one.at(1.5) == pytest.approx((5.0, 1.0, 0.1))
-    assert one.at(3.0) == pytest.approx((30.0, 1.0, 0.3))
-    assert one.at(9.0) == (50.0, 1.0, 0.4)
+    assert one.at(0.0) == (1j, 0.0)
+    assert one.at(1.5) == pytest.approx((5 + 1j, 0.1))
+    assert one.at(3.0) == pytest.approx((30 + 1j, 0.3))
+    assert one.at(9.0) == (50 + 1j, 0.4)
     begun = track(np.array([-1.0, 1.0, 3.0]), np.array([0.0, 10.0, 50.0])).from_now()
-    assert (begun.t_s.tolist(), begun.x.tolist()) == ([0.0, 1.0, 3.0], [5.0, 10.0, 50.0])
+    assert (begun.t_s.tolist(), begun.place.real.tolist()) == ([0.0, 1.0, 3.0], [5.0, 10.0, 50.0])
     begun = track(np.array([-1.0, 1.0]), 0.0, np.array([2.0, 6.0]), np.array([0.2, 0.6])).from_now()
-    assert (begun.y.tolist(), begun.yaw.tolist()) == (pytest.approx([4.0, 6.0]), pytest.approx([0.4, 0.6]))
+    assert (begun.place.imag.tolist(), begun.yaw.tolist()) == (pytest.approx([4.0, 6.0]), pytest.approx([0.4, 0.6]))
     over = track(np.array([-2.0, -1.0]), np.array([0.0, 10.0])).from_now()
-    assert (over.t_s.tolist(), over.x.tolist(), over.yaw.tolist()) == ([0.0, 1.0], [10.0, 10.0], [0.0, 0.0])
+    assert (over.t_s.tolist(), over.place.tolist(), over.yaw.tolist()) == ([0.0, 1.0], [10.0, 10.0], [0.0, 0.0])
 
 
 def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_than_is_said():
@@ -197,7 +203,7 @@ def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_t
     few, off_m = one.thinned(6.0)
     assert len(few.t_s) == 64
     assert (few.t_s[0], few.t_s[-1]) == (0.0, 3.0)
-    gap = np.abs(np.interp(t, few.t_s, few.y) - one.y) + 6.0 * np.abs(np.interp(t, few.t_s, few.yaw) - one.yaw)
+    gap = np.abs(np.interp(t, few.t_s, few.place) - one.place) + 6.0 * np.abs(np.interp(t, few.t_s, few.yaw) - one.yaw)
     assert 0 < gap.max() <= off_m + 1e-9 < 0.1
     assert one.thinned(0.0)[1] < off_m
     short = track(t[:64], t[:64])
@@ -256,3 +262,16 @@ def test_given_a_plan_when_it_is_almost_over_then_only_one_that_ends_standing_la
     assert start(T - 2.81, 10 * (T - 2.81)) == "ends 0.19 s from now, still moving; it has to last for 0.2 s"
     assert start(T - 9.0, 0 * T, speed=0.0) == ""
     assert start(T - 9.0, 0 * T + 2.0, speed=0.0).startswith("is 2 m from where")
+
+
+def test_given_values_at_a_bound_then_they_are_still_good():
+    at = TimedPath.parse(plan_bytes(T, 1e8 * (T > 1), 0.0, 0.0))
+    assert unreadable(at) is None
+    at.turns[:, 3] = 1e8
+    assert unreadable(at) is None
+    at.turns[4, 3], at.points[7, 0] = 1.1e8, math.nan
+    finding = unreadable(at)
+    assert finding == ("finite", 2, 0, "2 poses have a value that is NaN, infinite or beyond 1e+08")
+    here = Motion.read(odometry_bytes(speed=0.0, y=1.0), 0)
+    for times_s in ([0.2, 1.0], [0.0, 0.2]):  # begins, ends as late or early as it may, 1 m from the vehicle
+        assert off_start(track(np.array(times_s), np.zeros(2)), here, 0.0, OPTIONS) is None

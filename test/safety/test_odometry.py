@@ -44,22 +44,21 @@ def test_given_an_odometry_when_read_then_pose_and_motion_are_found(frame, littl
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "0 bytes are no nav_msgs/Odometry"),
-        (b"\0\1", "2 bytes are no nav_msgs/Odometry"),
-        (odometry_bytes()[:-300], "are no nav_msgs/Odometry"),
-        (odometry_bytes(frame="o" * 256), "a frame_id of 256 bytes; at most 255 are taken"),
-        (b"\0\1\0\0" + b"\xff" * 60, "are no nav_msgs/Odometry"),
-        (changed(pose__pose__position__x=math.nan), "a value of pose or twist is not finite"),
-        (changed(twist__twist__linear__x=math.inf), "a value of pose or twist is not finite"),
-        (changed(twist__twist__linear__x=100.1), "100.1 m/s or 0 rad/s is beyond 100 m/s, 10 rad/s"),
-        (changed(twist__twist__angular__z=-10.1), "10 m/s or -10.1 rad/s is beyond"),
-        (changed(pose__pose__orientation__w=0.0), "all zeros, which is no rotation"),
+        (b"", r"0 bytes are no nav_msgs/Odometry \(IndexError: .*\)"),
+        (b"\0\1", r"2 bytes are no nav_msgs/Odometry \(error: .*\)"),
+        (odometry_bytes()[:-300], r"\d+ bytes are no nav_msgs/Odometry \(error: .*\)"),
+        (odometry_bytes(frame="o" * 256), "odometry: a frame_id of 256 bytes; at most 255 are taken"),
+        (b"\0\1\0\0" + b"\xff" * 60, r"64 bytes are no nav_msgs/Odometry \(error: .*\)"),
+        (changed(pose__pose__position__x=math.nan), "odometry: a value of pose or twist is not finite"),
+        (changed(twist__twist__linear__x=math.inf), "odometry: a value of pose or twist is not finite"),
+        (changed(twist__twist__linear__x=100.1), "odometry: 100.1 m/s or 0 rad/s is beyond 100 m/s, 10 rad/s"),
+        (changed(twist__twist__angular__z=-10.1), "odometry: 10 m/s or -10.1 rad/s is beyond 100 m/s, 10 rad/s"),
+        (changed(pose__pose__orientation__w=0.0), "odometry: the orientation is all zeros, which is no rotation"),
     ],
 )
 def test_given_a_bad_odometry_when_read_then_the_reason_is_clear(data, text):
-    with pytest.raises(BadInput, match="(?s)" + ".*") as raised:
+    with pytest.raises(BadInput, match=f"^{text}$"):
         Motion.read(data, 0)
-    assert text in str(raised.value)
 
 
 @pytest.mark.parametrize("yaw_rate", [0.0, 1e-9, 0.4, -0.4])

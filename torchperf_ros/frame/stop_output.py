@@ -166,7 +166,9 @@ class TimedPath:
         head = b"\0\1\0\0" + struct.pack("<iI", *divmod(int(stamps_ns[0]), NS_PER_S)) + frame_id
         head += bytes(aligned(len(head), 4) - len(head))
         turns = np.zeros((len(points), 4))
-        turns[:, 2], turns[:, 3] = np.sin(yaws / 2), np.cos(yaws / 2)
+        halves = 0.5 * yaws
+        np.sin(halves, out=turns[:, 2])
+        np.cos(halves, out=turns[:, 3])
         return cls(head, "<", frame_id, stamps_ns, points, turns)
 
     @property
@@ -235,8 +237,8 @@ class TimedPath:
         message[first_at + 8 : first_at + 8 + len(self.frame_id)] = self.frame_id
         poses = _Poses(message, self.order, first_at, len(self.frame_id), count)
         poses.places[:, :3], poses.places[:, 3:] = self.points, self.turns
-        stamps = np.stack(np.divmod(self.stamps_ns, NS_PER_S), axis=1)
-        poses.first_stamp[:], poses.later_stamps[:] = stamps[:1], stamps[1:]
+        for column, part in enumerate(np.divmod(self.stamps_ns, NS_PER_S)):
+            poses.first_stamp[0, column], poses.later_stamps[:, column] = part[0], part[1:]
         poses.later_ids[:] = np.frombuffer(self.frame_id, np.uint8)
         return bytes(message)
 

@@ -1,5 +1,6 @@
 """A tier at run time: the engine's call for a frame's inputs, eager where that fails, and the check of the outputs."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -57,7 +58,7 @@ class OutputCheck:
         for number, tensor in enumerate(tensors_in(outputs)):
             # a sum is finite only if every element is, and takes one pass without a temporary; a sum that overflows
             # although its elements are finite is sorted out by the exact test
-            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).sum())
                 raise InvalidOutput(f"output {number} has {bad} of {tensor.numel()} values that are NaN or Inf")
 

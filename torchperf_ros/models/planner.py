@@ -1,5 +1,6 @@
 """The reference planning stage: detections and odometry in, a path of the next three seconds out."""
 
+import cmath
 import heapq
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from torchperf_ros.frame.stop_output import PATH, TimedPath
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.history_buffer import HistoryBuffer
 from torchperf_ros.models import networks
-from torchperf_ros.models.networks import EGO_FIELDS, HISTORY_FRAMES, PLANNER_WIDTHS, WAYPOINT_STEP_S, PlannerNet
+from torchperf_ros.models.networks import EGO_FIELDS, HISTORY_FRAMES, PLANNER_WIDTHS, PlannerNet
 from torchperf_ros.models.options import OptionReader
 
 NEAREST: Final = 8
@@ -29,6 +30,7 @@ FRAME_FEATURES: Final = NEAREST * _DETECTION_FIELDS + EGO_FIELDS
 _SOLIDS: Final = (1, 2, 3)  # Marker.CUBE, SPHERE, CYLINDER; lines and texts are no objects
 _ADD: Final = 0  # Marker.ADD
 _MS: Final = 1_000_000  # ns
+_POSES_NS: Final = np.arange(networks.WAYPOINTS + 1) * round(networks.WAYPOINT_STEP_S * 1e9)  # from the first on
 _MAX_SPEED: Final = 100.0  # m/s; more is a broken odometry, not a road vehicle
 _MAX_YAW_RATE: Final = 10.0  # rad/s
 
@@ -212,9 +214,11 @@ def _frame_stamp_ns(detections: Received) -> int:
 
 def _path(waypoints: NDArray[np.float64], ego: Ego, stamp_ns: int) -> bytes:
     """A `nav_msgs/msg/Path` in the frame of the vehicle's position; as messages its poses take four times as long."""
-    cosine, sine = math.cos(ego.yaw), math.sin(ego.yaw)
-    points, yaws = np.zeros((len(waypoints) + 1, 3)), np.zeros(len(waypoints) + 1)
-    points[1:, :2], yaws[1:] = waypoints[:, :2] @ ((cosine, sine), (-sine, cosine)), waypoints[:, 2]
-    points += ego.position
-    stamps_ns = stamp_ns + np.arange(len(points)) * round(WAYPOINT_STEP_S * 1e9)
-    return TimedPath.made(stamps_ns, points, yaws + ego.yaw, ego.frame_id.encode()).bytes()
+    points, yaws = np.empty((len(_POSES_NS), 3)), np.empty(len(_POSES_NS))
+    points[0], yaws[0] = ego.position, ego.yaw
+    x, y, points[1:, 2] = ego.position
+    places = np.ascontiguousarray(waypoints).view(np.complex128)[:, 0] * cmath.rect(1.0, ego.yaw)
+    places += complex(x, y)
+    points[1:, 0], points[1:, 1] = places.real, places.imag
+    np.add(waypoints[:, 2], ego.yaw, out=yaws[1:])
+    return TimedPath.made(stamp_ns + _POSES_NS, points, yaws, ego.frame_id.encode()).bytes()

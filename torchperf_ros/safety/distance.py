@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.config.guard_options import GuardOptions
-from torchperf_ros.safety.lane import Lane, unit
-from torchperf_ros.safety.limits import Finding, Track
+from torchperf_ros.safety.lane import Lane
+from torchperf_ros.safety.limits import Finding, Track, largest, unit
 from torchperf_ros.safety.obstacles import Complex, Seen
 
 Floats = NDArray[np.float64]
@@ -86,9 +86,9 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
     seen = _near(seen, lane.own_place[0], lane.length, float(t_s[-1]), speeds, options)
     if not len(seen.yaws):
         return Closeness()
-    others = _Others(lane, bend, seen, options)
+    others = _Others(lane, float(t_s[-1]), bend, seen, options)
     finding = _rss(t_s, speeds, others, lane, options)
-    which, aside = _chosen(track, float(speeds.max()), widened_m, others, lane, options)
+    which, aside = _chosen(track, largest(speeds), widened_m, others, lane, options)
     once, contact, touches = len(which), False, None
     if once + len(aside):
         places, yaws = _predicted(t_s, which, aside, others, lane, seen)
@@ -145,66 +145,68 @@ def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speeds: Float
 
 
 class _Others:
-    """Obstacles along a lane, as they are now; shapes [n]."""
+    """Obstacles along a lane, as they are now, while a plan lasts; shapes [n].
 
-    def __init__(self, lane: Lane, bend: float, seen: Seen, options: GuardOptions) -> None:
-        self.s, self.left, heading = lane.project(seen.places)
-        way = unit(heading)
-        local = seen.velocities * way.conj()
-        # The same in the bend that we drive: on an arc through where we are, in the direction of travel.
+    Where two rows belong together, the first is of the lane, and the second of the bend that we drive: of an arc
+    through where we are, in the direction of travel.
+    """
+
+    def __init__(self, lane: Lane, lasts_s: float, bend: float, seen: Seen, options: GuardOptions) -> None:
         arc = self.arc = _Arc(lane, bend)
-        self.arc_left, self.arc_way = arc.beside(seen.places)
-        arc_drift = (seen.velocities * self.arc_way.conj()).imag
+        s, left, heading = lane.project(seen.places)
+        from_here = arc.from_here(seen.places)
+        arc_left, arc_way = arc.beside(from_here)
+        along_m, self.lefts = np.array((s, from_here.real)), np.array((left, arc_left))
+        self.ways = np.array((unit(heading), arc_way))
+        velocity = seen.velocities * self.ways.conj()
         # More than 10 m behind us, what is aslant to where the plan leads back may drive in the bend that we drive.
-        driven = self.driven = (self.s < -_KNOWN_M) & (np.abs(local.imag) > _DRIFTS) & (np.abs(arc_drift) <= _DRIFTS)
-        if driven.any() and not lane.both_ways:
-            self.s = np.where(driven, ((seen.places - arc.place) * arc.travel.conjugate()).real, self.s)
-            self.left, way = np.where(driven, self.arc_left, self.left), np.where(driven, self.arc_way, way)
-            local = seen.velocities * way.conj()
-        ahead = local.real
-        self.drift: Floats = local.imag
-        self.arc_drift = arc_drift
+        behind, aslant = s < -_KNOWN_M, np.abs(velocity.imag) > _DRIFTS
+        driven = self.driven = behind & aslant[0] & ~aslant[1]
+        if np.count_nonzero(driven) and not lane.both_ways:
+            for of_both in (along_m, self.lefts, self.ways, velocity):
+                of_both[0, driven] = of_both[1, driven]
+        self.s, self.left, ahead = along_m[0], self.lefts[0], velocity[0].real
+        self.drift, self.arc_drift = velocity.imag
         self.speeds, self.response_s = seen.speeds, seen.response_s
         self.stands = seen.speeds < _STANDS
         # Beyond the plan's end, and behind us, nothing says where our lane leads. What is aslant there is in a bend.
-        aside = np.abs(self.left)
-        self.along = (np.abs(ahead) >= _ALONG * seen.speeds) & (aside < _ASIDE_M) & ~self.stands
-        unknown = (self.s > lane.length + _KNOWN_M) | (self.s < -_KNOWN_M)
+        asides = np.abs(self.lefts)
+        self.aside = asides[0]
+        self.along = (np.abs(ahead) >= _ALONG * seen.speeds) & (self.aside < _ASIDE_M) & ~self.stands
+        unknown = behind | (self.s > lane.length + _KNOWN_M)
         self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS + _ASLANT * seen.speeds)
         if lane.both_ways:
-            self.stands, self.along, self.elsewhere, self.driven = (np.zeros(len(aside), np.bool_) for _ in range(4))
+            self.stands, self.along, self.elsewhere, self.driven = np.zeros((4, len(s)), np.bool_)
         self.along &= ~self.elsewhere
         self.driven &= self.along
         self.same = self.along & (ahead > 0)
         self.speed: Floats = ahead * self.along  # along the lane
         self.bends_s = np.where(self.speed < 0, _TOWARDS_BEND_S, _SAME_BEND_S)
-        turned = seen.units * way.conj()
-        cosine, sine = np.abs(turned.real), np.abs(turned.imag)
-        self.off_arc = np.abs((way * self.arc_way.conj()).imag)  # sine of what lies between lane and arc
-        half_length, half_width = seen.halves.T
-        self.reach_s = half_length * cosine + half_width * sine
-        room = 0.5 * options.width_m + options.margin_m
-        self.near = half_length * sine + half_width * cosine + room
+        self.nearest_m = _nearest(self.left, self.left + self.drift * self.along * lasts_s)
+        reach, near = _shadow(seen.units * self.ways.conj(), _as_complex(seen.halves))
+        near = near + (0.5 * options.width_m + options.margin_m)
+        self.reach_s, self.near = reach[0], near[0]
         """So far aside of the lane, in m, it is still in our way."""
         self.front = options.rear_m if lane.backward else options.length_m - options.rear_m
         self.gap = self.s - self.reach_s - self.front
-        self.side_m = side_m = aside - self.near  # less than zero: in our way
+        sides = asides - near  # less than zero: in our way
+        self.passes = self.follows = self.ahead = np.zeros(len(s), np.bool_)
+        self.allowed_m = np.full(len(s), options.margin_m)
+        """So close to it the plan may lead; at most the margin, where it is positive."""
+        if not np.count_nonzero(sides[0] < _SLACK_M):
+            return  # nothing is in our way, or passes closely
         # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
         # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
         # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
         # us who does so in one of them only.
-        turned = seen.units * self.arc_way.conj()
-        cosine, sine = np.abs(turned.real), np.abs(turned.imag)
-        side_m = np.maximum(side_m, np.abs(self.arc_left) - (half_length * sine + half_width * cosine + room))
-        nose, rear = self.s + self.reach_s, self.front - options.length_m - _SURE_M
-        here = ((seen.places - arc.place) * arc.travel.conjugate()).real + half_length * cosine + half_width * sine
-        behind = self.same & (nose < rear) & ((here < rear) | (nose < -_KNOWN_M))
+        side_m = np.maximum(sides[0], sides[1])
+        noses = along_m + reach
+        at_rear = noses < self.front - options.length_m - _SURE_M
+        behind = self.same & at_rear[0] & (at_rear[1] | (noses[0] < -_KNOWN_M))
         self.passes = behind & (side_m < 0)
-        self.follows = behind & (side_m < -options.margin_m - _SURE_M - 0.5 * _UNSEEN_BEND * self.s**2)
-        self.allowed_m = np.where(behind, np.maximum(side_m - _SLACK_M, -options.margin_m), 0.0) + options.margin_m
-        """So close to it the plan may lead; at most the margin, where it is positive."""
-        self.behind_m = -0.5 * options.length_m - self.reach_s  # a gap that is less: its middle is behind ours
-        self.ahead = (self.side_m < 0) & (self.gap > self.behind_m) & ~self.passes
+        self.follows = behind & (side_m + 0.5 * _UNSEEN_BEND * self.s * self.s < -options.margin_m - _SURE_M)
+        self.allowed_m = np.maximum(side_m - _SLACK_M, -options.margin_m) * behind + options.margin_m
+        self.ahead = (sides[0] < 0) & (self.s > self.front - 0.5 * options.length_m) & ~self.passes
 
 
 class _Arc:
@@ -218,9 +220,13 @@ class _Arc:
         if abs(self.bend) < _STRAIGHT_ARC:
             self.bend = _STRAIGHT_ARC
 
-    def beside(self, places: Complex) -> tuple[Floats, Complex]:
-        """Of points x + iy: how far they are to its left, and its direction where they are."""
-        turned = (places - self.place) * (1j * self.bend * self.travel.conjugate()) + 1.0
+    def from_here(self, places: Complex) -> Complex:
+        """Points x + iy as they are seen from where it begins, ahead as real part."""
+        return (places - self.place) * self.travel.conjugate()
+
+    def beside(self, from_here: Complex) -> tuple[Floats, Complex]:
+        """Of such points: how far they are to its left, and its direction where they are."""
+        turned = from_here * (1j * self.bend) + 1.0
         radius = np.abs(turned)  # from the centre, as a share of the arc's
         return (1.0 - radius) / self.bend, turned * (self.travel / np.maximum(radius, _STRAIGHT_ARC))
 
@@ -233,42 +239,41 @@ def _chosen(
     An obstacle whose distance to the lane is, at all times, larger by the margin than that of any point of the
     footprint does not come closer than the margin; likewise to the bend of now. Few of the others on a road are left.
     """
-    t_s, left, drift = track.t_s, others.left, others.drift
+    t_s = track.t_s
     lasts_s = float(t_s[-1])
     # Between two poses it drives an arc.
-    rough_m = widened_m + _ROUGH_M + 0.125 * float(np.abs((track.yaw[1:] - track.yaw[:-1]) * lane.own_steps).max())
+    rough_m = widened_m + _ROUGH_M + 0.125 * largest(np.abs((track.yaw[1:] - track.yaw[:-1]) * lane.own_steps))
     ends_m = np.array([[options.length_m - options.rear_m], [-options.rear_m]])
     ends = lane.own_place + ends_m * lane.own_unit
     off = ends - np.interp(lane.own_s + (-ends_m if lane.backward else ends_m), lane.s, lane.place)
-    later = left + drift * lasts_s
     # What is not along the lane goes straight on, in any direction to it.
-    loose_m = np.abs(left) - others.speeds * lasts_s - others.reach_s * ~others.stands
-    room = np.where(others.along, _nearest(left, later), loose_m) - others.near
+    loose_m = others.aside - others.speeds * lasts_s - others.reach_s * ~others.stands
+    room = np.where(others.along, others.nearest_m, loose_m) - others.near
     room -= float(np.abs(off).max()) + rough_m
     if lane.curved:
         # Of a point x along a tangent, a lane that bends by k, within 1 / 2k, is nearer by k x^2 at most.
-        room -= lane.tightest * (others.reach_s**2 + _ROUGH_WAY_M**2)
-        known = lane.tightest * np.maximum(np.abs(left), np.abs(later)) <= 0.5  # noqa: PLR2004
-        room[~(known & (lane.turn < math.pi))] = -1.0
+        room -= lane.tightest * (others.reach_s * others.reach_s + _ROUGH_WAY_M**2)
+        furthest = np.maximum(others.aside, np.abs(others.left + others.drift * lasts_s))
+        room[~(furthest <= (0.5 / lane.tightest if lane.turn < math.pi else -1.0))] = -1.0
     else:
-        room -= 2.0 * float(np.abs(((lane.own_place - others.arc.place) * others.arc.travel.conjugate()).imag).max())
+        room -= 2.0 * largest(np.abs(others.arc.from_here(lane.own_place).imag))
     counts = ~(others.follows | others.elsewhere)
-    which = np.flatnonzero(counts & ~others.driven & (room < 0.0))
-    if not lane.curved and not others.driven.any():
+    which = (counts & ~others.driven & (room < 0.0)).nonzero()[0]
+    if not lane.curved and not np.count_nonzero(others.driven):
         return which, which[:0]
     aside = others.driven
     if lane.curved:
         soon_m = np.maximum(speed - others.speed, 0.0) * others.bends_s
         aside = counts & others.along & (others.gap < soon_m)
     soon = t_s[: int(t_s.searchsorted(_SAME_BEND_S, side="right")) + 1]
-    lasts_s, left = float(soon[-1]), others.arc_left
-    way = others.speeds * lasts_s
+    lasts_s, arc, left = float(soon[-1]), others.arc, others.lefts[1]
+    way, turned = others.speeds * lasts_s, others.ways[0] * others.ways[1].conj()
     # Its circle has another middle than ours; its box was measured along the lane, which is turned to the bend.
-    other_m = others.arc.bend**2 * np.abs(left) * way * (0.5 * way + others.reach_s) + others.reach_s * others.off_arc
+    other_m = np.abs(arc.bend**2 * left) * way * (0.5 * way + others.reach_s) + others.reach_s * np.abs(turned.imag)
     room = _nearest(left, left + others.arc_drift * lasts_s) - other_m - others.near
-    room -= float(np.abs(others.arc.beside(ends[:, : len(soon)])[0]).max()) + rough_m
-    known = np.abs(others.arc.bend * left) <= 0.5  # noqa: PLR2004
-    return which, np.flatnonzero(aside & ~(known & (room >= 0.0)))
+    room -= float(np.abs(arc.beside(arc.from_here(ends[:, : len(soon)]))[0]).max()) + rough_m
+    known = np.abs(arc.bend * left) <= 0.5  # noqa: PLR2004
+    return which, (aside & ~(known & (room >= 0.0))).nonzero()[0]
 
 
 def _predicted(
@@ -278,7 +283,7 @@ def _predicted(
     later, every = t_s[:, None], np.concatenate((which, aside))
     velocities = seen.velocities[every]
     places = seen.places[every] + velocities * later
-    columns = np.flatnonzero(others.along[which]) if lane.curved else which[:0]
+    columns = others.along[which].nonzero()[0] if lane.curved else which[:0]
     if not len(columns) and not len(aside):
         return places, seen.yaws[every]
     yaws = np.empty(places.shape)
@@ -330,7 +335,7 @@ def _clearances(
     shadow = halves[:, 0] + sine * halves[:, 1], halves[:, 1] + sine * halves[:, 0]
     apart = np.maximum(*_gaps(off[:-1], off[1:], own, *shadow, size))
     apart -= bent_m
-    kept = np.flatnonzero(np.minimum.reduce(apart) < options.margin_m)
+    kept = (np.minimum.reduce(apart) < options.margin_m).nonzero()[0]
     if not len(kept):
         return apart[:, kept], kept
     off, halves = off[:, kept], halves[kept]
@@ -342,18 +347,22 @@ def _clearances(
     own = np.concatenate((lane.own_unit[:1, None].conj(), own))
     before, turned = np.concatenate((off[:1], off[:-1])), theirs * own.conj()
     clearance = np.maximum(
-        np.maximum(*_gaps(before, off, own, *_shadow(turned, halves.T), size)),
-        np.maximum(*_gaps(before, off, theirs, *_shadow(turned, size), halves.T)),
+        np.maximum(*_gaps(before, off, own, *_shadow(turned, _as_complex(halves)), size)),
+        np.maximum(*_gaps(before, off, theirs, *_shadow(turned, complex(*size)), halves.T)),
     )
     clearance[1:] -= bent_m
     return clearance, kept
 
 
-def _shadow(turned: Complex, halves: _Halves) -> tuple[Floats, Floats]:
-    """Half of a turned box's extent on the other one's two sides."""
-    cosine, sine = np.abs(turned.real), np.abs(turned.imag)
-    half_length, half_width = halves
-    return cosine * half_length + sine * half_width, sine * half_length + cosine * half_width
+def _as_complex(halves: Floats) -> Complex:
+    """Half lengths as real part and half widths as imaginary part, of an array [n, 2]."""
+    return np.ascontiguousarray(halves).view(np.complex128)[:, 0]
+
+
+def _shadow(turned: Complex, halves: Complex | complex) -> tuple[Floats, Floats]:
+    """Half of a turned box's extent on the other one's two sides: l cos + w sin, l sin + w cos, both positive."""
+    turned = np.abs(turned.view(np.float64)).view(np.complex128)
+    return (turned.conj() * halves).real, (turned * halves).imag
 
 
 def _gaps(
@@ -378,9 +387,8 @@ def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: Guar
     close: that is RSS's proper response. Beyond the plan's end nothing says where our lane goes, so what is there
     counts only until the next plan can respond to it.
     """
-    drift = others.drift * others.same
-    in_way = _nearest(others.left, others.left + drift * t_s[-1]) < others.near  # at some time
-    leads = np.flatnonzero((others.same | others.stands) & in_way & ~others.passes)
+    in_way = others.nearest_m < others.near  # at some time
+    leads = ((others.same | others.stands) & in_way & ~others.passes).nonzero()[0]
     if not len(leads):
         return None
     lost = speeds[:-1] - speeds[1:]
@@ -392,10 +400,11 @@ def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: Guar
     later, response_s, speed = t_s[:, None], others.response_s[leads], others.speed[leads]
     rear = others.s[leads] + speed * later - others.reach_s[leads]
     gap = rear - (lane.own_s[:, None] + others.front)
-    beside = np.abs(others.left[leads] + drift[leads] * later) < others.near[leads]
+    beside = np.abs(others.left[leads] + (others.drift * others.along)[leads] * later) < others.near[leads]
     known = (rear <= lane.length) | (later <= response_s)
     safe = rss_distance(_fastest(speeds, lane.own_steps / (t_s[1:] - t_s[:-1]))[:, None], speed, response_s, options)
-    counts = beside & (gap > others.behind_m[leads]) & known & idle[:, None]
+    not_behind = gap > -0.5 * options.length_m - others.reach_s[leads]  # its middle is ahead of ours
+    counts = beside & not_behind & known & idle[:, None]
     short = np.where(counts, gap - safe, math.inf)
     if short.min() >= 0.0:
         return None
@@ -413,15 +422,14 @@ def _collision(
     To what is ahead now: gap / closing speed, and closing speed^2 / (2 gap), of which what comes towards us brakes its
     own share; to what the plan touches on its way: when it does, and speed^2 / (2 way until then).
     """
+    if touches is None and not np.count_nonzero(others.ahead):
+        return math.nan, math.nan
     closing = speed - others.speed
     closes = (others.stands | others.along) & others.ahead & (closing > _MOVES) & (others.gap > 0)
-    found = [
-        (gap / fast, fast * min(fast, speed) / (2 * max(gap, 0.01)))
-        for gap, fast in zip(others.gap[closes].tolist(), closing[closes].tolist(), strict=True)
-    ]
+    gap, fast = others.gap[closes], closing[closes]
+    ttcs_s, needed = (gap / fast).tolist(), (fast * np.minimum(fast, speed) / (2 * np.maximum(gap, 0.01))).tolist()
     if touches is not None and (crossed := (touches & ~closes[which]).any(axis=1)).any():
         first = int(crossed.argmax())
-        found.append((float(t_s[first]), speed**2 / (2 * max(float(lane.own_s[first]), 0.1))))
-    if not found:
-        return math.nan, math.nan
-    return min(ttc_s for ttc_s, _ in found), max(needed for _, needed in found)
+        ttcs_s.append(float(t_s[first]))
+        needed.append(speed**2 / (2 * max(float(lane.own_s[first]), 0.1)))
+    return min(ttcs_s, default=math.nan), max(needed, default=math.nan)

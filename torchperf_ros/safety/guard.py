@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.safety.distance import Closeness, closeness
 from torchperf_ros.safety.lane import Lane
-from torchperf_ros.safety.limits import Finding, Track, beyond_limits, off_start, unreadable
+from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unreadable
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion, age_s
 
@@ -26,8 +26,7 @@ _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steerin
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """What the guard made of one plan.
 
     Attributes:
@@ -108,6 +107,8 @@ class Guard:
     def __init__(self, options: GuardOptions) -> None:
         """Know nothing yet."""
         self._options = options
+        # What cannot be read cannot be judged by the other checks, so it acts as soon as one of them does.
+        self._acts = options.act and options.act | {"finite", "stamps"}
         self.refused: dict[str, str | int] = {}
         self.forget(0)
 
@@ -164,8 +165,7 @@ class Guard:
         act = self._options.act
         situation = self._situation(now_ns, ros_now_ns, age_ms)
         path, judged = self._read(plan, situation)
-        # What cannot be read cannot be judged by the other checks, so it acts as soon as one of them does.
-        failed = judged.failed(act | {"finite", "stamps"}) if act else None
+        failed = judged.failed(self._acts)
         unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
         if plan is None:
             why = "there is no plan"
@@ -264,8 +264,8 @@ class Guard:
             return None
         if situation.now_ns - last[2] > _JUMP_FORGOTTEN_NS:
             return None
-        places = np.asarray(np.interp(_JUMP_AT_S, track.t_s, track.x + 1j * track.y), np.complex128)
-        aside_m = float(np.abs(last[3].beside(places)[1]).max())
+        places: Complex = np.interp(_JUMP_AT_S, track.t_s, track.place)
+        aside_m = largest(np.abs(last[3].beside(places)[1]))
         limit = self._options.max_jump_m
         if aside_m <= limit:
             return None

@@ -1,7 +1,7 @@
 """A plan as arrays, and its own motion against the limits: speed, acceleration, jerk, curvature and steering."""
 
+import cmath
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion
 
 Floats = NDArray[np.float64]
+Complex = NDArray[np.complex128]
 
 _ROOM = 1.01  # a plan at a limit stays a plan at the limit when its motion is found from rounded positions and stamps
 _JERK_S = 0.5  # mean over so long: ISO 11270 judges lateral jerk so
@@ -32,19 +33,17 @@ class Finding(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
-    """Where a plan has the vehicle when: times in s from now on, x and y in m, headings in rad without leaps; [n]."""
+class Track(NamedTuple):
+    """Where a plan has the vehicle when: times in s from now on, x + iy in m, headings in rad without leaps; [n]."""
 
     t_s: Floats
-    x: Floats
-    y: Floats
+    place: Complex
     yaw: Floats
 
     @classmethod
     def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None) -> "Track":
         """The poses of a path; one in the frame of the odometry's child is moved into the odometry's."""
-        x, y = path.points[:, 0], path.points[:, 1]
+        place = path.points[:, 0] + 1j * path.points[:, 1]
         # The heading of x, y, z, w as two complex numbers; see `yaw_of`.
         squares = np.square(path.turns.view(np.complex128))
         sines, cosines = squares.imag, squares.real
@@ -57,32 +56,29 @@ class Track:
         if motion is not None and path.frame == motion.child_frame != motion.frame:
             since_s = (header_at(path.head, 4, path.order)[0] - motion.stamp_ns) / NS_PER_S
             at_x, at_y, turned = motion.after(since_s if abs(since_s) <= USABLE_AGE_S else 0.0)
-            cosine, sine = math.cos(turned), math.sin(turned)
-            x, y, yaw = at_x + cosine * x - sine * y, at_y + sine * x + cosine * y, yaw + turned
-        return cls((path.stamps_ns - ros_now_ns) / NS_PER_S, x, y, yaw)
+            place, yaw = complex(at_x, at_y) + cmath.rect(1.0, turned) * place, yaw + turned
+        return cls((path.stamps_ns - ros_now_ns) / NS_PER_S, place, yaw)
 
-    def at(self, t_s: float) -> tuple[float, float, float]:
-        """x, y and heading at a time; before the first pose and after the last as there."""
-        later = int(self.t_s.searchsorted(t_s, side="right"))
+    def at(self, t_s: float) -> tuple[complex, float]:
+        """Place and heading at a time; before the first pose and after the last as there."""
+        later = int(self.t_s.searchsorted(t_s))
         if not 0 < later < len(self.t_s):
             end = 0 if later == 0 else -1
-            return float(self.x[end]), float(self.y[end]), float(self.yaw[end])
-        t0, t1 = self.t_s[later - 1 : later + 1].tolist()
-        share = (t_s - t0) / (t1 - t0)
-        (x0, x1), (y0, y1), (yaw0, yaw1) = (part[later - 1 : later + 1].tolist() for part in (self.x, self.y, self.yaw))
-        return x0 + share * (x1 - x0), y0 + share * (y1 - y0), yaw0 + share * (yaw1 - yaw0)
+            return self.place.item(end), self.yaw.item(end)
+        before_s, place, yaw = self.t_s.item(later - 1), self.place.item(later - 1), self.yaw.item(later - 1)
+        share = (t_s - before_s) / (self.t_s.item(later) - before_s)
+        return place + share * (self.place.item(later) - place), yaw + share * (self.yaw.item(later) - yaw)
 
     def from_now(self) -> "Track":
         """The same from now on, with a pose at now; of a plan that is over, standing for a second."""
         later = int(self.t_s.searchsorted(0.0, side="right"))
-        now = (0.0, *self.at(0.0))
+        place, yaw = self.at(0.0)
         if later == len(self.t_s):
-            return Track(np.array([0.0, 1.0]), *(np.full(2, one) for one in now[1:]))
-        parts = (self.t_s, self.x, self.y, self.yaw)
+            return Track(np.array([0.0, 1.0]), np.full(2, place), np.full(2, yaw))
         if later == 0:
-            return Track(*(np.concatenate(((one,), part)) for one, part in zip(now, parts, strict=True)))
-        begun = Track(*(part[later - 1 :].copy() for part in parts))
-        begun.t_s[0], begun.x[0], begun.y[0], begun.yaw[0] = now
+            return Track(np.append(0.0, self.t_s), np.append(place, self.place), np.append(yaw, self.yaw))
+        begun = Track(self.t_s[later - 1 :].copy(), self.place[later - 1 :].copy(), self.yaw[later - 1 :].copy())
+        begun.t_s[0], begun.place[0], begun.yaw[0] = 0.0, place, yaw
         return begun
 
     def thinned(self, reach_m: float) -> tuple["Track", float]:
@@ -90,30 +86,27 @@ class Track:
         if len(self.t_s) <= _MOST_POSES:
             return self, 0.0
         kept = np.unique(np.linspace(0, len(self.t_s) - 1, _MOST_POSES).astype(np.intp))
-        few = Track(self.t_s[kept], self.x[kept], self.y[kept], self.yaw[kept])
-        off_x, off_y, turned = (
-            np.abs(np.interp(self.t_s, few.t_s, left) - all_of)
-            for left, all_of in ((few.x, self.x), (few.y, self.y), (few.yaw, self.yaw))
-        )
-        return few, float((np.hypot(off_x, off_y) + reach_m * turned).max())
+        few = Track(self.t_s[kept], self.place[kept], self.yaw[kept])
+        off = np.abs(np.interp(self.t_s, few.t_s, few.place) - self.place)
+        turned = np.abs(np.interp(self.t_s, few.t_s, few.yaw) - self.yaw)
+        return few, largest(off + reach_m * turned)
 
     @property
     def ends_standing(self) -> bool:
         """Whether the vehicle stands at the end: its last speed, led on by its last change, is no more than 0.1 m/s."""
-        steps = np.hypot(np.diff(self.x[-3:]), np.diff(self.y[-3:])) / np.diff(self.t_s[-3:])
-        change = float(steps[-1] - steps[0])
         spans = np.diff(self.t_s[-3:])
+        steps = np.abs(np.diff(self.place[-3:])) / spans
+        change = float(steps[-1] - steps[0])
         return float(steps[-1]) + change * float(spans[-1] / spans.sum()) <= _STANDING
 
 
 def unreadable(path: TimedPath) -> Finding | None:
     """What makes every other check of a plan impossible: values that are no numbers, stamps that do not increase."""
-    places, turns = np.abs(path.points).max(axis=1), np.abs(path.turns).max(axis=1)
-    if not (places[places.argmax()] <= _LARGEST_M and turns[turns.argmax()] <= _LARGEST_M):  # NaN compares false
-        count = int((~(np.maximum(places, turns) <= _LARGEST_M)).sum())
+    places, turns = np.abs(path.points), np.abs(path.turns)
+    if not (largest(places.ravel()) <= _LARGEST_M and largest(turns.ravel()) <= _LARGEST_M):  # NaN compares false
+        count = int((~(np.maximum(places.max(axis=1), turns.max(axis=1)) <= _LARGEST_M)).sum())
         return Finding("finite", count, 0, f"{count} poses have a value that is NaN, infinite or beyond {_LARGEST_M:g}")
-    if turns[turns.argmin()] == 0.0:
-        count = int((turns == 0.0).sum())
+    if count := int(np.count_nonzero(~turns.any(axis=1))):
         return Finding("finite", count, 0, f"{count} poses have an orientation of zeros, which is no rotation")
     steps = path.stamps_ns[1:] - path.stamps_ns[:-1]
     at = int(steps.argmin())
@@ -131,37 +124,39 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     lateral acceleration is speed times yaw rate; jerk the change of each over 0.5 s; curvature the turn per way, or,
     where a step goes sideways, that of the arc that would lead there; the steering angle atan(wheelbase * curvature).
     """
-    dt, turn, dx, dy = (part[1:] - part[:-1] for part in (track.t_s, track.yaw, track.x, track.y))
-    heading = track.yaw[:-1] + 0.5 * turn
-    cosine, sine = np.cos(heading), np.sin(heading)
-    along, aside = dx * cosine + dy * sine, np.abs(dy * cosine - dx * sine)
+    dt, turn = (part[1:] - part[:-1] for part in (track.t_s, track.yaw))
+    moved = track.place[1:] - track.place[:-1]
+    moved *= unit(-0.5 * turn - track.yaw[:-1])  # as seen from the heading in between
+    along, aside = moved.real, np.abs(moved.imag)
     way = np.abs(along)
     speed = along / dt
     between = 0.5 * (dt[1:] + dt[:-1])
-    backward = speed[1:] + speed[:-1] < 0
     acceleration = (speed[1:] - speed[:-1]) / between
+    changes = np.abs(acceleration)
+    backward = speed[1:] + speed[:-1] < 0
     gained = np.where(backward, -acceleration, acceleration) if np.count_nonzero(backward) else acceleration
     lateral = speed * turn / dt
-    curvature = turn / np.maximum(way, _SHORT_STEP_M)
-    bends = np.abs(curvature)
-    tightest = _largest(bends)
-    if 2.0 * _largest(aside) > options.max_curvature:
+    sideways = np.abs(lateral)
+    bends = np.abs(turn) / np.maximum(way, _SHORT_STEP_M)
+    tightest = largest(bends)
+    if 2.0 * largest(aside) > options.max_curvature:
         # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little of a bend
         at_least = np.maximum(way, 1.0)
         bends = np.maximum(bends, 2.0 * aside / (at_least * np.minimum(at_least, 5.0)))
     found = [
-        _worst("speed", np.hypot(along, aside) / dt, options.max_speed, "m/s"),
+        _worst("speed", np.abs(moved) / dt, options.max_speed, "m/s"),
         _worst("acceleration", gained, options.max_acceleration, "m/s^2")
         or _worst("acceleration", -gained, options.max_deceleration, "m/s^2 of braking"),
-        _worst("lateral", np.abs(lateral), options.max_lateral, "m/s^2 sideways"),
+        _worst("lateral", sideways, options.max_lateral, "m/s^2 sideways"),
     ]
     # The larger values' double is more than any change: most plans are far from a limit of changes.
-    if 2.0 * max(_largest(np.abs(acceleration)), _largest(np.abs(lateral))) > options.max_jerk * _JERK_S:
+    if 2.0 * max(largest(changes), largest(sideways)) > options.max_jerk * _JERK_S:
         middles = track.t_s[:-1] + 0.5 * dt
         jerk = (_changes(acceleration, middles[:-1] + 0.5 * between), _changes(lateral, middles))
         found.append(_worst("jerk", np.concatenate(jerk), options.max_jerk, "m/s^3"))
     found.append(_worst("curvature", bends, options.max_curvature, "1/m"))
-    if 2.0 * math.atan(options.wheelbase_m * tightest) > options.max_steering_rate * -_largest(-between):
+    if 2.0 * math.atan(options.wheelbase_m * tightest) > options.max_steering_rate * -largest(-between):
+        curvature = turn / np.maximum(way, _SHORT_STEP_M)
         steering = np.arctan(options.wheelbase_m * curvature * np.sign(along))
         rolling = (way[1:] > _SHORT_STEP_M) & (way[:-1] > _SHORT_STEP_M)
         rate = np.abs(steering[1:] - steering[:-1]) / between * rolling
@@ -169,13 +164,21 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-def _largest(values: Floats) -> float:
+def unit(angles: Floats) -> Complex:
+    """Directions as complex numbers of length 1; numpy's complex exponential takes three times as long."""
+    found = np.empty(angles.shape, np.complex128)
+    np.cos(angles, out=found.real)
+    np.sin(angles, out=found.imag)
+    return found
+
+
+def largest(values: Floats) -> float:
     """0 of none; twice as fast as `max`."""
     return float(values[values.argmax()]) if len(values) else 0.0
 
 
 def _worst(check: str, values: Floats, limit: float, unit: str) -> Finding | None:
-    worst = _largest(values)
+    worst = largest(values)
     if worst <= limit * _ROOM:
         return None
     return Finding(check, worst, limit, f"{worst:.3g} {unit} at pose {values.argmax()}, the limit is {limit:g}")
@@ -205,9 +208,8 @@ def off_start(track: Track, motion: Motion, age_s: float, options: GuardOptions)
         text = f"ends {last:.3g} s from now, still moving; it has to last for {tolerance_s:g} s"
         return Finding("start", last, tolerance_s, text)
     for at_s in (max(first, 0.0), max(first, 0.0) + tolerance_s):
-        x, y, _ = track.at(at_s)
-        own_x, own_y, _ = motion.after(age_s + at_s)
-        off = math.hypot(x - own_x, y - own_y)
+        x, y, _ = motion.after(age_s + at_s)
+        off = abs(track.at(at_s)[0] - complex(x, y))
         if off > tolerance_m:
             text = f"is {off:.3g} m from where the vehicle is {at_s:.3g} s from now, {tolerance_m:g} m are allowed"
             return Finding("start", off, tolerance_m, text)

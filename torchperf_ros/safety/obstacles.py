@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,7 @@ class Obstacles:
     steps: dict[tuple[bytes, int], _Step]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """All obstacles as they are now: as `Obstacles`, with their response times."""
 
     places: Complex
@@ -81,7 +80,7 @@ class Seen:
 
     def some(self, which: NDArray[Any]) -> "Seen":
         """These of them."""
-        return Seen(*(getattr(self, name)[which] for name in Seen.__slots__))
+        return Seen(*(part[which] for part in self))
 
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
@@ -106,24 +105,29 @@ def seen_now(
             usable = (source.stamps_ns > 0) & (ages_s >= 0) & (ages_s <= USABLE_AGE_S)
             age_s: Floats | float = np.where(usable, ages_s, since_s)
             oldest_s = float(np.max(age_s))
+            unseen_s = np.fmax(age_s, frame_age_s)  # a NaN counts as unknown
         else:
             age_s = oldest_s = (ros_now_ns - source.stamp_ns) / NS_PER_S
             if source.stamp_ns <= 0 or not 0 <= oldest_s <= USABLE_AGE_S:
                 age_s = oldest_s = since_s
+            unseen_s = max(oldest_s, frame_age_s)  # likewise
         oldest_ms = 1000 * max(since_s, oldest_s)
         if oldest_ms > options.obstacles_timeout_ms:
             missing[index] = f"are {oldest_ms:.0f} ms old"
             continue
         response_s = np.empty(len(source.yaws))
-        response_s[:] = np.fmax(age_s, frame_age_s) + options.actuation_delay_ms / 1000  # a NaN counts as unknown
+        response_s[:] = unseen_s + options.actuation_delay_ms / 1000
         places = source.places + source.velocities * age_s
         fresh.append(
             Seen(places, source.yaws, source.units, source.halves, source.velocities, source.speeds, response_s)
         )
     if len(fresh) == 1:
         return fresh[0], missing
-    parts = ([getattr(one, name) for one in fresh] for name in Seen.__slots__)
-    return (Seen(*(np.concatenate(part) for part in parts)) if fresh else _NOTHING), missing
+    return (Seen._make(map(_joined, *fresh)) if fresh else _NOTHING), missing
+
+
+def _joined(*parts: Floats) -> Floats:
+    return np.concatenate(parts)
 
 
 class _Reader:
@@ -169,7 +173,7 @@ class _Reader:
         if self._count.unpack_from(self._message, at)[0] != 2:  # noqa: PLR2004 - from where and to where
             raise BadInput("obstacles: an ARROW has to have two points, from the first to the second in m/s")
         begin_and_end = struct.unpack_from(f"{self.order}6d", self._message, aligned(at + 4, 8))
-        return tuple(b - a for a, b in zip(begin_and_end[:3], begin_and_end[3:], strict=True))
+        return tuple(begin_and_end[3 + axis] - begin_and_end[axis] for axis in range(3))
 
     def _end(self, at: int) -> int:
         """Where the marker ends whose points begin here."""
@@ -219,11 +223,11 @@ def read_obstacles(
         read = _Reader(message)
     except (struct.error, IndexError) as error:
         raise BadInput(f"obstacles: {len(message)} bytes are no MarkerArray ({one_line(error)})") from error
-    values = np.array(read.solids, dtype=np.float64).reshape(-1, 10)
+    values = np.array(read.solids).reshape(-1, 10)
     arrows = np.array([read.arrows.get(key, _NO_ARROW) for key in read.keys]).reshape(-1, 7)
     if not (np.abs(values) <= _MOST_M).all() or not (np.abs(arrows) <= _MOST_M).all():  # NaN compares false
         raise BadInput(f"obstacles: a position, orientation, size or velocity is not finite, or beyond {_MOST_M:g}")
-    stamps_ns = np.array(read.stamps_ns, dtype=np.int64)
+    stamps_ns = np.array(read.stamps_ns)
     boxes = _in_plane(values, arrows, stamps_ns, received_ns, read.frames, options, motion)
     steps = {}
     for n, key in enumerate(read.keys):
@@ -293,8 +297,8 @@ def _in_plane(
 
 def _rotations(turns: Floats) -> Floats:
     """Quaternions of length one; one of zeros, which messages have where nobody set it, is no rotation."""
-    length = np.linalg.norm(turns, axis=1, keepdims=True)
-    return np.where(length > 0, turns / np.where(length > 0, length, 1.0), (0.0, 0.0, 0.0, 1.0))
+    turns = np.where(turns.any(axis=1, keepdims=True), turns, (0.0, 0.0, 0.0, 1.0))
+    return np.asarray(turns / np.linalg.norm(turns, axis=1, keepdims=True))
 
 
 def _rotated(turns: Floats, vectors: Floats) -> Floats:
