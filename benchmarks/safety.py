@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.cli.shell import follow, progress_bars, words
+from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
 from torchperf_ros.world.latencies import FAULTS, Luck
 from torchperf_ros.world.loop import ARMS, Drive, Workers, drive, end_workers
@@ -129,7 +130,7 @@ def _driven(wanted: list[tuple[str, str, int, int, str]], jobs: int) -> Iterator
         return
     context = multiprocessing.get_context("spawn")  # threads of worker pools do not outlive a fork
     chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
-    with context.Pool(jobs) as pool:
+    with context.Pool(jobs, die_with_parent) as pool:  # a benchmark that is killed leaves nobody who drives on
         for rows in pool.imap_unordered(_drive_all, chunks):
             yield from rows
 

@@ -77,7 +77,7 @@ each_transform = pytest.mark.parametrize("options", EVERYTHING, ids=lambda optio
 def test_given_a_network_when_transformed_then_it_agrees_and_the_original_is_as_before(options):
     model = lived(Blocks())
     before, weights = model(image()), copy.deepcopy(model.state_dict())
-    changed = transform(model, options, CPU)
+    changed = transform(model, options, CPU, (image(),))
     assert changed is not model
     with torch.inference_mode():
         found = changed(image())
@@ -98,12 +98,12 @@ def test_given_a_network_when_transformed_then_it_agrees_and_the_original_is_as_
     ],
 )  # fmt: skip
 def test_given_nothing_to_change_when_transformed_then_it_is_the_very_same_model(model, options):
-    assert transform(model, options, CPU) is model
+    assert transform(model, options, CPU, (image(),)) is model
 
 
 def test_given_an_unknown_precision_when_transformed_then_the_error_names_it_and_what_is_allowed():
     with pytest.raises(ConfigError, match=r"precision: 'fp8' is not allowed; it has to be fp32, tf32"):
-        transform(linear(), BuildOptions(precision="fp8"), CPU)
+        transform(linear(), BuildOptions(precision="fp8"), CPU, (torch.zeros(1, 32),))
 
 
 @needs_torchao
@@ -112,14 +112,14 @@ def test_given_an_unknown_precision_when_transformed_then_the_error_names_it_and
 def test_given_a_reference_adapter_when_transformed_and_exported_then_the_program_agrees(adapter, tier, options):
     model, example = adapter.build(tier), adapter.example_inputs(tier)
     with torch.no_grad():
-        program = torch.export.export(transform(model, options, CPU), example)
+        program = torch.export.export(transform(model, options, CPU, example), example)
         inputs = random_inputs(example, 5)
         check(model(*inputs), program.module()(*inputs), options.precision)
 
 
 @needs_torchao
 def test_given_a_transformed_model_when_exported_with_a_dynamic_size_then_inputs_are_named_as_the_models():
-    changed = transform(linear(), BuildOptions(precision="int8_dynamic"), CPU)
+    changed = transform(linear(), BuildOptions(precision="int8_dynamic"), CPU, (torch.zeros(1, 32),))
     batch = torch.export.Dim("batch", min=1, max=64)
     with torch.no_grad():
         program = torch.export.export(changed, (torch.randn(4, 32),), dynamic_shapes=({0: batch},))
@@ -127,10 +127,36 @@ def test_given_a_transformed_model_when_exported_with_a_dynamic_size_then_inputs
         torch.testing.assert_close(program.module()(x), changed(x), rtol=1e-2, atol=1e-2)
 
 
+class OwnTypes(nn.Module):
+    """Outputs of several types, out of weights and a table of two, and a count of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 4)
+        self.register_buffer("table", torch.ones(4, dtype=torch.float64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        y = self.layer(x)
+        return {"own": (y, y.half(), y.bfloat16()), "exact": y * self.table, "best": y.argmax(-1), "name": "a"}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_given_outputs_of_several_types_when_the_precision_is_another_then_each_keeps_its_own(precision):
+    model, example = OwnTypes().eval(), (torch.zeros(1, 32),)
+    changed = transform(model, BuildOptions(precision=precision), CPU, example)
+    assert model.calls == changed.calls == 0
+    x = torch.randn(3, 32)
+    with torch.inference_mode():
+        check(model(x), changed(x), precision)
+        check(model(x), torch.compile(changed, fullgraph=True, backend="eager")(x), precision)
+
+
 def test_given_everything_at_once_when_compiled_then_it_agrees():
     model = lived(Blocks())
     options = BuildOptions(engine="compile", precision="bf16", channels_last=True)
-    compiled = torch.compile(transform(model, options, CPU), fullgraph=True, backend="eager")
+    compiled = torch.compile(transform(model, options, CPU, (image(),)), fullgraph=True, backend="eager")
     with torch.inference_mode():
         check(model(image()), compiled(image()), "bf16")
 
@@ -180,7 +206,7 @@ def test_given_no_torchao_when_int8_is_wanted_then_the_error_says_how_to_get_it(
     options = BuildOptions(precision="int8_weight")
     assert "pip install torchao" in applies(linear(), options, CPU)
     with pytest.raises(ConfigError, match=r"precision: 'int8_weight' cannot be used: torchao is not installed: `pip"):
-        transform(linear(), options, CPU)
+        transform(linear(), options, CPU, (torch.zeros(1, 32),))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "bf16"])
@@ -202,7 +228,8 @@ from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.model_transforms import transform
 before = config.save_config_portable()
 for precision in ("bf16", "int8_weight"):
-    transform(torch.nn.Linear(8, 8).eval(), BuildOptions(precision=precision), torch.device("cpu"))
+    layer, example = torch.nn.Linear(8, 8).eval(), (torch.zeros(1, 8),)
+    transform(layer, BuildOptions(precision=precision), torch.device("cpu"), example)
     print("torchao" in sys.modules, before == config.save_config_portable())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -120,7 +120,7 @@ def test_given_an_alert_with_a_suffix_when_reported_then_its_kind_counts():
     assert rules.lower_rate
     assert rules.off
     assert lines == ["temperature -> lower_rate: step 1 begins", "input frozen -> off: step 1 begins"]
-    assert "input frozen -> off (1 steps, for 4 s)" in rules.words(5 * S)
+    assert "input frozen -> off (1 step, for 4 s)" in rules.words(5 * S)
 
 
 def test_given_two_alerts_of_one_cause_when_both_lead_to_lower_tiers_then_the_larger_one_counts():

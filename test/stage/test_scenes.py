@@ -106,6 +106,7 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     assert stage.pids != [first]
     assert stage.actor.pool.everyone[0].loaded == {0, 1, 3}
     assert any("parking is not loaded" in alert.message for alert in stage.anomalies)
+    assert any("parking is not loaded" in text for _, text in stage.logs)
 
 
 def test_given_alerts_with_actions_then_the_stage_works_as_they_say_and_as_before_afterwards(start_own_stage):

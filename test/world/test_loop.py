@@ -5,6 +5,7 @@ import runpy
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
@@ -100,9 +101,13 @@ def test_given_a_collision_of_the_naive_node_when_written_then_its_test_drives_t
     test["test_the_vehicle_hits_nothing"]()
 
 
-def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):
-    from rich.console import Console
+def test_given_a_folder_that_cannot_be_made_when_driven_then_the_error_names_it(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be made: Not a directory"):
+        run_drive(Console(), "ccrs", 2, ("full", 1, "none"), tmp_path / "file" / "out", tui=False)
 
+
+def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):
     status = run_drive(Console(), "ccrs", 2, ("no_guard", 1, "none"), tmp_path / "out", tui=False)
     assert status == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}

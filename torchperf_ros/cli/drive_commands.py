@@ -208,6 +208,8 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         need("matplotlib", "jinja2", "plotly")
         if output.exists() and not output.is_dir():
             fail(f"--output {output}: is a file; name a folder")
+    elif camera:
+        fail("--camera: its images go into the log; name a folder with -o")
     with console(stderr=True).status("loading"):
         from torchperf_ros.world.drive_command import list_choices, run_drive
     shown = console()

@@ -70,7 +70,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
     if options.engine in PACKAGE_SUFFIXES:
         return _package(tier, options)
     with torch.inference_mode(mode=False):
-        prepared = replace(tier, model=transform(tier.model, options, tier.device))
+        prepared = replace(tier, model=transform(tier.model, options, tier.device, tier.example))
     with matrix_precision(options.precision, tier.device):
         runner = _compile(prepared, options) if options.engine == "compile" else Runner(prepared.model)
     return finished(runner, options, tier.example, tier.device)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
+from torchperf_ros.engines.parity import Inputs
 from torchperf_ros.frame.errors import ConfigError
 
 INT8_PRECISIONS = ("int8_weight", "int8_dynamic")
@@ -30,8 +31,10 @@ _TF32_CAPABILITY: Final = (8, 0)  # Ampere, the first with tf32 (CUDA programmin
 _IMAGE_RANK: Final = 4
 
 
-def transform(model: nn.Module, options: BuildOptions, device: torch.device) -> nn.Module:
+def transform(model: nn.Module, options: BuildOptions, device: torch.device, example: Inputs) -> nn.Module:
     """The model as the options want it, for the same inputs and with outputs of the same types.
+
+    In another floating-point type, a copy of the model answers the example inputs once: that shows its own types.
 
     The model itself stays as it is, as the reference; only what is changed is a copy, and if nothing is, the very same
     object comes back. The result has the model's own signature (inputs are cast and laid out by a hook before
@@ -54,7 +57,7 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device) -> 
     if int8:
         _quantize(changed, options.precision)
     if half or images:
-        _convert(changed, half, images=images)
+        _convert(changed, half, _output_types(model, example) if half else {}, images=images)
     return changed.to(device)
 
 
@@ -99,12 +102,13 @@ def in_precision(call: Callable[..., Any], precision: str, device: torch.device)
     return on_cuda
 
 
-def _convert(model: nn.Module, half: torch.dtype | None, *, images: bool) -> None:
+def _convert(model: nn.Module, half: torch.dtype | None, types: dict[int, torch.dtype], *, images: bool) -> None:
     """Cast inputs to the model's type and images to its layout before `forward`, and outputs back after it.
 
-    Outputs get the layout that they had, too, as adapters may `view` them.
+    Outputs get the layout that they had, too, as adapters may `view` them. `types` are theirs, by place in the nest;
+    an output that the example did not have gets the type of the weights.
     """
-    original = next(iter(_float_types(model)), torch.float32)
+    weights = next(iter(_float_types(model)), torch.float32)
     if half:
         model.to(half)
     if images:
@@ -115,12 +119,26 @@ def _convert(model: nn.Module, half: torch.dtype | None, *, images: bool) -> Non
         laid_out = images and tensor.dim() == _IMAGE_RANK
         return tensor.contiguous(memory_format=torch.channels_last) if laid_out else tensor
 
-    def cast_output(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.to(original) if tensor.dtype is half else tensor
+    def cast_output(index: int, leaf: Any) -> Any:  # noqa: ANN401 - whatever the model returns
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensor = leaf.to(types.get(index, weights)) if half and leaf.is_floating_point() else leaf
         return tensor.contiguous() if images and tensor.dim() == _IMAGE_RANK else tensor
 
+    def cast_outputs(_: nn.Module, __: Any, outputs: Any) -> Any:  # noqa: ANN401
+        leaves, nest = pytree.tree_flatten(outputs)
+        return pytree.tree_unflatten([cast_output(*place) for place in enumerate(leaves)], nest)
+
     model.register_forward_pre_hook(lambda _, inputs: pytree.tree_map_only(torch.Tensor, cast_input, inputs))
-    model.register_forward_hook(lambda _, inputs, outputs: pytree.tree_map_only(torch.Tensor, cast_output, outputs))
+    model.register_forward_hook(cast_outputs)
+
+
+def _output_types(model: nn.Module, example: Inputs) -> dict[int, torch.dtype]:
+    """The types of the model's output tensors by place in their nest; a model may change itself and its inputs."""
+    with torch.inference_mode():
+        outputs = copy.deepcopy(model)(*(tensor.clone() for tensor in example))
+    leaves = enumerate(pytree.tree_leaves(outputs))
+    return {index: leaf.dtype for index, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def _float_types(model: nn.Module) -> dict[torch.dtype, None]:

@@ -60,7 +60,7 @@ def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: Dynamic
     program = export(model, example, dynamic_dims)
     graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
     try:
-        for name, (variant, frozen) in _variants(model, program, device).items():
+        for name, (variant, frozen) in _variants(model, program, example, device).items():
             file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
             try:
                 exported = program if variant is model else export(variant, example, dynamic_dims)
@@ -85,7 +85,7 @@ def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: Dynamic
 
 
 def _variants(
-    model: torch.nn.Module, program: torch.export.ExportedProgram, device: torch.device
+    model: torch.nn.Module, program: torch.export.ExportedProgram, example: Inputs, device: torch.device
 ) -> dict[str, tuple[torch.nn.Module, bool]]:
     """The ways to compile a model out of which the fastest is kept: name -> model, frozen.
 
@@ -96,7 +96,7 @@ def _variants(
     """
     if not program.state_dict or writes_to_buffers(program):
         return {"plain": (model, False)}
-    images = transform(model, BuildOptions(channels_last=True), device)
+    images = transform(model, BuildOptions(channels_last=True), device, example)
     if images is model:
         return {"frozen": (model, True), "plain": (model, False)}
     return {"frozen": (model, True), "frozen channels_last": (images, True)}

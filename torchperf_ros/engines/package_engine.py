@@ -96,7 +96,7 @@ class PackageEngine(ABC):
         for distribution in self.build_distributions:
             if not installed([distribution]):
                 raise EngineUnavailable(self._needs(distribution))
-        prepared = transform(tier.model, self.for_model(options), tier.device)
+        prepared = transform(tier.model, self.for_model(options), tier.device, tier.example)
         with matrix_precision(options.precision, tier.device):
             return self.convert(replace(tier, model=prepared), options, path)
 

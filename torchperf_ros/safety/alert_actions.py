@@ -110,6 +110,6 @@ class AlertActions:
     def words(self, now_ns: int) -> str:
         """What is in force, in words; empty for nothing."""
         return "; ".join(
-            f"{line.rule} ({line.steps} steps, for {(now_ns - line.began_ns) / NS_PER_S:.0f} s)"
+            f"{line.rule} ({line.steps} step{'s' * (line.steps > 1)}, for {(now_ns - line.began_ns) / NS_PER_S:.0f} s)"
             for line in self._lines if line.steps
         )  # fmt: skip

@@ -347,6 +347,7 @@ class StageActor:
         if begins and scene != self._cold:
             self._cold = scene  # it is asked for again where that fails, and not told again
             text = f"scene {scene} is not loaded; default runs until it is"
+            self._ports.log("warn", f"{self.config.name}: {text}")
             self._untold.append(model_alert(self.config.name, text))
 
     def _begin(self, now_ns: int) -> None:

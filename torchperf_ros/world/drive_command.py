@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.world.drive_page import ended, write_page, write_picture
 from torchperf_ros.world.latencies import FAULTS, Luck
 from torchperf_ros.world.loop import ARMS, OWN_ARMS, Drive, Driven, Workers, drive, parameters_of
@@ -69,14 +71,19 @@ def run_drive(
         camera: whether to write images, too.
 
     Raises:
-        ConfigError: there is no such scenario, arm, load or faults.
-        OSError: something cannot be written.
+        ConfigError: there is no such scenario, arm, load or faults, or the folder cannot be written.
+        OSError: something else cannot be written.
     """
     arm, load, faults = by
     one = Drive(draw_scenario(name, seed), arm, load, faults, None if output is None else output / _LOG, camera)
     Luck(seed, load, faults)  # what it refuses is refused before anything is written or shown
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--output {output}: cannot be made: {error.strerror or error}") from error
+        if not os.access(output, os.W_OK | os.X_OK):
+            raise ConfigError(f"--output {output}: nothing can be written there; name a folder of yours")
     what, _ = describe(name)
     with (
         LiveView(f"{name}: {what}; {arm}, load x{load}, faults {faults}", shown)

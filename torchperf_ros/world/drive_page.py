@@ -42,12 +42,16 @@ def write_picture(drives: Sequence[tuple[Drive, Driven]], path: Path) -> None:
             for shade, outline in _outlines(driven, trace[round(index)]):
                 strength = 0.25 + 0.75 * number / (_SHOWN - 1)
                 road.fill(outline[:, 0], outline[:, 1], color=shade, alpha=strength, linewidth=0)
+            x, y, *_ = trace[round(index)].vehicle
+            at = f"{trace[round(index)].at_s:.0f} s"
+            road.annotate(at, (x, y), (0, -15), textcoords="offset points", ha="center",
+                          fontsize="x-small", color=colour)  # fmt: skip
         own = [moment.vehicle[1] for moment in trace]
         road.set(ylim=(min(own) - 8, max(own) + 8), xlim=(-20.0, farthest_m), title=_title(one, driven), yticks=[])
         at_s = [moment.at_s for moment in trace]
         speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=colour, label=one.arm)
         ttc.plot(at_s, [min(moment.ttc_s, 3.0) for moment in trace], color=colour)
-    roads[-1].set_xlabel("m")
+    roads[-1].set_xlabel("m; with a time: this vehicle; blue: the others at these times")
     fastest = max(moment.vehicle[3] for _, driven in drives for moment in driven.world.trace)
     speed.set(ylabel="km/h", ylim=(0, max(1.0, 1.1 * 3.6 * fastest)))
     speed.legend(loc="lower right")
