@@ -10,6 +10,7 @@ import argparse
 import math
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -130,9 +131,15 @@ def _driven(wanted: list[tuple[str, str, int, int, str]], jobs: int) -> Iterator
         return
     context = multiprocessing.get_context("spawn")  # threads of worker pools do not outlive a fork
     chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
-    with context.Pool(jobs, die_with_parent) as pool:  # a benchmark that is killed leaves nobody who drives on
+    with context.Pool(jobs, _begin) as pool:
         for rows in pool.imap_unordered(_drive_all, chunks):
             yield from rows
+
+
+def _begin() -> None:
+    """A process of the pool: it ends with the benchmark, whatever ends that; Ctrl-C is for the benchmark."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _drive_all(wanted: list[tuple[str, str, int, int, str]]) -> list[_Row]:

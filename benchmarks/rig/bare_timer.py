@@ -8,6 +8,7 @@ host takes its processors away for a while, that while is in here.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import time
 from typing import Any
 
 from benchmarks.rig.figures import distribution
+from torchperf_ros.workers.process_setup import die_with_parent
 
 _EVERY_NS = 5_000_000
 _PRIORITY = 80  # above cameras and nodes
@@ -37,6 +39,8 @@ class BareTimer:
 
 def main() -> None:
     """Wake up and note how late, until standard input ends."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the benchmark
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     ended = threading.Event()
