@@ -142,13 +142,13 @@ def test_given_a_plan_within_the_limits_when_judged_then_nothing_is_found(speed,
 def test_given_values_that_are_no_numbers_when_read_then_it_is_said_how_many_poses_have_one():
     finding = read(plan_bytes(T, np.where(T > 2.85, math.nan, T), 0.0, 0.0))
     assert (finding.check, finding.value, finding.limit) == ("finite", 2, 0)
-    assert finding.text.startswith("2 poses have a value that is NaN, infinite")
+    assert finding.text.startswith("has 2 poses with a value that is NaN, infinite")
     assert read(plan_bytes(T, 1.001e8, 0.0, 0.0)).value == 31
     assert read(plan_bytes(T, 1e8, 0.0, 0.0)) is None
     path = TimedPath.parse(straight_plan())
     path.turns[3] = 0.0
     assert unreadable(path)[:3] == ("finite", 1, 0)
-    assert unreadable(path).text.startswith("1 poses have an orientation of zeros")
+    assert unreadable(path).text.startswith("has 1 poses with an orientation of zeros")
 
 
 def test_given_stamps_that_do_not_increase_when_read_then_the_first_worst_one_is_named():
@@ -156,7 +156,7 @@ def test_given_stamps_that_do_not_increase_when_read_then_the_first_worst_one_is
     times_s[7] = times_s[6]
     finding = read(plan_bytes(times_s, T, 0.0, 0.0))
     assert (finding.check, finding.value, finding.limit) == ("stamps", 0.0, 0)
-    assert finding.text == "pose 7 is stamped 0 s after the one before; each has to be later"
+    assert finding.text == "stamps pose 7 0 s after the one before; each has to be later"
     times_s[20] = 0.0
     assert read(plan_bytes(times_s, T, 0.0, 0.0)).value == pytest.approx(-1.9)
 
@@ -271,7 +271,7 @@ def test_given_values_at_a_bound_then_they_are_still_good():
     assert unreadable(at) is None
     at.turns[4, 3], at.points[7, 0] = 1.1e8, math.nan
     finding = unreadable(at)
-    assert finding == ("finite", 2, 0, "2 poses have a value that is NaN, infinite or beyond 1e+08")
+    assert finding == ("finite", 2, 0, "has 2 poses with a value that is NaN, infinite or beyond 1e+08")
     here = Motion.read(odometry_bytes(speed=0.0, y=1.0), 0)
     for times_s in ([0.2, 1.0], [0.0, 0.2]):  # begins, ends as late or early as it may, 1 m from the vehicle
         assert off_start(track(np.array(times_s), np.zeros(2)), here, 0.0, OPTIONS) is None

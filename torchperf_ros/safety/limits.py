@@ -105,14 +105,15 @@ def unreadable(path: TimedPath) -> Finding | None:
     places, turns = np.abs(path.points), np.abs(path.turns)
     if not (largest(places.ravel()) <= _LARGEST_M and largest(turns.ravel()) <= _LARGEST_M):  # NaN compares false
         count = int((~(np.maximum(places.max(axis=1), turns.max(axis=1)) <= _LARGEST_M)).sum())
-        return Finding("finite", count, 0, f"{count} poses have a value that is NaN, infinite or beyond {_LARGEST_M:g}")
+        text = f"has {count} poses with a value that is NaN, infinite or beyond {_LARGEST_M:g}"
+        return Finding("finite", count, 0, text)
     if count := int(np.count_nonzero(~turns.any(axis=1))):
-        return Finding("finite", count, 0, f"{count} poses have an orientation of zeros, which is no rotation")
+        return Finding("finite", count, 0, f"has {count} poses with an orientation of zeros, which is no rotation")
     steps = path.stamps_ns[1:] - path.stamps_ns[:-1]
     at = int(steps.argmin())
     if steps[at] <= 0:
         step_s = float(steps[at]) / NS_PER_S
-        text = f"pose {at + 1} is stamped {step_s:g} s after the one before; each has to be later"
+        text = f"stamps pose {at + 1} {step_s:g} s after the one before; each has to be later"
         return Finding("stamps", step_s, 0, text)
     return None
 
