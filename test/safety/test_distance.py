@@ -410,12 +410,21 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
         assert (said[1:] <= 1.03 * between + 1e-3)[between > 0].all()  # on sides that are turned by half a step
 
 
-def others_of(boxes, slope=0.0):
-    """What is known of boxes along a straight plan of 30 m and 3 s, from x = y = 0; `slope`: it leads aside so far."""
+def straight_track(slope=0.0, turned=0.0):
+    """30 m in 3 s from x = y = 0; `slope`: it leads aside so far; all of it is turned by `turned`."""
+    return Track(T, 10.0 * T * (1.0 + 1j * slope) * np.exp(1j * turned), 0 * T + turned)
+
+
+def others_of(boxes, slope=0.0, turned=0.0, bend=0.0):
+    """What is known of boxes, which are turned with the track, along it and the `bend` that we drive."""
     options, motion = guard_options({}), Motion.read(odometry_bytes(), 10 * S)
-    read = read_obstacles(markers_bytes(boxes), 10 * S, options, motion, None)
-    lane = Lane(Track(T, 10.0 * T * (1.0 + 1j * slope), 0 * T))
-    return _Others(lane, 3.0, 0.0, seen_now((read,), options, 10 * S, START_NS, 0.0)[0], options)
+    moved = []
+    for box in boxes:
+        place, velocity = (complex(*of) * np.exp(1j * turned) for of in (box[:2], box.velocity))
+        moved.append(Box(place.real, place.imag, box.yaw + turned, *box[3:5], (velocity.real, velocity.imag)))
+    read = read_obstacles(markers_bytes(moved), 10 * S, options, motion, None)
+    seen, _ = seen_now((read,), options, 10 * S, START_NS, 0.0)
+    return _Others(Lane(straight_track(slope, turned)), 3.0, bend, seen, options)
 
 
 def test_given_a_turn_between_two_poses_then_corners_come_closer_by_their_radius_times_half_of_it():
@@ -432,13 +441,14 @@ def test_given_a_turn_between_two_poses_then_corners_come_closer_by_their_radius
     assert gap(0.0, 0.05, 0.4) == pytest.approx(gap(0.0, 0.0) - 0.1 * (0.5 * 2.5 + 0.125 * 0.8))
 
 
-def test_given_obstacles_along_a_straight_plan_when_the_near_ones_are_chosen_then_others_are_left_out():
+@pytest.mark.parametrize("turned", [0.0, 0.7, -2.9])
+def test_given_obstacles_along_a_straight_plan_when_the_near_ones_are_chosen_then_others_are_left_out(turned):
     options = guard_options({})
     room = 0.95 + 0.95 + 0.3 + 0.1  # both halves, the margin, and what may be missing between points
 
     def chosen(left, slope=0.0, **motion):
-        track = Track(T, 10.0 * T * (1.0 + 1j * slope), 0 * T)
-        others = others_of([Box(12.0, 0.12 * slope * 100 + left, **motion)], slope=slope)
+        track = straight_track(slope, turned)
+        others = others_of([Box(12.0, 0.12 * slope * 100 + left, **motion)], slope, turned)
         return len(_chosen(track, 10.0, 0.0, others, Lane(track), options)[0])
 
     along = {"velocity": (9.0, 0.0)}
@@ -478,6 +488,24 @@ def test_given_obstacles_at_the_limits_of_what_is_in_our_lane_then_they_still_ar
     assert both.elsewhere.tolist() == [False, True]
 
 
+@pytest.mark.parametrize("turned", [0.0, 2.0])
+def test_given_what_drives_far_behind_in_our_bend_when_the_plan_leads_back_elsewhere_then_the_bend_counts(turned):
+    x, y, yaw = bent(-20.0, 0.02)
+    way = 9.0 * np.exp(1j * yaw)
+    found = others_of([Box(x, y, yaw, velocity=(way.real, way.imag))], turned=turned, bend=0.02)
+    assert (found.driven.tolist(), found.same.tolist()) == ([True], [True])
+    assert (found.s[0], found.left[0], found.drift[0]) == pytest.approx((x, 0.0, 0.0), abs=1e-6)
+    assert found.speed == pytest.approx(9.0)
+    straight = others_of([Box(x, y, yaw, velocity=(way.real, way.imag))], turned=turned)
+    assert (straight.driven.tolist(), straight.elsewhere.tolist()) == ([False], [True])
+
+
+@pytest.mark.parametrize("yaw", [0.0, -0.34])  # the box reaches further along the bend, or along the plan
+def test_given_something_beside_our_rear_bumper_along_the_plan_or_the_bend_then_it_is_not_behind_us(yaw):
+    found = others_of([Box(x, 0.0, yaw, velocity=(9.0, 0.0)) for x in (-3.45, -3.65)], bend=0.1)
+    assert found.passes.tolist() == [False, True]
+
+
 def test_given_what_is_beside_and_behind_then_it_passes_follows_or_is_ahead():
     aside = 0.95 + 0.95 + 0.3
     ys = (aside - 0.01, aside + 0.01)
@@ -504,7 +532,7 @@ def test_given_a_lane_of_two_poses_in_a_bend_then_each_end_goes_on_from_its_own_
     assert found[2] == pytest.approx(turned, abs=0.01)
 
 
-def test_given_a_plan_that_brakes_to_the_end_when_no_margin_is_asked_for_then_its_last_short_step_brakes_as_well():
+def test_given_no_margin_when_a_plan_stops_behind_something_then_only_a_contact_counts():
     braking = straight_plan(acceleration=-6.0)  # stands after 8.33 m
     assert check(braking, [Box(8.34 + 3.5 + 2.25 + 0.02, 0.0)], margin_m=0.0).check == ""
     assert check(braking, [Box(8.33 + 3.5 + 2.25 - 0.02, 0.0)], margin_m=0.0).check == "distance"

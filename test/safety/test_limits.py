@@ -44,6 +44,7 @@ def read(data):
         (track(T, 2.0 * T + 0.5 * 3.0 * T**2), []),
         (track(T, 2.0 * T + 0.5 * 3.1 * T**2), ["acceleration"]),
         (track(T, -2.0 * T - 0.5 * 3.1 * T**2), ["acceleration"]),  # in reverse
+        (track(T[:16], 3.0 * T[:16] - 0.5 * 3.2 * T[:16] ** 2), ["acceleration"]),  # forward, then ever faster back
         (track(T, 30.0 * T - 0.5 * 8.0 * T**2), []),
         (track(T, 30.0 * T - 0.5 * 8.2 * T**2), ["acceleration"]),
         (track(T, -30.0 * T + 0.5 * 8.0 * T**2), []),

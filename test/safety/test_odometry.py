@@ -70,7 +70,7 @@ def test_given_a_motion_when_led_on_then_small_steps_come_to_the_same_place(yaw_
         x, y, yaw = x + 8e-4 * math.cos(middle), y + 8e-4 * math.sin(middle), yaw + yaw_rate * 1e-4
     assert motion.after(2.0) == pytest.approx((x, y, yaw), abs=1e-6)
     many = motion.after(np.array([0.0, 2.0]))
-    assert (many[0][1], many[1][1]) == pytest.approx((x, y), abs=1e-6)
+    assert (many[0][1], many[1][1], many[2][1]) == pytest.approx((x, y, yaw), abs=1e-6)
     assert (many[0][0], many[2][0]) == (5.0, pytest.approx(0.3))
 
 
