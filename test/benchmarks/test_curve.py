@@ -105,7 +105,7 @@ def test_given_an_engine_that_computes_something_else_when_built_then_it_is_refu
 def test_given_a_real_engine_when_built_then_it_agrees_with_eager_at_every_size(engine, tmp_path, monkeypatch):
     # the compiler's seconds are spent once: on one variant of a package
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(package, "_variants", lambda model, program, device: {"plain": (model, False)})
+    monkeypatch.setattr(package, "_variants", lambda model, program, example, device: {"plain": (model, False)})
     with torch.inference_mode():
         build_chain(engine, 2, CPU, tmp_path)  # compares them
 
