@@ -103,7 +103,8 @@ class EmergencyLane:
         with self._news:
             self._news.wait_for(lambda: self._ready or self.restarts, self._config.start_timeout_s)
         if not self._ready:
-            raise ConfigError(f"the emergency lane's process is not ready after {self._config.start_timeout_s:g} s")
+            why = "ended" if self.restarts else f"is not ready after {self._config.start_timeout_s:g} s"
+            raise ConfigError(f"the emergency lane cannot run: its process {why}; see what it printed")
 
     # -- for the node's threads ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ that matters runs at the highest real-time priority that is permitted. Should th
 the vehicle.
 """
 
+import contextlib
 import gc
 import json
 import mmap
@@ -106,7 +107,8 @@ class _Lane:
     def __init__(self, node_socket: socket.socket, area: StopArea, setup: dict[str, Any]) -> None:
         """Subscribe, offer the service, and listen to the node."""
         if setup["cpus"]:
-            process_setup.pin_this_process(tuple(setup["cpus"]))
+            with contextlib.suppress(OSError):  # one that is not there: the node says so
+                process_setup.pin_this_process(tuple(setup["cpus"]))
         if setup["lock_memory"]:
             process_setup.lock_memory()
         process_setup.prefer_this_process(setup["priority"])
