@@ -62,3 +62,11 @@ def test_given_few_frames_when_judged_then_they_wait_until_they_are_enough():
         watch.add(0, 10.0)
         assert watch.step(second * S, FRESH_MS) is None
     assert len(watch._frames) == 4
+
+
+def test_given_frames_of_many_tiers_when_none_has_enough_then_there_is_no_alert_but_they_count_as_judged():
+    watch = DriftWatch("camera")
+    for frame in range(30):
+        watch.add(frame % 10, 100.0)
+    assert watch.step(S, FRESH_MS) is None
+    assert not watch._frames

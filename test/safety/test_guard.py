@@ -442,6 +442,8 @@ def test_given_a_plan_in_the_vehicles_own_frame_when_checked_then_it_is_judged_w
 
 def test_given_shadow_checks_when_they_fail_then_the_plan_goes_out_and_it_is_said():
     bench = Bench(act=[""], shadow=["all"], boxes=[Box(20.0, 0.0)])
+    assert not bench.guard.acts
+    assert Bench().guard.acts
     plan = straight_plan()
     found = bench.check(plan)
     assert (found.payload, found.verdict, found.check, found.reason) == (plan, GuardVerdict.ACCEPT, "", "")

@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.config.config import stage_config
+from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.config.scene_options import ODOMETRY
+from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
+
+from .sensor_messages import odometry_bytes
 
 S = 1_000_000_000
 INTERSECTION, HIGHWAY, PARKING, EMERGENCY = 1, 2, 3, 4
@@ -69,6 +74,32 @@ def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_
 def test_given_the_adapters_word_when_asked_then_it_is_chosen_without_any_rule(scenes):
     scenes.word = PARKING
     assert scenes.choose(0) == PARKING
+
+
+def test_given_messages_when_heard_then_speed_in_either_direction_and_words_count_and_others_are_refused(scenes):
+    index = ODOMETRY - INTERSECTION
+    assert (index, "scene", "std_msgs/msg/String") in scenes.config.situation_inputs
+    scenes.hear(ODOMETRY, odometry_bytes(speed=-30.0), 0)
+    assert scenes.choose(0) == HIGHWAY
+    said = bytes(encode(message_class("std_msgs/msg/String")(data=" intersection "), "std_msgs/msg/String"))
+    scenes.hear(index, said, 0)
+    assert scenes.choose(2 * S) == DEFAULT  # both are too old by then
+    scenes.hear(index, said, 2 * S)
+    assert scenes.choose(3 * S) == INTERSECTION
+    with pytest.raises(BadInput, match="Odometry"):
+        scenes.hear(ODOMETRY, b"", 0)
+
+
+def test_given_a_scene_without_rules_when_asked_then_only_the_adapters_word_chooses_it():
+    scenes = chooser(scenes=[*NAMES, "night"], **{"scene.night.tiers": ["round"]})
+    night = [scene.name for scene in scenes.config.scenes].index("night")
+    assert scenes.choose(0) == DEFAULT
+    scenes.word = night
+    assert scenes.choose(10 * S) == night
+    assert scenes.tiers_to_load() == sorted(
+        {tier for number in scenes.to_load() for tier in scenes.config.scenes[number].tiers}
+    )
+    assert scenes.config.tiers.index("round") in scenes.tiers_to_load()
 
 
 @pytest.mark.parametrize(("after_s", "scene"), [(1.0, HIGHWAY), (1.001, DEFAULT)])
