@@ -37,7 +37,7 @@ main(*map(int, sys.argv[1:]))"""
 _NAME: Final = "perf: emergency"
 _ANSWERS_WITHIN_S: Final = 0.5
 _SILENT_S: Final = 5.0  # one that has not answered for so long is replaced
-_RESTART_S: Final = 1.0
+_RESTART_S: Final = 1.0  # one that ended sooner has its successor after as long, any other at once
 _ENDS_WITHIN_S: Final = 5.0
 
 
@@ -199,6 +199,7 @@ class EmergencyLane:
 
     def _spawn(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._began_at = time.monotonic()
         with theirs:
             passed = [theirs.fileno(), self._area.fd]
             self._process = subprocess.Popen(
@@ -245,7 +246,7 @@ class EmergencyLane:
         self._log.error(text)
         self._alerts.found(Alert(Level.ERROR, "node: emergency lane", text, {"restarts": str(self.restarts + 1)}))
         with self._news:
-            quick, self._ready = time.monotonic() - self._replied_at < _RESTART_S, False
+            quick, self._ready = time.monotonic() - self._began_at < _RESTART_S, False
             self.restarts += 1
             self._news.notify_all()
         if quick:
