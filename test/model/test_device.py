@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import textwrap
@@ -74,6 +75,34 @@ def test_given_no_number_of_threads_when_made_then_one_core_is_left_to_the_node(
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     Device(torch.device("cpu"), 0)
     assert chosen == [threads]
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leading_ones_cpu_wherever_it_goes(spare):
+    """In a process of its own, whose OpenMP threads nobody has made yet."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2 + spare:
+        pytest.skip("needs a CPU for each of two threads, and one to spare for the other case")
+    code = f"""
+        import os, threading, torch
+        from torchperf_ros.model.device import Device
+        cpus = {cpus[: 2 + spare]}
+        os.sched_setaffinity(0, cpus)
+        torch.set_num_threads(2)  # which makes a thread of another pool
+        before = set(os.listdir("/proc/self/task"))
+        device = Device(torch.device("cpu"), threads=2)
+        torch.ones(1 << 20).add_(1)
+        (other,) = set(os.listdir("/proc/self/task")) - before
+        for cpu in [*cpus[:2], cpus[1], cpus[0]]:
+            os.sched_setaffinity(threading.get_native_id(), {{cpu}})
+            device.part_threads()
+            print(cpu, *sorted(os.sched_getaffinity(int(other))))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    first, second = cpus[:2]
+    parted = [f"{first} {second}", f"{second} {first}", f"{second} {first}", f"{first} {second}"]
+    free = [f"{cpu} {' '.join(map(str, cpus[:3]))}" for cpu in (first, second, second, first)]
+    assert done.stdout.splitlines() == (free if spare else parted), done.stderr
 
 
 @pytest.mark.gpu

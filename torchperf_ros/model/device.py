@@ -1,5 +1,7 @@
 """Where a model runs: device choice, streams, copies from the host, timing, memory, and errors that end a process."""
 
+import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -22,6 +24,8 @@ _MEMORY_STATISTICS = {
     "retries": "num_alloc_retries",
     "ooms": "num_ooms",
 }
+_LARGE = 1 << 17  # elements that torch shares out among its threads
+_libc = ctypes.CDLL(None)
 _INDEX = re.compile(r"cuda(?::(\d+))?")
 
 
@@ -63,6 +67,13 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _openmp_threads() -> tuple[int, ...]:
+    """Threads that share operators with the calling one; those that come to be at its first large operator."""
+    before = set(os.listdir("/proc/self/task"))
+    torch.ones(_LARGE).add_(1)
+    return tuple(int(each) for each in set(os.listdir("/proc/self/task")) - before)
+
+
 class Device:
     """The device of a worker; on CUDA a stream of its own, which is the calling thread's current one from then on.
 
@@ -76,8 +87,11 @@ class Device:
     def __init__(self, device: torch.device, threads: int) -> None:
         """Take the device; `threads` CPU threads for a model's operators, 0: all cores but one."""
         self.device = device
-        cores = torch.get_num_threads() if threads else max(1, torch.get_num_threads() - 1)
-        torch.set_num_threads(threads or cores)
+        threads = threads or max(1, torch.get_num_threads() - 1)
+        torch.set_num_threads(threads)
+        self._cpus = sorted(os.sched_getaffinity(0))
+        self._helpers = _openmp_threads() if threads == len(self._cpus) > 1 else ()
+        self._own_cpu = -1
         self.is_cuda = device.type == "cuda"
         self._ooms = 0
         self._shares_memory = False
@@ -88,6 +102,18 @@ class Device:
             self._stream = torch.cuda.Stream(device, priority=-1)
             torch.cuda.set_stream(self._stream)
             self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
+
+    def part_threads(self) -> None:
+        """Where the model has as many threads as there are CPUs, give each of the others a CPU without the calling one.
+
+        OpenMP's threads wait in a loop for their share. Two of them on one CPU, where a short wait of the node's left
+        them, take turns of milliseconds at that until the kernel moves one.
+        """
+        if self._helpers and (own := _libc.sched_getcpu()) != self._own_cpu:
+            self._own_cpu = own
+            for thread, cpu in zip(self._helpers, (each for each in self._cpus if each != own), strict=False):
+                with contextlib.suppress(OSError):  # it has ended, or the CPU is no longer ours
+                    os.sched_setaffinity(thread, {cpu})
 
     @property
     def card(self) -> str:

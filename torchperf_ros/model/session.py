@@ -228,6 +228,7 @@ class Session:
 
     def _handle(self, request: Request) -> None:
         self._seed(request.seq)
+        self._device.part_threads()
         response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
         lost = False
         try:
