@@ -1,5 +1,8 @@
 import json
 import re
+import subprocess
+import sys
+import textwrap
 import time
 
 from hypothesis import given
@@ -56,3 +59,22 @@ def test_given_own_work_when_asked_for_the_share_of_others_then_it_does_not_coun
         pass
     assert 0.0 <= share.of_others() <= 1.0
     assert 0.0 <= share.stolen() <= 1.0
+
+
+def test_given_a_process_whose_parent_was_killed_when_it_has_ended_then_what_it_used_is_own_work():
+    """In a process of its own, which becomes the one that takes in orphans."""
+    burn = "import time; print(flush=True)\nwhile time.process_time() < 0.5: pass"
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    code = f"""
+        import subprocess, sys
+        from torchperf_ros.runs.machine_fingerprint import ProcessorShare
+        share = ProcessorShare()
+        parent = subprocess.Popen([sys.executable, "-c", {start!r}, {burn!r}], stdout=subprocess.PIPE)
+        parent.stdout.readline()
+        parent.kill()
+        parent.wait()
+        parent.stdout.read()  # until the one that burns has ended
+        print(share._since()[1] >= 0.5)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

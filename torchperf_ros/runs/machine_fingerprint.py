@@ -1,5 +1,7 @@
 """The one description of a machine, for everyone who reports figures; it does not import torch."""
 
+import contextlib
+import ctypes
 import hashlib
 import os
 import platform
@@ -14,6 +16,7 @@ from torchperf_ros.config.build_options import version_of
 
 _KIB_PER_MIB: Final = 1024
 _DIGITS: Final = 16
+_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def machine_facts(device: str = "cpu", proc: Path = Path("/proc")) -> dict[str, object]:
@@ -48,10 +51,12 @@ def machine_now(device: str = "cpu") -> dict[str, object]:
 class ProcessorShare:
     """How much of the machine's processor time others took since this object was made.
 
-    Right only once the own children have ended and were waited for.
+    Own is what this process and its descendants use. One whose parent is killed becomes a child of this process, so
+    that what it used is known when it is gone, too.
     """
 
     def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._start = _processor_s()
 
     def of_others(self) -> float:
@@ -73,7 +78,16 @@ def _processor_s() -> tuple[float, float, float, float]:
     """Seconds of all processors so far: busy, busy for this process and its children, taken by the host, and all."""
     times = psutil.cpu_times()
     here_s = times.user + times.nice + times.system + times.irq + times.softirq
-    return here_s, sum(os.times()[:4]), times.steal, here_s + times.idle + times.iowait + times.steal
+    return here_s, _own_s(), times.steal, here_s + times.idle + times.iowait + times.steal
+
+
+def _own_s() -> float:
+    """Seconds of this process and its descendants, ended ones included."""
+    seconds = sum(os.times()[:4])
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seconds += sum(child.cpu_times()[:4])
+    return seconds
 
 
 def cpu_model(proc: Path = Path("/proc")) -> str:
