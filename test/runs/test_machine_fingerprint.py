@@ -7,7 +7,7 @@ import textwrap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.runs.machine_fingerprint import ProcessorShare, cpu_model, installed_mib, machine_facts, machine_now
+from torchperf_ros.runs.machine_fingerprint import cpu_model, installed_mib, machine_facts, machine_now
 
 
 def proc(folder, cpu="Cortex-X9", kib=16_000_000):
