@@ -3,20 +3,28 @@
 Rules only, on a virtual clock: the ladder, the watch's signals, the alerts' actions and the memory guard of a stage
 answer made-up run times, 30 frames a second, with and without `actions`. The alerts come a second late, as they do
 from the recorder. Then drives in which nothing happens but noise and single stalls.
+
+With `--live` a real node, with its workers and its recorder: several stages with a ramp each, of models that wait.
 """
 
+import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.bench_stage import OURS, STAGE
+from benchmarks.rig.bench_stage import TIERS as TIER_NAMES
+from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess
+from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.frame.tier_ladder import Calibration, MemoryGuard, TierLadder
 from torchperf_ros.safety.alert_actions import AlertActions
 from torchperf_ros.safety.drift import DriftWatch
@@ -36,8 +44,11 @@ a ramp: the run time of every tier grows evenly by 50 %, in 10 to 60 s, from 55 
 stays there; noise of 3 % (log-normal). Led down: a lower tier runs before the first deadline is
 missed.
 
-example:
-  ./run bench ramps --seeds 100 --json ramps.json"""
+examples:
+  ./run bench ramps --seeds 100 --json ramps.json
+  ./run bench ramps --live 4"""
+_LIVE_STAGES = 8
+_LONGEST_RAMP_S, _LIVE_AFTER_S, _LIVE_READY_S = 60.0, 15, 180.0
 
 
 @dataclass
@@ -114,7 +125,7 @@ def drive(
 def ramp(seed: int, rules: list[str]) -> Drive:
     """A drift of 50 %."""
     draw = random.Random(seed)
-    base_ms, ramp_s = draw.uniform(0.55, 0.75) * BUDGET_MS, draw.uniform(10.0, 60.0)
+    base_ms, ramp_s = draw.uniform(0.55, 0.75) * BUDGET_MS, draw.uniform(10.0, _LONGEST_RAMP_S)
     seconds = round(LEARNT_S + ramp_s + AFTER_S)
     return drive(
         seed, seconds, lambda s: 1.0 + 0.5 * min(max(0.0, (s - LEARNT_S) / ramp_s), 1.0), rules, base_ms=base_ms
@@ -146,13 +157,83 @@ def normal(seed: int, rules: list[str], frames: int) -> Drive:
     return drive(seed, frames // HZ, lambda s: 1.0, rules, base_ms=base_ms, stall=1 / 300)
 
 
+def live_round(number: int) -> list[Drive]:
+    """What became of the stages of one node, each from the beginning of its ramp on."""
+    names = [STAGE, *(f"{STAGE}{each}" for each in range(1, _LIVE_STAGES))]
+    stages: dict[str, dict[str, Any]] = {}
+    for place, name in enumerate(names):
+        draw = random.Random(number * _LIVE_STAGES + place)
+        options = {
+            "base_ms": draw.uniform(0.55, 0.75) * BUDGET_MS, "after_s": LEARNT_S,
+            "ramp_s": draw.uniform(10.0, _LONGEST_RAMP_S), "seed": place,
+        }  # fmt: skip
+        stages[name] = {
+            "adapter": "benchmarks.rig.ramp_adapter:RampAdapter", "options": json.dumps(options), "engine": "eager",
+            "tiers": list(TIER_NAMES), "output": "answer" if name == STAGE else f"answer_{place}", "backup": "none",
+            "fallback": ["hold_last"], "budget_ms": BUDGET_MS, "actions": RULES,
+        }  # fmt: skip
+    with Graph((OURS,), outputs=False) as graph:
+        first = stages.pop(STAGE)
+        node = PerfNodeProcess(
+            graph, first.pop("adapter"), json.loads(first.pop("options")), node_parameters={"stages": names, **stages},
+            **first,
+        )  # fmt: skip
+        observer = graph.observer
+        graph.wait(
+            lambda: all(observer.values(f"perf: {name}").get("worker_0_state") == "idle" for name in names),
+            "every worker ready", node.process, _LIVE_READY_S,
+        )  # fmt: skip
+        camera = CameraProcess(graph)
+        camera.stream(OURS, seconds=LEARNT_S + _LONGEST_RAMP_S + _LIVE_AFTER_S, rate=HZ, size="128x72")
+        rows = observer.seen[OURS].rows
+        return [since_its_ramp([row for row in rows if row["stage"] == place]) for place in range(_LIVE_STAGES)]
+
+
+def since_its_ramp(rows: Sequence[Row]) -> Drive:
+    """Of the rows of one stage; one that was not on its first tier when the ramp began was led down by nothing."""
+    found, begin_ns = Drive(), rows[0].written_ns + LEARNT_S * NS_PER_S
+    for row in rows:
+        at_s, missed = (row.written_ns - begin_ns) / NS_PER_S, row["outcome"] not in IN_TIME
+        if at_s < 0:
+            continue
+        found.frames, found.misses = found.frames + 1, found.misses + missed
+        if missed:
+            found.first_miss_s = min(found.first_miss_s, at_s)
+        if row["tier"] > 0:
+            found.first_down_s = min(found.first_down_s, at_s)
+    return found
+
+
+def live(rounds: int, report: Report) -> None:
+    """Ramps in a real node."""
+    drives = []
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}: {_LIVE_STAGES} stages, {LEARNT_S + _LONGEST_RAMP_S + _LIVE_AFTER_S:g} s")
+        drives += live_round(number)
+    down_before = [drive for drive in drives if drive.first_down_s < 1 / HZ]
+    counted = [drive for drive in drives if drive not in down_before]
+    led, kept = sum(drive.led_down for drive in counted), sum(not drive.misses for drive in counted)
+    misses, frames = sum(drive.misses for drive in counted), sum(drive.frames for drive in counted)
+    columns = ("ramps", "led down before a miss", "no miss at all", "misses", "of frames", "down before: left out")
+    report.table("a real node", columns, [(len(counted), led, kept, misses, frames, len(down_before))])
+    report.finish({"ramps": [vars(drive) for drive in drives]}, [
+        Target("latency drifts by 50 %: led down before the first miss", led / max(1, len(counted)), ">=", 0.9),
+    ])  # fmt: skip
+
+
 def main() -> int:
     """Drive, show, compare with the targets."""
     parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument(
+        "--live", type=int, default=0, metavar="ROUNDS", help="rounds of 8 ramps in a real node, of 3 minutes each"
+    )
     parser.add_argument("--seeds", type=int, default=100, help="ramps of each kind (default 100)")
     parser.add_argument("--drives", type=int, default=10, help="normal drives of 10,000 frames (default 10)")
     arguments = parser.parse_args()
     report, rows, down = Report("ramps", arguments), [], {}
+    if arguments.live:
+        live(arguments.live, report)
+        return 0
     for what, kind in (("latency drifts by 50 %", ramp), ("a card is throttled", throttled)):
         for with_rules, rules in (("ladder and actions", RULES), ("ladder alone", [])):
             say(f"{what}, {with_rules}")

@@ -1,23 +1,32 @@
 import json
 import math
+import time
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks import failover
 from benchmarks.failover import Failover
+from benchmarks.ramps import LEARNT_S, since_its_ramp
+from benchmarks.rig.bench_adapter import POSES
 from benchmarks.rig.figures import distribution, share, slope, sparkline
 from benchmarks.rig.frames import frame_figures, match
 from benchmarks.rig.observer import Output, Row
+from benchmarks.rig.ramp_adapter import RampAdapter
 from benchmarks.rig.report import Target, plain, shown
+from torchperf_ros.config.message_types import empty_message
 from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.model.adapter import Received
 from torchperf_ros.telemetry.latency_record import LABELS
 
 MS = 1_000_000
 NAN = math.nan
 
 
-def row(written_ms, *, age_ms=3.0, total_ms=12.0, budget_ms=33.0, outcome=Outcome.ON_TIME, fallback=NAN):
-    known = {"age_ms": age_ms, "total_ms": total_ms, "budget_ms": budget_ms, "outcome": outcome, "fallback": fallback}
+def row(written_ms, *, age_ms=3.0, total_ms=12.0, budget_ms=33.0, outcome=Outcome.ON_TIME, fallback=NAN, tier=0):
+    known = {"age_ms": age_ms, "total_ms": total_ms, "budget_ms": budget_ms, "outcome": outcome, "fallback": fallback,
+             "tier": tier}  # fmt: skip
     return Row(round(written_ms * MS), tuple(float(known.get(label, 0.0)) for label in LABELS))
 
 
@@ -100,3 +109,25 @@ def test_a_kill_that_nobody_came_back_from_misses_the_target_whichever_it_was(ba
 
     assert math.isnan(target.value)
     assert not target.met
+
+
+def test_given_the_rows_of_a_ramp_when_looked_through_then_what_was_before_it_does_not_count():
+    def at(second, tier=0, outcome=Outcome.ON_TIME):
+        return row(second * 1e3, tier=tier, outcome=outcome)
+
+    late = Outcome.LATE
+    rows = [at(0), at(1, 1, late), at(LEARNT_S + 1), at(LEARNT_S + 2, 1), at(LEARNT_S + 3, 0, late)]
+    found = since_its_ramp(rows)
+    assert (found.frames, found.first_down_s, found.first_miss_s, found.misses) == (3, 2.0, 3.0, 1)
+    assert found.led_down
+    assert not since_its_ramp([rows[0], rows[4], rows[3]]).led_down
+
+
+def test_given_a_model_that_waits_when_its_ramp_is_over_then_a_run_takes_longer():
+    options = {"base_ms": 4.0, "after_s": 0.0, "ramp_s": 1e-6, "seed": 1}
+    adapter = RampAdapter(options, torch.device("cpu"))
+    image = empty_message("sensor_msgs/msg/Image", height=72, width=128, data=np.zeros(72 * 128 * 3, np.uint8))
+    tensors = adapter.preprocess({"image": Received(image, 0, 0.0)})
+    began = time.perf_counter()
+    assert adapter.build("full")(*tensors).shape == (1, POSES)
+    assert time.perf_counter() - began > 0.8 * 1.5 * 4e-3
