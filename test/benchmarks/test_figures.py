@@ -120,7 +120,7 @@ def test_given_the_rows_of_a_ramp_when_looked_through_then_what_was_before_it_do
     found = since_its_ramp(rows)
     assert (found.frames, found.first_down_s, found.first_miss_s, found.misses) == (3, 2.0, 3.0, 1)
     assert found.led_down
-    assert not since_its_ramp([rows[0], rows[4], rows[3]]).led_down
+    assert not since_its_ramp([rows[0], rows[4], at(LEARNT_S + 4, 1)]).led_down
 
 
 def test_given_a_model_that_waits_when_its_ramp_is_over_then_a_run_takes_longer():
