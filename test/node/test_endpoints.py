@@ -85,8 +85,8 @@ def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_
     said = []
     update = SimpleNamespace(compiling="")
     stage = SimpleNamespace(
-        config=SimpleNamespace(name="camera", tiers=("full", "fast"), budget_ms=50.0),
-        pool=SimpleNamespace(progress="", rolling_update=update),
+        config=SimpleNamespace(name="camera", budget_ms=50.0),
+        pool=SimpleNamespace(progress="", rolling_update=update, loaded_tiers=["full", "fast"]),
     )
     reporter = SimpleNamespace(_node=SimpleNamespace(get_logger=lambda: SimpleNamespace(info=said.append)),
                                _doing={}, _ready=set())  # fmt: skip

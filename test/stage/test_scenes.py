@@ -95,6 +95,7 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     (first,) = stage.pids
     tiers = stage.actor.pool.everyone[0].loaded
     assert tiers == {0, 1, 2}
+    assert stage.actor.pool.loaded_tiers == ["full", "fast", "far"]
     stage.actor.hear(ODOMETRY - 2, word("parking"))
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 0, 0)
@@ -105,6 +106,7 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     assert model_of(stage, answer) == 3
     assert stage.pids != [first]
     assert stage.actor.pool.everyone[0].loaded == {0, 1, 3}
+    assert stage.actor.pool.loaded_tiers == ["full", "fast", "round"]
     assert any("parking is not loaded" in alert.message for alert in stage.anomalies)
     assert any("parking is not loaded" in text for _, text in stage.logs)
 

@@ -183,7 +183,7 @@ class Reporter:
             self._ready.discard(name)
         elif name not in self._ready and health is not Health.SAFE_STOP:
             self._ready.add(name)
-            tiers = ", ".join(stage.config.tiers)
+            tiers = ", ".join(stage.pool.loaded_tiers)
             log.info(f"stage {name} is ready: {tiers}, each frame within {stage.config.budget_ms:g} ms")
         before, doing = self._doing.get(name, ""), stage.pool.rolling_update.compiling
         self._doing[name] = doing or (stage.pool.progress if starting else "")

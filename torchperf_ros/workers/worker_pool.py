@@ -172,6 +172,15 @@ class WorkerPool:
         return any(worker.usable for worker in self.everyone)
 
     @property
+    def loaded_tiers(self) -> list[str]:
+        """Names of the tiers that some worker can run: not those of scenes that are not loaded."""
+        loaded = [worker.loaded for worker in self.everyone if worker.usable]
+        return [
+            name for number, name in enumerate(self.config.tiers)
+            if any(tiers is None or number in tiers for tiers in loaded)
+        ]  # fmt: skip
+
+    @property
     def progress(self) -> str:
         """What the workers are doing, one phrase each."""
         words = [f"worker {number} {self.state(number)}" for number in range(len(self.workers))]
