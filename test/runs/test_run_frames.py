@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.runs.compare.run_frames import load_run, stage_frames
+from torchperf_ros.runs.compare.estimates import stage_frames
 from torchperf_ros.runs.run_file import write_run
 from torchperf_ros.runs.run_log import RunLogError, StageLog
+from torchperf_ros.runs.run_log_source import load_run
 
 from . import compare_runs as made
 

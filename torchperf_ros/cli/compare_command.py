@@ -150,7 +150,7 @@ def _compare(
 ) -> "Comparison":
     from torchperf_ros.runs.compare.baselines import AUTO
     from torchperf_ros.runs.compare.comparison import compare as judge
-    from torchperf_ros.runs.compare.run_frames import load_run
+    from torchperf_ros.runs.run_log_source import load_run
 
     with console(stderr=True).status("reading") as shown:
 

@@ -57,6 +57,18 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
     return [replace(run, documents=documents, recordings=recordings) for run in runs]
 
 
+def load_run(path: Path) -> RunLog:
+    """One run to compare; a `RunLogError` where it has no frame that was answered after the start, or is several."""
+    runs = read_runs(path, lambda _done, _total: None)
+    if len(runs) > 1:
+        msg = f"run {path}: holds {len(runs)} runs ({', '.join(run.name for run in runs)}); name one of them"
+        raise RunLogError(msg)
+    if not any(stage.counted.any() for stage in runs[0].stages):
+        msg = f"run {path}: holds no frame that was answered after the start; record `/perf/.*`, or replay a log"
+        raise RunLogError(msg)
+    return replace(runs[0], name=str(path))
+
+
 # -- recorded logs ----------------------------------------------------------------------------------------------------
 
 _ARRAY: Final = "std_msgs/msg/Float64MultiArray"
@@ -229,7 +241,7 @@ def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
                         lost += int(record["records"]) if record["kind"] == "drops" else 0
                         builder.record(record)
                         kinds[str(record["kind"])] += 1
-                    except (ValueError, KeyError, TypeError, AttributeError):
+                    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
                         broken += 1  # a line that was being written when the power went, for example
     except OSError as error:
         raise RunLogError(f"log {path}: cannot be read: {error.strerror or error}") from error
@@ -268,7 +280,7 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
         at_ns = dict(zip(frames["seq"].tolist(), frames["t_ns"].tolist(), strict=True)) if reasons else {}
         stages.append(StageLog(
-            stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=((0, sum(drops)),) if drops else None,
+            stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=[(0, sum(drops))] if drops else None,
             reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
             output=str(entry.get("output") or ""),
         ))  # fmt: skip

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.config.user_folder import make_private, user_folder
-from torchperf_ros.runs.compare.run_frames import load_run
 from torchperf_ros.runs.run_file import SUFFIXES
 from torchperf_ros.runs.run_log import RunLog, RunLogError
+from torchperf_ros.runs.run_log_source import load_run
 
 AUTO: Final = "auto"
 """Instead of a name: the baseline that fits a run."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.compare import estimates as statistics
-from torchperf_ros.runs.compare.estimates import Curve
-from torchperf_ros.runs.compare.run_frames import StageFrames, pooled, stage_frames
+from torchperf_ros.runs.compare.estimates import Curve, StageFrames, pooled, stage_frames
 from torchperf_ros.runs.compare.verdict import JITTER, METRICS, OUTPUTS, Finding, Interval, Rules, Verdict, judge
 from torchperf_ros.runs.run_log import RunLog, RunLogError
 

@@ -8,16 +8,15 @@ sample: each run gives a value of each metric, and Welch's test compares the val
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.runs.compare import verdict
-from torchperf_ros.runs.compare.run_frames import StageFrames
 from torchperf_ros.runs.compare.verdict import Finding, Interval, Metric, Rules
-from torchperf_ros.runs.run_log import UNKNOWN, RunLog
+from torchperf_ros.runs.run_log import UNKNOWN, RunLog, StageLog
 
 RUNS: Final = 3
 """So many runs a side, and the run is the sample: two have no spread worth the name."""
@@ -40,6 +39,42 @@ Curve = tuple[tuple[float, float, float, float], ...]
 """Rows of a quantile (0 to 1), its difference, low and high in ms, for a picture."""
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Places of the same frames on both sides."""
+
+
+@dataclass
+class StageFrames(StageLog):
+    """The answered frames of a stage in the order of their numbers, without those that say nothing about it.
+
+    Left out are frames that came before the stage had started for the first time, and those that ran under a profiler.
+    Frames that found it starting again, after a crash, count: they were missed.
+
+    Attributes:
+        gaps: shape (n,), frames before each that were never started, by the gaps in `seq`.
+    """
+
+    gaps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def own_stamps(self) -> NDArray[np.int64] | None:
+        """The stamps, where each frame has its own."""
+        stamps = np.asarray(self.frames["stamp_ns"])
+        return stamps if len(stamps) and stamps.all() and len(np.unique(stamps)) == len(stamps) else None
+
+
+def stage_frames(stage: StageLog) -> StageFrames:
+    """The frames of a stage that are compared."""
+    seq = stage.frames["seq"]
+    order = np.argsort(seq, kind="stable") if len(np.unique(seq)) == len(seq) else np.arange(len(seq))
+    gaps = np.maximum(np.diff(seq[order], prepend=seq[order][:1] - 1) - 1, 0)
+    frames = stage.frames[order]
+    counted = np.logical_or.accumulate(stage.counted[order]) & ~np.isin(frames["t_ns"], list(stage.profiled))
+    return StageFrames(stage.name, stage.tiers, frames[counted], gaps=gaps[counted])
+
+
+def pooled(stages: Sequence[StageFrames]) -> StageFrames:
+    """The frames of a stage in several runs, one run after the other; names are the first's."""
+    frames, gaps = (np.concatenate([getattr(one, name) for one in stages]) for name in ("frames", "gaps"))
+    return replace(stages[0], frames=frames, gaps=gaps)
 
 
 def figures(frames: StageFrames, first: str = "") -> dict[Metric, float]:
