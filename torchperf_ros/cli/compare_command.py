@@ -132,13 +132,12 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 
 def _sides(runs: list[Path], base: list[Path], new: list[Path], baseline: str) -> tuple[list[Path], list[Path]]:
     if baseline and not base:
-        new = new or runs
-        if new and not (runs and new is not runs):
-            return [], new
-        fail("name the runs that are compared with the baseline: `compare NEW --baseline NAME`")
+        if bool(runs) == bool(new):
+            fail("name the runs that are compared with the baseline: `compare NEW --baseline NAME`")
+        return [], runs or new
+    if base and new and not runs and not baseline:
+        return base, new
     if base or new:
-        if base and new and not runs and not baseline:
-            return base, new
         fail("name both sides: `compare BASE NEW`, or `compare --base RUN... --new RUN...`")
     if len(runs) not in {1, 2}:
         fail("name two runs, one to be compared with its baseline, or several: `--base RUN... --new RUN...`")

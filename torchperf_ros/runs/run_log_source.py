@@ -15,6 +15,7 @@ from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.logs.log_folder import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.logs.log_folder import is_log
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.logs.log_storage import listed
 from torchperf_ros.runs.run_file import RUN_FILE, SUFFIXES, Run, read_run
 from torchperf_ros.runs.run_log import LoggedAlert, RunLog, RunLogBuilder, RunLogError, StageLog
 from torchperf_ros.telemetry.node_state import by_label
@@ -24,7 +25,6 @@ Progress = Callable[[int, int], None]
 
 _METADATA: Final = "metadata.yaml"
 _NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed run"
-_SHOWN: Final = 6
 
 
 def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[RunLog]:
@@ -197,12 +197,10 @@ def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: P
 
 
 def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> str:
-    topics = sorted(log.topics)
-    shown = ", ".join(topics[:_SHOWN]) + (f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else "")
     others = f"; it has the nodes {', '.join(nodes)}" if nodes else ""
     return (
         f"log {path}: no node's topics such as {node or '/perf'}/latency_stages{others}; record them with "
-        f"`ros2 bag record -e '/perf/.*|/diagnostics'`; it has {shown or 'no topics'}"
+        f"`ros2 bag record -e '/perf/.*|/diagnostics'`; it has {listed(sorted(log.topics))}"
     )
 
 
