@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from rosbags.typesys import Stores, get_typestore
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.runs.run_log_source import read_runs
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray
 
@@ -131,6 +133,23 @@ def records() -> list[dict[str, object]]:
     })  # fmt: skip
     lines.append({"v": 1, "kind": "of the future", "t_ns": START_NS})
     return lines
+
+
+def read(path, node=None):
+    """Every run that a path holds."""
+    return read_runs(path, lambda done, total: None, node)
+
+
+def without_plotly(page: str) -> str:
+    """The page less the library, which nobody here wrote."""
+    from plotly.offline import get_plotlyjs
+
+    return page.replace(get_plotlyjs(), "")
+
+
+def figures_of(page: str) -> list:
+    """The plotly figures of a page."""
+    return list(json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(page))[1]).values())
 
 
 def write_records(file: Path, lines: list[dict[str, object]]) -> Path:

@@ -1,6 +1,5 @@
 """The page: what it says, what it holds, how large it is; of one log, of several, of hundreds."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -18,9 +17,9 @@ from torchperf_ros.runs.report.report_pictures import VERMILION, envelope, laten
 from torchperf_ros.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.runs.run_log import RunLogError
-from torchperf_ros.runs.run_log_source import read_runs
 
 from . import report_logs as logs
+from .report_logs import figures_of, without_plotly
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def run(tmp_path_factory):
 
 
 def read(path):
-    (run,) = read_runs(path, lambda done, total: None)
+    (run,) = logs.read(path)
     return run
 
 
@@ -38,16 +37,6 @@ def written(folder, runs, overview=None):
     size = write_report(runs, folder / "page.html", lambda _: None, overview)
     assert size == (folder / "page.html").stat().st_size < report_page.MOST_BYTES
     return (folder / "page.html").read_text(encoding="utf-8")
-
-
-def figures_of(page: str) -> list:
-    """The plotly figures of a page."""
-    return list(json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(page))[1]).values())
-
-
-def without_plotly(text: str) -> str:
-    """The page less the library, which nobody here wrote."""
-    return text.replace(get_plotlyjs(), "")
 
 
 def test_given_a_drive_when_told_in_words_then_the_numbers_are_the_frames(run):
