@@ -216,8 +216,5 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     if show_list:
         list_choices(shown)
         return
-    raise typer.Exit(
-        run_drive(
-            shown, scenario, seed, (arm, load, faults), output, tui=shown.is_terminal and not no_tui, camera=camera
-        )
-    )
+    tui = shown.is_terminal and not no_tui
+    raise typer.Exit(run_drive(shown, scenario, seed, (arm, load, faults), output, tui=tui, camera=camera))

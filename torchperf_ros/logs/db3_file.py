@@ -102,14 +102,12 @@ class Db3File:
             definitions = {name: (text, kind) for name, text, kind in rows if kind in _FORMATS}
         more = ", ".join(name if name in columns else "''" for name in _LATER_COLUMNS)
         rows = self._db.execute(f"SELECT id, name, type, serialization_format, {more} FROM topics ORDER BY id")
-        channels = {}
-        for number, name, kind, form, digest, qos in rows:
-            text, text_format = definitions.get(kind, ("", ""))
-            latched = is_latched(str(qos))
-            channels[int(number)] = Channel(
-                str(name), str(kind), str(form), text, text_format, str(digest or ""), latched
-            )
-        return channels
+        none = "", ""
+        return {
+            int(number): Channel(str(name), str(kind), str(form), *definitions.get(kind, none), str(digest or ""),
+                                 is_latched(str(qos)))
+            for number, name, kind, form, digest, qos in rows
+        }  # fmt: skip
 
     def _measure(self) -> None:
         counts: Counter[int] = Counter()

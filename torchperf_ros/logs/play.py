@@ -118,7 +118,7 @@ def play(log: Path, options: PlayOptions, console: Console) -> int:
         with PlayNode(topics, options.remap, publishes_time=options.clock_hz > 0) as node:
             for text in node.left_out.values():
                 console.print(text)
-            published = {name: topics[name] for name in node.topics}
+            published = {name: topic for name, topic in topics.items() if name not in node.left_out}
             rounds = LogRounds(reader, published, options.start_s, options.duration_s, options.loop)
             return _play(node, rounds, options, console)
 

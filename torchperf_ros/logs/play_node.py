@@ -94,11 +94,6 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
         except InvalidTopicNameException as error:
             raise PlayError(f"topic {name!r} is not allowed: {' '.join(str(error).split())}") from error
 
-    @property
-    def topics(self) -> frozenset[str]:
-        """The topics of the log that are published."""
-        return frozenset(self._publishers)
-
     def publish(self, message: LogMessage) -> None:
         """Publish a message of the log."""
         self._publishers[message.topic].publish(message.data)

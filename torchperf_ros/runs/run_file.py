@@ -150,10 +150,8 @@ def _read_parquet(path: Path) -> Run:
     stage = np.asarray(table["stage"].to_pylist(), dtype=object)
     frames = {}
     for entry in summary["stages"]:
-        mine = stage == entry["name"]
-        frames[str(entry["name"])] = _rows(
-            {name: table[name].to_numpy()[mine] for name in table.column_names if name != "stage"}
-        )
+        mine = table.filter(pa.array(stage == entry["name"], pa.bool_())).drop(["stage"])
+        frames[str(entry["name"])] = _rows({name: mine[name].to_numpy() for name in mine.column_names})
     return Run(summary, frames)
 
 

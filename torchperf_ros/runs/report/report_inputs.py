@@ -4,9 +4,8 @@ import base64
 import io
 import struct
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from PIL import Image
 from torchperf_ros.config.image_pixels import compressed_pixels, raw_pixels
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.logs.log_reader import LogError, LogReader
+from torchperf_ros.runs.run_log import RunLog
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _COMPRESSED: Final = "sensor_msgs/msg/CompressedImage"
@@ -40,38 +40,36 @@ class InputPicture:
 
 
 def input_pictures(
-    paths: Sequence[Path], frames: Collection[tuple[str, int, int]], side: int, outputs: Collection[str] = ()
+    run: RunLog, chosen: Mapping[str, Collection[int]], side: int
 ) -> tuple[dict[tuple[str, int], InputPicture], str]:
-    """Pictures by trigger and stamp, and why some are missing, empty if none is.
+    """Pictures by trigger and stamp in ns, and why some are missing, empty if none is.
 
-    Args:
-        paths: the logs, as for `LogReader`.
-        frames: of each frame the topic that its stage runs for, empty where unknown or another stage's; its stamp, and
-            the ROS time at which it was recorded, in ns.
-        side: longest side of a picture in pixels.
-        outputs: topics that stages publish, which show no input; a namespace may be missing.
+    They are of frames that are `chosen` by stage and index, if their stamps are known, and come from the run's
+    recordings; what stages publish shows no input. `side`: longest side of a picture in pixels.
     """
+    if not run.recordings:
+        return {}, "no recorded inputs beside these figures, so the worst frames are shown without pictures"
+    rows = [(stage.trigger, stage.frames[index]) for stage in run.stages for index in chosen.get(stage.name, ())]
+    frames = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
     found: dict[tuple[str, int], InputPicture] = {}
     failures: dict[tuple[str, int], str] = {}
-    triggers = {trigger for trigger, _, _ in frames if trigger}
-    ends = tuple(f"/{output.lstrip('/')}" for output in outputs)
-    for path in paths:
+    triggers = {trigger for trigger, _ in frames if trigger}
+    ends = tuple(f"/{stage.output.lstrip('/')}" for stage in run.stages if stage.output)
+    for path in run.recordings:
         try:
             with LogReader(path) as log:
                 shown = {one.name: one.type_name for one in log.topics.values()
                          if one.type_name in {_IMAGE, _COMPRESSED, _CLOUD} and one.count
                          and not f"/{one.name}".endswith(ends)}  # fmt: skip
                 images = [name for name, kind in shown.items() if kind != _CLOUD and "depth" not in name.lower()]
-                for trigger, stamp_ns, t_ns in frames if shown else ():
-                    if (key := (trigger, stamp_ns)) in found:
-                        continue
-                    topics = [trigger] if trigger in shown else [*triggers & set(shown)] or images or list(shown)
+                for key in [key for key in frames if key not in found] if shown else ():
+                    topics = [key[0]] if key[0] in shown else [*triggers & set(shown)] or images or list(shown)
                     try:
-                        found[key] = _nearest(log, topics, stamp_ns, t_ns, side)
+                        found[key] = _nearest(log, topics, key[1], frames[key], side)
                     except (ValueError, IndexError, OSError, BadInput, struct.error) as error:
                         failures[key] = str(error)
         except LogError as error:
-            failures |= {(trigger, stamp_ns): str(error) for trigger, stamp_ns, _ in frames}
+            failures |= dict.fromkeys(frames, str(error))
     missing = Counter(why for key, why in failures.items() if key not in found)
     if not found and not missing and frames:
         return {}, "no images or point clouds in this log, so the frames' inputs cannot be shown"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchperf_ros import __version__
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
@@ -116,10 +115,11 @@ def write_report(
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
     from torchperf_ros.runs.report import report_pictures as draw
+    from torchperf_ros.runs.report.report_inputs import input_pictures
 
     stages = [stage for stage in run.stages if len(stage)]
     worst = {stage.name: worst_frames(stage, _WORST) for stage in stages}
-    pictures, why = _input_pictures(run, worst, side)
+    pictures, why = input_pictures(run, worst, side)
     notes = [*run.missing, *run.troubles, *([why] if why else [])]
     blocks: list[Block | None] = []
     for stage in stages:
@@ -157,20 +157,6 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
 def _verdicts(run: RunLog, prefix: str) -> Block:
     lines = [verdict(stage) for stage in run.stages if len(stage)] or [("bad", "no frame was answered")]
     return {"kind": "verdict", "lines": [(css, prefix + text) for css, text in lines]}
-
-
-def _input_pictures(
-    run: RunLog, worst: Mapping[str, NDArray[np.int64]], side: int
-) -> tuple[Mapping[tuple[str, int], "InputPicture"], str]:
-    """By trigger and stamp, and why there are none, or fewer than there are frames."""
-    from torchperf_ros.runs.report.report_inputs import input_pictures
-
-    if not run.recordings:
-        return {}, "no recorded inputs beside these figures, so the worst frames are shown without pictures"
-    rows = [(stage.trigger, stage.frames[index]) for stage in run.stages for index in worst.get(stage.name, ())]
-    known = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
-    frames = [(*key, t_ns) for key, t_ns in known.items()]
-    return input_pictures(run.recordings, frames, side, [stage.output for stage in run.stages if stage.output])
 
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
