@@ -1,5 +1,6 @@
 """The commands that run a node, look at one, or ask something of it: node, demo, top, swap, record and the like."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -48,14 +49,7 @@ def swap(
     from torchperf_ros.node.services import ServiceFailed
     from torchperf_ros.node.services import swap as ask
 
-    last = ""
-
-    def say(text: str) -> None:
-        nonlocal last
-        if text != last:
-            typer.echo(text)
-        last = text
-
+    say = lru_cache(1)(typer.echo)  # not the same twice in a row
     try:
         ask(name, stage, tier, str(package.resolve()), timeout_s, say)
     except ServiceFailed as error:
