@@ -18,11 +18,8 @@ from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray
 
 START_NS = 1_700_000_000_000_000_000
 PERIOD_NS = 50_000_000
-ARRAY, DIAGNOSTICS, IMAGE = (
-    "std_msgs/msg/Float64MultiArray",
-    "diagnostic_msgs/msg/DiagnosticArray",
-    "sensor_msgs/msg/Image",
-)
+ARRAY, DIAGNOSTICS = "std_msgs/msg/Float64MultiArray", "diagnostic_msgs/msg/DiagnosticArray"
+IMAGE = "sensor_msgs/msg/Image"
 MEMORY_LABELS = ("node_rss_mib", "workers_rss_mib", "cuda_allocated_mib")
 FRAMES = 100
 LATE = 60

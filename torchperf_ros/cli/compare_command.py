@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torchperf_ros.runs.run_log import RunLog
 
 _PLAIN_WIDTH: Final = 180
+_MIN_EFFECT: Final = "The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp."
+_LIMIT: Final = "The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms."
 _SHORT: Final = 12
 _TO_THE_SECOND: Final = 19
 _OF_INPUT_FOLDERS: Final = (
@@ -49,20 +51,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     replace: Annotated[bool, Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
     list_all: Annotated[bool, Option("--list", help="Show what baselines there are, the newest first.")] = False,
     folder: Annotated[File, Option("--dir", help="Where baselines lie; default: in XDG_STATE_HOME.")] = None,
-    min_effect: Annotated[
-        Texts,
-        Option(
-            metavar="[STAGE.]METRIC=CHANGE",
-            help="The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp.",
-        ),
-    ] = None,
-    limit: Annotated[
-        Texts,
-        Option(
-            metavar="[STAGE.]METRIC=VALUE",
-            help="The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms.",
-        ),
-    ] = None,
+    min_effect: Annotated[Texts, Option(metavar="[STAGE.]METRIC=CHANGE", help=_MIN_EFFECT)] = None,
+    limit: Annotated[Texts, Option(metavar="[STAGE.]METRIC=VALUE", help=_LIMIT)] = None,
     skip: Annotated[Texts, Option(metavar="METRIC", help="Do not look at this metric.")] = None,
     confidence: Annotated[float, Option(min=0.5, max=0.9999, help="Of intervals; 1 less the false alarms.")] = 0.95,
     resamples: Annotated[int, Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,

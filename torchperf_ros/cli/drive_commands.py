@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, check_outputs, console, fail, need
+from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, Text, check_outputs, console, fail, need
 from torchperf_ros.config.build_options import ENGINE_CHOICES
 
+_ENGINE = f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."
 _PLAIN_HEIGHT = 30  # of a picture where there is no terminal
 _Timeout = Annotated[float, Option("--timeout", min=1.0, help="How long to wait, in seconds.")]
 
@@ -133,10 +134,7 @@ def demo(  # noqa: PLR0913, PLR0917 - options of a command line
     seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
     rate: Annotated[float | None, Option(min=0.1, max=240.0, help="Images per second; default: recorded, 30.")] = None,
     sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
-    engine: Annotated[
-        str | None,
-        Option(help=f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."),
-    ] = None,
+    engine: Annotated[Text, Option(help=_ENGINE)] = None,
     metrics_port: Annotated[int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")] = 0,
     no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: JsonFile = None,

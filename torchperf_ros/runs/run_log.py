@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
@@ -29,7 +30,6 @@ _ROW: Final = struct.Struct("".join(FRAME[name].char for name in FRAME.names or 
 _ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in FRAME.names or ()}
 _NOTHING_KNOWN: Final = _ZEROS | {"tier": UNKNOWN, "fallback": UNKNOWN, "check": UNKNOWN}
 _TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
-_LEVELS: Final = ("OK", "WARN", "ERROR", "STALE")
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES: Final = 20
 _MOST_REASONS: Final = 50_000
@@ -334,7 +334,7 @@ class RunLogBuilder:
         """Take a message of `/perf/anomaly`."""
         for status in message.status:
             level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
-            word = _LEVELS[min(level, len(_LEVELS) - 1)]
+            word = Level(min(level, Level.STALE)).name
             values = {pair.key: pair.value for pair in status.values}
             self._anomalies.append(LoggedAlert(t_ns, word, status.name, status.message, values))
 
