@@ -76,9 +76,8 @@ class LogRounds:
                     yield message
                     played = True
             if not played:
-                raise PlayError(
-                    f"log {self.log.path}: has no message of {listed(sorted(self.topics))} in this part of it"
-                )
+                names = listed(sorted(self.topics))
+                raise PlayError(f"log {self.log.path}: has no message of {names} in this part of it")
             if not self._loop:
                 return
             yield None

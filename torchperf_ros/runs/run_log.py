@@ -65,6 +65,7 @@ class StageLog:
         profiled: `t_ns` of frames that ran under a profiler, which takes time (records say).
         trigger: the topic that the stage runs for; empty where the log does not say, or another stage publishes it.
         output: the topic that it publishes, without the namespace that it may have; empty where the log does not say.
+        gaps: shape (n,), frames before each that were never started, by the gaps in `seq`; of what is compared.
     """
 
     name: str
@@ -77,6 +78,7 @@ class StageLog:
     profiled: set[int] = field(default_factory=set)
     trigger: str = ""
     output: str = ""
+    gaps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -85,6 +87,12 @@ class StageLog:
     def dropped(self) -> int | None:
         """Frames that were never started; None where not known."""
         return None if self.drops is None else sum(count for _, count in self.drops)
+
+    @property
+    def own_stamps(self) -> NDArray[np.int64] | None:
+        """The stamps, where each frame has its own."""
+        stamps = np.asarray(self.frames["stamp_ns"])
+        return stamps if len(stamps) and stamps.all() and len(np.unique(stamps)) == len(stamps) else None
 
     @property
     def total_ms(self) -> Values:

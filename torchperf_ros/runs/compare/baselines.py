@@ -128,9 +128,8 @@ class BaselineStore:
                 raise ValueError("of another version" if runs else "no run")
             return Baseline(folder.name, runs, card)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunLogError(
-                f"baseline {folder}: is damaged ({error}); remove this folder, and save it anew"
-            ) from error
+            msg = f"baseline {folder}: is damaged ({error}); remove this folder, and save it anew"
+            raise RunLogError(msg) from error
 
 
 def _card(run: RunLog, commit: str) -> dict[str, Any]:
