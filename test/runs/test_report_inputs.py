@@ -41,7 +41,7 @@ def pictures_of(log, stamp_ns=STAMP_NS, t_ns=STAMP_NS, side=100):
 
 def shown(picture):
     """The picture's pixel in the middle."""
-    data = base64.b64decode(picture.uri.removeprefix("data:image/jpeg;base64,"))
+    data = base64.b64decode(picture["picture"].removeprefix("data:image/jpeg;base64,"))
     decoded = Image.open(io.BytesIO(data))
     return decoded.getpixel((decoded.width // 2, decoded.height // 2))
 
@@ -54,7 +54,8 @@ def test_given_a_frame_when_shown_then_its_image_or_a_near_one_is_and_says_how_f
     assert (("", wanted_ns) in pictures) is found
     assert ("within 100 ms" in why) is not found
     if found:
-        assert pictures["", wanted_ns].off_ms == off_ms
+        assert pictures["", wanted_ns]["words"] == f"/image, stamp {off_ms:+.1f} ms from the frame's"
+        assert pictures["", wanted_ns]["off"] == ("a neighbour, +40 ms off" if off_ms else "")
         assert shown(pictures["", wanted_ns]) == pytest.approx((200, 100, 50), abs=4)
 
 
@@ -100,8 +101,8 @@ def test_given_a_log_of_a_real_sensor_when_shown_then_there_is_something_to_see(
     stamp_ns = stamp.sec * 10**9 + stamp.nanosec
     pictures, why = pictures_of(path, stamp_ns, t_ns, 300)
     assert why == ""
-    assert pictures["", stamp_ns].off_ms == 0
-    data = base64.b64decode(pictures["", stamp_ns].uri.partition(",")[2])
+    assert "stamp +0.0 ms" in pictures["", stamp_ns]["words"]
+    data = base64.b64decode(pictures["", stamp_ns]["picture"].partition(",")[2])
     pixels = np.asarray(Image.open(io.BytesIO(data)))
     assert max(pixels.shape) <= 300
     assert pixels.std() > 20

@@ -5,7 +5,6 @@ import io
 import struct
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ _COMPRESSED: Final = "sensor_msgs/msg/CompressedImage"
 _CLOUD: Final = "sensor_msgs/msg/PointCloud2"
 _NEAR_MS: Final = 100.0  # a neighbour of the frame shows the scene, too, and says by how much it is off
 _NONE_NEAR: Final = f"the log has none with a stamp within {_NEAR_MS:.0f} ms of the frame's"
+_SAME_MS: Final = 8.0  # a frame's stamp is known from outside to some milliseconds
 _BEFORE_NS: Final = 1_500_000_000
 _AFTER_NS: Final = 200_000_000
 _NS_PER_MS: Final = 1e6
@@ -30,18 +30,13 @@ _FLOAT32: Final = 7
 _QUALITY: Final = 70
 
 
-@dataclass(frozen=True)
-class InputPicture:
-    """A JPEG (`data:` URI) of a frame's input or its neighbour, and how many ms its stamp is off."""
-
-    topic: str
-    uri: str
-    off_ms: float
+Picture = dict[str, str]
+"""Of a frame in `page.html`: the JPEG (`data:` URI) of its input or a neighbour, whose it is, and how far it is off."""
 
 
 def input_pictures(
     run: RunLog, chosen: Mapping[str, Collection[int]], side: int
-) -> tuple[dict[tuple[str, int], InputPicture], str]:
+) -> tuple[dict[tuple[str, int], Picture], str]:
     """Pictures by trigger and stamp in ns, and why some are missing, empty if none is.
 
     They are of frames that are `chosen` by stage and index, if their stamps are known, and come from the run's
@@ -51,7 +46,7 @@ def input_pictures(
         return {}, "no recorded inputs beside these figures, so the worst frames are shown without pictures"
     rows = [(stage.trigger, stage.frames[index]) for stage in run.stages for index in chosen.get(stage.name, ())]
     frames = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
-    found: dict[tuple[str, int], InputPicture] = {}
+    found: dict[tuple[str, int], Picture] = {}
     failures: dict[tuple[str, int], str] = {}
     triggers = {trigger for trigger, _ in frames if trigger}
     ends = tuple(f"/{stage.output.lstrip('/')}" for stage in run.stages if stage.output)
@@ -76,7 +71,7 @@ def input_pictures(
     return found, "; ".join(f"{count} frames without a picture: {why}" for why, count in missing.items())
 
 
-def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> InputPicture:
+def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> Picture:
     """The message with the nearest stamp among those recorded shortly before the answer, or a `ValueError`."""
     near = [(abs(off_ms), off_ms, message) for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)
             if abs(off_ms := (_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS]  # fmt: skip
@@ -89,7 +84,11 @@ def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: 
     picture.thumbnail((side, side))
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=_QUALITY, optimize=True)
-    return InputPicture(message.topic, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", off_ms)
+    return {
+        "picture": f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}",
+        "words": f"{message.topic}, stamp {off_ms:+.1f} ms from the frame's",
+        "off": f"a neighbour, {off_ms:+.0f} ms off" if abs(off_ms) > _SAME_MS else "",
+    }
 
 
 def _stamp_ns(raw: bytes) -> int:

@@ -17,7 +17,7 @@ from torchperf_ros.runs.report.page import Block, Page
 from torchperf_ros.runs.run_log import STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
 
 if TYPE_CHECKING:
-    from torchperf_ros.runs.report.report_inputs import InputPicture
+    from torchperf_ros.runs.report.report_inputs import Picture
 
 MOST_BYTES: Final = 8_000_000
 MOST_ROWS: Final = 4000
@@ -28,7 +28,6 @@ _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
 _NS_PER_S: Final = 1e9
 _NS_PER_MS: Final = 1_000_000
-_SAME_MS: Final = 8.0  # a frame's stamp is known from outside to some milliseconds
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
@@ -212,7 +211,7 @@ def _tiles(figures: words.StageFigures) -> Block:
     ]}  # fmt: skip
 
 
-def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "InputPicture"]) -> dict[str, Any]:
+def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Picture"]) -> dict[str, Any]:
     row = stage.frames[index]
     outcome, t_ns = Outcome(int(row["outcome"])), int(row["t_ns"])
     fallback = "" if row["fallback"] == UNKNOWN else f" → {Fallback(int(row['fallback'])).word.replace('_', ' ')}"
@@ -227,12 +226,7 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Inpu
         "lines": [f"frame {int(row['seq'])}, {time}, {stage.tier_name(int(row['tier']))}", steps or "steps unknown",
                   *([stage.reasons[t_ns]] if t_ns in stage.reasons else [])],
     }  # fmt: skip
-    picture = pictures.get((stage.trigger, int(row["stamp_ns"])))
-    if picture is not None:
-        place = f"{picture.topic}, stamp {picture.off_ms:+.1f} ms from the frame's"
-        off = f"a neighbour, {picture.off_ms:+.0f} ms off" if abs(picture.off_ms) > _SAME_MS else ""
-        shown |= {"picture": picture.uri, "words": place, "off": off}
-    return shown
+    return shown | pictures.get((stage.trigger, int(row["stamp_ns"])), {})
 
 
 def _anomalies(run: RunLog) -> Block:
