@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torchperf_ros.config.message_types import has_header
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.logs.log_reader import LogReader, LogTopic
 from torchperf_ros.logs.play_node import PlayNode
-from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player, ReadAhead, Tally, choose_topics
+from torchperf_ros.logs.player import HeaderStamps, Player, ReadAhead, Tally, choose_topics, part_ns, rounds
 from torchperf_ros.node.middleware import carry_images, end_within
 from torchperf_ros.top.top import key_presses
 from torchperf_ros.workers.process_setup import prefer_this_process
@@ -119,24 +119,26 @@ def play(log: Path, options: PlayOptions, console: Console) -> int:
             for text in node.left_out.values():
                 console.print(text)
             published = {name: topic for name, topic in topics.items() if name not in node.left_out}
-            rounds = LogRounds(reader, published, options.start_s, options.duration_s, options.loop)
-            return _play(node, rounds, options, console)
+            return _play(node, reader, published, options, console)
 
 
-def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Console) -> int:
-    stamped = {name for name, topic in rounds.topics.items() if options.restamp and has_header(topic.type_name)}
+def _play(
+    node: PlayNode, log: LogReader, topics: Mapping[str, LogTopic], options: PlayOptions, console: Console
+) -> int:
+    stamped = {name for name, topic in topics.items() if options.restamp and has_header(topic.type_name)}
     stamps = HeaderStamps(stamped, log_time=options.clock_hz > 0)
     player = Player(
         node.publish, rate=options.rate, prepare=stamps.stamp, publish_time=node.publish_time,
         clock_hz=options.clock_hz, paused=options.paused,
     )  # fmt: skip
-    view = PlayView(player, rounds.span_ns, options.rate, console)
+    view = PlayView(player, part_ns(log, options.start_s, options.duration_s), options.rate, console)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     # What is due does not wait for a free processor core, nor for a thread that has none and holds the interpreter
     # lock; the perf node's own priority is higher.
     prefer_this_process(1)
     node.serve(player)
-    ahead = ReadAhead(rounds.messages(), lambda m: len(m.data) if m else 0, options.read_ahead_mib * _MIB)
+    messages = rounds(log, topics, options.start_s, options.duration_s, options.loop)
+    ahead = ReadAhead(messages, lambda m: len(m.data) if m else 0, options.read_ahead_mib * _MIB)
     playing: Future[None] = Future()  # of what is played by then
     acts = {" ": player.toggle, "n": player.play_next, "q": player.end}
     pool = ThreadPoolExecutor(1, "player")
@@ -166,7 +168,7 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
         console.print(f"{kept:,} {'message was' if kept == 1 else 'messages were'} not restamped: {why}")
     if failed is not None:
         console.print(f"played up to the damage: {failed}")
-    found = rounds.log.findings
+    found = log.findings
     return 1 if failed is not None or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
 
 
