@@ -166,9 +166,8 @@ def killed_recorder(folder):
     path = logs.KINDS["db3"](folder)
     db = sqlite3.connect(path)
     db.execute("PRAGMA journal_mode=WAL")
-    db.execute(
-        "INSERT INTO messages(topic_id, timestamp, data) VALUES (1, ?, ?)", (logs.START_NS + 10**9, logs.cdr()[0][2])
-    )
+    late = logs.START_NS + 10**9, logs.cdr()[0][2]
+    db.execute("INSERT INTO messages(topic_id, timestamp, data) VALUES (1, ?, ?)", late)
     db.commit()
     copy = folder / "killed.db3"
     for suffix in ("", "-wal"):
@@ -269,9 +268,8 @@ OWN_TEXT = "std_msgs/Header header\nSide side\nfloat64[4] at\n" + "=" * 80 + "\n
 
 def test_given_a_type_that_only_the_log_knows_when_read_then_its_bytes_pass_and_can_be_decoded(tmp_path, monkeypatch):
     data = b"\x00\x01\x00\x00" + struct.pack("<iIIBB2x4d", 5, 6, 1, 0, 3, 1.0, 2.0, 3.0, 4.0)
-    path = logs.mcap(
-        tmp_path / "log.mcap", [("/slot", OWN_TYPE, data, logs.START_NS)], definitions={OWN_TYPE: OWN_TEXT}
-    )
+    entry = "/slot", OWN_TYPE, data, logs.START_NS
+    path = logs.mcap(tmp_path / "log.mcap", [entry], definitions={OWN_TYPE: OWN_TEXT})
     with LogReader(path) as log:
         (message,) = log.messages()
         assert (message.type_name, message.data) == (OWN_TYPE, data)
@@ -299,9 +297,8 @@ def test_given_another_definition_than_ours_when_read_then_it_says_which_and_dec
 
 @pytest.mark.parametrize("name", ["", "../../x"])
 def test_given_a_name_that_is_no_types_when_decoded_then_it_says_so(tmp_path, name):
-    path = logs.mcap(
-        tmp_path / "log.mcap", [("/odd", name, b"\0\1\0\0\7", logs.START_NS)], definitions={name: "uint8 a\n"}
-    )
+    entry = "/odd", name, b"\0\1\0\0\7", logs.START_NS
+    path = logs.mcap(tmp_path / "log.mcap", [entry], definitions={name: "uint8 a\n"})
     with LogReader(path) as log:
         (message,) = log.messages()
         assert message.data == b"\0\1\0\0\7"
