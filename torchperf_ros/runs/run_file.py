@@ -56,8 +56,6 @@ def check_run_path(path: Path) -> None:
     """Find out before a long run whether its file can be written at its end; a `RunLogError` says why not."""
     if path.suffix not in SUFFIXES:
         raise RunLogError(f"run {path}: has to end in .json or .parquet")
-    if not path.resolve().parent.is_dir() or path.is_dir():
-        raise RunLogError(f"run {path}: has to be a file in a folder that exists")
     if path.suffix == ".parquet":
         _pyarrow()
 
