@@ -27,7 +27,7 @@ ALLOWED = {
     "recorder": RULES | {"workers", "telemetry", "watch"},
     "node": NODE_SIDE,
     "top": NODE_SIDE | {"node", "runs"},
-    "logs": RULES | {"workers", "node", "top"},
+    "logs": RULES | {"workers", "telemetry", "node", "top"},
     "runs": NODE_SIDE | {"logs"},
     "replay": NODE_SIDE | {"logs", "runs"},
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs"},

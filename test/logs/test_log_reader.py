@@ -171,11 +171,3 @@ def test_given_the_field_log_of_another_serialization_when_opened_then_it_says_w
         pytest.skip(f"{path} is not there")
     with pytest.raises(LogError, match=r"/test_topic and 1 more: serialized as 'wrong_format'; it has to be 'cdr'"):
         LogReader(path)
-
-
-def test_given_the_same_field_log_in_two_storages_when_read_then_the_messages_are_the_same():
-    paths = [FIELD_LOGS / f"tum_fr1_rpy_head60_{storage}" for storage in ("mcap", "sqlite3")]
-    if not all(path.exists() for path in paths):
-        pytest.skip(f"{paths[0]} is not there")
-    with LogReader(paths[0]) as first, LogReader(paths[1]) as second:
-        assert list(first.messages()) == list(second.messages())

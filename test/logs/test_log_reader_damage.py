@@ -166,9 +166,8 @@ def killed_recorder(folder):
     path = logs.KINDS["db3"](folder)
     db = sqlite3.connect(path)
     db.execute("PRAGMA journal_mode=WAL")
-    db.execute(
-        "INSERT INTO messages(topic_id, timestamp, data) VALUES (1, ?, ?)", (logs.START_NS + 10**9, logs.cdr()[0][2])
-    )
+    late = logs.START_NS + 10**9, logs.cdr()[0][2]
+    db.execute("INSERT INTO messages(topic_id, timestamp, data) VALUES (1, ?, ?)", late)
     db.commit()
     copy = folder / "killed.db3"
     for suffix in ("", "-wal"):
@@ -269,9 +268,8 @@ OWN_TEXT = "std_msgs/Header header\nSide side\nfloat64[4] at\n" + "=" * 80 + "\n
 
 def test_given_a_type_that_only_the_log_knows_when_read_then_its_bytes_pass_and_can_be_decoded(tmp_path, monkeypatch):
     data = b"\x00\x01\x00\x00" + struct.pack("<iIIBB2x4d", 5, 6, 1, 0, 3, 1.0, 2.0, 3.0, 4.0)
-    path = logs.mcap(
-        tmp_path / "log.mcap", [("/slot", OWN_TYPE, data, logs.START_NS)], definitions={OWN_TYPE: OWN_TEXT}
-    )
+    entry = "/slot", OWN_TYPE, data, logs.START_NS
+    path = logs.mcap(tmp_path / "log.mcap", [entry], definitions={OWN_TYPE: OWN_TEXT})
     with LogReader(path) as log:
         (message,) = log.messages()
         assert (message.type_name, message.data) == (OWN_TYPE, data)
@@ -299,9 +297,8 @@ def test_given_another_definition_than_ours_when_read_then_it_says_which_and_dec
 
 @pytest.mark.parametrize("name", ["", "../../x"])
 def test_given_a_name_that_is_no_types_when_decoded_then_it_says_so(tmp_path, name):
-    path = logs.mcap(
-        tmp_path / "log.mcap", [("/odd", name, b"\0\1\0\0\7", logs.START_NS)], definitions={name: "uint8 a\n"}
-    )
+    entry = "/odd", name, b"\0\1\0\0\7", logs.START_NS
+    path = logs.mcap(tmp_path / "log.mcap", [entry], definitions={name: "uint8 a\n"})
     with LogReader(path) as log:
         (message,) = log.messages()
         assert message.data == b"\0\1\0\0\7"
@@ -334,42 +331,23 @@ def test_given_a_topic_with_two_types_when_read_then_it_says_so_and_each_message
         ("log.db3", b"\x89not really", "is not a database of SQLite: it begins with b'\\x89not really'"),
         ("cut.db3", b"SQLite format 3\0", "`sqlite3 .recover` may find more"),
         ("notes.mcap.zstd", b"some notes", "is not a file compressed by zstd"),
-        (
-            "log.mcap.zstd",
-            zstandard.compress(b"some notes"),
-            "log.mcap.zstd: is not an MCAP file: it begins with b'some",
-        ),
+        ("log.mcap.zstd", zstandard.compress(b"notes"), "log.mcap.zstd: is not an MCAP file: it begins with b'notes'"),
+        *(("", metadata, f": {says}, and there is no .mcap, .db3 or .bag file in it") for metadata, says in (
+            (None, "has no metadata.yaml"), (b"x: 1", "its metadata.yaml is not that of a rosbag2"),
+            (b"rosbag2_bagfile_information: {relative_file_paths: [gone.mcap]}",
+             "of the files that its metadata.yaml names none is there (gone.mcap)"))),
     ],
-)
+)  # fmt: skip
 def test_given_no_log_when_opened_then_one_line_says_which_and_why(tmp_path, name, content, says):
     path, notes = tmp_path / name, []
     if content is not None:
-        path.write_bytes(content)
+        (path if name else path / "metadata.yaml").write_bytes(content)
     with pytest.raises(LogError) as error:
         LogReader(path, notes.append)
     assert notes == []
     assert str(error.value).startswith(f"log {path}: ")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-
-
-GONE = "rosbag2_bagfile_information: {relative_file_paths: [gone.mcap]}"
-
-
-@pytest.mark.parametrize(
-    ("metadata", "says"),
-    [
-        (None, "has no metadata.yaml"),
-        ("x: 1", "its metadata.yaml is not that of a rosbag2"),
-        (GONE, "of the files that its metadata.yaml names none is there (gone.mcap)"),
-    ],
-)
-def test_given_a_folder_without_logs_when_opened_then_one_error_says_what_is_wrong_with_it(tmp_path, metadata, says):
-    if metadata is not None:
-        (tmp_path / "metadata.yaml").write_text(metadata)
-    with pytest.raises(LogError) as error:
-        LogReader(tmp_path)
-    assert str(error.value) == f"log {tmp_path}: {says}, and there is no .mcap, .db3 or .bag file in it"
 
 
 def test_given_more_files_than_may_be_open_when_opened_then_that_is_the_error_and_no_file_is_left_out(tmp_path):

@@ -13,7 +13,7 @@ from torchperf_ros.frame.clock import NS_PER_S, VirtualClock
 from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
 from torchperf_ros.logs.play import PlayView
-from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player, PlayError, choose_topics
+from torchperf_ros.logs.player import HeaderStamps, Player, PlayError, choose_topics, part_ns, rounds
 
 from . import small_logs as logs
 
@@ -57,23 +57,23 @@ def seconds(messages):
     ],
 )
 def test_given_a_part_of_a_log_when_played_then_it_is_that_part(log, part, played, span_s):
-    rounds = LogRounds(log, TOPICS, **part)
-    assert seconds(rounds.messages()) == played
-    assert tuple((t_ns - START_NS) / NS_PER_S for t_ns in rounds.span_ns) == span_s
+    assert seconds(rounds(log, TOPICS, **part)) == played
+    span_ns = part_ns(log, part.get("start_s", 0.0), part.get("duration_s"))
+    assert tuple((t_ns - START_NS) / NS_PER_S for t_ns in span_ns) == span_s
 
 
 def test_given_a_loop_when_played_then_the_part_comes_again_and_again(log):
-    rounds = LogRounds(log, TOPICS, start_s=3.0, loop=True)
-    assert seconds(itertools.islice(rounds.messages(), 8)) == [3, 4, None, 3, 4, None, 3, 4]
+    played = rounds(log, TOPICS, start_s=3.0, loop=True)
+    assert seconds(itertools.islice(played, 8)) == [3, 4, None, 3, 4, None, 3, 4]
 
 
 def test_given_a_part_without_messages_when_looped_then_it_says_so_and_does_not_search_for_ever(log):
     with pytest.raises(PlayError, match="has no message of /text in this part of it"):
-        list(LogRounds(log, TOPICS, start_s=60.0, loop=True).messages())
+        list(rounds(log, TOPICS, start_s=60.0, loop=True))
 
 
 def test_given_a_log_that_breaks_off_when_played_then_what_was_read_comes_first_and_other_types_do_not():
-    messages = LogRounds(Broken(), TOPICS).messages()
+    messages = rounds(Broken(), TOPICS)
     assert [next(messages).type_name for _ in range(2)] == [logs.TEXT, logs.TEXT]
     with pytest.raises(LogError, match="Input/output error"):
         next(messages)

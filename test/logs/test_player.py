@@ -146,22 +146,21 @@ def test_given_a_message_that_is_overdue_when_a_pause_begins_then_it_waits_as_we
     assert times(drive.play(0, 33, 66)) == [0, 300, 316]
 
 
-def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_each_message_and_in_a_pause_too():
-    drive = Drive(rate=2.0, clock_hz=100.0, at_ms=[(25, Player.pause), (45, Player.resume)])
-    drive.play(0, 70)
-    assert drive.times == [(0, 0), (0, 0), (10, 20), (20, 40), (30, 50), (40, 50), (50, 60), (55, 70)]
-
-
-def test_given_a_slow_publish_when_time_is_told_then_the_ticks_that_follow_are_back_in_step():
-    drive = Drive(publish_ms=[14.0], clock_hz=100.0)
-    drive.play(0, 35)
-    assert drive.times == [(0, 0), (14, 14), (20, 20), (30, 30), (35, 35)]
-
-
-def test_given_rounds_when_time_is_told_then_it_goes_back_with_the_log():
-    drive = Drive()
-    drive.play(0, 50, None, 0, 50)
-    assert drive.times == [(0, 0), (50, 50), (150, 0), (200, 50)]
+@pytest.mark.parametrize(
+    ("options", "log_ms", "told"),
+    [
+        ({"rate": 2.0, "clock_hz": 100.0, "at_ms": [(25, Player.pause), (45, Player.resume)]}, (0, 70),
+         [(0, 0), (0, 0), (10, 20), (20, 40), (30, 50), (40, 50), (50, 60), (55, 70)]),
+        # a slow publish: the ticks that follow are back in step
+        ({"publish_ms": [14.0], "clock_hz": 100.0}, (0, 35), [(0, 0), (14, 14), (20, 20), (30, 30), (35, 35)]),
+        # rounds: the time goes back with the log
+        ({}, (0, 50, None, 0, 50), [(0, 0), (50, 50), (150, 0), (200, 50)]),
+    ],
+)  # fmt: skip
+def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_each_message(options, log_ms, told):
+    drive = Drive(**options)
+    drive.play(*log_ms)
+    assert drive.times == told
 
 
 # -- read ahead -------------------------------------------------------------------------------------------------------

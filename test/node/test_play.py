@@ -158,16 +158,11 @@ def test_given_a_log_that_breaks_off_then_what_is_left_goes_out_and_the_status_s
     assert "played 7 messages in " in printed()
 
 
-def test_given_a_part_without_messages_when_played_then_it_is_bad_input(graph, play, log):
-    process, printed = play(log, "--start", "100", "--topics", "/frame")
-    assert ended(graph, process) == 2
-    assert printed() == f"torchperf: log {log}: has no message of /frame in this part of it\n"
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--topics", "/no"], "has no topic /no; it has: /frame, /strange, /word"),
+        (["--start", "100", "--topics", "/frame"], "has no message of /frame in this part of it"),
         (["--remap", "/no:=/b"], "has no topic /no; it has: /frame, /strange, /word"),
         (["--remap", "/frame"], "--remap '/frame': has to be /A:=/B"),
         (["--remap", "/frame:=/b", "--remap", "/frame:=/c"], "/frame is /b already"),

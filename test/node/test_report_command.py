@@ -1,6 +1,5 @@
 """`torchperf report` as a user calls it: logs, a node that is listened to, and what cannot be used."""
 
-import os
 import sys
 import threading
 from pathlib import Path
@@ -14,8 +13,9 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 import report_logs as logs
 
+from .perf_process import DOMAIN_ID
+
 RUNNER = CliRunner()
-DOMAIN_ID = 101 + os.getpid() % 100
 
 
 def report(*arguments):
@@ -45,17 +45,13 @@ def test_given_what_cannot_be_used_when_reported_then_it_is_named_and_the_status
 
 
 @pytest.mark.ros
-def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its_frames(tmp_path, monkeypatch):
-    rclpy = pytest.importorskip("rclpy", reason="rclpy is not installed")
+def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its_frames(tmp_path, monkeypatch, request):
+    pytest.importorskip("rclpy", reason="rclpy is not installed")
     from diagnostic_msgs.msg import DiagnosticArray
-    from rclpy.context import Context
-    from rclpy.node import Node
     from std_msgs.msg import Float64MultiArray
 
     monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
-    context, ending = Context(), threading.Event()
-    rclpy.init(context=context, args=[], domain_id=DOMAIN_ID)
-    node = Node("made_up", context=context, use_global_arguments=False)
+    node, ending = request.getfixturevalue("stranger"), threading.Event()
     types = {logs.ARRAY: Float64MultiArray, logs.DIAGNOSTICS: DiagnosticArray}
     told = [message for message in logs.messages(images=False) if message[1] in types]
     publishers = {topic: node.create_publisher(types[kind], topic, 200) for topic, kind, _, _ in told}
@@ -75,8 +71,6 @@ def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its
     finally:
         ending.set()
         speaker.join()
-        node.destroy_node()
-        context.try_shutdown()
     assert result.exit_code == 0, result.output
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "/perf, live" in page

@@ -9,12 +9,15 @@ import pytest
 
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 
+from diagnostic_msgs.msg import DiagnosticArray
+
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 
+from .perf_process import DOMAIN_ID
+
 pytestmark = pytest.mark.ros
 ERROR = "KeyError: 0 (b_dict.py:36)"
-DOMAIN_ID = 101 + os.getpid() % 100
 
 
 def top(*arguments):
@@ -25,33 +28,16 @@ def top(*arguments):
     )  # fmt: skip
 
 
-def publish_until_it_ends(process):
-    """Report as a node of this name does, faster."""
-    import rclpy
-    from diagnostic_msgs.msg import DiagnosticArray
-    from rclpy.context import Context
-    from rclpy.node import Node
-
-    context = Context()
-    rclpy.init(context=context, args=[], domain_id=DOMAIN_ID)
-    node = Node("made_up", context=context, use_global_arguments=False)
-    publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(tmp_path, stranger):
+    publisher = stranger.create_publisher(DiagnosticArray, "/diagnostics", 10)
     stage = Alert(Level.OK, "perf: perception", "", {"health": "NOMINAL", "tier": "full", "last_error": ERROR})
     told = {"alert perception: model error": f"ERROR {ERROR}"}
     own = Alert(Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active", **told})
-    try:
-        while process.poll() is None:
-            publisher.publish(diagnostic_bytes([stage, own], "/perf", 1))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-    finally:
-        node.destroy_node()
-        context.try_shutdown()
-
-
-def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(tmp_path):
     process = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
-    publish_until_it_ends(process)
+    while process.poll() is None:  # it reports as a node of this name does, faster
+        publisher.publish(diagnostic_bytes([stage, own], "/perf", 1))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
     output = process.stdout.read()
     assert process.returncode == 0, output
     assert "/perf ● NOMINAL active" in output
@@ -66,10 +52,3 @@ def test_given_no_node_when_looked_for_then_it_says_what_it_waits_for_and_the_st
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
     assert "waiting for /robot9/perf" in output
-
-
-def test_given_a_name_that_no_node_can_have_when_looked_for_then_it_is_refused():
-    process = top("--node", "my perf")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "my perf" in output

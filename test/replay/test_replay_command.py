@@ -74,7 +74,7 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "--pace", "virtual", "--times", "/nowhere.yaml"], "step times /nowhere.yaml: cannot be read"),
         (["LOG", "--pace", "virtual"], "give --times a table"),
         (["LOG", "-o", "out.json"], "output out.json: has to be a file that ends in .mcap"),
-        (["LOG", "--json", "run.json", "--parquet", "run.json"], "run.json: is to be written twice"),
+        (["LOG", "--json", "run.json", "--parquet", "run.json"], "--parquet run.json: is the file of --json, too"),
         (["LOG", "--times", "run.json"], "step times run.json: are for pace virtual"),
         (["LOG", "--keep-output"], "--keep-output: is for several logs"),
         (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),

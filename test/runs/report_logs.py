@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,14 @@ from rosbags.typesys import Stores, get_typestore
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.runs.run_log_source import read_runs
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray
 
 START_NS = 1_700_000_000_000_000_000
 PERIOD_NS = 50_000_000
-ARRAY, DIAGNOSTICS, IMAGE = (
-    "std_msgs/msg/Float64MultiArray",
-    "diagnostic_msgs/msg/DiagnosticArray",
-    "sensor_msgs/msg/Image",
-)
+ARRAY, DIAGNOSTICS = "std_msgs/msg/Float64MultiArray", "diagnostic_msgs/msg/DiagnosticArray"
+IMAGE = "sensor_msgs/msg/Image"
 MEMORY_LABELS = ("node_rss_mib", "workers_rss_mib", "cuda_allocated_mib")
 FRAMES = 100
 LATE = 60
@@ -131,6 +130,23 @@ def records() -> list[dict[str, object]]:
     })  # fmt: skip
     lines.append({"v": 1, "kind": "of the future", "t_ns": START_NS})
     return lines
+
+
+def read(path, node=None):
+    """Every run that a path holds."""
+    return read_runs(path, lambda done, total: None, node)
+
+
+def without_plotly(page: str) -> str:
+    """The page less the library, which nobody here wrote."""
+    from plotly.offline import get_plotlyjs
+
+    return page.replace(get_plotlyjs(), "")
+
+
+def figures_of(page: str) -> list:
+    """The plotly figures of a page."""
+    return list(json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(page))[1]).values())
 
 
 def write_records(file: Path, lines: list[dict[str, object]]) -> Path:

@@ -3,9 +3,9 @@
 import pytest
 
 from torchperf_ros.runs.compare.baselines import BaselineStore
-from torchperf_ros.runs.compare.run_frames import load_run
 from torchperf_ros.runs.run_file import write_run
 from torchperf_ros.runs.run_log import RunLogError
+from torchperf_ros.runs.run_log_source import load_run
 
 from . import compare_runs as made
 

@@ -5,7 +5,8 @@ import pytest
 
 from benchmarks.regress import Cell, count, save
 from benchmarks.rig.latency_series import STAGE, LatencyModel, Slower
-from torchperf_ros.runs.compare.run_frames import load_run, stage_frames
+from torchperf_ros.runs.compare.estimates import stage_frames
+from torchperf_ros.runs.run_log_source import load_run
 
 LONG = 30_000
 

@@ -2,16 +2,24 @@
 
 import importlib.util
 import json
+import math
 import re
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+pytest.importorskip("plotly", reason="plotly is not installed")
 pytest.importorskip("arch", reason="arch is not installed")
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.runs.compare import comparison
+from torchperf_ros.runs.compare.verdict import Rules
+from torchperf_ros.runs.compare.verdict_page import verdict_page
 from torchperf_ros.runs.run_file import write_run
+from torchperf_ros.runs.run_log_source import of_run
 
 from . import compare_runs as made
 from . import report_logs as logs
@@ -184,3 +192,46 @@ def test_given_baselines_when_used_in_turn_then_a_slower_run_is_found(runs, tmp_
     again = [runs / "same.parquet", "--baseline", "main", *folder]
     assert compare(*again).exit_code == 0
     assert compare(*again, "--limit", "p50=19ms").exit_code == 1
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def page_of(base, new):
+    return verdict_page(comparison.compare([base], [new], Rules(resamples=300)))
+
+
+def test_given_a_longer_tail_when_a_page_is_written_then_it_has_table_and_pictures_and_asks_for_nothing():
+    values, seconds = made.latencies(1500, 2), np.arange(200.0)
+    base = of_run(made.run(made.latencies(1500, 1)), "base.json")
+    new = of_run(made.run(np.where(values > 24, values * 1.5, values)), "runs/<script>x")
+    memory = {"memory_t_ns": (seconds * 1e9).astype(int), "memory": {"workers_rss_mib": 800 + seconds / 10}}
+    page = page_of(replace(base, **memory), replace(new, **memory))
+    text, figures = logs.without_plotly(page), logs.figures_of(page)
+    assert '<div class="verdict bad">2 metrics are worse: perception p99 latency' in text
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", text)[:3] == ["metric", "verdict", "base"]
+    assert "<td>p99 latency [ms]</td>" in text
+    assert "<script>x" not in text
+    assert not re.findall(r"(?:src|href)=[\"']?http", text)
+    assert len(figures) == 4
+    at = figures[1]["data"][2]["x"]
+    assert at[0] == "p5"
+    assert {"p50", "p95", "p99", "p99.5"} <= set(at)
+    low, high = (figures[1]["data"][place]["y"] for place in (1, 0))
+    assert all(lower <= upper for lower, upper in zip(low, high, strict=True))
+
+
+@pytest.mark.parametrize(("silent", "total_ms"), [("base", []), ("new", [math.nan] * 40)])
+def test_given_a_stage_that_never_answered_when_a_page_is_written_then_its_pictures_show_the_other_run(
+    silent, total_ms
+):
+    planning, runs = made.rows(made.latencies(200, 3)), []
+    for name in ("base", "new"):
+        told = made.run(made.latencies(200, 1))
+        told.frames["planning"] = made.rows(total_ms) if name == silent else planning
+        runs.append(of_run(told, name))
+    traces = logs.figures_of(page_of(*runs))[2]["data"]  # of planning, after two of perception
+    counts = [(word, 0 if word == silent else 200) for word in ("base", "new")]
+    assert [(trace["name"], len(trace["x"]) > 0) for trace in traces] == [
+        (f"{word} ({count})", count > 0) for word, count in counts
+    ]

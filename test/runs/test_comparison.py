@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("arch", reason="arch is not installed")
 
 from torchperf_ros.runs.compare.comparison import agreement, compare
-from torchperf_ros.runs.compare.run_frames import stage_frames
+from torchperf_ros.runs.compare.estimates import stage_frames
 from torchperf_ros.runs.compare.verdict import Rules, Verdict, read_limits
 from torchperf_ros.runs.compare.verdict_text import headline
 from torchperf_ros.runs.run_log import RunLog, RunLogError, StageLog

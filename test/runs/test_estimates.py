@@ -18,8 +18,8 @@ from torchperf_ros.runs.compare.estimates import (
     of_runs,
     same_frames,
     shares,
+    stage_frames,
 )  # fmt: skip
-from torchperf_ros.runs.compare.run_frames import stage_frames
 from torchperf_ros.runs.compare.verdict import DROPPED, MAX, MISS, P50, P99, Rules
 from torchperf_ros.runs.run_log import RunLog, StageLog
 

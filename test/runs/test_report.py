@@ -1,6 +1,5 @@
 """The page: what it says, what it holds, how large it is; of one log, of several, of hundreds."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -18,9 +17,9 @@ from torchperf_ros.runs.report.report_pictures import VERMILION, envelope, laten
 from torchperf_ros.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.runs.run_log import RunLogError
-from torchperf_ros.runs.run_log_source import read_runs
 
 from . import report_logs as logs
+from .report_logs import figures_of, without_plotly
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def run(tmp_path_factory):
 
 
 def read(path):
-    (run,) = read_runs(path, lambda done, total: None)
+    (run,) = logs.read(path)
     return run
 
 
@@ -38,16 +37,6 @@ def written(folder, runs, overview=None):
     size = write_report(runs, folder / "page.html", lambda _: None, overview)
     assert size == (folder / "page.html").stat().st_size < report_page.MOST_BYTES
     return (folder / "page.html").read_text(encoding="utf-8")
-
-
-def figures_of(page: str) -> list:
-    """The plotly figures of a page."""
-    return list(json.loads(re.search(r"const figures = (\{.*\});\n", without_plotly(page))[1]).values())
-
-
-def without_plotly(text: str) -> str:
-    """The page less the library, which nobody here wrote."""
-    return text.replace(get_plotlyjs(), "")
 
 
 def test_given_a_drive_when_told_in_words_then_the_numbers_are_the_frames(run):
@@ -210,26 +199,19 @@ def replayed(folder, name, pace="real"):
     return replace(read(folder / f"{name}.json"), name=name)
 
 
-def test_given_hundreds_of_logs_when_reported_then_all_are_in_the_table_and_only_the_worst_have_a_section(tmp_path):
-    worst = [replayed(tmp_path, name) for name in ("drive0", "drive1")]
+def test_given_more_logs_than_a_page_holds_then_the_worst_have_a_section_most_a_row_and_the_rest_is_counted(tmp_path):
+    names = [f"a_drive_with_a_long_name_{number:05}" for number in range(MOST_ROWS + 7)]
+    worst = [replayed(tmp_path, name) for name in names[:2]]
     figures = stage_figures(worst[0].stages[0])
-    rows = [OverviewRow(f"drive{number}", "perception", figures, number) for number in range(300)]
-    text = written(tmp_path, worst, Overview(rows, [("bad<1>", "no & log")], "300 of 301 logs in out"))
+    rows = [OverviewRow(name, "perception", figures, 1) for name in names]
+    text = written(tmp_path, worst, Overview(rows, [("bad<1>", "no & log")], "4,007 of 4,008 logs in out"))
     assert text.count("<section ") == 2
-    assert text.count("<td>perception</td>") == 300
-    assert re.findall(r'<a href="#(run\d)">(drive\d+)</a>', text) == [("run0", "drive0"), ("run1", "drive1")]
-    assert "<b>bad&lt;1&gt;</b>: no &amp; log" in text
-    assert '<b class="">15,000</b><span>frames answered, of all stages</span>' in text
-    assert "How the models did: 300 of 301 logs in out" in text
-
-
-def test_given_more_logs_than_a_page_holds_when_reported_then_the_rest_is_counted(tmp_path):
-    run = replayed(tmp_path, "drive")
-    figures = stage_figures(run.stages[0])
-    rows = [OverviewRow(f"a_drive_with_a_long_name_{n:05}", "perception", figures, 0) for n in range(MOST_ROWS + 7)]
-    text = written(tmp_path, [run], Overview(rows))
     assert text.count("<td>perception</td>") == MOST_ROWS
     assert "7 more rows, of the best, are left out" in text
+    assert re.findall(r'<a href="#(run\d)">(a_\w+)</a>', text) == [("run0", names[0]), ("run1", names[1])]
+    assert "<b>bad&lt;1&gt;</b>: no &amp; log" in text
+    assert f'<b class="">{50 * len(rows):,}</b><span>frames answered, of all stages</span>' in text
+    assert "How the models did: 4,007 of 4,008 logs in out" in text
     for count, ticks in ((1, ("a_drive_w…me_00000",)), (40, None)):  # a few have their names below the picture
         assert latencies(rows[:count]).layout.xaxis.ticktext == ticks
 

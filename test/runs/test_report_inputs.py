@@ -12,9 +12,10 @@ from rosbags.highlevel import AnyReader
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.message_types import encode, message_class
+from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.runs.report.report_inputs import input_pictures
 from torchperf_ros.runs.report.report_page import write_report
-from torchperf_ros.runs.run_log_source import read_runs
+from torchperf_ros.runs.run_log import RunLog, StageLog
 
 from . import report_logs as logs
 
@@ -31,9 +32,16 @@ def image_log(folder, encoding, channels, pixel, bigendian=0):
     return logs.write_log(folder / "log", [("/image", logs.IMAGE, STAMP_NS, bytes(encode(message, logs.IMAGE)))])
 
 
+def pictures_of(log, stamp_ns=STAMP_NS, t_ns=STAMP_NS, side=100):
+    """Of a frame with this stamp, answered at this time."""
+    rows = np.zeros(1, FRAME)
+    rows["stamp_ns"], rows["t_ns"] = stamp_ns, t_ns
+    return input_pictures(RunLog("run", (StageLog("camera", (), rows),), recordings=(log,)), {"camera": [0]}, side)
+
+
 def shown(picture):
     """The picture's pixel in the middle."""
-    data = base64.b64decode(picture.uri.removeprefix("data:image/jpeg;base64,"))
+    data = base64.b64decode(picture["picture"].removeprefix("data:image/jpeg;base64,"))
     decoded = Image.open(io.BytesIO(data))
     return decoded.getpixel((decoded.width // 2, decoded.height // 2))
 
@@ -42,11 +50,12 @@ def shown(picture):
 def test_given_a_frame_when_shown_then_its_image_or_a_near_one_is_and_says_how_far_off_it_is(tmp_path, off_ms, found):
     wanted_ns = STAMP_NS - off_ms * 1_000_000
     log = image_log(tmp_path, "bgr8", 3, [50, 100, 200])
-    pictures, why = input_pictures([log], [("", wanted_ns, STAMP_NS)], 100)
+    pictures, why = pictures_of(log, wanted_ns)
     assert (("", wanted_ns) in pictures) is found
     assert ("within 100 ms" in why) is not found
     if found:
-        assert pictures["", wanted_ns].off_ms == off_ms
+        assert pictures["", wanted_ns]["words"] == f"/image, stamp {off_ms:+.1f} ms from the frame's"
+        assert pictures["", wanted_ns]["off"] == ("a neighbour, +40 ms off" if off_ms else "")
         assert shown(pictures["", wanted_ns]) == pytest.approx((200, 100, 50), abs=4)
 
 
@@ -63,7 +72,7 @@ def test_given_a_stage_whose_output_is_an_image_when_reported_then_its_camera_is
     for stage in lines[0]["stages"]:
         stage |= {"output": "/mask", **({"trigger": "/camera"} if said == "trigger" else {})}
     logs.write_records(folder / "records.jsonl", lines)
-    (run,) = read_runs(folder, lambda done, total: None)
+    (run,) = logs.read(folder)
     write_report([run], tmp_path / "page.html", lambda text: None)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     seen = set(re.findall(r'alt="(/\w+), stamp', page))
@@ -72,10 +81,10 @@ def test_given_a_stage_whose_output_is_an_image_when_reported_then_its_camera_is
 
 
 def test_given_an_encoding_that_is_not_drawn_or_no_log_when_shown_then_it_is_named(tmp_path):
-    pictures, why = input_pictures([image_log(tmp_path, "yuv422_yuy2", 2, [1, 2])], [("", STAMP_NS, STAMP_NS)], 100)
+    pictures, why = pictures_of(image_log(tmp_path, "yuv422_yuy2", 2, [1, 2]))
     assert pictures == {}
     assert why.startswith("1 frames without a picture: image encoding 'yuv422_yuy2' is not supported")
-    pictures, why = input_pictures([tmp_path / "none.mcap"], [("", STAMP_NS, STAMP_NS)], 100)
+    pictures, why = pictures_of(tmp_path / "none.mcap")
     assert pictures == {}
     assert why.endswith("none.mcap: does not exist")
 
@@ -90,10 +99,10 @@ def test_given_a_log_of_a_real_sensor_when_shown_then_there_is_something_to_see(
         connection, t_ns, raw = next(reader.messages(wanted))
         stamp = reader.deserialize(raw, connection.msgtype).header.stamp
     stamp_ns = stamp.sec * 10**9 + stamp.nanosec
-    pictures, why = input_pictures([path], [("", stamp_ns, t_ns)], 300)
+    pictures, why = pictures_of(path, stamp_ns, t_ns, 300)
     assert why == ""
-    assert pictures["", stamp_ns].off_ms == 0
-    data = base64.b64decode(pictures["", stamp_ns].uri.partition(",")[2])
+    assert "stamp +0.0 ms" in pictures["", stamp_ns]["words"]
+    data = base64.b64decode(pictures["", stamp_ns]["picture"].partition(",")[2])
     pixels = np.asarray(Image.open(io.BytesIO(data)))
     assert max(pixels.shape) <= 300
     assert pixels.std() > 20

@@ -9,16 +9,16 @@ import pytest
 
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.runs.compare.estimates import stage_frames
 from torchperf_ros.runs.run_file import RUN_FILE, Run, read_run, write_run
-from torchperf_ros.runs.run_log import UNKNOWN, RunLogError
-from torchperf_ros.runs.run_log_source import read_runs
+from torchperf_ros.runs.run_log import UNKNOWN, RunLogError, StageLog
+from torchperf_ros.runs.run_log_source import load_run
+
+from . import compare_runs as made
+from .report_logs import read
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 START_NS = 1_700_000_000_000_000_000
-
-
-def read(path):
-    return read_runs(path, lambda done, total: None)
 
 
 def rows(count=5):
@@ -28,6 +28,7 @@ def rows(count=5):
     found["t_ns"] = START_NS + np.arange(count) * 50_000_000
     found["fallback"] = -1
     found["total_ms"], found["budget_ms"], found["inference_ms"] = 10.0, 50.0, 8.0
+    found["output_hash"] = 1 + found["seq"]
     late = count - 2
     found["outcome"][late], found["fallback"][late] = Outcome.LATE, Fallback.HOLD_LAST
     found["inference_ms"][late] = math.nan
@@ -58,7 +59,10 @@ def test_given_a_run_file_when_read_then_every_frame_is_there_in_the_order_of_ti
     assert perception.reasons == {START_NS + 3 * 50_000_000: "slow"}
     assert found.memory_t_ns.tolist() == [START_NS, START_NS + 10**9]
     assert found.memory["workers_rss_mib"].tolist() == [800.0, 810.0]
+    assert [column.tolist() for column in found.used_memory[1:]] == [[0.0, 1.0], [800.0, 810.0]]
     assert (found.versions, found.missing) == ({"torchperf_ros": "1.2"}, ())
+    assert (found.fact("torchperf_ros"), found.fact("torchperf_ros", "nothing", "below")) == ("1.2", None)
+    assert (perception.budget_ms, perception.frames["output_hash"].tolist()) == (50.0, [1, 2, 3, 4, 5])
     assert [(a.t_ns, a.level, a.values) for a in found.anomalies] == [(START_NS + 7, "WARN", {"a": "1"})]
 
 
@@ -121,3 +125,58 @@ def test_given_a_run_of_before_there_were_guards_when_read_then_no_frame_has_a_v
     else:
         pq.write_table(pq.read_table(path).drop(["check"]), path)
     assert set(read_run(path).frames["perception"]["check"]) == {UNKNOWN}
+
+
+# -- runs as they are compared ----------------------------------------------------------------------------------------
+
+
+def test_given_records_when_compared_then_frames_under_a_profiler_do_not_count(tmp_path):
+    path = tmp_path / "records.jsonl"
+    frame = {"v": 1, "kind": "frame", "stage": "perception", "tier": "full", "outcome": "on_time", "total_ms": 20.0}
+    lines = [json.dumps({**frame, "seq": at, "t_ns": at + 1, "profiled": at == 3}) for at in range(6)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    stage = stage_frames(load_run(path).stages[0])
+    assert stage.frames["seq"].tolist() == [0, 1, 2, 4, 5]
+    assert not stage.gaps.any()
+
+
+def test_given_several_runs_in_a_folder_when_loaded_then_it_asks_for_one(tmp_path):
+    for name in ("monday", "tuesday"):
+        (tmp_path / name).mkdir()
+        write_run(made.run(made.latencies(5, 1)), tmp_path / name / "run.parquet")
+    with pytest.raises(RunLogError, match=r"holds 2 runs \(monday, tuesday\); name one"):
+        load_run(tmp_path)
+
+
+def frames(rows):
+    return stage_frames(StageLog("perception", (), rows))
+
+
+def test_given_a_worker_that_starts_again_and_again_when_compared_then_only_the_first_start_is_left_out(tmp_path):
+    rows = made.rows(np.full(8, 20.0))
+    rows["outcome"][[0, 1, 4, 5, 7]] = Outcome.STARTING
+    rows["outcome"][3] = Outcome.CRASHED
+    assert frames(rows).frames["seq"].tolist() == [2, 3, 4, 5, 6, 7]
+    assert frames(rows).on_time.tolist() == [True, False, False, False, True, False]
+    run = made.run(np.full(8, 20.0))
+    run.frames["perception"]["outcome"] = Outcome.STARTING
+    write_run(run, tmp_path / "run.json")
+    with pytest.raises(RunLogError, match="holds no frame that was answered after the start"):
+        load_run(tmp_path / "run.json")
+
+
+MEMORY = {"t_ns": [0, 10**9, 2 * 10**9], "rss_mib": [800.0, 801.5, 801.0]}
+
+
+@pytest.mark.parametrize("memory", [{**MEMORY, "rss_mib": [800.0]}, {**MEMORY, "t_ns": ["soon"] * 3}, [1.0], "much"])
+def test_given_memory_that_is_no_series_when_loaded_then_the_message_names_the_run(tmp_path, memory):
+    write_run(made.run(made.latencies(5, 1), memory=memory), tmp_path / "run.json")
+    with pytest.raises(RunLogError, match=r"run run\.json: its `memory` has to hold `t_ns` and `rss_mib`"):
+        load_run(tmp_path / "run.json")
+
+
+def test_given_a_node_that_was_restarted_when_compared_then_its_order_is_kept_and_nothing_is_dropped():
+    rows = made.rows(np.arange(6.0))
+    rows["seq"] = [0, 1, 2, 0, 1, 2]
+    assert frames(rows).total_ms.tolist() == [0, 1, 2, 3, 4, 5]
+    assert not frames(rows).gaps.any()

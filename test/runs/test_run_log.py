@@ -10,13 +10,9 @@ from rosbags.typesys import Stores, get_typestore
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.runs.report.report_pictures import timeline
 from torchperf_ros.runs.run_log import UNKNOWN, RunLogError
-from torchperf_ros.runs.run_log_source import read_runs
 
 from . import report_logs as logs
-
-
-def read(path, node=None):
-    return read_runs(path, lambda done, total: None, node)
+from .report_logs import read
 
 
 @pytest.mark.parametrize("source", ["log", "records"])

@@ -36,14 +36,14 @@ def rules(*margins, limits=(), **changes):
 
 
 def test_given_margins_and_limits_when_asked_then_a_stages_own_wins_and_the_rest_has_the_metrics_own():
-    assert Rules().margin("perception", P99).of(100.0) == pytest.approx(3.0)
-    assert Rules().margin("perception", P99).of(1.0) == 0.2
-    assert Rules().margin("", MEMORY_SLOPE).of(math.nan) == 60.0
-    assert all(Rules().margin("", metric).of(1.0) >= 0 for metric in METRICS.values())
+    assert Rules().margin("perception", P99, 100.0) == pytest.approx(3.0)
+    assert Rules().margin("perception", P99, 1.0) == 0.2
+    assert Rules().margin("", MEMORY_SLOPE, math.nan) == 60.0
+    assert all(Rules().margin("", metric, 1.0) >= 0 for metric in METRICS.values())
     assert math.isnan(Rules().limit("perception", P99))
     limits = ["perception.p99=40 ms", "p99=50ms", "miss=.5%", "compile=60s"]
     found = rules("p50=2%,0.2ms", "p99=0.5ms", "planning.p99=10%", "miss=1pp", "miss = 2 pp", limits=limits)
-    margins = [found.margin(stage, metric).of(base) for stage, metric, base in (
+    margins = [found.margin(stage, metric, base) for stage, metric, base in (
         ("planning", P50, 5.0), ("planning", P50, 50.0), ("perception", P99, 50.0), ("planning", P99, 50.0),
         ("planning", MISS, 50.0))]  # fmt: skip
     assert margins == pytest.approx([0.2, 1.0, 0.5, 5.0, 2.0])

@@ -14,7 +14,7 @@ from rich.text import Text
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.telemetry.node_state import Event, NodeState, SeenFrame, StageState
 from torchperf_ros.top.top import Screen, save_svg
-from torchperf_ros.top.view import event_line, node_line, node_picture, node_title
+from torchperf_ros.top.view import node_line, node_picture, node_title
 
 VALUES = {
     "health": "DEGRADED", "tier": "full", "engine": "aoti", "p50_ms": "12.04", "p95_ms": "20", "p99_ms": "24.9",
@@ -132,10 +132,12 @@ def test_given_open_alerts_when_drawn_or_joined_in_lines_then_they_stand_before_
     assert "now ■ stage0     model error: KeyError: 0 (b_dict.py:36)" in text
     assert text.index("model error") < text.index("deadline missed")
     console = Console(width=80, file=io.StringIO())
+    node.event("error", "planning", "worker\n died")
     with Screen(node, console, None) as screen:
         screen.show()
         screen.show()
     assert console.file.getvalue().count("model error: KeyError: 0 (b_dict.py:36)") == 1
+    assert console.file.getvalue().count("\n  10.0 s ■ planning   worker died\n") == 1
 
 
 def test_given_a_long_event_when_drawn_then_it_goes_on_in_the_next_row_below_its_text():
@@ -159,13 +161,6 @@ def test_given_nothing_heard_when_drawn_then_it_says_what_it_waits_for_and_who_w
     assert "/perf ● WAITING" in text
     assert "in ROS_DOMAIN_ID 7" in text
     assert "heard instead: /robot2/perf" in node_line(node)
-
-
-def test_given_an_event_when_shown_in_a_line_then_it_has_its_time_and_one_line():
-    node = NodeState("/perf")
-    node.at(10.0)
-    node.event("error", "planning", "worker\n died")
-    assert event_line(node.events[-1]).plain == "  10.0 s ■ planning   worker died"
 
 
 def test_given_a_file_when_saved_then_it_is_a_picture_that_loads_nothing_from_the_network(tmp_path: Path):

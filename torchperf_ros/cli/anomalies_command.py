@@ -115,23 +115,19 @@ def csv_rows(path: Path) -> list[Row]:
     except UnicodeDecodeError as error:
         msg = f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}): a CSV file is"
         raise SeriesError(msg) from error
-    first = next((line for line in lines if line.strip()), None)
-    if first is None:
+    first = next((line for line in lines if line.strip()), "")
+    reader = csv.reader(lines, delimiter=max(",;\t", key=first.count))
+    filled = [(reader.line_num, fields) for fields in reader if fields]
+    if not filled:
         raise SeriesError(f"{path} is empty: it needs rows of timestamp,value")
-    delimiter = max(",;\t", key=first.count)
-    names = next(csv.reader([first], delimiter=delimiter))
+    (line, names), columns = filled[0], (0, 1)
     if len(names) == 1:
-        raise SeriesError(f"{path}:1: {first.strip()!r} has one field; a row is timestamp,value")
-    columns, rows = (0, 1), []
+        raise SeriesError(f"{path}:{line}: {names[0]!r} has one field; a row is timestamp,value")
     if header := _seconds(names[0]) is None and _number(names[1]) is None:
         plain = [name.strip().lower() for name in names]
         time = next((plain.index(name) for name in _TIME_NAMES if name in plain), 0)
         columns = time, plain.index("value") if "value" in plain else int(time == 0)
-    reader = csv.reader(lines, delimiter=delimiter)
-    for fields in reader:
-        if fields and not header:
-            rows.append(_row(fields, columns, f"{path}:{reader.line_num}"))
-        header = header and not fields
+    rows = [_row(fields, columns, f"{path}:{line}") for line, fields in filled[header:]]
     if not rows:
         raise SeriesError(f"{path} has a header line and no rows; it needs rows of timestamp,value")
     return rows

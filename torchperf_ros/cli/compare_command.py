@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torchperf_ros.runs.run_log import RunLog
 
 _PLAIN_WIDTH: Final = 180
+_MIN_EFFECT: Final = "The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp."
+_LIMIT: Final = "The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms."
 _SHORT: Final = 12
 _TO_THE_SECOND: Final = 19
 _OF_INPUT_FOLDERS: Final = (
@@ -49,20 +51,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     replace: Annotated[bool, Option("--replace", help="With --save, a baseline of this name gives way.")] = False,
     list_all: Annotated[bool, Option("--list", help="Show what baselines there are, the newest first.")] = False,
     folder: Annotated[File, Option("--dir", help="Where baselines lie; default: in XDG_STATE_HOME.")] = None,
-    min_effect: Annotated[
-        Texts,
-        Option(
-            metavar="[STAGE.]METRIC=CHANGE",
-            help="The smallest change that matters: p99=3%, p50=2%,0.2ms (the larger counts), perception.miss=1pp.",
-        ),
-    ] = None,
-    limit: Annotated[
-        Texts,
-        Option(
-            metavar="[STAGE.]METRIC=VALUE",
-            help="The highest value that the new run may have, whatever the base was: miss=1%, perception.p99=40ms.",
-        ),
-    ] = None,
+    min_effect: Annotated[Texts, Option(metavar="[STAGE.]METRIC=CHANGE", help=_MIN_EFFECT)] = None,
+    limit: Annotated[Texts, Option(metavar="[STAGE.]METRIC=VALUE", help=_LIMIT)] = None,
     skip: Annotated[Texts, Option(metavar="METRIC", help="Do not look at this metric.")] = None,
     confidence: Annotated[float, Option(min=0.5, max=0.9999, help="Of intervals; 1 less the false alarms.")] = 0.95,
     resamples: Annotated[int, Option(min=200, max=100_000, help="Of the block bootstrap, for each side.")] = 2000,
@@ -132,13 +122,12 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 
 def _sides(runs: list[Path], base: list[Path], new: list[Path], baseline: str) -> tuple[list[Path], list[Path]]:
     if baseline and not base:
-        new = new or runs
-        if new and not (runs and new is not runs):
-            return [], new
-        fail("name the runs that are compared with the baseline: `compare NEW --baseline NAME`")
+        if bool(runs) == bool(new):
+            fail("name the runs that are compared with the baseline: `compare NEW --baseline NAME`")
+        return [], runs or new
+    if base and new and not runs and not baseline:
+        return base, new
     if base or new:
-        if base and new and not runs and not baseline:
-            return base, new
         fail("name both sides: `compare BASE NEW`, or `compare --base RUN... --new RUN...`")
     if len(runs) not in {1, 2}:
         fail("name two runs, one to be compared with its baseline, or several: `--base RUN... --new RUN...`")
@@ -150,7 +139,7 @@ def _compare(
 ) -> "Comparison":
     from torchperf_ros.runs.compare.baselines import AUTO
     from torchperf_ros.runs.compare.comparison import compare as judge
-    from torchperf_ros.runs.compare.run_frames import load_run
+    from torchperf_ros.runs.run_log_source import load_run
 
     with console(stderr=True).status("reading") as shown:
 

@@ -231,7 +231,5 @@ def cache(
         )  # fmt: skip
     if table.row_count:
         shown.print(table)
-    total = sum(entry.size_bytes for entry in entries)
-    shown.print(
-        f"{len(entries)} packages, {total / _MIB:.1f} of {cache_mib} MiB, in {packages.folder}", highlight=False
-    )
+    mib = sum(entry.size_bytes for entry in entries) / _MIB
+    shown.print(f"{len(entries)} packages, {mib:.1f} of {cache_mib} MiB, in {packages.folder}", highlight=False)

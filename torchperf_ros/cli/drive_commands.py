@@ -1,14 +1,16 @@
 """The commands that run a node, look at one, or ask something of it: node, demo, top, swap, record and the like."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, check_outputs, console, fail, need
+from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, Text, check_outputs, console, fail, need
 from torchperf_ros.config.build_options import ENGINE_CHOICES
 
+_ENGINE = f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."
 _PLAIN_HEIGHT = 30  # of a picture where there is no terminal
 _Timeout = Annotated[float, Option("--timeout", min=1.0, help="How long to wait, in seconds.")]
 
@@ -48,14 +50,7 @@ def swap(
     from torchperf_ros.node.services import ServiceFailed
     from torchperf_ros.node.services import swap as ask
 
-    last = ""
-
-    def say(text: str) -> None:
-        nonlocal last
-        if text != last:
-            typer.echo(text)
-        last = text
-
+    say = lru_cache(1)(typer.echo)  # not the same twice in a row
     try:
         ask(name, stage, tier, str(package.resolve()), timeout_s, say)
     except ServiceFailed as error:
@@ -139,10 +134,7 @@ def demo(  # noqa: PLR0913, PLR0917 - options of a command line
     seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
     rate: Annotated[float | None, Option(min=0.1, max=240.0, help="Images per second; default: recorded, 30.")] = None,
     sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
-    engine: Annotated[
-        str | None,
-        Option(help=f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."),
-    ] = None,
+    engine: Annotated[Text, Option(help=_ENGINE)] = None,
     metrics_port: Annotated[int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")] = 0,
     no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: JsonFile = None,
@@ -216,8 +208,5 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     if show_list:
         list_choices(shown)
         return
-    raise typer.Exit(
-        run_drive(
-            shown, scenario, seed, (arm, load, faults), output, tui=shown.is_terminal and not no_tui, camera=camera
-        )
-    )
+    tui = shown.is_terminal and not no_tui
+    raise typer.Exit(run_drive(shown, scenario, seed, (arm, load, faults), output, tui=tui, camera=camera))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import DryRun, File, Texts, console, fail, follow, pairs, progress_bars, say
+from torchperf_ros.cli.shell import DryRun, File, Texts, check_outputs, console, fail, follow, pairs, progress_bars, say
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         {name: parse_value(name, value) for name, value in own.items()},
     )  # fmt: skip
     files = [file for file in (json_file, parquet_file) if file]
+    check_outputs({"--json": json_file, "--parquet": parquet_file}, logs, (".mcap", ".db3", ".bag", ".zstd", ".yaml"))
     if is_batch(logs):
         from torchperf_ros.replay.batch.batch_cluster import BatchOptions
 
@@ -125,8 +126,6 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         raise ConfigError(f"--inputs {options.inputs}: there is no output to copy them into; give -o OUT.mcap")
     for file in files:
         check_run_path(file)
-    if len({file.resolve() for file in files}) < len(files):
-        raise ConfigError(f"{files[0]}: is to be written twice; choose two files")
     if dry_run:
         for line in plan(log, options):
             say(shown, line)

@@ -20,7 +20,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
 from torchperf_ros.logs.play_node import PlayNode
-from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player
+from torchperf_ros.logs.player import HeaderStamps, Player, rounds
 from torchperf_ros.workers.process_setup import prefer_this_process
 from torchperf_ros.world.road_scene import IMAGE_TYPE, ODOMETRY_TYPE
 
@@ -71,7 +71,7 @@ def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
         speed = rate_hz / recorded_hz if rate_hz and recorded_hz else 1.0
     topics = {topic.name: topic for topic in chosen}
     names = {topic.name: IMAGE_TOPICS.get(topic.type_name, ODOMETRY_TOPIC) for topic in chosen}
-    messages = drawn.messages() if log is None else LogRounds(log, topics, loop=True).messages()
+    messages = drawn.messages() if log is None else rounds(log, topics, loop=True)
     published: Counter[str] = Counter()
     with PlayNode(topics, names, publishes_time=False) as node:
 

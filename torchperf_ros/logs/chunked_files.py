@@ -2,10 +2,11 @@
 
 import abc
 import bz2
+import contextlib
 import io
 import struct
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -128,16 +129,15 @@ class ChunkedFile(abc.ABC):
         self._channels: dict[int, Channel] = {}
         self._counts: Counter[int] = Counter()
         self._chunks: list[Chunk] = []
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
             try:
                 self._index()
             except TorchperfError:
                 raise
             except Exception:  # the index cannot be used
                 self._find_without_index()
-        except BaseException:
-            self.close()
-            raise
+            on_failure.pop_all()
         self._numbers = {channel: number for number, channel in self._channels.items()}
         self.counts = {channel: self._counts[number] for number, channel in self._channels.items()}
         filled = [chunk for chunk in self._chunks if chunk.numbers]
@@ -202,30 +202,25 @@ class ChunkedFile(abc.ABC):
         start_ns, end_ns = min(times, default=0), max(times, default=0)
         return replace(chunk, start_ns=start_ns, end_ns=end_ns, numbers=frozenset(numbers))
 
-    def parts(self, channels: Collection[Channel], start_ns: int | None, end_ns: int | None) -> Iterator[Part]:
+    def parts(self, channels: Collection[Channel], start_ns: float, end_ns: float) -> Iterator[Part]:
         """What has to be read for these channels and this time range, `start_ns <= t_ns < end_ns`."""
         numbers = {self._numbers[channel] for channel in channels if channel in self._numbers}
         for chunk in self._chunks:
-            within = (start_ns is None or chunk.end_ns >= start_ns) and (end_ns is None or chunk.start_ns < end_ns)
-            if within and chunk.numbers & numbers:
-                yield Part(chunk.start_ns, partial(self._messages, chunk, numbers, start_ns, end_ns))
+            if chunk.end_ns >= start_ns and chunk.start_ns < end_ns and chunk.numbers & numbers:
+                yield chunk.start_ns, partial(self._messages, chunk, numbers, start_ns, end_ns)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _messages(
-        self, chunk: Chunk, numbers: Collection[int], start_ns: int | None, end_ns: int | None
-    ) -> Iterator[RawMessage]:
-        messages = [
+    def _messages(self, chunk: Chunk, numbers: Collection[int], start_ns: float, end_ns: float) -> Iterator[RawMessage]:
+        found = (
             RawMessage(t_ns, self._channels[number], data)
-            for number, t_ns, data in self._noted(chunk, self._walk(chunk, numbers))
-            if (start_ns is None or t_ns >= start_ns) and (end_ns is None or t_ns < end_ns)
-        ]
-        messages.sort(key=itemgetter(0))
-        messages.reverse()
+            for number, t_ns, data in self._noted(chunk, self._walk(chunk, numbers)) if start_ns <= t_ns < end_ns
+        )  # fmt: skip
+        messages = deque(sorted(found, key=itemgetter(0)))
         while messages:  # what has been given out is not held on to
-            yield messages.pop()
+            yield messages.popleft()
 
     def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
         """The messages of these channels; None: of all, without their data, to count them and learn their channels."""
@@ -293,11 +288,10 @@ class McapFile(ChunkedFile):
             too_long = after > end and opcode != Opcode.CHUNK
             if not opcode or too_long or (opcode == Opcode.MESSAGE and length < _MESSAGE.size):
                 raise Damaged("the file breaks off in a record" if too_long else "one of its records is not sound")
+            number = t_ns = 0
             if opcode == Opcode.MESSAGE:
                 number, _, t_ns, _ = _MESSAGE.unpack(stream.read(_MESSAGE.size))
-                yield opcode, begin, after, number, t_ns
-            else:
-                yield opcode, begin, after, 0, 0
+            yield opcode, begin, after, number, t_ns
             begin = after
 
     def _learn(self, stream: BinaryIO, begin: int, end: int) -> None:
@@ -377,10 +371,8 @@ class Ros1Bag(ChunkedFile):
             after = stream.tell() + length
             if after > end and kind != RecordType.CHUNK:
                 raise Damaged("the file breaks off in a record")
-            if kind == RecordType.MSGDATA:
-                yield kind, begin, after, header.get_uint32("conn"), header.get_time("time")
-            else:
-                yield kind, begin, after, 0, 0
+            is_message = kind == RecordType.MSGDATA
+            yield kind, begin, after, *((header.get_uint32("conn"), header.get_time("time")) if is_message else (0, 0))
             begin = after
 
     def _learn(self, stream: BinaryIO, begin: int, end: int) -> None:

@@ -60,12 +60,11 @@ class Db3File:
             self._notes.findings.unindexed += 1
             self._notes.note(f"log {path}: the database is damaged ({error}); it is read as far as it goes; {_RECOVER}")
 
-    def parts(self, channels: Collection[Channel], start_ns: int | None, end_ns: int | None) -> Iterator[Part]:
+    def parts(self, channels: Collection[Channel], start_ns: float, end_ns: float) -> Iterator[Part]:
         """What has to be read for these channels and this time range, `start_ns <= t_ns < end_ns`."""
         wanted = {number: channel for number, channel in self._channels.items() if channel in channels}
         if wanted:
-            first_ns = self.start_ns if start_ns is None else max(start_ns, self.start_ns)
-            yield Part(first_ns, partial(self._read, wanted, start_ns, end_ns))
+            yield max(start_ns, self.start_ns), partial(self._read, wanted, start_ns, end_ns)
 
     def close(self) -> None:
         """Close the database; what SQLite has put beside a journal to read it goes."""
@@ -103,14 +102,12 @@ class Db3File:
             definitions = {name: (text, kind) for name, text, kind in rows if kind in _FORMATS}
         more = ", ".join(name if name in columns else "''" for name in _LATER_COLUMNS)
         rows = self._db.execute(f"SELECT id, name, type, serialization_format, {more} FROM topics ORDER BY id")
-        channels = {}
-        for number, name, kind, form, digest, qos in rows:
-            text, text_format = definitions.get(kind, ("", ""))
-            latched = is_latched(str(qos))
-            channels[int(number)] = Channel(
-                str(name), str(kind), str(form), text, text_format, str(digest or ""), latched
-            )
-        return channels
+        none = "", ""
+        return {
+            int(number): Channel(str(name), str(kind), str(form), *definitions.get(kind, none), str(digest or ""),
+                                 is_latched(str(qos)))
+            for number, name, kind, form, digest, qos in rows
+        }  # fmt: skip
 
     def _measure(self) -> None:
         counts: Counter[int] = Counter()
@@ -126,15 +123,14 @@ class Db3File:
         self.start_ns, self.end_ns = min(spans, default=0), max(spans, default=0)
         self.counts = {channel: counts[number] for number, channel in self._channels.items()}
 
-    def _read(self, wanted: dict[int, Channel], start_ns: int | None, end_ns: int | None) -> Iterator[RawMessage]:
+    def _read(self, wanted: dict[int, Channel], start_ns: float, end_ns: float) -> Iterator[RawMessage]:
         self._steps = reached_ns = 0
         rows = (
             f"SELECT id, timestamp, topic_id, data FROM messages WHERE topic_id IN ({','.join(map(str, wanted))})"
-            f"{'' if start_ns is None else f' AND timestamp >= {start_ns}'}"
-            f"{'' if end_ns is None else f' AND timestamp < {end_ns}'} ORDER BY timestamp, id"
+            " AND timestamp >= ? AND timestamp < ? ORDER BY timestamp, id"
         )
         try:
-            for number, t_ns, topic, data in self._db.execute(rows):
+            for number, t_ns, topic, data in self._db.execute(rows, (start_ns, end_ns)):
                 if not isinstance(t_ns, int) or not isinstance(data, bytes) or topic not in wanted:
                     self._notes.lost(self.path, number, f"message number {number} is none; it is left out", messages=1)
                     continue

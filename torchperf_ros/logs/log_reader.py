@@ -4,10 +4,12 @@ import contextlib
 import errno
 import heapq
 import itertools
+import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +23,6 @@ from torchperf_ros.logs.log_types import LogType
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
 
 _ENCODINGS: Final = ("cdr", "ros1")
-_LONG_AGO_NS: Final = -(1 << 63)
 _OPEN_AT_ONCE: Final = 64
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {".mcap": McapFile, ".db3": Db3File, ".bag": Ros1Bag}
 
@@ -92,9 +93,10 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         with self._guarded():
             wanted = [channel for channel in self._channels if topics is None or channel.topic in topics]
             converters = {channel: found for channel in wanted if (found := self._converter(channel)) is not None}
-            parts = [part for storage in self._storages for part in storage.parts(converters, start_ns, end_ns)]
+            span_ns = -math.inf if start_ns is None else start_ns, math.inf if end_ns is None else end_ns
+            parts = [part for storage in self._storages for part in storage.parts(converters, *span_ns)]
             self.findings.out_of_order = 0
-            latest_ns = _LONG_AGO_NS
+            latest_ns = -math.inf
             for t_ns, channel, raw in _in_order(parts):
                 if t_ns < latest_ns:
                     self.findings.out_of_order += 1
@@ -231,12 +233,12 @@ def _in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:
 
     A part is opened when its time comes. Where more than 64 overlap, the others wait, and their messages come late.
     """
-    waiting = deque(sorted(parts, key=lambda part: part.start_ns))
+    waiting = deque(sorted(parts, key=itemgetter(0)))
     numbers = itertools.count()
     heads: list[tuple[int, int, RawMessage, Iterator[RawMessage]]] = []
     while waiting or heads:
-        while waiting and len(heads) < _OPEN_AT_ONCE and (not heads or waiting[0].start_ns <= heads[0][0]):
-            messages = waiting.popleft().read()
+        while waiting and len(heads) < _OPEN_AT_ONCE and (not heads or waiting[0][0] <= heads[0][0]):
+            messages = waiting.popleft()[1]()
             if (first := next(messages, None)) is not None:
                 heapq.heappush(heads, (first.t_ns, next(numbers), first, messages))
         if not heads:

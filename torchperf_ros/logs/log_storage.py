@@ -11,17 +11,16 @@ from torchperf_ros.frame.errors import TorchperfError
 
 _TRANSIENT_LOCAL: Final = re.compile(r"\bdurability: *(1\b|transient_local)")
 _SHOWN_PER_FILE: Final = 5
-_SHOWN: Final = 8
 
 
 class LogError(TorchperfError):
     """A log cannot be read; the message names file, topic and offset as far as they are known, and what would do."""
 
 
-def listed(words: Collection[str]) -> str:
-    """The first eight of some words, and how many more there are."""
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return (", ".join(itertools.islice(words, _SHOWN)) + more) or "none"
+def listed(words: Collection[str], most: int = 8) -> str:
+    """The first of some words, and how many more there are."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return (", ".join(itertools.islice(words, most)) + more) or "none"
 
 
 class Damaged(Exception):
@@ -60,12 +59,8 @@ class RawMessage(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True)
-class Part:
-    """What is read at once: from which time on it has messages, and what reads them in order."""
-
-    start_ns: int
-    read: Callable[[], Iterator[RawMessage]]
+Part = tuple[float, Callable[[], Iterator[RawMessage]]]
+"""What is read at once: from which time in ns on it has messages, and what reads them in order."""
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """`torchperf play`: plays a log into the ROS graph, and says how that goes."""
 
 import signal
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torchperf_ros.config.message_types import has_header
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.logs.log_reader import LogReader, LogTopic
 from torchperf_ros.logs.play_node import PlayNode
-from torchperf_ros.logs.player import HeaderStamps, LogRounds, Player, ReadAhead, choose_topics
+from torchperf_ros.logs.player import HeaderStamps, Player, ReadAhead, Tally, choose_topics, part_ns, rounds
 from torchperf_ros.node.middleware import carry_images, end_within
 from torchperf_ros.top.top import key_presses
 from torchperf_ros.workers.process_setup import prefer_this_process
@@ -57,19 +57,19 @@ class PlayView:
         self._began_s = time.monotonic()
         self._next_plain_s = self._began_s + _PLAIN_EVERY_S
         self._was_paused = False
-        self._bar = Progress(BarColumn(30), TextColumn("{task.description}"), console=console, transient=True)
+        columns = BarColumn(30), TextColumn("{task.description}")
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("", total=max(self._total_ns, 1))
 
     def __enter__(self) -> "PlayView":
         self._began_s = time.monotonic()
         if self._console.is_terminal:
             self._console.print("space pauses and goes on, n plays the next message, q ends", style="dim")
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
+        self._bar.stop()
 
     def show(self) -> None:
         """Show the state of now."""
@@ -87,22 +87,22 @@ class PlayView:
         if self._total_ns:
             left_s = (self._total_ns - done_ns) / NS_PER_S / self._rate
             text = f"{done_ns / NS_PER_S:.1f} of {self._total_ns / NS_PER_S:.1f} s, {left_s:.0f} s left"
-        rounds = self._player.tally.rounds
-        text += f", round {rounds}" if rounds > 1 else ""
-        played, late = self._counts()
-        return f"{text}, {played}{late}" + (", paused" if self._player.paused else "")
-
-    def _counts(self) -> tuple[str, str]:
         tally = self._player.tally
-        late = f", {tally.late} late, the worst by {tally.worst_late_ms:.1f} ms" if tally.late else ""
-        return f"{tally.played:,} message{'' if tally.played == 1 else 's'}", late
+        text += f", round {tally.rounds}" if tally.rounds > 1 else ""
+        played, late = _counts(tally)
+        return f"{text}, {played}{late}" + (", paused" if self._player.paused else "")
 
     def summary(self) -> str:
         """What was played, in one line."""
-        tally, (played, late) = self._player.tally, self._counts()
+        tally, (played, late) = self._player.tally, _counts(self._player.tally)
         rounds = f" in {tally.rounds} rounds" if tally.rounds > 1 else ""
         late = late or f", none later than 5 ms (the worst {tally.worst_late_ms:.1f} ms)"
         return f"played {played}{rounds} in {time.monotonic() - self._began_s:.1f} s{late}"
+
+
+def _counts(tally: Tally) -> tuple[str, str]:
+    late = f", {tally.late} late, the worst by {tally.worst_late_ms:.1f} ms" if tally.late else ""
+    return f"{tally.played:,} message{'' if tally.played == 1 else 's'}", late
 
 
 def play(log: Path, options: PlayOptions, console: Console) -> int:
@@ -118,44 +118,38 @@ def play(log: Path, options: PlayOptions, console: Console) -> int:
         with PlayNode(topics, options.remap, publishes_time=options.clock_hz > 0) as node:
             for text in node.left_out.values():
                 console.print(text)
-            published = {name: topics[name] for name in node.topics}
-            rounds = LogRounds(reader, published, options.start_s, options.duration_s, options.loop)
-            return _play(node, rounds, options, console)
+            published = {name: topic for name, topic in topics.items() if name not in node.left_out}
+            return _play(node, reader, published, options, console)
 
 
-def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Console) -> int:
-    stamped = {name for name, topic in rounds.topics.items() if options.restamp and has_header(topic.type_name)}
+def _play(
+    node: PlayNode, log: LogReader, topics: Mapping[str, LogTopic], options: PlayOptions, console: Console
+) -> int:
+    stamped = {name for name, topic in topics.items() if options.restamp and has_header(topic.type_name)}
     stamps = HeaderStamps(stamped, log_time=options.clock_hz > 0)
     player = Player(
         node.publish, rate=options.rate, prepare=stamps.stamp, publish_time=node.publish_time,
         clock_hz=options.clock_hz, paused=options.paused,
     )  # fmt: skip
-    view = PlayView(player, rounds.span_ns, options.rate, console)
+    view = PlayView(player, part_ns(log, options.start_s, options.duration_s), options.rate, console)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
     # What is due does not wait for a free processor core, nor for a thread that has none and holds the interpreter
     # lock; the perf node's own priority is higher.
     prefer_this_process(1)
     node.serve(player)
-    ahead = ReadAhead(rounds.messages(), lambda m: len(m.data) if m else 0, options.read_ahead_mib * _MIB)
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            player.play(ahead)
-        except Exception as error:  # the thread's boundary: printed, or raised again, by the one that waits for it
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="player", daemon=True)
+    messages = rounds(log, topics, options.start_s, options.duration_s, options.loop)
+    ahead = ReadAhead(messages, lambda m: len(m.data) if m else 0, options.read_ahead_mib * _MIB)
+    playing: Future[None] = Future()  # of what is played by then
     acts = {" ": player.toggle, "n": player.play_next, "q": player.end}
+    pool = ThreadPoolExecutor(1, "player")
     try:
         _wait_for_listeners(node, options, console)
         with key_presses() as pressed_keys, view:
-            thread.start()
-            while thread.is_alive():
+            playing = pool.submit(player.play, ahead)
+            while wait([playing], 0.1).not_done:
                 for key in pressed_keys():
                     acts.get(key, bool)()
                 view.show()
-                thread.join(0.1)
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one need not stop what is bounded anyway
             signal.signal(number, signal.SIG_IGN)
@@ -164,18 +158,18 @@ def _play(node: PlayNode, rounds: LogRounds, options: PlayOptions, console: Cons
     finally:
         player.end()
         ahead.close()
-        if thread.ident is not None:
-            thread.join()
-    if failed and not (isinstance(failed[0], TorchperfError) and player.tally.played):
-        raise failed[0]
+        pool.shutdown()
+    failed = playing.exception() if playing.done() else None
+    if failed is not None and not (isinstance(failed, TorchperfError) and player.tally.played):
+        raise failed
     console.print(view.summary())
     if kept := stamps.kept:
         why = "too short for a header, or at a time that a stamp cannot hold"
         console.print(f"{kept:,} {'message was' if kept == 1 else 'messages were'} not restamped: {why}")
-    for error in failed:
-        console.print(f"played up to the damage: {error}")
-    found = rounds.log.findings
-    return 1 if failed or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
+    if failed is not None:
+        console.print(f"played up to the damage: {failed}")
+    found = log.findings
+    return 1 if failed is not None or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
 
 
 def _wait_for_listeners(node: PlayNode, options: PlayOptions, console: Console) -> None:

@@ -25,6 +25,7 @@ from torchperf_ros.frame.outcome import Health
 from torchperf_ros.logs.log_reader import LogMessage, LogTopic
 from torchperf_ros.logs.player import Player, PlayError
 from torchperf_ros.node.endpoints import ros_message_class
+from torchperf_ros.telemetry.node_state import NodeState
 
 CLOCK_TOPIC: Final = "/clock"
 _DEPTH: Final = 10
@@ -93,11 +94,6 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
         except InvalidTopicNameException as error:
             raise PlayError(f"topic {name!r} is not allowed: {' '.join(str(error).split())}") from error
 
-    @property
-    def topics(self) -> frozenset[str]:
-        """The topics of the log that are published."""
-        return frozenset(self._publishers)
-
     def publish(self, message: LogMessage) -> None:
         """Publish a message of the log."""
         self._publishers[message.topic].publish(message.data)
@@ -143,21 +139,14 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
 
     def wait_for_node(self, name: str, seconds: float) -> bool:
         """Wait until a perf node can answer frames and hears what it subscribes to; false if not within so long."""
-        kind = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
-        health: dict[str, str] = {}
-
-        def take(message: Any) -> None:  # noqa: ANN401 - rclpy's
-            for status in message.status:
-                values = {pair.key: pair.value for pair in status.values}
-                if status.hardware_id == name and "health" in values:
-                    health[status.name] = values["health"]
-
-        subscription = self._node.create_subscription(kind, "/diagnostics", take, 50)
+        kind, state = ros_message_class("diagnostic_msgs/msg/DiagnosticArray"), NodeState(name)
+        subscription = self._node.create_subscription(kind, "/diagnostics", state.on_diagnostics, 50)
         client = self._node.create_client(GetState, f"{name}/get_state")
         end_s = time.monotonic() + seconds
 
         def can_answer() -> bool:
-            return bool(health) and Health.STARTING.name not in health.values() and self._is_heard_by(name)
+            health = {state.node.get("health", ""), *(stage.health for stage in state.stages.values())} - {""}
+            return bool(health) and Health.STARTING.name not in health and self._is_heard_by(name)
 
         def knows_us() -> bool:  # it does once it answers a client that was announced after the publishers
             answer = client.call_async(GetState.Request())

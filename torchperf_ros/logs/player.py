@@ -43,45 +43,41 @@ def choose_topics(log: LogReader, names: Set[str] | None, renamed: Set[str] = fr
     return chosen
 
 
-class LogRounds:
-    """The part of a log that is played, once or again and again.
+def part_ns(log: LogReader, start_s: float, duration_s: float | None) -> tuple[int, int]:
+    """Begin and end of a part in the log's time; equal where the log does not say.
 
-    Of its `topics`, by name; a message of another type than its topic's is left out. `span_ns` is begin and end of the
-    part, in the log's time; equal where the log does not say.
+    Left out is so much of the log's beginning; the part is so long, or reaches to the log's end.
     """
+    begin_ns = log.start_ns + round(start_s * NS_PER_S)
+    end_ns = max(log.end_ns, begin_ns)
+    return begin_ns, end_ns if duration_s is None else min(end_ns, begin_ns + round(duration_s * NS_PER_S))
 
-    def __init__(
-        self, log: LogReader, topics: Mapping[str, LogTopic], start_s: float = 0.0, duration_s: float | None = None,
-        loop: bool = False,
-    ) -> None:  # fmt: skip
-        """Choose the part: without so much of its beginning, so much of it (None: to its end), once or with `loop`."""
-        self.log, self.topics, self._loop = log, topics, loop
-        begin_ns = log.start_ns + round(start_s * NS_PER_S)
-        self._start_ns = begin_ns if start_s else None
-        self._stop_ns = None if duration_s is None else begin_ns + round(duration_s * NS_PER_S)
-        end_ns = max(log.end_ns, begin_ns)
-        self.span_ns = begin_ns, end_ns if self._stop_ns is None else min(end_ns, self._stop_ns)
 
-    def messages(self) -> Iterator[LogMessage | None]:
-        """The messages in the log's order; None between one round and the next.
+def rounds(
+    log: LogReader, topics: Mapping[str, LogTopic], start_s: float = 0.0, duration_s: float | None = None,
+    loop: bool = False,
+) -> Iterator[LogMessage | None]:  # fmt: skip
+    """The messages of a part in the log's order, once or again and again; None between one round and the next.
 
-        Raises:
-            LogError: the log cannot be read any further.
-            PlayError: there is no message to play.
-        """
-        while True:
-            played = False
-            for message in self.log.messages(self.topics.keys(), self._start_ns, self._stop_ns):
-                if message.type_name == self.topics[message.topic].type_name:
-                    yield message
-                    played = True
-            if not played:
-                raise PlayError(
-                    f"log {self.log.path}: has no message of {listed(sorted(self.topics))} in this part of it"
-                )
-            if not self._loop:
-                return
-            yield None
+    A message of another type than its topic's is left out.
+
+    Raises:
+        LogError: the log cannot be read any further.
+        PlayError: there is no message to play.
+    """
+    begin_ns = log.start_ns + round(start_s * NS_PER_S)
+    stop_ns = None if duration_s is None else begin_ns + round(duration_s * NS_PER_S)
+    while True:
+        played = False
+        for message in log.messages(topics.keys(), begin_ns if start_s else None, stop_ns):
+            if message.type_name == topics[message.topic].type_name:
+                yield message
+                played = True
+        if not played:
+            raise PlayError(f"log {log.path}: has no message of {listed(sorted(topics))} in this part of it")
+        if not loop:
+            return
+        yield None
 
 
 class HeaderStamps:

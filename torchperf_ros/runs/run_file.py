@@ -56,8 +56,6 @@ def check_run_path(path: Path) -> None:
     """Find out before a long run whether its file can be written at its end; a `RunLogError` says why not."""
     if path.suffix not in SUFFIXES:
         raise RunLogError(f"run {path}: has to end in .json or .parquet")
-    if not path.resolve().parent.is_dir() or path.is_dir():
-        raise RunLogError(f"run {path}: has to be a file in a folder that exists")
     if path.suffix == ".parquet":
         _pyarrow()
 
@@ -150,10 +148,8 @@ def _read_parquet(path: Path) -> Run:
     stage = np.asarray(table["stage"].to_pylist(), dtype=object)
     frames = {}
     for entry in summary["stages"]:
-        mine = stage == entry["name"]
-        frames[str(entry["name"])] = _rows(
-            {name: table[name].to_numpy()[mine] for name in table.column_names if name != "stage"}
-        )
+        mine = table.filter(pa.array(stage == entry["name"], pa.bool_())).drop(["stage"])
+        frames[str(entry["name"])] = _rows({name: mine[name].to_numpy() for name in mine.column_names})
     return Run(summary, frames)
 
 

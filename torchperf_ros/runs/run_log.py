@@ -1,7 +1,7 @@
 """What a node did over some time: a table of the answered frames of each stage, and what else is known about it."""
 
 import math
-from array import array
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
@@ -25,11 +26,10 @@ MEMORY: Final = {
     "memory_mib": "Memory",
 }  # fmt: skip
 """The figures of memory that say what the models use, the best first."""
-_NAMES: Final = FRAME.names or ()
-_ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in _NAMES}
+_ROW: Final = struct.Struct("".join(FRAME[name].char for name in FRAME.names or ()))
+_ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in FRAME.names or ()}
 _NOTHING_KNOWN: Final = _ZEROS | {"tier": UNKNOWN, "fallback": UNKNOWN, "check": UNKNOWN}
 _TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
-_LEVELS: Final = ("OK", "WARN", "ERROR", "STALE")
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES: Final = 20
 _MOST_REASONS: Final = 50_000
@@ -48,7 +48,7 @@ class RunLogError(TorchperfError):
     """Runs cannot be read, compared or kept; the message says which, why, and what would do."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StageLog:
     """The answered frames of a stage, oldest first.
 
@@ -65,18 +65,20 @@ class StageLog:
         profiled: `t_ns` of frames that ran under a profiler, which takes time (records say).
         trigger: the topic that the stage runs for; empty where the log does not say, or another stage publishes it.
         output: the topic that it publishes, without the namespace that it may have; empty where the log does not say.
+        gaps: shape (n,), frames before each that were never started, by the gaps in `seq`; of what is compared.
     """
 
     name: str
-    tiers: tuple[str, ...]
-    frames: NDArray[np.void]
-    health: tuple[tuple[int, str], ...] = ()
-    drops: tuple[tuple[int, int], ...] | None = None
-    reasons: Mapping[int, str] = field(default_factory=dict)
+    tiers: tuple[str, ...] = ()
+    frames: NDArray[np.void] = field(default_factory=lambda: np.empty(0, dtype=FRAME))
+    health: list[tuple[int, str]] = field(default_factory=list)
+    drops: list[tuple[int, int]] | None = None
+    reasons: dict[int, str] = field(default_factory=dict)
     last_reason: str = ""
-    profiled: frozenset[int] = frozenset()
+    profiled: set[int] = field(default_factory=set)
     trigger: str = ""
     output: str = ""
+    gaps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -85,6 +87,12 @@ class StageLog:
     def dropped(self) -> int | None:
         """Frames that were never started; None where not known."""
         return None if self.drops is None else sum(count for _, count in self.drops)
+
+    @property
+    def own_stamps(self) -> NDArray[np.int64] | None:
+        """The stamps, where each frame has its own."""
+        stamps = np.asarray(self.frames["stamp_ns"])
+        return stamps if len(stamps) and stamps.all() and len(np.unique(stamps)) == len(stamps) else None
 
     @property
     def total_ms(self) -> Values:
@@ -175,7 +183,7 @@ class RunLog:
 
     def stage(self, name: str) -> StageLog:
         """The stage of this name; one without frames where there is none."""
-        return next((one for one in self.stages if one.name == name), StageLog(name, (), np.empty(0, dtype=FRAME)))
+        return next((one for one in self.stages if one.name == name), StageLog(name))
 
     def fact(self, *path: str) -> Any:  # noqa: ANN401 - whatever the summary holds
         """What lies below these keys of `facts`; None where there is nothing."""
@@ -193,8 +201,8 @@ class RunLog:
         return [replace(one, name=f"{self.name}, run {at} of {len(lives)}") for at, one in enumerate(lives, start=1)]
 
     def _between(self, begin_ns: float, end_ns: float) -> "RunLog":
-        def within(pairs: tuple[tuple[int, T], ...]) -> tuple[tuple[int, T], ...]:
-            return tuple(pair for pair in pairs if begin_ns <= pair[0] < end_ns)
+        def within(pairs: list[tuple[int, T]]) -> list[tuple[int, T]]:
+            return [pair for pair in pairs if begin_ns <= pair[0] < end_ns]
 
         def chosen(t_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
             return np.asarray((begin_ns <= t_ns) & (t_ns < end_ns))
@@ -244,56 +252,36 @@ class RunLog:
         return theil_sen_slope(middle, memory) * _S_PER_H
 
 
-class _Stage:
-    def __init__(self) -> None:
-        self.columns: dict[str, array[float]] = {name: array(FRAME[name].char) for name in _NAMES}
-        self.health: list[tuple[int, str]] = []
-        self.reasons: dict[int, str] = {}
-        self.drops: list[tuple[int, int]] | None = None
-        self.dropped_before: int | None = None
-        self.tiers: tuple[str, ...] = ()
-        self.profiled: set[int] = set()
-        self.last_seq = UNKNOWN
-        self.last_reason = self.trigger = self.output = ""
+@dataclass
+class _Stage(StageLog):
+    """A stage while it is read: bytes of its rows, and what the next message is compared with."""
 
-    def add(self, **values: float) -> None:
-        row = {**_NOTHING_KNOWN, **values}
-        for name, column in self.columns.items():
-            column.append(row[name])
+    rows: bytearray = field(default_factory=bytearray)
+    dropped_before: int | None = None
+    last_seq: int = UNKNOWN
 
     def drop(self, t_ns: int, count: int) -> None:
         self.drops = self.drops or []
         if count:
             self.drops.append((t_ns, count))
 
-    def built(self, name: str) -> StageLog:
-        frames = np.empty(len(self.columns["t_ns"]), dtype=FRAME)
-        for column, values in self.columns.items():
-            frames[column] = values
-        frames["lateness_ms"] = frames["total_ms"] - frames["budget_ms"]
-        frames = frames[np.argsort(frames["t_ns"], kind="stable")]
-        return StageLog(
-            name, self.tiers, frames, tuple(self.health), None if self.drops is None else tuple(self.drops),
-            self.reasons, self.last_reason, frozenset(self.profiled), self.trigger, self.output,
-        )  # fmt: skip
-
 
 class RunLogBuilder:
     """Folds what a node says, message by message or record by record, into a `RunLog`.
 
-    What comes may be of any kind in any order; messages may be rclpy's or those of `rosbags`.
+    What comes may be of any kind in any order; messages may be rclpy's or those of `rosbags`. `state`: the node's own.
     """
 
     def __init__(self, node: str) -> None:
         self.node = node
         self._odd = 0
         self._by_index: dict[int, _Stage] = {}
-        self._names: list[str] = []
+        self._names: list[str] = []  # of the first stages
         self._memory: list[tuple[int, Mapping[str, float | None]]] = []
         self._anomalies: list[LoggedAlert] = []
         self._versions: dict[str, str] = {}
         self._troubles: list[str] = []
-        self._state = NodeState(node)
+        self.state = NodeState(node)
         self._started_ns = self._last_ns = 0  # the last `start`, and the last frame
         self._restarted_ns: list[int] = []
 
@@ -304,8 +292,8 @@ class RunLogBuilder:
 
     def row(self, t_ns: int, values: Mapping[str, float]) -> None:
         """Take a row of `/perf/latency_stages` by label, received at this time; one that makes no sense is counted."""
-        index, outcome, fallback, check = (
-            _whole(values.get(name)) for name in ("stage", "outcome", "fallback", "check")
+        index, outcome, fallback, check, tier, seq = (
+            _whole(values.get(name)) for name in ("stage", "outcome", "fallback", "check", "tier", "seq")
         )
         if index < 0 or not 0 <= outcome < len(Outcome):
             self._odd += 1
@@ -313,13 +301,10 @@ class RunLogBuilder:
         times = {name: values.get(name, math.nan) for name in _TIMES}
         before_ms = times["total_ms"] + times["age_ms"]
         self._add(
-            self._by_number(index), t_ns, _whole(values.get("seq")),
+            self._by_number(index), t_ns, seq, tier=tier, outcome=outcome,
             stamp_ns=t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0,
-            tier=_whole(values.get("tier")),
-            outcome=outcome,
             fallback=fallback if 0 <= fallback < len(Fallback) else UNKNOWN,
-            check=check if 0 <= check < len(GuardVerdict) else UNKNOWN,
-            **times,
+            check=check if 0 <= check < len(GuardVerdict) else UNKNOWN, **times,
         )  # fmt: skip
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -357,17 +342,17 @@ class RunLogBuilder:
         """Take a message of `/perf/anomaly`."""
         for status in message.status:
             level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
-            word = _LEVELS[min(level, len(_LEVELS) - 1)]
+            word = Level(min(level, Level.STALE)).name
             values = {pair.key: pair.value for pair in status.values}
             self._anomalies.append(LoggedAlert(t_ns, word, status.name, status.message, values))
 
     def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         """Take a message of `/diagnostics`; other nodes' are passed over."""
-        restarts = self._state.restarts
-        self._state.on_diagnostics(message)
-        if self._state.restarts > restarts:
+        restarts = self.state.restarts
+        self.state.on_diagnostics(message)
+        if self.state.restarts > restarts:
             self._restart(t_ns)
-        for name, now in self._state.stages.items():
+        for name, now in self.state.stages.items():
             self._health(t_ns, name, now.health)
             stage = self._stage(name)
             if tiers := now.values.get("tiers", ""):
@@ -382,10 +367,14 @@ class RunLogBuilder:
     def build(self, name: str, source: Path | None, missing: tuple[str, ...] = ()) -> RunLog:
         """The log as it stands; see `RunLog`."""
         odd = [f"{self._odd:,} rows made no sense (unknown stage or outcome) and were left out"] if self._odd else []
-        names = {index: f"stage {index}" for index in self._by_index} | dict(enumerate(self._names))
         labels = dict.fromkeys(label for _, values in self._memory for label in values)
+        stages = [stage for _, stage in sorted(self._by_index.items())]
+        for stage in stages:
+            frames = np.frombuffer(stage.rows, FRAME).copy()
+            frames["lateness_ms"] = frames["total_ms"] - frames["budget_ms"]
+            stage.frames = frames[np.argsort(frames["t_ns"], kind="stable")]
         return RunLog(
-            name, tuple(self._by_number(index).built(names[index]) for index in sorted(names)), source, self.node,
+            name, tuple(stages), source, self.node,
             np.array([t_ns for t_ns, _ in self._memory], dtype=np.int64),
             {label: np.array([values.get(label) for _, values in self._memory], np.float64) for label in labels},
             tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), self._versions,
@@ -416,7 +405,7 @@ class RunLogBuilder:
         if seq < stage.last_seq:
             self._restart(self._started_ns if self._started_ns > self._last_ns else t_ns)
         stage.last_seq, self._last_ns = seq, t_ns
-        stage.add(t_ns=t_ns, seq=seq, **values)
+        stage.rows += _ROW.pack(*{**_NOTHING_KNOWN, "t_ns": t_ns, "seq": seq, **values}.values())
 
     def _restart(self, t_ns: int) -> None:
         """Another process has the name; both its frames and its reports say so."""
@@ -435,10 +424,12 @@ class RunLogBuilder:
     def _stage(self, name: str) -> _Stage:
         if name not in self._names:
             self._names.append(name)
-        return self._by_number(self._names.index(name))
+        stage = self._by_number(self._names.index(name))
+        stage.name = name
+        return stage
 
     def _by_number(self, index: int) -> _Stage:
-        return self._by_index.setdefault(index, _Stage())
+        return self._by_index.setdefault(index, _Stage(f"stage {index}"))
 
 
 def _whole(value: float | None) -> int:

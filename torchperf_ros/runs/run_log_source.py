@@ -15,6 +15,7 @@ from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.logs.log_folder import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.logs.log_folder import is_log
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.logs.log_storage import listed
 from torchperf_ros.runs.run_file import RUN_FILE, SUFFIXES, Run, read_run
 from torchperf_ros.runs.run_log import LoggedAlert, RunLog, RunLogBuilder, RunLogError, StageLog
 from torchperf_ros.telemetry.node_state import by_label
@@ -24,7 +25,6 @@ Progress = Callable[[int, int], None]
 
 _METADATA: Final = "metadata.yaml"
 _NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed run"
-_SHOWN: Final = 6
 
 
 def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[RunLog]:
@@ -55,6 +55,18 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
     else:
         runs = _read_logs(path, name, recordings, progress, node)
     return [replace(run, documents=documents, recordings=recordings) for run in runs]
+
+
+def load_run(path: Path) -> RunLog:
+    """One run to compare; a `RunLogError` where it has no frame that was answered after the start, or is several."""
+    runs = read_runs(path, lambda _done, _total: None)
+    if len(runs) > 1:
+        msg = f"run {path}: holds {len(runs)} runs ({', '.join(run.name for run in runs)}); name one of them"
+        raise RunLogError(msg)
+    if not any(stage.counted.any() for stage in runs[0].stages):
+        msg = f"run {path}: holds no frame that was answered after the start; record `/perf/.*`, or replay a log"
+        raise RunLogError(msg)
+    return replace(runs[0], name=str(path))
 
 
 # -- recorded logs ----------------------------------------------------------------------------------------------------
@@ -185,12 +197,10 @@ def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: P
 
 
 def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> str:
-    topics = sorted(log.topics)
-    shown = ", ".join(topics[:_SHOWN]) + (f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else "")
     others = f"; it has the nodes {', '.join(nodes)}" if nodes else ""
     return (
         f"log {path}: no node's topics such as {node or '/perf'}/latency_stages{others}; record them with "
-        f"`ros2 bag record -e '/perf/.*|/diagnostics'`; it has {shown or 'no topics'}"
+        f"`ros2 bag record -e '/perf/.*|/diagnostics'`; it has {listed(sorted(log.topics))}"
     )
 
 
@@ -229,7 +239,7 @@ def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
                         lost += int(record["records"]) if record["kind"] == "drops" else 0
                         builder.record(record)
                         kinds[str(record["kind"])] += 1
-                    except (ValueError, KeyError, TypeError, AttributeError):
+                    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
                         broken += 1  # a line that was being written when the power went, for example
     except OSError as error:
         raise RunLogError(f"log {path}: cannot be read: {error.strerror or error}") from error
@@ -268,7 +278,7 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
         at_ns = dict(zip(frames["seq"].tolist(), frames["t_ns"].tolist(), strict=True)) if reasons else {}
         stages.append(StageLog(
-            stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=((0, sum(drops)),) if drops else None,
+            stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=[(0, sum(drops))] if drops else None,
             reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
             output=str(entry.get("output") or ""),
         ))  # fmt: skip

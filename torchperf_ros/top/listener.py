@@ -3,8 +3,8 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
@@ -17,29 +17,37 @@ from torchperf_ros.runs.run_log import RunLog, RunLogBuilder, RunLogError
 from torchperf_ros.telemetry.node_state import NodeState, by_label
 
 _DEPTH: Final = 200  # the picture may take its time: nothing is lost meanwhile
+_TYPES: Final = {
+    "latency": "std_msgs/msg/Float64", "memory": "std_msgs/msg/Float64",
+    **dict.fromkeys(("latency_stages", "memory_stats"), "std_msgs/msg/Float64MultiArray"),
+    **dict.fromkeys(("anomaly", "/diagnostics"), "diagnostic_msgs/msg/DiagnosticArray"),
+}  # fmt: skip
 
 
 class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
     """Listens while `listen` runs, on the thread that calls it."""
 
-    def __init__(self, state: NodeState, own_name: str) -> None:
-        """Join the graph under a name of its own, to fold messages of the node that `state` names into it."""
-        self._state = state
+    def __init__(
+        self, state: NodeState, own_name: str, callbacks: Mapping[str, Callable[..., None]] | None = None
+    ) -> None:
+        """Join the graph under a name of its own, to fold messages of the node that `state` names into it.
+
+        `callbacks` take the messages instead, by their topic below the node's name, or `/diagnostics`.
+        """
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         name = f"{own_name}_{os.getpid()}"
         self._node = Node(name, use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
-        array, diagnostics = "std_msgs/msg/Float64MultiArray", "diagnostic_msgs/msg/DiagnosticArray"
-        for topic, type_name, callback in (
-            (f"{state.name}/latency_stages", array, self._on_frame),
-            (f"{state.name}/latency", "std_msgs/msg/Float64", lambda message: state.on_latency(message.data)),
-            (f"{state.name}/memory", "std_msgs/msg/Float64", lambda message: state.on_memory(message.data)),
-            (f"{state.name}/memory_stats", array, state.on_memory_stats),
-            (f"{state.name}/anomaly", diagnostics, state.on_anomaly),
-            ("/diagnostics", diagnostics, state.on_diagnostics),
-        ):
-            self._node.create_subscription(ros_message_class(type_name), topic, callback, QoSProfile(depth=_DEPTH))
+        folded: Mapping[str, Callable[..., None]] = {
+            "latency_stages": lambda message, info: state.on_frame(message, _sent_ns(info)),
+            "latency": lambda message: state.on_latency(message.data),
+            "memory": lambda message: state.on_memory(message.data),
+            "memory_stats": state.on_memory_stats, "anomaly": state.on_anomaly, "/diagnostics": state.on_diagnostics,
+        }  # fmt: skip
+        for topic, callback in (callbacks or folded).items():
+            kind, name = ros_message_class(_TYPES[topic]), topic if topic[0] == "/" else f"{state.name}/{topic}"
+            self._node.create_subscription(kind, name, callback, QoSProfile(depth=_DEPTH))
 
     def listen(self, seconds: float) -> None:
         """Fold in what comes in this time."""
@@ -52,28 +60,10 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
         self._node.destroy_node()
         rclpy.try_shutdown()
 
-    def _on_frame(self, message: Any, info: Any) -> None:  # noqa: ANN401 - rclpy's
-        # When it was sent, not when it was taken here: this process is in no hurry.
-        self._state.on_frame(message, info["source_timestamp"] or time.time_ns())
 
-
-class _KeptNode(NodeState):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.builder = RunLogBuilder(name)
-
-    def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401 - rclpy's
-        self.builder.row(published_ns, by_label(message))
-
-    def on_memory_stats(self, message: Any) -> None:  # noqa: ANN401
-        self.builder.memory(time.time_ns(), by_label(message))
-
-    def on_anomaly(self, message: Any) -> None:  # noqa: ANN401
-        self.builder.on_anomaly(time.time_ns(), message)
-
-    def on_diagnostics(self, message: Any) -> None:  # noqa: ANN401
-        super().on_diagnostics(message)
-        self.builder.on_diagnostics(time.time_ns(), message)
+def _sent_ns(info: Mapping[str, int]) -> int:
+    """When a message was sent, not when it was taken here: this process is in no hurry."""
+    return info["source_timestamp"] or time.time_ns()
 
 
 def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) -> RunLog:
@@ -84,14 +74,20 @@ def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) 
     Raises:
         RunLogError: nothing was heard of it.
     """
-    node = _KeptNode(name)
-    start_s = time.monotonic()
-    with NodeListener(node, "torchperf_report") as listener:
+    builder = RunLogBuilder(name)
+    node, start_s = builder.state, time.monotonic()
+    callbacks: Mapping[str, Callable[..., None]] = {
+        "latency_stages": lambda message, info: builder.row(_sent_ns(info), by_label(message)),
+        "memory_stats": lambda message: builder.memory(time.time_ns(), by_label(message)),
+        "anomaly": lambda message: builder.on_anomaly(time.time_ns(), message),
+        "/diagnostics": lambda message: builder.on_diagnostics(time.time_ns(), message),
+    }
+    with NodeListener(node, "torchperf_report", callbacks) as listener:
         while (passed_s := time.monotonic() - start_s) < seconds:
             progress(round(passed_s * 1e3), round(seconds * 1e3))
             node.at(passed_s)
             listener.listen(min(0.5, seconds - passed_s))
-    run = node.builder.build(f"{name}, live", None)
+    run = builder.build(f"{name}, live", None)
     if run.span_ns == (0, 0) and not node.heard:
         heard = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""
         domain = os.environ.get("ROS_DOMAIN_ID", "0")

@@ -36,14 +36,11 @@ def key_presses() -> Iterator[Callable[[], str]]:
         return
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
+    keys = sys.stdin.fileno()
     try:
-        yield lambda: os.read(sys.stdin.fileno(), 64).decode(errors="ignore") if _is_pressed() else ""
+        yield lambda: os.read(keys, 64).decode(errors="ignore") if select.select([keys], [], [], 0)[0] else ""
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _is_pressed() -> bool:
-    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 class Screen:

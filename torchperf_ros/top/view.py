@@ -3,7 +3,7 @@
 import math
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -292,15 +292,9 @@ def _eighths(record: SeenFrame, most: int) -> int:
 
 
 def _counters(stage: StageState) -> Text:
-    row = Text()
-    _pair(row, "answered", stage.count("answered"))
-    if stage.unanswered:
-        _pair(row, "unanswered", stage.unanswered)
-    _pair(row, "on time", _on_time(stage))
-    for outcome, letter in _LETTERS.items():
-        if count := stage.count(outcome.word):
-            _pair(row, f"{letter} {outcome.word.replace('_', ' ')}", count)
-    return row
+    some = {f"{letter} {one.word.replace('_', ' ')}": stage.count(one.word) for one, letter in _LETTERS.items()}
+    answered = {"answered": stage.count("answered")} | _known({"unanswered": stage.unanswered})
+    return _pairs({**answered, "on time": _on_time(stage), **_known(some)})
 
 
 def _on_time(stage: StageState) -> str:
@@ -312,20 +306,15 @@ def _fallbacks(stage: StageState) -> Text:
     shares = [("own", "on_time", _OWN)]
     shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]
     for name, key, colour in shares:
-        row.append("■ ", colour if stage.count(key) else "grey35")
-        _pair(row, name, stage.count(key))
-    _pair(row, "dropped", stage.dropped)
-    if stale := stage.count("stale"):
-        _pair(row, "of them stale", stale)
-    for verdict in GuardVerdict:
-        if verdict is not GuardVerdict.ACCEPT and (count := stage.count(f"check_{verdict.word}")):
-            _pair(row, f"guard: {verdict.word}", count)
-    return row
+        row.append("■ ", colour if stage.count(key) else "grey35").append_text(_pairs({name: stage.count(key)}))
+    refused = [one.word for one in GuardVerdict if one is not GuardVerdict.ACCEPT]
+    guard = {f"guard: {word}": stage.count(f"check_{word}") for word in refused}
+    some = _known({"of them stale": stage.count("stale"), **guard})
+    return row.append_text(_pairs({"dropped": stage.dropped, **some}))
 
 
 def _workers(stage: StageState) -> Text:
-    row = Text()
-    _pair(row, "restarts", stage.count("restarts"))
+    row = _pairs({"restarts": stage.count("restarts")})
     numbers = sorted({key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1})
     for number in numbers or ["0"]:
         pid, state, rss = (stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state", "rss_mib"))
@@ -334,9 +323,17 @@ def _workers(stage: StageState) -> Text:
     return row
 
 
-def _pair(row: Text, name: str, value: int | str | None) -> None:
-    shown = f"{value:,}" if isinstance(value, int) else value or DASH
-    row.append(f"{name} ", "grey62").append(f"{shown}  ", "bold" if value else "grey62")
+def _pairs(values: Mapping[str, int | str | None]) -> Text:
+    row = Text()
+    for name, value in values.items():
+        shown = f"{value:,}" if isinstance(value, int) else value or DASH
+        row.append(f"{name} ", "grey62").append(f"{shown}  ", "bold" if value else "grey62")
+    return row
+
+
+def _known(counts: Mapping[str, int | None]) -> dict[str, int | str | None]:
+    """Counts that are neither zero nor unknown."""
+    return {name: count for name, count in counts.items() if count}
 
 
 def _float(text: str | None) -> float:

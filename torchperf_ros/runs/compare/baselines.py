@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.config.user_folder import make_private, user_folder
-from torchperf_ros.runs.compare.run_frames import load_run
 from torchperf_ros.runs.run_file import SUFFIXES
 from torchperf_ros.runs.run_log import RunLog, RunLogError
+from torchperf_ros.runs.run_log_source import load_run
 
 AUTO: Final = "auto"
 """Instead of a name: the baseline that fits a run."""
@@ -128,9 +128,8 @@ class BaselineStore:
                 raise ValueError("of another version" if runs else "no run")
             return Baseline(folder.name, runs, card)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunLogError(
-                f"baseline {folder}: is damaged ({error}); remove this folder, and save it anew"
-            ) from error
+            msg = f"baseline {folder}: is damaged ({error}); remove this folder, and save it anew"
+            raise RunLogError(msg) from error
 
 
 def _card(run: RunLog, commit: str) -> dict[str, Any]:

@@ -10,10 +10,9 @@ import numpy as np
 
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.compare import estimates as statistics
-from torchperf_ros.runs.compare.estimates import Curve
-from torchperf_ros.runs.compare.run_frames import StageFrames, pooled, stage_frames
+from torchperf_ros.runs.compare.estimates import Curve, pooled, stage_frames
 from torchperf_ros.runs.compare.verdict import JITTER, METRICS, OUTPUTS, Finding, Interval, Rules, Verdict, judge
-from torchperf_ros.runs.run_log import RunLog, RunLogError
+from torchperf_ros.runs.run_log import RunLog, RunLogError, StageLog
 
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
 _FACTS: Final = {
@@ -37,8 +36,8 @@ class StageComparison:
     """
 
     name: str
-    base: StageFrames
-    new: StageFrames
+    base: StageLog
+    new: StageLog
     agreement: Mapping[str, int]
     curve: Curve
     block: int
@@ -154,7 +153,7 @@ def _remarks(stage: StageComparison) -> Iterator[str]:
         yield f"{stage.name}: base answered by {words[0]}; new by {words[1]}"
 
 
-def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:
+def agreement(base: StageLog, new: StageLog) -> dict[str, int]:
     """Match the frames of a stage, by stamp where each has its own, else by number, and compare what was published.
 
     `matched`: frames of both that were answered on time by the same tier, with their outputs known; `equal`: those
@@ -174,7 +173,7 @@ def agreement(base: StageFrames, new: StageFrames) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _stage(base: list[StageFrames], new: list[StageFrames], rules: Rules) -> tuple[StageComparison, list[Finding]]:
+def _stage(base: list[StageLog], new: list[StageLog], rules: Rules) -> tuple[StageComparison, list[Finding]]:
     first, second = pooled(base), pooled(new)
     found: list[Finding] = []
     if min(len(base), len(new)) < statistics.RUNS:

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.runs.compare import verdict
-from torchperf_ros.runs.compare.run_frames import StageFrames
 from torchperf_ros.runs.compare.verdict import Finding, Interval, Metric, Rules
-from torchperf_ros.runs.run_log import UNKNOWN, RunLog
+from torchperf_ros.runs.run_log import UNKNOWN, RunLog, StageLog
 
 RUNS: Final = 3
 """So many runs a side, and the run is the sample: two have no spread worth the name."""
@@ -42,7 +41,27 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Places of the same frames on both sides."""
 
 
-def figures(frames: StageFrames, first: str = "") -> dict[Metric, float]:
+def stage_frames(stage: StageLog) -> StageLog:
+    """The answered frames of a stage in the order of their numbers, without those that say nothing about it.
+
+    Left out are frames that came before the stage had started for the first time, and those that ran under a profiler.
+    Frames that found it starting again, after a crash, count: they were missed.
+    """
+    seq = stage.frames["seq"]
+    order = np.argsort(seq, kind="stable") if len(np.unique(seq)) == len(seq) else np.arange(len(seq))
+    gaps = np.maximum(np.diff(seq[order], prepend=seq[order][:1] - 1) - 1, 0)
+    frames = stage.frames[order]
+    counted = np.logical_or.accumulate(stage.counted[order]) & ~np.isin(frames["t_ns"], list(stage.profiled))
+    return StageLog(stage.name, stage.tiers, frames[counted], gaps=gaps[counted])
+
+
+def pooled(stages: Sequence[StageLog]) -> StageLog:
+    """The frames of a stage in several runs, one run after the other; names are the first's."""
+    frames, gaps = (np.concatenate([getattr(one, name) for one in stages]) for name in ("frames", "gaps"))
+    return replace(stages[0], frames=frames, gaps=gaps)
+
+
+def figures(frames: StageLog, first: str = "") -> dict[Metric, float]:
     """Every metric of a stage's frames, in its unit; NaN where nothing is known. `first` names the best tier."""
     known = frames.total_ms[np.isfinite(frames.total_ms)]
     quantiles = np.quantile(known, list(_QUANTILES.values())) if len(known) else [math.nan] * len(_QUANTILES)
@@ -83,7 +102,7 @@ def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[flo
     return replace(shown, interval=interval)
 
 
-def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[Finding], Curve, int]:
+def latencies(base: StageLog, new: StageLog, rules: Rules) -> tuple[list[Finding], Curve, int]:
     """The latencies of two sides by a circular block bootstrap (Politis and Romano 1992) of each.
 
     Returns the metrics, the differences of many quantiles, and the frames in a block, of the side with the longer ones.
@@ -117,7 +136,7 @@ def latencies(base: StageFrames, new: StageFrames, rules: Rules) -> tuple[list[F
     return found, curve, max(one.block for one in series)
 
 
-def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
+def shares(base: StageLog, new: StageLog, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
     """The shares of frames that went wrong; `pairs`: of `same_frames`; latencies depend on each other over `block`."""
     first = base.tiers[0] if base.tiers and new.tiers else ""
     same = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
@@ -142,7 +161,7 @@ def shares(base: StageFrames, new: StageFrames, pairs: Pairs | None, block: int,
     return found
 
 
-def same_frames(base: Sequence[StageFrames], new: Sequence[StageFrames]) -> Pairs | None:
+def same_frames(base: Sequence[StageLog], new: Sequence[StageLog]) -> Pairs | None:
     """The frames of one log in pairs of runs, one of each side, by their stamps; None if these differ."""
     places: list[Pairs] = []
     at = np.zeros(2, dtype=np.int64)
@@ -213,7 +232,7 @@ def widening(blocks: float, alpha: float) -> float:
 class _Series:
     """The latencies of one side, how they depend on each other, and how many an interval takes to be believed."""
 
-    def __init__(self, frames: StageFrames) -> None:
+    def __init__(self, frames: StageLog) -> None:
         self.values: Values = frames.total_ms[np.isfinite(frames.total_ms)]
         self.block = 1
         self.least = {metric: _LEAST_BEYOND / min(share, 1 - share) for metric, share in _QUANTILES.items()}
@@ -274,7 +293,7 @@ def _percentile(difference: float, resamples: Values, blocks: float, alpha: floa
     )  # fmt: skip
 
 
-def _flags(frames: StageFrames, first: str) -> dict[Metric, Values]:
+def _flags(frames: StageLog, first: str) -> dict[Metric, Values]:
     """For each frame 1 where it went wrong, else 0, NaN where that is not known; of dropped ones, for each that came.
 
     `first` names the best tier, which a side may lack; without names it is tier 0.

@@ -62,16 +62,8 @@ METRICS: Final = {
 """Every metric by its key, in the order of the tables."""
 
 
-@dataclass(frozen=True)
-class Margin:
-    """The smallest change that matters: a share of the base, 0 to 1, or `absolute` in the metric's unit if more."""
-
-    share: float
-    absolute: float
-
-    def of(self, base: float) -> float:
-        """In the unit of the metric; without a base, what does not depend on one."""
-        return max(self.share * abs(base), self.absolute) if math.isfinite(base) else self.absolute
+Margin = tuple[float, float]
+"""The smallest change that matters: a share of the base, 0 to 1, or so much in the metric's unit if that is more."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +84,11 @@ class Rules:
     resamples: int = 2000
     seed: int = 0
 
-    def margin(self, stage: str, metric: Metric) -> Margin:
-        """The margin of a stage's metric; `stage` is empty for those of the whole run."""
+    def margin(self, stage: str, metric: Metric, base: float) -> float:
+        """The margin of a stage's metric in its unit; `stage` is empty for the whole run, `base` may be NaN."""
         found = self.margins.get(f"{stage}.{metric.key}", self.margins.get(metric.key))
-        return found or _margin(metric, metric.margin)
+        share, absolute = found or _margin(metric, metric.margin)
+        return max(share * abs(base), absolute) if math.isfinite(base) else absolute
 
     def limit(self, stage: str, metric: Metric) -> float:
         """The limit of a stage's metric, NaN where there is none."""
@@ -218,7 +211,7 @@ def judge(findings: Sequence[Finding], rules: Rules) -> list[Finding]:
 
 
 def _judged(one: Finding, p: float, rules: Rules) -> Finding:
-    margin, verdict, needed = rules.margin(one.stage, one.metric).of(one.base), Verdict.NOT_ENOUGH, math.nan
+    margin, verdict, needed = rules.margin(one.stage, one.metric, one.base), Verdict.NOT_ENOUGH, math.nan
     found = one.tested
     by_chance = found is not None and not math.isnan(found.p) and p > rules.alpha
     if not one.decides:
@@ -277,7 +270,7 @@ def _margin(metric: Metric, text: str) -> Margin:
     absolute = "pp" if metric.unit == "%" else metric.unit
     units = {absolute} if absolute == "pp" else {absolute, "%"}
     found = {unit: value for value, unit in (_quantity(part, units) for part in text.split(","))}
-    return Margin(found.get("%", 0.0) / 100, found.get(absolute, 0.0))
+    return found.get("%", 0.0) / 100, found.get(absolute, 0.0)
 
 
 def _limit(metric: Metric, text: str) -> float:

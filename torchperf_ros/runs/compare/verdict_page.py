@@ -141,11 +141,7 @@ def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
             verdict = {"text": row[-1], "tag": _CLASS[finding.verdict]}
         title = f"{finding.metric.title} [{finding.metric.unit}]"
         lines.append([title, verdict, *({"text": cell, "css": "n"} for cell in row[1:-1])])
-    head = [
-        (heads[0], ""),
-        (heads[-1], ""),
-        *((name, "n") for name in heads[1:-1]),
-    ]  # the verdict shows on a phone, too
+    head = [(heads[0], ""), (heads[-1], ""), *((name, "n") for name in heads[1:-1])]  # a phone shows the verdict, too
     return {"kind": "table", "head": head, "rows": lines}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros.logs.log_storage import listed
 from torchperf_ros.runs.compare.comparison import Comparison
 from torchperf_ros.runs.compare.verdict import MEMORY_SLOPE, Finding, Verdict
 from torchperf_ros.runs.markdown_table import markdown_table
@@ -29,10 +30,10 @@ def headline(comparison: Comparison) -> str:
     verdicts = Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH
     worse, better, same, short = map(comparison.with_verdict, verdicts)
     broken = comparison.broken_limits
-    parts = [f"limit broken: {_listed([_measured(one) for one in broken])}"] if broken else []
+    parts = [f"limit broken: {listed([_measured(one) for one in broken], _MOST_NAMED)}"] if broken else []
     parts += [f"{_count(worse)} worse: {_named(worse)}"] if worse else []
     look = conspicuous(comparison)
-    parts += [f"WARNING, not judged: {_listed(look)}"] if look else []
+    parts += [f"WARNING, not judged: {listed(look, _MOST_NAMED)}"] if look else []
     if not worse and (better or same):
         parts.append("nothing is worse")
         parts += [f"{_count(better)} better: {_named(better)}"] if better else []
@@ -179,12 +180,7 @@ def _verdict(finding: Finding) -> str:
 
 
 def _named(findings: Sequence[Finding]) -> str:
-    return _listed([f"{one.title} {_with_unit(one)}" for one in findings])
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - _MOST_NAMED
-    return ", ".join(texts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return listed([f"{one.title} {_with_unit(one)}" for one in findings], _MOST_NAMED)
 
 
 def _measured(finding: Finding) -> str:

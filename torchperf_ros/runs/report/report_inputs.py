@@ -4,9 +4,7 @@ import base64
 import io
 import struct
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +13,14 @@ from PIL import Image
 from torchperf_ros.config.image_pixels import compressed_pixels, raw_pixels
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.logs.log_reader import LogError, LogReader
+from torchperf_ros.runs.run_log import RunLog
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _COMPRESSED: Final = "sensor_msgs/msg/CompressedImage"
 _CLOUD: Final = "sensor_msgs/msg/PointCloud2"
 _NEAR_MS: Final = 100.0  # a neighbour of the frame shows the scene, too, and says by how much it is off
 _NONE_NEAR: Final = f"the log has none with a stamp within {_NEAR_MS:.0f} ms of the frame's"
+_SAME_MS: Final = 8.0  # a frame's stamp is known from outside to some milliseconds
 _BEFORE_NS: Final = 1_500_000_000
 _AFTER_NS: Final = 200_000_000
 _NS_PER_MS: Final = 1e6
@@ -30,55 +30,48 @@ _FLOAT32: Final = 7
 _QUALITY: Final = 70
 
 
-@dataclass(frozen=True)
-class InputPicture:
-    """A JPEG (`data:` URI) of a frame's input or its neighbour, and how many ms its stamp is off."""
-
-    topic: str
-    uri: str
-    off_ms: float
+Picture = dict[str, str]
+"""Of a frame in `page.html`: the JPEG (`data:` URI) of its input or a neighbour, whose it is, and how far it is off."""
 
 
 def input_pictures(
-    paths: Sequence[Path], frames: Collection[tuple[str, int, int]], side: int, outputs: Collection[str] = ()
-) -> tuple[dict[tuple[str, int], InputPicture], str]:
-    """Pictures by trigger and stamp, and why some are missing, empty if none is.
+    run: RunLog, chosen: Mapping[str, Collection[int]], side: int
+) -> tuple[dict[tuple[str, int], Picture], str]:
+    """Pictures by trigger and stamp in ns, and why some are missing, empty if none is.
 
-    Args:
-        paths: the logs, as for `LogReader`.
-        frames: of each frame the topic that its stage runs for, empty where unknown or another stage's; its stamp, and
-            the ROS time at which it was recorded, in ns.
-        side: longest side of a picture in pixels.
-        outputs: topics that stages publish, which show no input; a namespace may be missing.
+    They are of frames that are `chosen` by stage and index, if their stamps are known, and come from the run's
+    recordings; what stages publish shows no input. `side`: longest side of a picture in pixels.
     """
-    found: dict[tuple[str, int], InputPicture] = {}
+    if not run.recordings:
+        return {}, "no recorded inputs beside these figures, so the worst frames are shown without pictures"
+    rows = [(stage.trigger, stage.frames[index]) for stage in run.stages for index in chosen.get(stage.name, ())]
+    frames = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
+    found: dict[tuple[str, int], Picture] = {}
     failures: dict[tuple[str, int], str] = {}
-    triggers = {trigger for trigger, _, _ in frames if trigger}
-    ends = tuple(f"/{output.lstrip('/')}" for output in outputs)
-    for path in paths:
+    triggers = {trigger for trigger, _ in frames if trigger}
+    ends = tuple(f"/{stage.output.lstrip('/')}" for stage in run.stages if stage.output)
+    for path in run.recordings:
         try:
             with LogReader(path) as log:
                 shown = {one.name: one.type_name for one in log.topics.values()
                          if one.type_name in {_IMAGE, _COMPRESSED, _CLOUD} and one.count
                          and not f"/{one.name}".endswith(ends)}  # fmt: skip
                 images = [name for name, kind in shown.items() if kind != _CLOUD and "depth" not in name.lower()]
-                for trigger, stamp_ns, t_ns in frames if shown else ():
-                    if (key := (trigger, stamp_ns)) in found:
-                        continue
-                    topics = [trigger] if trigger in shown else [*triggers & set(shown)] or images or list(shown)
+                for key in [key for key in frames if key not in found] if shown else ():
+                    topics = [key[0]] if key[0] in shown else [*triggers & set(shown)] or images or list(shown)
                     try:
-                        found[key] = _nearest(log, topics, stamp_ns, t_ns, side)
+                        found[key] = _nearest(log, topics, key[1], frames[key], side)
                     except (ValueError, IndexError, OSError, BadInput, struct.error) as error:
                         failures[key] = str(error)
         except LogError as error:
-            failures |= {(trigger, stamp_ns): str(error) for trigger, stamp_ns, _ in frames}
+            failures |= dict.fromkeys(frames, str(error))
     missing = Counter(why for key, why in failures.items() if key not in found)
     if not found and not missing and frames:
         return {}, "no images or point clouds in this log, so the frames' inputs cannot be shown"
     return found, "; ".join(f"{count} frames without a picture: {why}" for why, count in missing.items())
 
 
-def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> InputPicture:
+def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> Picture:
     """The message with the nearest stamp among those recorded shortly before the answer, or a `ValueError`."""
     near = [(abs(off_ms), off_ms, message) for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)
             if abs(off_ms := (_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS]  # fmt: skip
@@ -91,7 +84,11 @@ def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: 
     picture.thumbnail((side, side))
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=_QUALITY, optimize=True)
-    return InputPicture(message.topic, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", off_ms)
+    return {
+        "picture": f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}",
+        "words": f"{message.topic}, stamp {off_ms:+.1f} ms from the frame's",
+        "off": f"a neighbour, {off_ms:+.0f} ms off" if abs(off_ms) > _SAME_MS else "",
+    }
 
 
 def _stamp_ns(raw: bytes) -> int:

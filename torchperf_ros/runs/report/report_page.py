@@ -8,25 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchperf_ros import __version__
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.frame.percent import percent
+from torchperf_ros.runs.report import report_words as words
 from torchperf_ros.runs.report.page import Block, Page
-from torchperf_ros.runs.report.report_words import (
-    PUNCTUAL_MS,
-    StageFigures,
-    in_words,
-    share_word,
-    stage_figures,
-    verdict,
-    worst_frames,
-)
 from torchperf_ros.runs.run_log import STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
 
 if TYPE_CHECKING:
-    from torchperf_ros.runs.report.report_inputs import InputPicture
+    from torchperf_ros.runs.report.report_inputs import Picture
 
 MOST_BYTES: Final = 8_000_000
 MOST_ROWS: Final = 4000
@@ -37,7 +28,6 @@ _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
 _NS_PER_S: Final = 1e9
 _NS_PER_MS: Final = 1_000_000
-_SAME_MS: Final = 8.0  # a frame's stamp is known from outside to some milliseconds
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
@@ -53,7 +43,7 @@ class OverviewRow:
 
     run: str
     stage: str
-    figures: StageFigures
+    figures: words.StageFigures
     anomalies: int
 
 
@@ -91,7 +81,7 @@ def write_report(
             several = len(runs) > 1
             page.top += [_verdicts(run, f"{run.name}: " * several) for run in runs]
             if several:
-                rows = [_row(OverviewRow(run.name, stage.name, stage_figures(stage), 0), f"#run{number}")[:-1]
+                rows = [_row(OverviewRow(run.name, stage.name, words.stage_figures(stage), 0), f"#run{number}")[:-1]
                         for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
                 page.top.append({"kind": "table", "head": _HEAD[:-1], "rows": rows})
         for number, run in enumerate(runs):
@@ -116,15 +106,16 @@ def write_report(
 
 def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
     from torchperf_ros.runs.report import report_pictures as draw
+    from torchperf_ros.runs.report.report_inputs import input_pictures
 
     stages = [stage for stage in run.stages if len(stage)]
-    worst = {stage.name: worst_frames(stage, _WORST) for stage in stages}
-    pictures, why = _input_pictures(run, worst, side)
+    worst = {stage.name: words.worst_frames(stage, _WORST) for stage in stages}
+    pictures, why = input_pictures(run, worst, side)
     notes = [*run.missing, *run.troubles, *([why] if why else [])]
     blocks: list[Block | None] = []
     for stage in stages:
-        blocks += [{"kind": "heading", "text": stage.name}, _tiles(stage_figures(stage))]
-    blocks.append({"kind": "words", "lines": in_words(run)})
+        blocks += [{"kind": "heading", "text": stage.name}, _tiles(words.stage_figures(stage))]
+    blocks.append({"kind": "words", "lines": words.in_words(run)})
     if run.anomalies:
         blocks += [{"kind": "heading", "text": "Anomalies"}, _anomalies(run)]
     blocks.append({"kind": "note", "title": "Notes", "items": notes} if notes else None)
@@ -144,7 +135,7 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
         if frames := [_frame(stage, int(index), pictures) for index in worst[stage.name]]:
             blocks.append({
                 "kind": "frames", "title": f"The {len(frames)} worst frames of {stage.name}", "frames": frames,
-                "folded": verdict(stage)[0] == "good", "pictured": any("picture" in frame for frame in frames),
+                "folded": words.verdict(stage)[0] == "good", "pictured": any("picture" in frame for frame in frames),
                 "soft": "Answered past the deadline first, then those not on time, the emptiest answer first, then the "
                         "slowest others.",
             })  # fmt: skip
@@ -155,22 +146,8 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
 
 
 def _verdicts(run: RunLog, prefix: str) -> Block:
-    lines = [verdict(stage) for stage in run.stages if len(stage)] or [("bad", "no frame was answered")]
+    lines = [words.verdict(stage) for stage in run.stages if len(stage)] or [("bad", "no frame was answered")]
     return {"kind": "verdict", "lines": [(css, prefix + text) for css, text in lines]}
-
-
-def _input_pictures(
-    run: RunLog, worst: Mapping[str, NDArray[np.int64]], side: int
-) -> tuple[Mapping[tuple[str, int], "InputPicture"], str]:
-    """By trigger and stamp, and why there are none, or fewer than there are frames."""
-    from torchperf_ros.runs.report.report_inputs import input_pictures
-
-    if not run.recordings:
-        return {}, "no recorded inputs beside these figures, so the worst frames are shown without pictures"
-    rows = [(stage.trigger, stage.frames[index]) for stage in run.stages for index in worst.get(stage.name, ())]
-    known = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
-    frames = [(*key, t_ns) for key, t_ns in known.items()]
-    return input_pictures(run.recordings, frames, side, [stage.output for stage in run.stages if stage.output])
 
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
@@ -182,12 +159,12 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
     share = on_time / frames if frames else math.nan
     line = f"{len({row.run for row in rows}):,} logs, {_share(share)} on time"
     line += f"; {len(overview.failed):,} could not be replayed" if overview.failed else ""
-    page.top.append({"kind": "verdict", "lines": [("bad" if overview.failed else share_word(share), line)]})
+    page.top.append({"kind": "verdict", "lines": [("bad" if overview.failed else words.share_word(share), line)]})
     page.top.append({"kind": "tiles", "tiles": [
         (f"{len({row.run for row in rows}):,}", "logs", ""),
         (f"{len(overview.failed):,}", "failed", "bad" if overview.failed else ""),
         (f"{frames:,}", "frames answered, of all stages", ""),
-        (_share(share), "on time", share_word(share)),
+        (_share(share), "on time", words.share_word(share)),
         (f"{sum(row.anomalies for row in rows):,}", "anomalies", ""),
     ]})  # fmt: skip
     if overview.failed:
@@ -217,24 +194,24 @@ def _row(row: OverviewRow, href: str) -> list[Any]:
     return [{"text": row.run, "href": href} if href else row.run, row.stage, *numbers]
 
 
-def _tiles(figures: StageFigures) -> Block:
+def _tiles(figures: words.StageFigures) -> Block:
     late = figures.worst_lateness_ms
     return {"kind": "tiles", "tiles": [
         (f"{figures.frames:,}", "frames answered", ""),
-        (_share(figures.on_time_share), "on time", share_word(figures.on_time_share)),
+        (_share(figures.on_time_share), "on time", words.share_word(figures.on_time_share)),
         (f"{_ms(figures.p50_ms)} ms", "p50", ""),
         (f"{_ms(figures.p95_ms)} ms", "p95", ""),
         (f"{_ms(figures.p99_ms)} ms", "p99", ""),
         (f"{_ms(figures.max_ms)} ms", f"longest{_of(figures.budget_ms)}", ""),
         (f"{late:+.1f} ms" if math.isfinite(late) else "-", "latest answer, to its deadline",
-         "bad" if late > PUNCTUAL_MS else ""),
+         "bad" if late > words.PUNCTUAL_MS else ""),
         (f"{sum(figures.fallbacks.values()):,}", "fallbacks", ""),
         *([(f"{sum(figures.checks.values()):,}", "not accepted by the guard", "bad" if figures.checks else "good")]
           if figures.guarded else []),
     ]}  # fmt: skip
 
 
-def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "InputPicture"]) -> dict[str, Any]:
+def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Picture"]) -> dict[str, Any]:
     row = stage.frames[index]
     outcome, t_ns = Outcome(int(row["outcome"])), int(row["t_ns"])
     fallback = "" if row["fallback"] == UNKNOWN else f" → {Fallback(int(row['fallback'])).word.replace('_', ' ')}"
@@ -249,12 +226,7 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Inpu
         "lines": [f"frame {int(row['seq'])}, {time}, {stage.tier_name(int(row['tier']))}", steps or "steps unknown",
                   *([stage.reasons[t_ns]] if t_ns in stage.reasons else [])],
     }  # fmt: skip
-    picture = pictures.get((stage.trigger, int(row["stamp_ns"])))
-    if picture is not None:
-        words = f"{picture.topic}, stamp {picture.off_ms:+.1f} ms from the frame's"
-        off = f"a neighbour, {picture.off_ms:+.0f} ms off" if abs(picture.off_ms) > _SAME_MS else ""
-        shown |= {"picture": picture.uri, "words": words, "off": off}
-    return shown
+    return shown | pictures.get((stage.trigger, int(row["stamp_ns"])), {})
 
 
 def _anomalies(run: RunLog) -> Block:

@@ -298,8 +298,6 @@ def broken(x: Sequence[Any], y: Sequence[Any], stretch: NDArray[np.int64]) -> tu
 
 def _changes(values: NDArray[np.float64], stretch: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where a series changes, and where each stretch begins; the points before those, and the last one, too."""
-    if not len(values):
-        return np.arange(0)
     changed = np.flatnonzero(np.diff(np.nan_to_num(values, nan=-1.0))) + 1
     begins = np.flatnonzero(np.diff(stretch)) + 1
     return np.unique(np.concatenate([[0], changed, begins - 1, begins, [len(values) - 1]])).astype(np.int64)

@@ -3,9 +3,10 @@
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +51,8 @@ class StageFigures:
     worst_lateness_ms: float
     outcomes: dict[Outcome, int]
     fallbacks: dict[Fallback, int]
-    checks: dict[GuardVerdict, int] = field(default_factory=dict)
-    guarded: bool = False
-
-    @property
-    def guard_words(self) -> str:
-        """How often the guard did what, for example `2 brake, 1 unchecked`."""
-        return ", ".join(f"{count:,} {one.word}" for one, count in self.checks.items())
+    checks: dict[GuardVerdict, int]
+    guarded: bool
 
 
 def stage_figures(stage: StageLog) -> StageFigures:
@@ -89,7 +85,7 @@ def verdict(stage: StageLog) -> tuple[str, str]:
     text = f"{stage.name}: {percent(share, 2)} on time"
     text += f": {_cause(stage)}" if figures.outcomes else ""
     text += f"; an answer left {late_ms:.1f} ms after its deadline" if late_ms > PUNCTUAL_MS else ""
-    text += f"; the guard did not accept every output: {figures.guard_words}" if figures.checks else ""
+    text += f"; the guard did not accept every output: {_counts(figures.checks)}" if figures.checks else ""
     if stops:
         return "bad", f"{text}; SAFE_STOP for {sum(end - begin for begin, end in stops) / _NS_PER_S:.1f} s"
     if GuardVerdict.UNAVOIDABLE in figures.checks:
@@ -118,7 +114,7 @@ def _cause(stage: StageLog) -> str:
     if not reasons and stage.last_reason:
         return stage.last_reason.rpartition(PUBLISHED_ON_TIME)[2]
     if not reasons:
-        return _outcomes(stage_figures(stage))
+        return _counts(stage_figures(stage).outcomes)
     ((kind, count),) = Counter(_NUMBER.sub("", reason) for reason in reasons).most_common(1)
     text = next(reason for reason in reasons if _NUMBER.sub("", reason) == kind)
     return text if count == len(missed) else f"{text} ({count:,} of {len(missed):,} misses)"
@@ -161,9 +157,8 @@ def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
 def _stage_words(stage: StageLog) -> str:
     figures, text = stage_figures(stage), ""
     if figures.outcomes:
-        reasons = _outcomes(figures)
         instead = ", ".join(f"{_INSTEAD[one]} ({count:,})" for one, count in figures.fallbacks.items())
-        text = f" Not on time: {reasons}" + (f"; published instead: {instead}." if instead else ".")
+        text = f" Not on time: {_counts(figures.outcomes)}" + (f"; published instead: {instead}." if instead else ".")
     if stage.dropped:
         text += f" {_count(stage.dropped, 'frame')} more were never started: a newer one came, or they were too old."
     if figures.starting:
@@ -171,8 +166,9 @@ def _stage_words(stage: StageLog) -> str:
     return f"{stage.name}:{text}" if text else ""
 
 
-def _outcomes(figures: StageFigures) -> str:
-    return ", ".join(f"{count:,} {one.word.replace('_', ' ')}" for one, count in figures.outcomes.items())
+def _counts(found: Mapping[Any, int]) -> str:
+    """Outcomes or verdicts of the guard, for example `2 late, 1 bad input`."""
+    return ", ".join(f"{count:,} {one.word.replace('_', ' ')}" for one, count in found.items())
 
 
 def _memory_words(run: RunLog) -> str:
