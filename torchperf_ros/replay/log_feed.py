@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from torchperf_ros.config.message_types import full_name
 from torchperf_ros.frame.clock import NS_PER_S
@@ -12,25 +12,12 @@ from torchperf_ros.logs.player import ReadAhead
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.workers.process_setup import step_back
 
+if TYPE_CHECKING:
+    from torchperf_ros.stage.stage_input import StageInput
+
 _COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")
 _OWN: Final = frozenset({"/diagnostics", *(f"/perf/{name}" for name in _PERF)})
-
-
-class Wanted(NamedTuple):
-    """An input that no stage of the replay gives out: who wants it, and what as the adapter says.
-
-    `needed`: it is the trigger, without which the stage gets no frame.
-    """
-
-    stage: str
-    topic: str
-    type_name: str
-    needed: bool
-
-    def is_of(self, topic: LogTopic) -> bool:
-        """Whether a topic of the log has the type."""
-        return topic.type_name == full_name(self.type_name)
 
 
 def absolute(topic: str) -> str:
@@ -56,13 +43,15 @@ def parse_maps(texts: Sequence[str]) -> dict[str, str]:
 
 
 def match_topics(
-    wanted: Sequence[Wanted], topics: Mapping[str, LogTopic], remap: Mapping[str, str], log: object,
+    wanted: "Sequence[StageInput]", topics: Mapping[str, LogTopic], remap: Mapping[str, str], log: object,
     say: Callable[[str], None],
 ) -> dict[str, str]:  # fmt: skip
     """The topic of the log for each topic of a stage that has one.
 
     One that was named by `remap` (topic of the log by topic of a stage), else one of the same name, else the only one
     of the type. `say` gets topics that were chosen by their type, and inputs that are absent and can be done without.
+
+    `wanted` are the inputs that no stage of the replay gives out; a stage gets no frame without its trigger.
 
     Raises:
         LogError: a trigger is not there, of another type, or more than one topic could be it.
@@ -71,31 +60,41 @@ def match_topics(
     if unknown := sorted(set(named) - {absolute(item.topic) for item in wanted}):
         msg = f"--map: no stage takes {', '.join(unknown)}; they take: {', '.join(item.topic for item in wanted)}"
         raise LogError(msg)
-    first: dict[str, Wanted] = {}
+    first: dict[str, StageInput] = {}
     found: dict[str, str] = {}
     for item in wanted:
         key, msg = absolute(item.topic), ""
         other = first.setdefault(key, item)
         topic = topics.get(named.get(key, key))
         if full_name(other.type_name) != full_name(item.type_name):
-            msg = f"topic {item.topic}: {other.stage} takes it as {other.type_name}, {item.stage} as {item.type_name}"
+            msg = f"topic {item.topic}: {_name(other)} takes it as {other.type_name}, {_name(item)} as {item.type_name}"
         elif key in named and topic is None:
             msg = f"log {log}: has no topic {named[key]}, which --map names; it has: {_listed(topics.values())}"
-        elif key in named and topic is not None and not item.is_of(topic):
-            msg = f"log {log}: {topic.name} is {topic.type_name}; {item.stage} takes {item.type_name}{_hint(topic)}"
+        elif key in named and topic is not None and not _fits(topic, item):
+            msg = f"log {log}: {topic.name} is {topic.type_name}; {_name(item)} takes {item.type_name}{_hint(topic)}"
         if msg:
             raise LogError(msg)
-        if topic is None or not item.is_of(topic):
+        if topic is None or not _fits(topic, item):
             topic = _only_one(item, topics.values(), log, say)
         if topic is not None:
             found[item.topic] = topic.name
     return found
 
 
-def _only_one(item: Wanted, topics: Collection[LogTopic], log: object, say: Callable[[str], None]) -> LogTopic | None:
+def _name(item: "StageInput") -> str:
+    return item.stage.config.name
+
+
+def _fits(topic: LogTopic, item: "StageInput") -> bool:
+    return topic.type_name == full_name(item.type_name)
+
+
+def _only_one(
+    item: "StageInput", topics: Collection[LogTopic], log: object, say: Callable[[str], None]
+) -> LogTopic | None:
     """The log's only topic of the type; None where there is none and it is not needed."""
-    fitting = [topic for topic in topics if item.is_of(topic) and topic.count]
-    what = f"{item.stage} takes {item.topic} ({item.type_name})"
+    fitting = [topic for topic in topics if _fits(topic, item) and topic.count]
+    what = f"{_name(item)} takes {item.topic} ({item.type_name})"
     if len(fitting) == 1:
         say(f"{what} from {fitting[0].name}, the only topic of this type")
         return fitting[0]
@@ -106,7 +105,7 @@ def _only_one(item: Wanted, topics: Collection[LogTopic], log: object, say: Call
         compressed = next((t for t in topics if t.type_name == _COMPRESSED.get(full_name(item.type_name))), None)
         hint = "" if compressed is None else f"{_hint(compressed)}, and --map {compressed.name}:={item.topic}"
         msg = f"log {log}: {what}, and has no such topic{hint}; it has: {_listed(topics)}"
-    if item.needed:
+    if item.index == 0:  # the trigger
         raise LogError(msg)
     say(f"{msg}; goes without" if fitting else f"{what}, which the log does not have; goes without")
     return None

@@ -1,6 +1,5 @@
 """How a replay goes through the log's time: as it was, or as fast as the models allow; `virtual/` has a third way."""
 
-import abc
 import contextlib
 import signal
 import threading
@@ -48,11 +47,18 @@ def held_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-class ReplayPace(abc.ABC):
-    """What decides when a message of the log is given to the stages."""
+class ReplayPace:
+    """What decides when a message of the log is given to the stages; this one is `fast`, others differ from it.
+
+    Every frame is answered before the next message is given: the outputs do not depend on how fast that goes.
+    """
 
     threaded = True
     """Whether stages have threads of their own, as in the node. Else their pools have to settle, and the pace steps."""
+
+    def __init__(self, start_ns: int) -> None:
+        """Begin at this time of the log."""
+        self._now_ns = start_ns
 
     def machinery(self, stage: int) -> StageMachinery:
         """What the stage of this index runs on."""
@@ -63,17 +69,27 @@ class ReplayPace(abc.ABC):
         """What the run's summary holds about the pace itself."""
         return {}
 
-    @abc.abstractmethod
     def now(self) -> int:
         """The log's time in ns."""
+        return self._now_ns
 
-    @abc.abstractmethod
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Let the stages do what they do before this time of the log, which is then `now`."""
+        """Let the stages do what they do before this time of the log, which is then `now`; here: all that they have.
 
-    @abc.abstractmethod
+        A stage whose last worker died has one again.
+        """
+        self.finish(stages, record)
+        while not all(actor.pool.ready for actor in stages.actors):
+            stages.check()
+            time.sleep(_LOOK_S / 10)
+        self._now_ns = t_ns
+
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
         """Let the stages answer what is left."""
+        with record.answered:
+            while record.pending > stages.unanswered:
+                if not record.answered.wait(_LOOK_S):
+                    stages.check()
 
 
 class RealPace(ReplayPace):
@@ -81,7 +97,7 @@ class RealPace(ReplayPace):
 
     def __init__(self, start_ns: int) -> None:
         """Begin at this time of the log, with its first message."""
-        self._start_ns = start_ns
+        super().__init__(start_ns)
         self._pace: Pace | None = None
         self._tally = Tally()
 
@@ -92,7 +108,7 @@ class RealPace(ReplayPace):
 
     def now(self) -> int:
         """The log's time runs with the monotonic clock."""
-        return self._start_ns if self._pace is None else self._pace.log_ns(monotonic_ns())
+        return self._now_ns if self._pace is None else self._pace.log_ns(monotonic_ns())
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
         """Wait until the message is due."""
@@ -111,30 +127,3 @@ class RealPace(ReplayPace):
         with record.answered:
             while record.pending > stages.unanswered and time.monotonic() < give_up_s:
                 record.answered.wait(_LOOK_S)
-
-
-class FastPace(ReplayPace):
-    """Every frame is answered before the next message is given: the outputs do not depend on how fast that goes."""
-
-    def __init__(self, start_ns: int) -> None:
-        """Begin at this time of the log."""
-        self._now_ns = start_ns
-
-    def now(self) -> int:
-        """When the newest message was received."""
-        return self._now_ns
-
-    def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Wait until every stage has answered, and has a worker again if the last one died."""
-        self.finish(stages, record)
-        while not all(actor.pool.ready for actor in stages.actors):
-            stages.check()
-            time.sleep(_LOOK_S / 10)
-        self._now_ns = t_ns
-
-    def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Wait for the last answer."""
-        with record.answered:
-            while record.pending > stages.unanswered:
-                if not record.answered.wait(_LOOK_S):
-                    stages.check()

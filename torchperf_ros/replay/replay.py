@@ -13,7 +13,7 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.log_feed import LogFeed, match_topics
 from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.paces import FastPace, RealPace, ReplayPace, held_interrupt
+from torchperf_ros.replay.paces import RealPace, ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_options import (
     ReplayError,
     ReplayOptions,
@@ -99,7 +99,7 @@ class _Replay(contextlib.ExitStack):
     def _make_pace(self, start_ns: int) -> ReplayPace:
         options = self._options
         if options.pace != "virtual":
-            return RealPace(start_ns) if options.pace == "real" else FastPace(start_ns)
+            return (RealPace if options.pace == "real" else ReplayPace)(start_ns)
         from torchperf_ros.replay.virtual.step_times import read_step_times
         from torchperf_ros.replay.virtual.virtual_stage import VirtualPace
 

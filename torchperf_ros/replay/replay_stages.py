@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from torchperf_ros.config.config import NodeConfig, StageConfig
 from torchperf_ros.config.message_types import has_header
 from torchperf_ros.frame.frame import Frame
-from torchperf_ros.replay.log_feed import Wanted, absolute
+from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.stage.right_of_way import set_right_of_way
@@ -48,7 +48,7 @@ class ReplayStages:
         self.takers: dict[str, list[StageInput]] = {}
         self.start_up_s = self._started_s = 0.0
         self._followers: list[list[StageInput]] = [[] for _ in self.actors]
-        self._by_topic: dict[str, list[StageInput]] = {}
+        self._from_log: list[StageInput] = []
 
     def _actor(self, index: int, stage: StageConfig) -> StageActor:
         ports = StagePorts(
@@ -78,7 +78,7 @@ class ReplayStages:
         for actor in self.actors:  # without threads the pace calls their `step`
             (actor.start if self._pace.threaded else actor.pool.start)()
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[StageInput]:
         """Wait until each stage has described itself; returns what they want of a log.
 
         Models are loaded meanwhile, and for longer: whether the log fits is known before, see `settle`.
@@ -87,7 +87,6 @@ class ReplayStages:
             ReplayError: a stage cannot run.
         """
         made_by = {absolute(actor.config.output): index for index, actor in enumerate(self.actors)}
-        wanted = []
         for index, actor in enumerate(self.actors):
             self._wait(actor, lambda actor: actor.pool.description is not None)
             assert actor.pool.description is not None
@@ -98,14 +97,14 @@ class ReplayStages:
                 if maker is not None and maker != index:
                     self._followers[maker].append(source)
                 else:
-                    self._by_topic.setdefault(topic, []).append(source)
-                    wanted.append(Wanted(actor.config.name, topic, type_name, needed=number == 0))
-        return wanted
+                    self._from_log.append(source)
+        return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:
         """Take messages of the log; `topics` has the log's topic by the stages' name, see `match_topics`."""
-        for name, log_topic in topics.items():
-            self.takers.setdefault(log_topic, []).extend(self._by_topic[name])
+        for source in self._from_log:
+            if source.topic in topics:
+                self.takers.setdefault(topics[source.topic], []).append(source)
 
     def settle(self) -> None:
         """Wait until every worker is ready, the standbys included, and let the stages take frames.

@@ -35,7 +35,7 @@ from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.replay.virtual.virtual_stage import KeptWorkers, VirtualPace
+from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.score import Score, score_of
@@ -58,9 +58,8 @@ BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
 _RADAR: Final = "radar"
 _NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts again: imports of torch and rclpy, model
 _NAIVE_THREADS: Final = 4
-_ENDS: Final = frozenset({Outcome.CRASHED, Outcome.HUNG})
 
-Workers = dict[str, KeptWorkers]
+Workers = dict[str, KeptPools]
 """Worker processes by the parameters of their stages, for one drive after the other; the caller ends them."""
 Messages = tuple[tuple[str, str, bytes], ...]
 Watch = Callable[[World], None]
@@ -268,8 +267,8 @@ class _Stages(_Arm):
         self._stack = ExitStack()
         parameters = parameters_of(drive)
         config = paced(config_of(parameters), "virtual")
-        kept = workers.setdefault(json.dumps(parameters), KeptWorkers())
-        times: Any = [self.luck.times(stage) for stage in STAGES]  # stand-ins for `StageTimes`
+        kept = workers.setdefault(json.dumps(parameters), {})
+        times = [self.luck.times(stage) for stage in STAGES]
         self._pace = VirtualPace(world.start_ns, times, kept)
         self._record = _Record(self, config.stages, self._pace.now, log, portable=True)
         self._stack.callback(self._record.close)
@@ -344,8 +343,8 @@ OWN_ARMS: Final = tuple(arm for arm, kind in _KINDS.items() if kind is _Stages)
 def end_workers(workers: Workers) -> None:
     """End the processes that were kept."""
     for kept in workers.values():
-        with kept:
-            pass
+        while kept:
+            kept.popitem()[1].stop()
 
 
 def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = None) -> Driven:
