@@ -38,9 +38,8 @@ from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
 from torchperf_ros.world.scenarios import Scenario
-from torchperf_ros.world.score import Score, score_of
 from torchperf_ros.world.sensors import Sensors
-from torchperf_ros.world.world import World
+from torchperf_ros.world.world import Score, World, score_of
 
 PERIOD_NS: Final = 50 * NS_PER_MS
 """Between two scans."""
