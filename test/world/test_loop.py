@@ -9,7 +9,7 @@ from rich.console import Console
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.models.driving_messages import FRAME, PATH, encoded, path_message
+from torchperf_ros.models.driving_messages import FRAME, path_bytes
 from torchperf_ros.models.driving_rules import plan_along
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
@@ -151,7 +151,7 @@ def test_given_a_planner_that_always_brakes_when_scored_then_it_hits_nothing_and
         while not world.over:
             v = world.vehicle
             plan = plan_along(world.scenario.lane, (v.x, v.y, v.yaw, v.speed), np.empty((0, 7)), 0.1, 2.0)
-            world.take(encoded(path_message(plan, FRAME, at_ns, at_ns), PATH))
+            world.take(path_bytes(plan, FRAME, at_ns, at_ns))
             at_ns += PERIOD_NS
             world.advance(at_ns)
         braking = score_of(world)

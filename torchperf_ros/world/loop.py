@@ -12,24 +12,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.config.params_file import config_of
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.models.driving_messages import (
     FRAME,
     PATH,
-    encoded,
     objects_of,
+    path_bytes,
     pose_of,
-    route_message,
+    route_bytes,
 )
-from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, STEP_S, Blindness, plan_along
+from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, plan_along
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
@@ -157,9 +154,7 @@ class _Arm(abc.ABC):
         objects = objects[near][: 0 if self._blind.at(stamp_ns) and self.drive.arm != "zero" else None]
         scenario = self.drive.scenario
         plan = plan_along(scenario.lane, ego, objects, scenario.speed, AHEAD_S[name])
-        stamps = stamp_ns + np.arange(len(plan)) * round(STEP_S * NS_PER_S)
-        points = np.column_stack((plan[:, :2], np.zeros(len(plan))))
-        return TimedPath.made(stamps, points, plan[:, 2], FRAME.encode()).bytes()
+        return path_bytes(plan, FRAME, stamp_ns, stamp_ns)
 
 
 class _Zero(_Arm):
@@ -370,7 +365,7 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
         sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.camera and log is not None)
         stamp_ns = world.start_ns
-        arm.take_route(encoded(route_message(one.scenario.lane, one.scenario.speed, stamp_ns), PATH))
+        arm.take_route(route_bytes(one.scenario.lane, one.scenario.speed, stamp_ns))
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)
