@@ -19,8 +19,8 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.bare_stage import write_images
 from benchmarks.rig.figures import distribution
-from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, say
 from torchperf_ros.logs.log_reader import LogReader
 

@@ -18,10 +18,10 @@ import numpy as np
 import psutil
 
 from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.bare_stage import write_images
 from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
-from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions

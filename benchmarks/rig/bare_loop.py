@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.rig.camera_stream import image_cdr, stamped
+from benchmarks.rig.bare_stage import noise_cdr
 from torchperf_ros.config.message_types import decode, encode
+from torchperf_ros.frame.frame import restamped
 from torchperf_ros.model.adapter import Received, load_adapter
 
 
@@ -30,11 +31,11 @@ class BareLoop:
 
     def run(self, seconds: float, rate: float, size: str) -> list[float]:
         """Milliseconds of each run."""
-        cdr = image_cdr(*(int(word) for word in size.split("x")))
+        cdr = noise_cdr(*(int(word) for word in size.split("x")))
         took_ms = []
         due_s = time.monotonic()
         for _ in range(round(seconds * rate)):
-            data = stamped(cdr, time.time_ns())
+            data = restamped(cdr, time.time_ns())
             due_s += 1 / rate
             time.sleep(max(0.0, due_s - time.monotonic()))
             started_ns = time.perf_counter_ns()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,8 +14,8 @@ from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import say
 from torchperf_ros.demo.child_process import ChildProcess
+from torchperf_ros.demo.drive import own_graph
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.node.middleware import carry_images
 
 _START_S = 120.0
 _ON_THE_WAY_S = 0.4
@@ -26,15 +25,6 @@ _STATUS, _NODE_STATUS = f"perf: {STAGE}", "perf: node"
 
 class GraphError(TorchperfError):
     """A process of the benchmark ended or did not start; the message says which, and its last words."""
-
-
-def own_graph() -> None:
-    """Have the environment name a graph in which there is no one else, unless the user named one."""
-    if "ROS_DOMAIN_ID" not in os.environ:
-        os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)
-        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SUBNET"  # with LOCALHOST Fast DDS may change the transports
-        os.environ.pop("ROS_LOCALHOST_ONLY", None)
-    carry_images()
 
 
 def model_options(model_ms: float, device: str = "cpu") -> dict[str, Any]:
