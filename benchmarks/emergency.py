@@ -115,25 +115,15 @@ class _Drive:
         self._blocked, self._free = _scan(5.0), _scan(math.inf)
         self._no, self._yes = (bytes(encode(message_class(_BOOL)(data=value), _BOOL)) for value in (False, True))
         self.published_ms: list[float] = []  # until the node has published the stop path
-        self._until_latched_by("scan", self._blocked, lambda: self._publish("scan", self._free))
+        self._until_latched()
 
     def obstacles(self, times: int) -> list[float]:
         """Milliseconds from a scan with an obstacle to the stop path, each time."""
-        found = []
-        for _ in range(times):
-            found.append(self._until_stop("scan", self._blocked))
-            self._publish("scan", self._free)
-            self._clear()
-        return found
+        return [self._stopped("scan", self._blocked, self._free) for _ in range(times)]
 
     def triggers(self, times: int) -> list[float]:
         """The same from a trigger that becomes true."""
-        found = []
-        for _ in range(times):
-            found.append(self._until_stop("button", self._yes))
-            self._publish("button", self._no)
-            self._clear()
-        return found
+        return [self._stopped("button", self._yes, self._no) for _ in range(times)]
 
     def silences(self, times: int) -> list[float]:
         """Milliseconds from the end of a sensor's timeout to the stop path, each time."""
@@ -143,14 +133,20 @@ class _Drive:
             self._publish("beat", self._no)
         return found
 
-    def _until_latched_by(self, topic: str, message: bytes, then: Callable[[], None]) -> None:
+    def _stopped(self, topic: str, message: bytes, then: bytes) -> float:
+        took_ms = self._until_stop(topic, message)
+        self._publish(topic, then)
+        self._clear()
+        return took_ms
+
+    def _until_latched(self) -> None:
         """Publish until something comes back: by then everyone has found everyone."""
         self._publish("odom", _odometry())
         for _ in range(100):
-            self._publish(topic, message)
+            self._publish("scan", self._blocked)
             if self._graph.observer.listen(0.2, lambda: any(one.source == _FRAME for one in self._seen.outputs)):
                 break
-        then()
+        self._publish("scan", self._free)
         self._clear()
 
     def _publish(self, topic: str, message: bytes) -> None:
