@@ -22,9 +22,9 @@ from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.bench_stage import OURS
 from benchmarks.rig.figures import distribution
-from benchmarks.rig.graph import CameraProcess, Graph, GraphError, PerfNodeProcess, model_options
+from benchmarks.rig.graph import Graph, GraphError, PerfNodeProcess, Streaming
 from benchmarks.rig.observer import realtime
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.message_types import encode, header, message_class
@@ -76,17 +76,12 @@ _NAMES = ("scan", "trigger", "silence", "scan, until it is published")
 
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    options = model_options(arguments.model_ms)
-    with Graph((OURS,)) as graph:
-        stage = {"backup": arguments.backup, "budget_ms": arguments.budget_ms}
-        node = PerfNodeProcess(graph, ADAPTER, options, node_parameters=_LANE, **stage)
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
-        drive = _Drive(graph, node)
+    with Streaming(arguments, node_parameters=_LANE) as streaming:
+        graph = streaming.graph
+        drive = _Drive(graph, streaming.node)
         if not arguments.no_camera:
             seconds = 60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences  # ended with the graph
-            camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
+            streaming.camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
         graph.busy(arguments.load)
         with realtime():
             say(f"{arguments.times} obstacles, {arguments.triggers} triggers, {arguments.silences} silences")

@@ -1,6 +1,7 @@
 """The processes of a benchmark's ROS graph: the node, the naive node, the camera, busy neighbours."""
 
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -27,6 +28,7 @@ class GraphError(TorchperfError):
     """A process of the benchmark ended or did not start; the message says which, and its last words."""
 
 
+@functools.cache
 def model_options(model_ms: float, device: str = "cpu") -> dict[str, Any]:
     """Options of the bench adapter for a model of this cost here, measured in a process of its own; 0: the smallest."""
     if not model_ms:
@@ -292,6 +294,43 @@ class CameraProcess(Requests):
         self._graph.wait(over, "the stream's end", self.process, seconds + 60)
         self._graph.observer.listen(_ON_THE_WAY_S)
         return self._replies.pop()
+
+
+class Streaming:
+    """A node of this project with one stage and the camera that has found it; a context that ends both.
+
+    Attributes:
+        graph, node, camera: the processes.
+        seen: what the node has published since it was cleared.
+    """
+
+    def __init__(self, arguments: Any, *, adapter: str = ADAPTER, outputs: bool = True, **node: Any) -> None:
+        """Start them as the arguments say: model, budget, backup, device, and size and rate of the images."""
+        options = model_options(arguments.model_ms, device := getattr(arguments, "device", "cpu"))
+        self._images = {"rate": arguments.rate, "size": arguments.size}
+        self.graph = Graph((OURS,), outputs=outputs, device=device)
+        self.seen = self.graph.observer.seen[OURS]
+        try:
+            stage = {"budget_ms": arguments.budget_ms, **node}
+            if "backup" not in stage:
+                stage["backup"] = arguments.backup
+            self.node = PerfNodeProcess(self.graph, adapter, options, **stage)
+            self.camera = CameraProcess(self.graph)
+            self.node.wait_ready()
+            self.camera.connect(OURS, **self._images)
+        except BaseException:
+            self.graph.__exit__()
+            raise
+
+    def __enter__(self) -> "Streaming":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.graph.__exit__()
+
+    def stream(self, seconds: float, **more: Any) -> dict[str, Any]:
+        """Stream for so long, see `CameraProcess.stream`."""
+        return self.camera.stream(OURS, seconds=seconds, **self._images, **more)
 
 
 def sabotaged(graph: Graph, name: str, options: dict[str, Any], faults: dict[str, Any], seed: int) -> tuple[str, dict]:
