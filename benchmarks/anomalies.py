@@ -35,8 +35,6 @@ example:
 
 @dataclass
 class Tally:
-    """What one detector found."""
-
     anomalies: int = 0
     found: int = 0
     alarms: int = 0
@@ -96,7 +94,6 @@ def _area(scores: list[float], inside: list[bool]) -> float:
 
 
 def main() -> int:
-    """Record, generate, judge, show."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument(
         "--samples", type=int, default=4000, help="of each recorded series, 1000 and more (default 4000)"

@@ -39,7 +39,6 @@ examples:
 
 
 def main() -> int:
-    """Run the parts, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu as a trial (default cuda:0)")
     parser.add_argument("--parts", default="", help="some of them, with commas between (default all)")

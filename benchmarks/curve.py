@@ -35,7 +35,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _arguments()
     report = Report("curve", arguments)
     curve = measure_curve(arguments.n, arguments.chosen_device, seconds=arguments.seconds, on_step=say)

@@ -48,7 +48,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=3000, help="how often an obstacle appears (default 3000)")
     parser.add_argument("--triggers", type=int, default=500, help="how often the trigger is pressed (default 500)")

@@ -87,7 +87,6 @@ class Killer:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=5, help="kills for each kind of backup (default 5)")
     parser.add_argument("--backups", default=",".join(BACKUPS), help="default " + ",".join(BACKUPS))

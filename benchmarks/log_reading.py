@@ -31,7 +31,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--frames", type=int, default=120, help="of each log (default 120)")
     parser.add_argument("--size", default="1280x720", help="of the images, rgb8 (default 1280x720)")

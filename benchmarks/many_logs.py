@@ -56,7 +56,6 @@ class _Cost:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--logs", type=int, default=12, help="how many (default 12)")
     parser.add_argument("--frames", type=int, default=300, help="of each log (default 300)")

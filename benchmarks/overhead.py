@@ -36,7 +36,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=30.0, help="of stream for each node and size (default 30)")
     parser.add_argument("--slice", type=float, default=5.0, help="seconds of each node's turn (default 5)")

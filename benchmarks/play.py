@@ -35,7 +35,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the log (default 20)")
     parser.add_argument("--busy", type=int, default=4, help="processes for each core that keep it busy (default 4)")

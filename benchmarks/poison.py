@@ -49,7 +49,6 @@ class Poisoned:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--faults", default=",".join(FAULTS), help=f"default all: {', '.join(FAULTS)}")
     parser.add_argument("--times", type=int, default=1, help="poisonous frames of each fault (default 1)")

@@ -37,7 +37,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _parser().parse_args()
     report = Report("priority", arguments)
     stages = _Stages(arguments)

@@ -42,8 +42,6 @@ example:
 
 @dataclass
 class Drive:
-    """What became of one drive."""
-
     frames: int = 0
     first_down_s: float = float("inf")  # when a frame ran on a lower tier first
     first_miss_s: float = float("inf")
@@ -112,7 +110,6 @@ def drive(
 
 
 def ramp(seed: int, rules: list[str]) -> Drive:
-    """A drift of 50 %."""
     draw = random.Random(seed)
     base_ms, ramp_s = draw.uniform(0.55, 0.75) * BUDGET_MS, draw.uniform(10.0, 60.0)
     seconds = round(LEARNT_S + ramp_s + AFTER_S)
@@ -147,7 +144,6 @@ def normal(seed: int, rules: list[str], frames: int) -> Drive:
 
 
 def main() -> int:
-    """Drive, show, compare with the targets."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seeds", type=int, default=100, help="ramps of each kind (default 100)")
     parser.add_argument("--drives", type=int, default=10, help="normal drives of 10,000 frames (default 10)")

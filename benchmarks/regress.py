@@ -62,7 +62,6 @@ class Counts:
 
 
 def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
-    """Compare that many pairs."""
     counts = Counts(dict.fromkeys(TESTED, 0), dict.fromkeys(TESTED, 0))
     model, changed = LatencyModel(cell.phi, cell.spikes), CHANGES[cell.change]
     random = np.random.default_rng([seed, round(cell.phi * 1000), round(cell.spikes * 1000), cell.frames])
@@ -112,7 +111,6 @@ def _nothing(key: str) -> str:
 
 
 def main() -> int:
-    """Simulate, compare, count, show."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--pairs", type=int, default=200, help="of runs, for each line (default 200)")
     parser.add_argument("--resamples", type=int, default=500, help="of each run (default 500)")

@@ -38,7 +38,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--frames", type=int, default=600, help="of the shortest log (default 600)")
     parser.add_argument("--size", default="1280x720", help="of the images, rgb8 (default 1280x720)")

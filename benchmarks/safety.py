@@ -47,7 +47,6 @@ _workers: Workers = {}  # of this process
 
 
 def main() -> int:
-    """Drive, show, write."""
     arguments = _parser().parse_args()
     arms, scenarios = _chosen(arguments.arms, ARMS, "arm"), _chosen(arguments.scenarios, SCENARIOS, "scenario")
     Luck(0, arguments.load, arguments.faults)

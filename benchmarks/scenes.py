@@ -35,7 +35,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=60.0, help="of frames (default 60)")
     parser.add_argument("--rate", type=float, default=30.0, help="frames a second (default 30)")

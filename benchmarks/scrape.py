@@ -44,7 +44,6 @@ class Slices:
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _parser().parse_args()
     report = Report("scrape", arguments)
     slices, scrapes = _measure(arguments)

@@ -31,7 +31,6 @@ class Sampler:
     """Samples memory and descriptors of some processes over the frames that went through."""
 
     def __init__(self, pids: dict[str, int]) -> None:
-        """Take name -> process id."""
         self._pids = pids
         self._next = time.monotonic()
         self.frames: list[int] = []
@@ -39,7 +38,6 @@ class Sampler:
         self.descriptors: dict[str, list[int]] = {name: [] for name in pids}
 
     def sample(self, frames: int) -> None:
-        """Sample if it is time to."""
         if time.monotonic() < self._next:
             return
         self._next += _EVERY_S
@@ -53,7 +51,6 @@ class Sampler:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--frames", type=int, default=20_000, help="default 20000")
     add_camera(parser, size="64x48", rate=200.0)

@@ -40,7 +40,6 @@ example:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=20.0, help="of stream (default 20)")
     parser.add_argument("--turns", type=int, default=3, help="with and without recorder and exporter (default 3)")

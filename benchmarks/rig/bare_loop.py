@@ -30,7 +30,6 @@ class BareLoop:
         ((self._topic, self._type),) = self._adapter.inputs.items()
 
     def run(self, seconds: float, rate: float, size: str) -> list[float]:
-        """Milliseconds of each run."""
         cdr = noise_cdr(*(int(word) for word in size.split("x")))
         took_ms = []
         due_s = time.monotonic()
@@ -47,7 +46,6 @@ class BareLoop:
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=json.loads, required=True, help="adapter, options and tier as JSON")
     loop = BareLoop(**parser.parse_args().config)

@@ -28,10 +28,7 @@ _LEAD_NS = 20_000_000
 
 
 class Camera:
-    """Streams on demand."""
-
     def __init__(self) -> None:
-        """Join the graph that the environment names."""
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self._node = Node("camera", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._publishers: dict[str, Any] = {}
@@ -83,7 +80,6 @@ class Camera:
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
     # A camera does not wait for a free processor core. Before DDS starts its threads, so that they have it as well.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))

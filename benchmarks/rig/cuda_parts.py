@@ -67,7 +67,6 @@ class Place:
     """Where a part runs, and how long it may time. Parts build side by side; whoever times does so alone."""
 
     def __init__(self, device: str, seconds: float, folder: Path) -> None:
-        """Take the device, what a candidate is timed for, and a folder that all parts share."""
         self.name, self.seconds, self.folder = device, seconds, folder
         self._turn = os.open(folder / "turn", os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._turn, fcntl.LOCK_SH)

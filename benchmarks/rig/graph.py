@@ -42,8 +42,6 @@ def model_options(model_ms: float, device: str = "cpu") -> dict[str, Any]:
 
 
 class Graph:
-    """Starts processes, ends them with itself."""
-
     def __init__(self, namespaces: tuple[str, ...], *, outputs: bool = True, device: str = "cpu") -> None:
         """Join as an onlooker of these namespaces; `device` is what the models of the processes run on."""
         own_graph()
@@ -129,7 +127,6 @@ class PerfNodeProcess:
 
     @property
     def pid(self) -> int:
-        """Of the node."""
         return int(self._graph.observer.values(_NODE_STATUS)["pid"])
 
     @property
@@ -138,7 +135,6 @@ class PerfNodeProcess:
         return self._graph.observer.values(_NODE_STATUS).get("scheduling", "")
 
     def worker_pids(self) -> list[int]:
-        """Of the workers that live."""
         pids = [self.counters.get(f"worker_{number}_pid", "") for number in range(self._workers)]
         return [int(pid) for pid in pids if pid]
 
@@ -196,7 +192,6 @@ class NaiveProcess:
             self._start()
 
     def ready(self) -> bool:
-        """Whether it takes images."""
         self.respawn()
         for line in self.process.output.lines():
             self._ready |= line == "ready"
@@ -237,7 +232,6 @@ class BareLoopProcess(Requests):
     """The adapter's steps in a bare loop; see `bare_loop.py`."""
 
     def __init__(self, graph: Graph, adapter: str, options: dict[str, Any], tier: str) -> None:
-        """Start it."""
         config = json.dumps({"adapter": adapter, "options": options, "tier": tier, "device": graph.device})
         super().__init__(graph, "bare loop", ["benchmarks.rig.bare_loop", "--config", config])
 
@@ -252,7 +246,6 @@ class CameraProcess(Requests):
     """The camera; one stream at a time."""
 
     def __init__(self, graph: Graph) -> None:
-        """Start it."""
         super().__init__(graph, "camera", ["benchmarks.rig.camera_stream"])
 
     def begin(
@@ -342,7 +335,6 @@ def sabotaged(graph: Graph, name: str, options: dict[str, Any], faults: dict[str
 
 
 def injected(graph: Graph, name: str) -> Iterator[dict[str, Any]]:
-    """What was injected, from the journal."""
     file = graph.folder / f"{name}.jsonl"
     if file.exists():
         yield from (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())

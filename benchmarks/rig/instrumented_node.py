@@ -42,7 +42,6 @@ class Stopwatch:
         setattr(owner, method, call)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method and time it."""
         name = self._name(*args) if self.on else None
         if name is None:
             return self._inner(*args, **kwargs)
@@ -73,7 +72,6 @@ def _noted(owner: type, method: str, before: Callable[..., str], after: Callable
 
 
 def _said(message: dict[str, Any] | None, worker: Any) -> str:
-    """What a worker says."""
     if message is None:
         return ""
     return f"worker {worker.number}: {message.get('text', '') if message['kind'] == 'progress' else message['kind']}"
@@ -122,7 +120,6 @@ def _instrument() -> Callable[[list[str]], int]:
 
 
 def main() -> int:
-    """Run the node until it is told to end."""
     file, *ros_arguments = sys.argv[1:]
     try:
         return _instrument()(ros_arguments)

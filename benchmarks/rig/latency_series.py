@@ -59,7 +59,6 @@ class Slower:
     tail_only: bool
 
     def of(self, total_ms: np.ndarray, p95: float, p99: float) -> np.ndarray:
-        """The latencies after the change."""
         if not self.tail_only:
             return total_ms * (1 + self.p99_share)
         stretch = (p99 * (1 + self.p99_share) - p95) / (p99 - p95)

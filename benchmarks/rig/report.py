@@ -47,8 +47,6 @@ class Target:
 
 
 class Report:
-    """Figures of one run of one benchmark."""
-
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         """Look at the machine before anything is started; takes a second."""
         parameters = {key: value for key, value in vars(arguments).items() if key != "json"}

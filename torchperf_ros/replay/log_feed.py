@@ -128,7 +128,6 @@ class LogFeed:
     """
 
     def __init__(self, reader: LogReader, options: ReplayOptions) -> None:
-        """Take a log, and which part of it is wanted."""
         self._reader, self._options = reader, options
         first_ns = reader.start_ns or next((message.t_ns for message in reader.messages()), 0)
         self.start_ns, length_s = first_ns + round(options.start_s * NS_PER_S), options.duration_s

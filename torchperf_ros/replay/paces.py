@@ -57,7 +57,6 @@ class ReplayPace:
     """Whether stages have threads of their own, as in the node. Else their pools have to settle, and the pace steps."""
 
     def __init__(self, start_ns: int) -> None:
-        """Begin at this time of the log."""
         self._now_ns = start_ns
 
     def machinery(self, stage: int) -> StageMachinery:

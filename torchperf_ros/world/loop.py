@@ -137,11 +137,9 @@ class _Arm(abc.ABC):
         self.world.take(plan)
 
     def count(self, what: str) -> None:
-        """One more of these."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def write(self, topic: str, type_name: str, data: bytes, t_ns: int) -> None:
-        """Into the log, if there is one."""
         if self._log is not None:
             self._log.write(absolute(topic), type_name, data, t_ns)
 
@@ -158,8 +156,6 @@ class _Arm(abc.ABC):
 
 
 class _Zero(_Arm):
-    """Plans at once."""
-
     def until(self, t_ns: int) -> None:
         pass
 

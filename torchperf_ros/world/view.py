@@ -23,7 +23,6 @@ class LiveView(Live):
     """A world in real time, seen from above and from its vehicle: ahead is to the right."""
 
     def __init__(self, title: str, shown: Console) -> None:
-        """Draw in this terminal."""
         super().__init__(console=shown, auto_refresh=False)
         self._title, self._columns, self._begun_s = title, max(40, shown.width - 1), 0.0
 

@@ -108,7 +108,6 @@ class _Pool:
         self._start_at_ns: dict[int, int] = {}
 
     def opened(self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log) -> "_Pool":
-        """With its processes, from the arguments of `WorkerPool`."""
         self.config, self._listener, self._log = config, listener, log
         self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
         self.workers: list[_Worker | None] = [None] * config.workers
@@ -253,7 +252,6 @@ class _Pool:
         self.last_error = self._real.last_error
 
     def now(self) -> int:
-        """The clock."""
         return self._clock()
 
     def begin(self, tier: int, seq: int, offset: int, length: int, *, wanted: bool) -> RunTimes:
@@ -278,7 +276,6 @@ class _Worker:
     """
 
     def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
-        """Take a process that is ready."""
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
         self.tiers, self.missing, self.loaded = process.tiers, process.missing, process.loaded
@@ -314,7 +311,6 @@ class _Worker:
         self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0,
         missed: int = 0,
     ) -> bool:  # fmt: skip
-        """Take a frame."""
         self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
         plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
@@ -405,7 +401,6 @@ class _Worker:
         return response
 
     def kill(self, reason: str) -> None:
-        """End the process."""
         self.usable = False
         self._die(reason)
 
