@@ -27,7 +27,7 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import Graph, GraphError, PerfNodeProcess, Streaming
 from benchmarks.rig.observer import realtime
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.message_types import encode, header, message_class
+from torchperf_ros.config.message_types import empty_message, encode, header
 
 _BEAMS, _SPEED = 1080, 10.0
 _TIMEOUT_MS = 100.0
@@ -107,7 +107,7 @@ class _Drive:
         subscribed = lambda: all(topic.get_subscription_count() for topic in self._topics.values())  # noqa: E731
         graph.wait(lambda: subscribed() and self._client.service_is_ready(), "the lane", self._process)
         self._blocked, self._free = _scan(5.0), _scan(math.inf)
-        self._no, self._yes = (bytes(encode(message_class(_BOOL)(data=value), _BOOL)) for value in (False, True))
+        self._no, self._yes = (bytes(encode(empty_message(_BOOL, data=value), _BOOL)) for value in (False, True))
         self.published_ms: list[float] = []  # until the node has published the stop path
         self._until_latched()
 
@@ -173,19 +173,18 @@ _BOOL = "std_msgs/msg/Bool"
 
 def _scan(distance_m: float) -> bytes:
     name, step = "sensor_msgs/msg/LaserScan", math.radians(270) / (_BEAMS - 1)
-    return bytes(encode(message_class(name)(
-        header=header(time.time_ns(), "laser"), angle_min=-math.radians(135), angle_max=math.radians(135),
-        angle_increment=step, time_increment=0.0, scan_time=0.025, range_min=0.1, range_max=30.0,
-        ranges=np.full(_BEAMS, distance_m, np.float32), intensities=np.empty(0, np.float32),
+    return bytes(encode(empty_message(
+        name, header=header(time.time_ns(), "laser"), angle_min=-math.radians(135), angle_max=math.radians(135),
+        angle_increment=step, scan_time=0.025, range_min=0.1, range_max=30.0,
+        ranges=np.full(_BEAMS, distance_m, np.float32),
     ), name))  # fmt: skip
 
 
 def _odometry() -> bytes:
-    from rclpy.serialization import serialize_message
-
-    message = Odometry(child_frame_id="base_link")
-    message.header.frame_id, message.pose.pose.orientation.w, message.twist.twist.linear.x = _FRAME, 1.0, _SPEED
-    return bytes(serialize_message(message))
+    name = "nav_msgs/msg/Odometry"
+    message = empty_message(name, header=header(0, _FRAME), child_frame_id="base_link")
+    message.twist.twist.linear.x = _SPEED
+    return bytes(encode(message, name))
 
 
 if __name__ == "__main__":

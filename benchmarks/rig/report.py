@@ -84,14 +84,11 @@ class Report:
             f" {timer['max']:.2f} (max): what no node can be better than."
         )
         if targets:
-            table = Table(title="Targets", title_justify="left", title_style="bold")
-            for column in ("figure", "measured", "target", ""):
-                table.add_column(column, justify="left" if column in {"figure", ""} else "right")
-            for target in targets:
-                verdict = "[green]met[/]" if target.met else "[red]missed[/]"
-                limit = f"{target.relation} {shown(target.limit)} {target.unit}"
-                table.add_row(target.what, f"{shown(target.value)} {target.unit}", limit, verdict)
-            self._console.print(table)
+            self.table("Targets", ("figure", "measured", "target", ""), [
+                (t.what, f"{shown(t.value)} {t.unit}", f"{t.relation} {shown(t.limit)} {t.unit}",
+                 "[green]met[/]" if t.met else "[red]missed[/]")
+                for t in targets
+            ])  # fmt: skip
         self._content["figures"] = figures
         self._content["targets"] = [{**asdict(target), "met": target.met} for target in targets]
         if self._file:

@@ -193,5 +193,6 @@ class _Replay(contextlib.ExitStack):
 
     def _cut_short(self, why: str) -> bool:
         self._note(why)
-        self._stages.deactivate()
+        for actor in self._stages.actors:  # what has begun is still answered
+            actor.deactivate()
         return False

@@ -1,8 +1,8 @@
 """The node's stages without the node: wired to each other and to a log."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -115,7 +115,8 @@ class ReplayStages:
         for actor in self.actors:
             if not self._pace.threaded:
                 actor.pool.settle()
-            self._wait(actor, _is_complete)
+            # the standby, too: it can step in from the first frame on
+            self._wait(actor, lambda actor: all(w is not None and w.usable for w in actor.pool.workers))
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:
             worker = next(worker for worker in actor.pool.workers if worker is not None)
@@ -164,20 +165,7 @@ class ReplayStages:
             if actor.pool.gave_up:
                 raise ReplayError(f"stage {actor.config.name} cannot run any more: {actor.pool.last_error}")
 
-    def deactivate(self) -> None:
-        """Take no more frames; what has begun is still answered."""
-        for actor in self.actors:
-            actor.deactivate()
-
     def stop(self) -> None:
         """End the workers, all at once."""
-        threads = [threading.Thread(target=actor.stop) for actor in self.actors]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-
-def _is_complete(actor: StageActor) -> bool:
-    """Whether every worker is ready, the standby too: it can step in from the first frame on."""
-    return all(worker is not None and worker.usable for worker in actor.pool.workers)
+        with ThreadPoolExecutor(len(self.actors)) as pool:
+            list(pool.map(StageActor.stop, self.actors))

@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich import box
 from rich.console import Console
@@ -131,12 +131,10 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
            "faults": one.faults, "drawn": scenario.drawn, **driven.row()}  # fmt: skip
     (folder / "drive.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     own = one if one.arm in OWN_ARMS else replace(one, arm="full")  # who is tested
-    parameters: dict[str, object] = {}
+    parameters: dict[str, Any] = {}
     for key, value in parameters_of(own).items():
-        stage, dot, rest = key.partition(".")
-        part = parameters.setdefault(stage, {}) if dot else parameters
-        assert isinstance(part, dict)
-        part[rest if dot else stage] = value
+        *stage, name = key.split(".", 1)
+        (parameters.setdefault(stage[0], {}) if stage else parameters)[name] = value
     text = json.dumps({"perf": {"ros__parameters": parameters}}, indent=2)  # JSON is YAML
     (folder / "drive.yaml").write_text(text + "\n", encoding="utf-8")
     test = folder / f"test_{scenario.name}_{scenario.seed}_{one.arm}.py"
