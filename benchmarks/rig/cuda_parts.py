@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -203,8 +203,14 @@ def chain(length: int) -> Callable[[Place], Found]:
 
     def run(place: Place) -> Found:
         device = place.device().device
-        with _Alone(place) as alone:
-            curve = measure_curve([length], device, seconds=place.seconds, on_step=alone.step)
+        with ExitStack() as stack:
+
+            def step(text: str) -> None:
+                say(text)
+                if text.startswith("calibrating"):  # what is built before may be built beside others
+                    stack.enter_context(place.alone())
+
+            curve = measure_curve([length], device, seconds=place.seconds, on_step=step)
         rows = [
             (p.engine, p.runs, p.median_us, p.p99_us, p.times_eager, p.reference, p.compile_s, p.error) for p in curve
         ]
@@ -218,26 +224,6 @@ def chain(length: int) -> Callable[[Place], Found]:
         return Found([(f"Chain of {length} small operations", columns, rows)], points, wrong)
 
     return run
-
-
-class _Alone:
-    """Takes the turn when a curve's steps come to the timing."""
-
-    def __init__(self, place: Place) -> None:
-        self._place, self._turn = place, None
-
-    def __enter__(self) -> "_Alone":
-        return self
-
-    def step(self, text: str) -> None:
-        say(text)
-        if text.startswith("calibrating") and self._turn is None:
-            self._turn = self._place.alone()
-            self._turn.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._turn is not None:
-            self._turn.__exit__(None, None, None)
 
 
 def memory(place: Place) -> Found:
