@@ -199,11 +199,7 @@ class NaiveProcess:
         return self._ready
 
     def wait_ready(self) -> None:
-        """Wait until it takes images.
-
-        Raises:
-            GraphError: it does not within two minutes.
-        """
+        """Wait until it takes images; raises `GraphError` where it does not within two minutes."""
         if not self._graph.observer.listen(_START_S, self.ready):
             msg = f"the naive node is not ready after {_START_S:.0f} s:\n{self.process.errors.tail(12)}"
             raise GraphError(msg)

@@ -70,11 +70,7 @@ class Drive:
     """One drive, from the first process to the verdict."""
 
     def __init__(self, options: DriveOptions, console: Console) -> None:
-        """Look at the log, if there is one.
-
-        Raises:
-            LogError: the log cannot be played.
-        """
+        """Look at the log, if there is one; raises `LogError` where the log cannot be played."""
         self._options = options
         self._console = console
         self._image_type, title, rate_hz = IMAGE_TYPE, "drawn road, 1280x720 rgb8", options.rate_hz

@@ -35,21 +35,13 @@ class _RuleAdapter(Adapter):
     rules: ClassVar[type[nn.Module]]
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options, see the class.
-
-        Raises:
-            ConfigError: an option is unknown or its value not allowed.
-        """
+        """Read the options, see the class; raises `ConfigError` where an option is unknown or its value not allowed."""
         reader = OptionReader(type(self).__name__, options)
         self._blind = Blindness(reader.number("blind", default=0.0, low=0.0, high=1.0))
         reader.finish()
 
     def build(self, tier: str) -> nn.Module:
-        """The rules of a tier.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
+        """The rules of a tier; raises `ConfigError` where there is no such tier."""
         if tier not in self.values:
             raise ConfigError(f"tier {tier!r} does not exist; allowed: {', '.join(self.values)}")
         return self.rules(self.values[tier]).eval()
@@ -92,11 +84,7 @@ class OracleAdapter(_RuleAdapter):
         return (torch.zeros(2, dtype=torch.float64),)
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """Where the vehicle is, x and y [2].
-
-        Raises:
-            BadInput: there is no odometry, or no truth.
-        """
+        """Where the vehicle is, x and y [2]; raises `BadInput` where there is no odometry, or no truth."""
         self._need(messages)
         x, y, _, _ = pose_of(messages["odom"].message)
         return (torch.tensor([x, y], dtype=torch.float64),)

@@ -153,11 +153,7 @@ class LogFeed:
         return names
 
     def messages(self, topics: frozenset[str]) -> Generator[LogMessage, None, None]:
-        """The messages of some topics, read ahead; to be closed.
-
-        Raises:
-            LogError: the log is damaged.
-        """
+        """The messages of some topics, read ahead; to be closed; raises `LogError` where the log is damaged."""
         with contextlib.closing(ReadAhead(self._read(topics), lambda m: len(m.data), 64 << 20)) as ahead:
             yield from ahead
 

@@ -13,7 +13,6 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.log_feed import LogFeed, match_topics
 from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.paces import RealPace, ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_options import (
     ReplayError,
     ReplayOptions,
@@ -24,7 +23,7 @@ from torchperf_ros.replay.replay_options import (
 )
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_result import ReplayResult, anomalies_summary, log_hash, models_summary, stage_results
-from torchperf_ros.replay.replay_stages import ReplayStages
+from torchperf_ros.replay.replay_stages import RealPace, ReplayPace, ReplayStages, held_interrupt
 from torchperf_ros.workers.fork_server import start_base
 
 Progress = Callable[[int, int], None]

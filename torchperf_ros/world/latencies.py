@@ -61,11 +61,7 @@ class Luck:
     injected: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check what was chosen.
-
-        Raises:
-            ConfigError: there is no such load, or there are no such faults.
-        """
+        """Check what was chosen; raises `ConfigError` where there is no such load, or there are no such faults."""
         if self.faults not in FAULTS:
             raise ConfigError(f"faults {self.faults!r} are not there; it has to be one of: {', '.join(FAULTS)}")
         if self.load not in _P99_SHARE:

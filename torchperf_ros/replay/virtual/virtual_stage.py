@@ -16,9 +16,8 @@ from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
 from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.replay.paces import ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_stages import ReplayStages
+from torchperf_ros.replay.replay_stages import ReplayPace, ReplayStages, held_interrupt
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
 from torchperf_ros.stage.stage_actor import StageMachinery
 from torchperf_ros.workers.frame_ring import FrameReader
@@ -388,11 +387,7 @@ class _Worker:
             time.sleep(_CATCH_UP_S)
 
     def receive(self) -> tuple[Response, bytes] | None:
-        """The response that is due.
-
-        Raises:
-            EOFError: the worker is gone.
-        """
+        """The response that is due; raises `EOFError` where the worker is gone."""
         self.due_ns = None
         if self.dead:
             self.kill_reason = self.dead
