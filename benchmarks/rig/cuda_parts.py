@@ -18,7 +18,7 @@ import torch
 from benchmarks.rig.bare_stage import BareStage
 from benchmarks.rig.chains import measure_curve
 from benchmarks.rig.cuda_adapter import NAMES
-from benchmarks.rig.machine import machine as describe_machine
+from benchmarks.rig.report import machine as describe_machine
 from benchmarks.rig.report import say
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.config import node_config

@@ -1,9 +1,10 @@
-"""How a benchmark shows its figures: a table with the targets beside them, and JSON."""
+"""How a benchmark shows its figures and what they were measured on: a table with the targets beside them, and JSON."""
 
 import argparse
 import json
 import math
 import operator
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rig.bare_timer import BareTimer
-from benchmarks.rig.machine import machine
-from torchperf_ros.runs.machine_fingerprint import ProcessorShare
+from torchperf_ros.runs.machine_fingerprint import ProcessorShare, machine_now, version_of
 
 _STARTED = time.monotonic()
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "==": operator.eq}
@@ -95,6 +96,27 @@ class Report:
             text = json.dumps(plain(self._content), indent=1, allow_nan=False)
             self._file.write_text(text + "\n", encoding="utf-8")
             say(f"written to {self._file}")
+
+
+def machine() -> dict[str, object]:
+    """The machine, the versions of ROS, and how busy others keep it (takes a second)."""
+    return {
+        **machine_now(),
+        "rclpy": version_of("rclpy"),
+        "fastdds": version_of("ros-fastdds"),
+        "fifo_permitted": _fifo_permitted(),
+        "others_cpu_percent": psutil.cpu_percent(interval=1.0),
+    }
+
+
+def _fifo_permitted() -> bool:
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        return False
+    os.sched_setscheduler(0, policy, parameters)
+    return True
 
 
 def shown(value: object) -> str:

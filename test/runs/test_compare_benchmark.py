@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.regress import Cell, count, save
-from benchmarks.rig.latency_series import STAGE, LatencyModel, Slower
+from benchmarks.regress import STAGE, Cell, LatencyModel, Slower, count, save
 from torchperf_ros.runs.compare.run_frames import load_run, stage_frames
 
 LONG = 30_000
