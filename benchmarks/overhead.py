@@ -89,7 +89,7 @@ def _rows(
             camera.stream(namespace, seconds=seconds, rate=arguments.rate, size=size)
             rows[namespace] += seen.rows[_FIRST_FRAMES:]
         say(f"{size}, turn {turn + 1}: {_BARE}, {seconds:g} s")
-        bare_ms += loop.run(seconds=seconds, rate=arguments.rate, size=size)[_FIRST_FRAMES:]
+        bare_ms += loop.ask(seconds, rate=arguments.rate, size=size)["model_ms"][_FIRST_FRAMES:]
     return rows, bare_ms
 
 

@@ -220,8 +220,16 @@ class Requests:
         self._replies.extend(json.loads(line) for line in self.process.output.lines())
         return self._replies
 
-    def _ask(self, **request: Any) -> None:
-        self.process.say(json.dumps(request))
+    def ask(self, seconds: float, meanwhile: Callable[[], object] = bool, **request: Any) -> dict[str, Any]:
+        """What it says to a request that takes so long; `meanwhile` is called until then."""
+        self.process.say(json.dumps({"seconds": seconds, **request}))
+
+        def over() -> bool:
+            meanwhile()
+            return bool(self._read())
+
+        self._graph.wait(over, f"the end of {request}", self.process, seconds + 60)
+        return self._replies.pop()
 
 
 class BareLoopProcess(Requests):
@@ -231,12 +239,6 @@ class BareLoopProcess(Requests):
         config = json.dumps({"adapter": adapter, "options": options, "tier": tier, "device": graph.device})
         super().__init__(graph, "bare loop", ["benchmarks.rig.bare_loop", "--config", config])
 
-    def run(self, *, seconds: float, rate: float, size: str) -> list[float]:
-        """Milliseconds of each run at this pace."""
-        self._ask(seconds=seconds, rate=rate, size=size)
-        self._graph.wait(lambda: bool(self._read()), "the loop's end", self.process, seconds + 60)
-        return list(self._replies.pop()["model_ms"])
-
 
 class CameraProcess(Requests):
     """The camera; one stream at a time."""
@@ -244,11 +246,9 @@ class CameraProcess(Requests):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph, "camera", ["benchmarks.rig.camera_stream"])
 
-    def begin(
-        self, namespace: str, *, seconds: float, rate: float, size: str, first_bytes: dict[int, int] | None = None
-    ) -> None:
-        """Begin to stream, as soon as someone subscribes."""
-        self._ask(topic=f"{namespace}/image", seconds=seconds, rate=rate, size=size, first_bytes=first_bytes)
+    def begin(self, namespace: str, **stream: Any) -> None:
+        """Begin to stream, as soon as someone subscribes; its end is not waited for."""
+        self.process.say(json.dumps({"topic": f"{namespace}/image", **stream}))
 
     def connect(self, namespace: str, *, size: str, rate: float) -> None:
         """Stream for a moment until the onlooker hears of an answer: from then on all three have found each other.
@@ -265,24 +265,15 @@ class CameraProcess(Requests):
         msg = f"no image is answered in {namespace}"
         raise GraphError(msg)
 
-    def stream(
-        self, namespace: str, *, seconds: float, rate: float, size: str, meanwhile: Callable[[], object] = bool,
-        first_bytes: dict[int, int] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Stream to `image` in a namespace, listening and calling `meanwhile` until it is over.
+    def stream(self, namespace: str, **stream: Any) -> dict[str, Any]:
+        """Stream to `image` in a namespace, listening until it is over; see `ask` and `camera_stream.py`.
 
         Returns:
             What the camera says: `stamps` of the images, `worst_late_ms` of their publication.
         """
-        self.begin(namespace, seconds=seconds, rate=rate, size=size, first_bytes=first_bytes)
-
-        def over() -> bool:
-            meanwhile()
-            return bool(self._read())
-
-        self._graph.wait(over, "the stream's end", self.process, seconds + 60)
+        said = self.ask(topic=f"{namespace}/image", **stream)
         self._graph.observer.listen(_ON_THE_WAY_S)
-        return self._replies.pop()
+        return said
 
 
 class Streaming:

@@ -101,20 +101,15 @@ class Driven:
         return {**asdict(self.score), "faults": len(self.injected), "counts": self.counts}
 
 
-class _Arm(abc.ABC):
+class _Arm(ExitStack, abc.ABC):
     """Turns messages into plans; a context that ends what it starts."""
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        super().__init__()
         self.drive, self.world, self._log = drive, world, log
         self.luck = Luck(drive.scenario.seed, drive.load, drive.faults)
         self.counts: dict[str, int] = {}
         self._blind = Blindness(self.luck.blind or self.luck.unseen)
-
-    def __enter__(self) -> "_Arm":
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: B027 - optional on purpose
-        """End what was started."""
 
     @abc.abstractmethod
     def until(self, t_ns: int) -> None:
@@ -124,7 +119,7 @@ class _Arm(abc.ABC):
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         """Take what the sensors send at this time."""
 
-    def take_route(self, route: bytes) -> None:
+    def start(self, route: bytes) -> None:
         """Learn which lane to keep, before the first scan."""
         self.write("route", PATH, route, self.world.start_ns)
 
@@ -254,32 +249,24 @@ class _Stages(_Arm):
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
         super().__init__(drive, world, log, workers)
-        self._stack = ExitStack()
         parameters = parameters_of(drive)
         config = paced(config_of(parameters), "virtual")
         kept = workers.setdefault(json.dumps(parameters), {})
         times = [self.luck.times(stage) for stage in STAGES]
         self._pace = VirtualPace(world.start_ns, times, kept)
         self._record = _Record(self, config.stages, self._pace.now, log, portable=True)
-        self._stack.callback(self._record.close)
-        definitions = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
+        self.callback(self._record.close)
+        definitions = self.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
         self.said: list[str] = []
         self._stages = ReplayStages(config, self._pace, self._record, self.said.append, 0, definitions)
-        self._stack.callback(self._stages.stop)
+        self.callback(self._stages.stop)
 
-    def __enter__(self) -> "_Stages":
-        try:
-            self._stages.start()
-            wanted = self._stages.wanted()
-            self._stages.connect({item.topic: absolute(item.topic) for item in wanted})
-            self._stages.settle()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def start(self, route: bytes) -> None:
+        super().start(route)
+        self._stages.start()
+        self._stages.connect({item.topic: absolute(item.topic) for item in self._stages.wanted()})
+        self._stages.settle()
+        self._stages.offer("/route", route)
 
     def until(self, t_ns: int) -> None:
         self._pace.reach(t_ns, self._stages, self._record)
@@ -289,10 +276,6 @@ class _Stages(_Arm):
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         for topic, _, data in messages:
             self._stages.offer(absolute(topic), data)
-
-    def take_route(self, route: bytes) -> None:
-        super().take_route(route)
-        self._stages.offer("/route", route)
 
 
 def parameters_of(drive: Drive) -> Mapping[str, object]:
@@ -320,14 +303,11 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
     return values
 
 
-_KINDS: Final[dict[str, type[_Arm]]] = {
-    "zero": _Zero, "naive": _Naive, "blocking": _Naive, "no_fallback": _Stages, "no_guard": _Stages, "full": _Stages,
-    "radar": _Stages,
-}  # fmt: skip
-
-
-OWN_ARMS: Final = tuple(arm for arm, kind in _KINDS.items() if kind is _Stages)
+OWN_ARMS: Final = ("no_fallback", "no_guard", "full", _RADAR)
 """Those that are stages of this project."""
+_KINDS: Final[dict[str, type[_Arm]]] = {
+    "zero": _Zero, "naive": _Naive, "blocking": _Naive, **dict.fromkeys(OWN_ARMS, _Stages),
+}  # fmt: skip
 
 
 def end_workers(workers: Workers) -> None:
@@ -361,7 +341,7 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
         sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.camera and log is not None)
         stamp_ns = world.start_ns
-        arm.take_route(route_bytes(one.scenario.lane, one.scenario.speed, stamp_ns))
+        arm.start(route_bytes(one.scenario.lane, one.scenario.speed, stamp_ns))
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)
