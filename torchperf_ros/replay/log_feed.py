@@ -1,16 +1,11 @@
-"""The messages of a log for the stages: which topic is which input, and which part of the log is read."""
+"""The topics of a log: which one is which input of the stages, and which are copied into the output."""
 
-import contextlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from torchperf_ros.config.message_types import full_name
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.log_reader import LogError, LogReader, LogTopic
 from torchperf_ros.logs.log_storage import listed
-from torchperf_ros.logs.player import ReadAhead
-from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.workers.process_setup import step_back
 
 if TYPE_CHECKING:
     from torchperf_ros.stage.stage_input import StageInput
@@ -121,44 +116,22 @@ def _listed(topics: Iterable[LogTopic]) -> str:
     return listed([f"{topic.name} ({topic.type_name})" for topic in topics])
 
 
-class LogFeed:
-    """The part of a log that is to be replayed.
+def topics_to_copy(
+    wanted: str, reader: LogReader, given: Collection[str], published: Collection[str]
+) -> frozenset[str]:
+    """The topics that `--inputs` copies into the output: `all` are those of the log that are `given` to stages.
 
-    It begins at `start_ns`, 0 for an empty log, and is `length_ns` long, 0 if the log does not say.
+    Raises:
+        LogError: a topic is not in the log, or the replay itself publishes it.
     """
-
-    def __init__(self, reader: LogReader, options: ReplayOptions) -> None:
-        self._reader, self._options = reader, options
-        first_ns = reader.start_ns or next((message.t_ns for message in reader.messages()), 0)
-        self.start_ns, length_s = first_ns + round(options.start_s * NS_PER_S), options.duration_s
-        self._end_ns = None if length_s is None else self.start_ns + round(length_s * NS_PER_S)
-        self.length_ns = max(0, (self._end_ns or reader.end_ns) - self.start_ns)
-
-    def to_copy(self, given: Collection[str], published: Collection[str]) -> frozenset[str]:
-        """The topics that `--inputs` copies into the output: `all` are those of the log that are `given` to stages.
-
-        Raises:
-            LogError: a topic is not in the log, or the replay itself publishes it.
-        """
-        wanted, own = self._options.inputs, _OWN.union(published)
-        if wanted in {"all", "none"}:
-            return frozenset(given) - own if wanted == "all" else frozenset()
-        names = frozenset(name.strip() for name in wanted.split(","))
-        if unknown := sorted(names - set(self._reader.topics)):
-            msg = f"--inputs: log {self._reader.path} has no topic {', '.join(unknown)}; give all, none or its topics"
-            raise LogError(msg)
-        if clashing := sorted(names & own):
-            msg = f"--inputs: {', '.join(clashing)} is what the replay itself publishes, and the two would mix"
-            raise LogError(msg)
-        return names
-
-    def messages(self, topics: frozenset[str]) -> Generator[LogMessage, None, None]:
-        """The messages of some topics, read ahead; to be closed; raises `LogError` where the log is damaged."""
-        with contextlib.closing(ReadAhead(self._read(topics), lambda m: len(m.data), 64 << 20)) as ahead:
-            yield from ahead
-
-    def _read(self, topics: frozenset[str]) -> Iterator[LogMessage]:
-        if self._options.pace == "real":
-            step_back()  # this runs on the thread that reads ahead
-        whole = self._options.start_s == 0.0 and self._end_ns is None
-        yield from self._reader.messages(topics, None if whole else self.start_ns, self._end_ns)
+    own = _OWN.union(published)
+    if wanted in {"all", "none"}:
+        return frozenset(given) - own if wanted == "all" else frozenset()
+    names = frozenset(name.strip() for name in wanted.split(","))
+    if unknown := sorted(names - set(reader.topics)):
+        msg = f"--inputs: log {reader.path} has no topic {', '.join(unknown)}; give all, none or its topics"
+        raise LogError(msg)
+    if clashing := sorted(names & own):
+        msg = f"--inputs: {', '.join(clashing)} is what the replay itself publishes, and the two would mix"
+        raise LogError(msg)
+    return names
