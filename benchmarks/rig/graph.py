@@ -286,14 +286,13 @@ class Streaming:
 
     def __init__(self, arguments: Any, *, adapter: str = ADAPTER, outputs: bool = True, **node: Any) -> None:
         """Start them as the arguments say: model, budget, backup, device, and size and rate of the images."""
-        options = model_options(arguments.model_ms, device := getattr(arguments, "device", "cpu"))
+        device = getattr(arguments, "device", "cpu")
+        options = model_options(arguments.model_ms, device)
         self._images = {"rate": arguments.rate, "size": arguments.size}
         self.graph = Graph((OURS,), outputs=outputs, device=device)
         self.seen = self.graph.observer.seen[OURS]
         try:
-            stage = {"budget_ms": arguments.budget_ms, **node}
-            if "backup" not in stage:
-                stage["backup"] = arguments.backup
+            stage = {"budget_ms": arguments.budget_ms, "backup": getattr(arguments, "backup", ""), **node}
             self.node = PerfNodeProcess(self.graph, adapter, options, **stage)
             self.camera = CameraProcess(self.graph)
             self.node.wait_ready()
