@@ -257,8 +257,7 @@ class _Stages(_Arm):
         self._record = _Record(self, config.stages, self._pace.now, log, portable=True)
         self.callback(self._record.close)
         definitions = self.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
-        self.said: list[str] = []
-        self._stages = ReplayStages(config, self._pace, self._record, self.said.append, 0, definitions)
+        self._stages = ReplayStages(config, self._pace, self._record, lambda _: None, 0, definitions)
         self.callback(self._stages.stop)
 
     def start(self, route: bytes) -> None:
