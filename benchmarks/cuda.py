@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from benchmarks.rig.report import Report, say
 
 _NO_CUDA = 3
 _GIB_EACH = 4
+_BEGAN_S = time.monotonic()
 _MOST_JOBS = 16
 _EPILOG = """\
 exit status: 0 all parts did well, 1 some did not, 3 there is no CUDA device
@@ -37,26 +38,7 @@ examples:
   ./run bench cuda --device cpu --parts copies,memory,profile,workers --seconds 0.1"""
 
 
-@dataclass
-class Part:
-    """One part's process.
-
-    Attributes:
-        last: begins when all others have ended.
-        ended: how, "" while it runs or waits.
-        took_s: until then.
-    """
-
-    name: str
-    last: bool = False
-    process: subprocess.Popen[str] | None = None
-    started_s: float = 0.0
-    ended: str = ""
-    took_s: float = math.nan
-
-
 def main() -> int:
-    """Run the parts, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu as a trial (default cuda:0)")
     parser.add_argument("--parts", default="", help="some of them, with commas between (default all)")
@@ -84,17 +66,18 @@ def main() -> int:
         names = [name for name in names if name not in CUDA_ONLY]
     report = Report("cuda", arguments)
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
-        names = [*(name for name in names if name not in LAST), *(name for name in names if name in LAST)]
-        parts = _run([Part(name, last=name in LAST) for name in names], arguments, Path(folder))
+        ended: dict[str, tuple[str, float]] = {}
+        for phase in ([name for name in names if name not in LAST], [name for name in names if name in LAST]):
+            ended |= _run(phase, arguments, Path(folder))
         found = {name: json.loads(file.read_text(encoding="utf-8"))
-                 for name in names if (file := Path(folder, f"{name}.json")).exists()}  # fmt: skip
-        logs = {name: Path(folder, f"{name}.log").read_text(encoding="utf-8", errors="replace")[-8000:]
-                for name in names if Path(folder, f"{name}.log").exists()}  # fmt: skip
-    return _show(report, parts, found, logs)
+                 for name in ended if (file := Path(folder, f"{name}.json")).exists()}  # fmt: skip
+        logs = {name: file.read_text(encoding="utf-8", errors="replace")[-8000:]
+                for name in ended if (file := Path(folder, f"{name}.log")).exists()}  # fmt: skip
+    return _show(report, ended, found, logs)
 
 
-def _run(parts: list[Part], arguments: argparse.Namespace, folder: Path) -> list[Part]:
-    """Every part, some at once; none outlives its time or everybody's."""
+def _run(names: list[str], arguments: argparse.Namespace, folder: Path) -> dict[str, tuple[str, float]]:
+    """How each part ended, and after how many seconds; some run at once, none outlives its time or everybody's."""
     memory_gib = psutil.virtual_memory().available >> 30
     cores = len(os.sched_getaffinity(0))
     jobs = arguments.jobs or max(1, min(_MOST_JOBS, cores, memory_gib // _GIB_EACH))
@@ -102,80 +85,54 @@ def _run(parts: list[Part], arguments: argparse.Namespace, folder: Path) -> list
         "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores // jobs)),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **os.environ, "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
-    give_up_at = time.monotonic() + arguments.within
-    while left := [part for part in parts if not part.ended]:
-        running = [part for part in left if part.process is not None]
-        for part in running:
-            _look_after(part, give_up_at, arguments.part_within)
-        for part in left:
-            busy = sum(each.process is not None and not each.ended for each in parts)
-            if part.process is None and busy < jobs and (not part.last or all(each.last for each in left)):
-                _begin(part, arguments, folder, environment, give_up_at)
-        time.sleep(0.1)
-    return parts
+
+    def run(name: str) -> tuple[str, float]:
+        began = time.monotonic()
+        left_s = min(_BEGAN_S + arguments.within - began, arguments.part_within)
+        if left_s <= 0:
+            return "left out: no time", math.nan
+        say(f"{name} begins")
+        command = [
+            sys.executable, "-m", "benchmarks.cuda", "--part", name, "--folder", str(folder),
+            "--device", arguments.device, "--seconds", str(arguments.seconds),
+        ]  # fmt: skip
+        with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            ended = "done" if process.wait(left_s) == 0 else f"ended with status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"killed: not done after {left_s:.0f} s"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it may have left behind
+        process.wait()
+        took_s = time.monotonic() - began
+        say(f"{name}: {ended} ({took_s:.0f} s)")
+        return ended, took_s
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(names, pool.map(run, names), strict=True))
 
 
-def _begin(
-    part: Part, arguments: argparse.Namespace, folder: Path, environment: dict[str, str], give_up_at: float
-) -> None:
-    if time.monotonic() > give_up_at:
-        part.ended = "left out: no time"
-        return
-    say(f"{part.name} begins")
-    command = [
-        sys.executable, "-m", "benchmarks.cuda", "--part", part.name, "--folder", str(folder),
-        "--device", arguments.device, "--seconds", str(arguments.seconds),
-    ]  # fmt: skip
-    with open(folder / f"{part.name}.log", "w", encoding="utf-8") as log:
-        part.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            text=True,
-        )  # fmt: skip
-    part.started_s = time.monotonic()
-
-
-def _look_after(part: Part, give_up_at: float, part_within_s: float) -> None:
-    assert part.process is not None
-    now, status = time.monotonic(), part.process.poll()
-    if status is None and now < min(give_up_at, part.started_s + part_within_s):
-        return
-    if status is None:
-        _kill_group(part.process)
-        part.ended = f"killed: not done after {now - part.started_s:.0f} s"
-    else:
-        part.ended = "done" if status == 0 else f"ended with status {status}"
-        _kill_group(part.process)  # what it may have left behind
-    part.took_s = now - part.started_s
-    say(f"{part.name}: {part.ended} ({part.took_s:.0f} s)")
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _show(report: Report, parts: list[Part], found: dict[str, Any], logs: dict[str, str]) -> int:
-    good = True
-    summary = []
-    for part in parts:
-        for title, columns, rows in found.get(part.name, {}).get("tables", ()):
+def _show(report: Report, ended: dict[str, tuple[str, float]], found: dict[str, Any], logs: dict[str, str]) -> int:
+    summary: list[tuple[str, str, float, str]] = []
+    for name, (how, took_s) in ended.items():
+        for title, columns, rows in found.get(name, {}).get("tables", ()):
             report.table(title, columns, rows)
-        wrong = found.get(part.name, {}).get("wrong", [])
-        if part.ended != "done":
-            lines = [line for line in logs.get(part.name, "").splitlines() if line.strip()]
-            if part.ended.startswith("killed"):  # how far it was
+        wrong = found.get(name, {}).get("wrong", [])
+        if how != "done":
+            lines = [line for line in logs.get(name, "").splitlines() if line.strip()]
+            if how.startswith("killed"):  # how far it was
                 lines = [line for line in lines if line.startswith("[")]
             wrong = [lines[-1] if lines else "it said nothing"]
-        good = good and not wrong
-        summary.append((part.name, part.ended, part.took_s, "; ".join(wrong)))
+        summary.append((name, how, took_s, "; ".join(wrong)))
     report.table("Parts", ("", "ended", "s", "what is wrong"), summary)
     figures = {name: content["figures"] for name, content in found.items()}
-    ended = {part.name: {"ended": part.ended, "took_s": part.took_s, "wrong": wrong}
-             for part, (*_, wrong) in zip(parts, summary, strict=True)}  # fmt: skip
-    failed = {part.name: logs.get(part.name, "") for part in parts if part.ended != "done"}
-    report.finish({"parts": ended, **figures, "logs": failed}, [])
-    return 0 if good else 1
+    parts = {name: {"ended": how, "took_s": took_s, "wrong": wrong} for name, how, took_s, wrong in summary}
+    failed = {name: logs.get(name, "") for name, (how, _) in ended.items() if how != "done"}
+    report.finish({"parts": parts, **figures, "logs": failed}, [])
+    return int(any(wrong for *_, wrong in summary))
 
 
 if __name__ == "__main__":

@@ -46,8 +46,6 @@ examples:
 
 @dataclass
 class Total:
-    """What the turns of one node add up to."""
-
     frames: list[AnsweredFrame] = field(default_factory=list)
     sent: int = 0
     received: int = 0
@@ -61,7 +59,6 @@ class Total:
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _parser().parse_args()
     report = Report("deadline", arguments)
     options = model_options(arguments.model_ms, arguments.device)

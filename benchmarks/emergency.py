@@ -22,12 +22,12 @@ from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.bench_stage import OURS
 from benchmarks.rig.figures import distribution
-from benchmarks.rig.graph import CameraProcess, Graph, GraphError, PerfNodeProcess, model_options
+from benchmarks.rig.graph import Graph, GraphError, PerfNodeProcess, Streaming
 from benchmarks.rig.observer import realtime
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.message_types import encode, header, message_class
+from torchperf_ros.config.message_types import empty_message, encode, header
 
 _BEAMS, _SPEED = 1080, 10.0
 _TIMEOUT_MS = 100.0
@@ -48,7 +48,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=3000, help="how often an obstacle appears (default 3000)")
     parser.add_argument("--triggers", type=int, default=500, help="how often the trigger is pressed (default 500)")
@@ -76,17 +75,12 @@ _NAMES = ("scan", "trigger", "silence", "scan, until it is published")
 
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    options = model_options(arguments.model_ms)
-    with Graph((OURS,)) as graph:
-        stage = {"backup": arguments.backup, "budget_ms": arguments.budget_ms}
-        node = PerfNodeProcess(graph, ADAPTER, options, node_parameters=_LANE, **stage)
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
-        drive = _Drive(graph, node)
+    with Streaming(arguments, node_parameters=_LANE) as streaming:
+        graph = streaming.graph
+        drive = _Drive(graph, streaming.node)
         if not arguments.no_camera:
             seconds = 60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences  # ended with the graph
-            camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
+            streaming.camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
         graph.busy(arguments.load)
         with realtime():
             say(f"{arguments.times} obstacles, {arguments.triggers} triggers, {arguments.silences} silences")
@@ -113,27 +107,17 @@ class _Drive:
         subscribed = lambda: all(topic.get_subscription_count() for topic in self._topics.values())  # noqa: E731
         graph.wait(lambda: subscribed() and self._client.service_is_ready(), "the lane", self._process)
         self._blocked, self._free = _scan(5.0), _scan(math.inf)
-        self._no, self._yes = (bytes(encode(message_class(_BOOL)(data=value), _BOOL)) for value in (False, True))
+        self._no, self._yes = (bytes(encode(empty_message(_BOOL, data=value), _BOOL)) for value in (False, True))
         self.published_ms: list[float] = []  # until the node has published the stop path
-        self._until_latched_by("scan", self._blocked, lambda: self._publish("scan", self._free))
+        self._until_latched()
 
     def obstacles(self, times: int) -> list[float]:
         """Milliseconds from a scan with an obstacle to the stop path, each time."""
-        found = []
-        for _ in range(times):
-            found.append(self._until_stop("scan", self._blocked))
-            self._publish("scan", self._free)
-            self._clear()
-        return found
+        return [self._stopped("scan", self._blocked, self._free) for _ in range(times)]
 
     def triggers(self, times: int) -> list[float]:
         """The same from a trigger that becomes true."""
-        found = []
-        for _ in range(times):
-            found.append(self._until_stop("button", self._yes))
-            self._publish("button", self._no)
-            self._clear()
-        return found
+        return [self._stopped("button", self._yes, self._no) for _ in range(times)]
 
     def silences(self, times: int) -> list[float]:
         """Milliseconds from the end of a sensor's timeout to the stop path, each time."""
@@ -143,14 +127,20 @@ class _Drive:
             self._publish("beat", self._no)
         return found
 
-    def _until_latched_by(self, topic: str, message: bytes, then: Callable[[], None]) -> None:
+    def _stopped(self, topic: str, message: bytes, then: bytes) -> float:
+        took_ms = self._until_stop(topic, message)
+        self._publish(topic, then)
+        self._clear()
+        return took_ms
+
+    def _until_latched(self) -> None:
         """Publish until something comes back: by then everyone has found everyone."""
         self._publish("odom", _odometry())
         for _ in range(100):
-            self._publish(topic, message)
+            self._publish("scan", self._blocked)
             if self._graph.observer.listen(0.2, lambda: any(one.source == _FRAME for one in self._seen.outputs)):
                 break
-        then()
+        self._publish("scan", self._free)
         self._clear()
 
     def _publish(self, topic: str, message: bytes) -> None:
@@ -183,19 +173,18 @@ _BOOL = "std_msgs/msg/Bool"
 
 def _scan(distance_m: float) -> bytes:
     name, step = "sensor_msgs/msg/LaserScan", math.radians(270) / (_BEAMS - 1)
-    return bytes(encode(message_class(name)(
-        header=header(time.time_ns(), "laser"), angle_min=-math.radians(135), angle_max=math.radians(135),
-        angle_increment=step, time_increment=0.0, scan_time=0.025, range_min=0.1, range_max=30.0,
-        ranges=np.full(_BEAMS, distance_m, np.float32), intensities=np.empty(0, np.float32),
+    return bytes(encode(empty_message(
+        name, header=header(time.time_ns(), "laser"), angle_min=-math.radians(135), angle_max=math.radians(135),
+        angle_increment=step, scan_time=0.025, range_min=0.1, range_max=30.0,
+        ranges=np.full(_BEAMS, distance_m, np.float32),
     ), name))  # fmt: skip
 
 
 def _odometry() -> bytes:
-    from rclpy.serialization import serialize_message
-
-    message = Odometry(child_frame_id="base_link")
-    message.header.frame_id, message.pose.pose.orientation.w, message.twist.twist.linear.x = _FRAME, 1.0, _SPEED
-    return bytes(serialize_message(message))
+    name = "nav_msgs/msg/Odometry"
+    message = empty_message(name, header=header(0, _FRAME), child_frame_id="base_link")
+    message.twist.twist.linear.x = _SPEED
+    return bytes(encode(message, name))
 
 
 if __name__ == "__main__":

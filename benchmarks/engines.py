@@ -51,7 +51,6 @@ class Block(nn.Module):
     """A transformer's encoder block."""
 
     def __init__(self, width: int = 256, heads: int = 8) -> None:
-        """Make the layers."""
         super().__init__()
         self.heads = heads
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
@@ -71,7 +70,6 @@ class Planner(nn.Module):
     """A recurrent planner: what was seen in, a path out."""
 
     def __init__(self, seen: int = 32, width: int = 128, poses: int = 20) -> None:
-        """Make the layers."""
         super().__init__()
         self.poses, self.gru = poses, nn.GRU(seen, width, num_layers=2, batch_first=True)
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3 * poses))
@@ -85,7 +83,6 @@ class Segmenter(nn.Module):
     """torchvision's segmentation network without the dictionary around its result."""
 
     def __init__(self, network: nn.Module) -> None:
-        """Take the network."""
         super().__init__()
         self.network = network
 
@@ -120,7 +117,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _arguments()
     report = Report("engines", arguments)
     torch.set_num_threads(arguments.threads)

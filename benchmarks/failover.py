@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rig.arguments import add_camera, add_device, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.bench_stage import OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.frames import match
-from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
+from benchmarks.rig.graph import Streaming
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import Report, Target, say, shown
 from torchperf_ros.frame.outcome import Fallback
@@ -87,7 +87,6 @@ class Killer:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=5, help="kills for each kind of backup (default 5)")
     parser.add_argument("--backups", default=",".join(BACKUPS), help="default " + ",".join(BACKUPS))
@@ -99,37 +98,29 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the moments at which to kill (default 1)")
     arguments = parser.parse_args()
     report = Report("failover", arguments)
-    options = model_options(arguments.model_ms, arguments.device)
-    found = {backup: _failovers(backup, arguments, options) for backup in arguments.backups.split(",")}
+    found = {backup: _failovers(backup, arguments) for backup in arguments.backups.split(",")}
     _show(report, found)
     report.finish(_figures(found), _targets(found))
     return 0
 
 
-def _failovers(backup: str, arguments: argparse.Namespace, options: dict[str, Any]) -> list[Failover]:
+def _failovers(backup: str, arguments: argparse.Namespace) -> list[Failover]:
     luck = random.Random(f"{arguments.seed}/{backup}")
-    with Graph((OURS,), device=arguments.device) as graph:
-        node = PerfNodeProcess(graph, ADAPTER, options, backup=backup, budget_ms=arguments.budget_ms)
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
-        return [_failover(graph, node, camera, arguments, backup, number, luck) for number in range(arguments.times)]
+    with Streaming(arguments, backup=backup) as streaming:
+        return [_failover(streaming, arguments, backup, number, luck) for number in range(arguments.times)]
 
 
 def _failover(
-    graph: Graph, node: PerfNodeProcess, camera: CameraProcess, arguments: argparse.Namespace, backup: str,
-    number: int, luck: random.Random,
-) -> Failover:  # fmt: skip
-    node.wait_ready()
-    graph.observer.listen(arguments.settle)
+    streaming: Streaming, arguments: argparse.Namespace, backup: str, number: int, luck: random.Random
+) -> Failover:
+    streaming.node.wait_ready()
+    streaming.graph.observer.listen(arguments.settle)
     say(f"backup {backup}: kill {number + 1} of {arguments.times}")
-    seen = graph.observer.seen[OURS]
+    seen = streaming.seen
     seen.clear()
     lead_s = 1.5
-    killer = Killer(graph.observer, round(1e9 / arguments.rate), lead_s, luck)
-    sent = camera.stream(
-        OURS, seconds=lead_s + _TAIL_S[backup], rate=arguments.rate, size=arguments.size, meanwhile=killer.look
-    )
+    killer = Killer(streaming.graph.observer, round(1e9 / arguments.rate), lead_s, luck)
+    sent = streaming.stream(lead_s + _TAIL_S[backup], meanwhile=killer.look)
     found = Failover()
     frames = match(sent["stamps"], seen.rows, seen.outputs)
     answered = set()

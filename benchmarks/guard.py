@@ -32,7 +32,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _parser().parse_args()
     report = Report("guard", arguments)
     figures = _measure(arguments)

@@ -19,8 +19,8 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.bare_stage import write_images
 from benchmarks.rig.figures import distribution
-from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, say
 from torchperf_ros.logs.log_reader import LogReader
 
@@ -31,7 +31,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--frames", type=int, default=120, help="of each log (default 120)")
     parser.add_argument("--size", default="1280x720", help="of the images, rgb8 (default 1280x720)")

@@ -23,9 +23,9 @@ import numpy as np
 import psutil
 
 from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.bare_stage import write_images
 from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.graph import model_options
-from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, Cluster, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
@@ -56,7 +56,6 @@ class _Cost:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--logs", type=int, default=12, help="how many (default 12)")
     parser.add_argument("--frames", type=int, default=300, help="of each log (default 300)")

@@ -36,7 +36,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=30.0, help="of stream for each node and size (default 30)")
     parser.add_argument("--slice", type=float, default=5.0, help="seconds of each node's turn (default 5)")
@@ -90,7 +89,7 @@ def _rows(
             camera.stream(namespace, seconds=seconds, rate=arguments.rate, size=size)
             rows[namespace] += seen.rows[_FIRST_FRAMES:]
         say(f"{size}, turn {turn + 1}: {_BARE}, {seconds:g} s")
-        bare_ms += loop.run(seconds=seconds, rate=arguments.rate, size=size)[_FIRST_FRAMES:]
+        bare_ms += loop.ask(seconds, rate=arguments.rate, size=size)["model_ms"][_FIRST_FRAMES:]
     return rows, bare_ms
 
 

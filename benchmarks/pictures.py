@@ -87,7 +87,6 @@ def cut_in(pictures: Path) -> None:
 
 
 def main() -> int:
-    """Entry; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -17,16 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 import psutil
-from mcap.writer import CompressionType, Writer
 
 from benchmarks.rig.arguments import add_camera, arguments_of
+from benchmarks.rig.bare_stage import IMAGE, image_cdr, write_log
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.message_types import encode, message_class, typestore
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.world.road_scene import ODOMETRY_TYPE, odometry_cdr
 
-_IMAGE: Final = "sensor_msgs/msg/Image"
-_START_NS: Final = 1_700_000_000 * NS_PER_S
 _ODOMETRY_HZ: Final = 200
 _SUMMARY: Final = re.compile(r"played ([\d,]+) messages in ([\d.]+) s, (?:(\d+) late|none later).* ([\d.]+) ms")
 _EPILOG = """\
@@ -38,7 +35,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the log (default 20)")
     parser.add_argument("--busy", type=int, default=4, help="processes for each core that keep it busy (default 4)")
@@ -47,10 +43,10 @@ def main() -> int:
     report = Report("play", arguments)
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="torchperf_play_") as folder:
-        for name, compression in (("none", CompressionType.NONE), ("zstd", CompressionType.ZSTD)):
+        for name in ("none", "zstd"):
             log = Path(folder) / f"{name}.mcap"
             say(f"writing {arguments.seconds:g} s, compression {name}")
-            _write(log, arguments, compression)
+            _write(log, arguments, compress=name == "zstd")
             for busy in dict.fromkeys((0, arguments.busy)):
                 say(f"playing it with {busy} busy processes for each core")
                 with _busy(busy * (psutil.cpu_count() or 1)):
@@ -91,38 +87,18 @@ def _busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def _write(path: Path, arguments: argparse.Namespace, compression: CompressionType) -> None:
+def _write(path: Path, arguments: argparse.Namespace, *, compress: bool) -> None:
     """Images of a gradient with some noise, which compress as those of a camera do: by a little."""
     width, height = (int(word) for word in arguments.size.split("x"))
-    store = typestore({_IMAGE, ODOMETRY_TYPE})
     noise = np.random.default_rng(1).integers(0, 32, width * height * 3, dtype=np.uint8)
-    pixels = noise + (np.arange(width * height * 3) // (3 * width) % 200).astype(np.uint8)
-    messages = [(round(n * NS_PER_S / arguments.rate), True) for n in range(round(arguments.seconds * arguments.rate))]
-    messages += [(n * NS_PER_S // _ODOMETRY_HZ, False) for n in range(round(arguments.seconds * _ODOMETRY_HZ))]
-    with path.open("wb") as file:
-        writer = Writer(file, compression=compression)
-        writer.start(profile="ros2")
-        channels = {}
-        for name, topic in ((_IMAGE, "/image"), (ODOMETRY_TYPE, "/odom")):
-            text, _ = store.generate_msgdef(name, ros_version=2)
-            channels[name] = writer.register_channel(
-                topic, "cdr", writer.register_schema(name, "ros2msg", text.encode())
-            )
-        for t_ns, is_image in sorted(messages):
-            data = _image_cdr(t_ns, width, height, pixels) if is_image else bytes(odometry_cdr(t_ns / NS_PER_S))
-            channel = channels[_IMAGE if is_image else ODOMETRY_TYPE]
-            writer.add_message(channel, _START_NS + t_ns, data, _START_NS + t_ns)
-        writer.finish()
-
-
-def _image_cdr(t_ns: int, width: int, height: int, pixels: np.ndarray) -> bytes:
-    seconds, nanoseconds = divmod(_START_NS + t_ns, NS_PER_S)
-    stamp = message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
-    image = message_class(_IMAGE)(
-        header=message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera"), height=height, width=width,
-        encoding="rgb8", is_bigendian=0, step=3 * width, data=pixels,
-    )  # fmt: skip
-    return bytes(encode(image, _IMAGE))
+    image = image_cdr(width, height, noise + (np.arange(width * height * 3) // (3 * width) % 200).astype(np.uint8))
+    times = [(round(n * NS_PER_S / arguments.rate), True) for n in range(round(arguments.seconds * arguments.rate))]
+    times += [(n * NS_PER_S // _ODOMETRY_HZ, False) for n in range(round(arguments.seconds * _ODOMETRY_HZ))]
+    messages = (
+        ("/image", IMAGE, t_ns, image) if is_image else ("/odom", ODOMETRY_TYPE, t_ns, odometry_cdr(t_ns / NS_PER_S))
+        for t_ns, is_image in sorted(times)
+    )
+    write_log(path, messages, compress=compress)
 
 
 if __name__ == "__main__":

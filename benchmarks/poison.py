@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
-from benchmarks.rig.bench_stage import OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.frames import match
-from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
+from benchmarks.rig.graph import Streaming
 from benchmarks.rig.poison_adapter import FAULTS
 from benchmarks.rig.report import Report, Target, say
 
@@ -50,7 +49,6 @@ class Poisoned:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--faults", default=",".join(FAULTS), help=f"default all: {', '.join(FAULTS)}")
     parser.add_argument("--times", type=int, default=1, help="poisonous frames of each fault (default 1)")
@@ -72,32 +70,21 @@ def main() -> int:
 
 def _measure(arguments: argparse.Namespace, faults: list[str]) -> dict[str, list[Poisoned]]:
     found: dict[str, list[Poisoned]] = {fault: [] for fault in faults}
-    with Graph((OURS,)) as graph:
-        node = PerfNodeProcess(
-            graph, _ADAPTER, model_options(arguments.model_ms), backup=arguments.backup,
-            budget_ms=arguments.budget_ms, budget_from=arguments.budget_from,
-        )  # fmt: skip
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
+    with Streaming(arguments, adapter=_ADAPTER, budget_from=arguments.budget_from) as streaming:
         for number in range(arguments.times):
             for fault in faults:
                 say(f"{fault}: {number + 1} of {arguments.times}")
-                node.wait_ready()
-                graph.observer.listen(_SETTLE_S)
-                found[fault].append(_poison(graph, camera, arguments, fault))
+                streaming.node.wait_ready()
+                streaming.graph.observer.listen(_SETTLE_S)
+                found[fault].append(_poison(streaming, arguments, fault))
     return found
 
 
-def _poison(graph: Graph, camera: CameraProcess, arguments: argparse.Namespace, fault: str) -> Poisoned:
-    seen = graph.observer.seen[OURS]
+def _poison(streaming: Streaming, arguments: argparse.Namespace, fault: str) -> Poisoned:
+    seen = streaming.seen
     seen.clear()
     at = round(_LEAD_S * arguments.rate)
-    sent = camera.stream(
-        OURS, seconds=arguments.seconds, rate=arguments.rate, size=arguments.size,
-        first_bytes={at: FAULTS.index(fault) + 1},
-    )  # fmt: skip
-    stamps = sent["stamps"]
+    stamps = streaming.stream(arguments.seconds, first_bytes={at: FAULTS.index(fault) + 1})["stamps"]
     frames = match(stamps, seen.rows, seen.outputs)
     fresh = {frame.stamp_ns: frame for frame in frames if frame.fresh}
     answered = {frame.stamp_ns for frame in frames if frame.output is not None}

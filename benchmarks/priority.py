@@ -11,29 +11,22 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from benchmarks.rig.arguments import add_stage, arguments_of
+from benchmarks.rig.bare_stage import BareStage
 from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.config import NodeConfig, node_config
-from torchperf_ros.config.message_types import encode, header, message_class
+from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import IN_TIME, Outcome
 from torchperf_ros.replay.replay_options import prefer_this_process
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
-from torchperf_ros.workers.worker_setup import worker_setup
 
 _ARMS: Final = {"alone": "", "beside an equal": "equal", "beside a lower one": "lower"}
-_IMAGE: Final = "sensor_msgs/msg/Image"
-_HEIGHT, _WIDTH = 72, 128
-_READY_S, _SETTLE_S = 120.0, 1.0
+_SETTLE_S: Final = 1.0
 _LARGEST_RISE: Final = 0.1  # percentage points
 _EPILOG = """\
 target: beside a lower one, the higher stage's misses rise by at most 0.1 percentage points
@@ -44,7 +37,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _parser().parse_args()
     report = Report("priority", arguments)
     stages = _Stages(arguments)
@@ -105,64 +97,36 @@ class _Stages:
         values = {"stages": list(stages), "worker_threads": arguments.threads, "device": "cpu"}
         self._config = node_config(values, stages)
         prefer_this_process(self._config)
-        self.answers: dict[str, list[Answer]] = {name: [] for name in stages}
-        options = {name: sized[arguments.model_ms if name == "higher" else arguments.lower_ms] for name in stages}
-        self._actors = {
-            each.name: self._actor(each.name, self._config, options[each.name]) for each in self._config.stages
-        }
-        set_right_of_way([self._actors["higher"], self._actors["lower"]], self._config)
-        image = message_class(_IMAGE)(
-            header=header(0, "camera"), height=_HEIGHT, width=_WIDTH, encoding="rgb8", is_bigendian=0, step=_WIDTH * 3,
-            data=np.zeros(_HEIGHT * _WIDTH * 3, np.uint8),
-        )  # fmt: skip
-        self._image = bytes(encode(image, _IMAGE))
-
-    def _actor(self, name: str, config: NodeConfig, options: Mapping[str, Any]) -> StageActor:
-        stage = next(each for each in config.stages if each.name == name)
-        ports = StagePorts(
-            publish=lambda payload: None, hand_on=lambda payload, frame: None, answered=self.answers[name].append,
-            anomaly=lambda alert: None, log=lambda severity, text: None,
-        )  # fmt: skip
-        return StageActor(stage, {**worker_setup(stage, config), "options": dict(options)}, ports, time.time_ns)
+        sizes = {name: sized[arguments.model_ms if name == "higher" else arguments.lower_ms] for name in stages}
+        self._stages = {name: BareStage(self._config, name, sizes[name]) for name in stages}
+        set_right_of_way([self._stages["higher"].actor, self._stages["lower"].actor], self._config)
 
     def start(self) -> None:
-        for actor in self._actors.values():
-            actor.start()
-        until = time.monotonic() + _READY_S
-        while not all(actor.pool.ready for actor in self._actors.values()):
-            if time.monotonic() > until:
-                raise TimeoutError("; ".join(actor.pool.progress for actor in self._actors.values()))
-            time.sleep(0.05)
-        for actor in self._actors.values():
-            actor.activate()
+        for stage in self._stages.values():
+            stage.start()
         self.drive("lower", _SETTLE_S)
         self.drive("equal", _SETTLE_S)
 
     def drive(self, other: str, seconds: float) -> dict[str, list[Answer]]:
         """Frames for the higher stage, and for the other one if there is one; what they were answered with."""
-        names = ["higher", *filter(None, [other])]
-        for name in names:
-            self.answers[name].clear()
-        threads = [threading.Thread(target=self._feed, args=(name, seconds)) for name in names]
+        driven = {name: self._stages[name] for name in ("higher", other) if name}
+        for stage in driven.values():
+            stage.answers.clear()
+        threads = [
+            threading.Thread(target=stage.feed, args=(seconds, self._rates[name])) for name, stage in driven.items()
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for name in names:
-            self._actors[name].finish()
+        for stage in driven.values():
+            stage.actor.finish()
         time.sleep(self._config.stages[1].budget_ms / 1e3)  # the next arm is not to find what this one has begun
-        return {name: list(self.answers[name]) for name in names}
-
-    def _feed(self, name: str, seconds: float) -> None:
-        actor, period_s = self._actors[name], 1.0 / self._rates[name]
-        begin = time.monotonic()
-        for number in range(round(seconds * self._rates[name])):
-            time.sleep(max(0.0, begin + number * period_s - time.monotonic()))
-            actor.offer(self._image, time.time_ns(), stamped=True)
+        return {name: list(stage.answers) for name, stage in driven.items()}
 
     def stop(self) -> None:
-        for actor in self._actors.values():
-            actor.stop()
+        for stage in self._stages.values():
+            stage.actor.stop()
 
 
 def _figures(answers: list[Answer]) -> dict[str, Any]:

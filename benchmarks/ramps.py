@@ -53,8 +53,6 @@ _LONGEST_RAMP_S, _LIVE_AFTER_S, _LIVE_READY_S = 60.0, 15, 180.0
 
 @dataclass
 class Drive:
-    """What became of one drive."""
-
     frames: int = 0
     first_down_s: float = float("inf")  # when a frame ran on a lower tier first
     first_miss_s: float = float("inf")
@@ -123,7 +121,6 @@ def drive(
 
 
 def ramp(seed: int, rules: list[str]) -> Drive:
-    """A drift of 50 %."""
     draw = random.Random(seed)
     base_ms, ramp_s = draw.uniform(0.55, 0.75) * BUDGET_MS, draw.uniform(10.0, _LONGEST_RAMP_S)
     seconds = round(LEARNT_S + ramp_s + AFTER_S)
@@ -222,7 +219,6 @@ def live(rounds: int, report: Report) -> None:
 
 
 def main() -> int:
-    """Drive, show, compare with the targets."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument(
         "--live", type=int, default=0, metavar="ROUNDS", help="rounds of 8 ramps in a real node, of 3 minutes each"

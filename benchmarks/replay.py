@@ -18,10 +18,10 @@ import numpy as np
 import psutil
 
 from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.bare_stage import write_images
 from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
-from benchmarks.rig.image_log import write_images
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
@@ -38,7 +38,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--frames", type=int, default=600, help="of the shortest log (default 600)")
     parser.add_argument("--size", default="1280x720", help="of the images, rgb8 (default 1280x720)")

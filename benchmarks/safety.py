@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from torchperf_ros.world.drive_command import write_drive
 from torchperf_ros.world.latencies import FAULTS, Luck
 from torchperf_ros.world.loop import ARMS, Drive, Workers, drive, end_workers
 from torchperf_ros.world.scenarios import SCENARIOS, draw_scenario
-from torchperf_ros.world.score import Score, fewer, paired_difference
 
 _BOUND, _NAIVE, _FULL = "zero", "naive", "full"
 _CHUNK = 6  # drives that a process takes at once
+_TTC_BOUND_S = 0.95  # the least time to collision that nuPlan and NAVSIM accept
+_RESAMPLES = 4000
 _EPILOG = """\
 targets, with faults: collisions at most 1 percentage point above those of the arm without latency; at least 80 % fewer
 than the naive node's, and the interval of the difference excludes 0; 10 times real time
@@ -46,7 +47,6 @@ _workers: Workers = {}  # of this process
 
 
 def main() -> int:
-    """Drive, show, write."""
     arguments = _parser().parse_args()
     arms, scenarios = _chosen(arguments.arms, ARMS, "arm"), _chosen(arguments.scenarios, SCENARIOS, "scenario")
     Luck(0, arguments.load, arguments.faults)
@@ -152,13 +152,36 @@ def _drive(wanted: tuple[str, str, int, int, str]) -> _Row:
     return {"arm": arm, "scenario": name, "seed": seed, "driven_s": driven.world.now_s, **driven.row()}
 
 
-def _score(row: _Row) -> Score:
-    return Score(**{name: row[name] for name in Score.__dataclass_fields__})
+def pdms(score: _Row, possible_m: float) -> float:
+    """The score of NAVSIM, from 0 to 1: NC * DAC * (5 TTC + 5 EP + 2 C) / 12, of the figures of a `Score`.
+
+    Dauner et al., "NAVSIM", NeurIPS 2024. No collision, on the road, time to collision above 0.95 s, progress as a
+    share of what was possible (to the arm without latency and faults on the same scenario and seed), comfort.
+    """
+    if score["collision"] or score["left_road"]:
+        return 0.0
+    progress = min(1.0, max(0.0, score["progress_m"]) / possible_m) if possible_m > 0 else 1.0
+    return (5.0 * (score["min_ttc_s"] > _TTC_BOUND_S) + 5.0 * progress + 2.0 * score["comfortable"]) / 12.0
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float], groups: Sequence[str]) -> dict[str, Any]:
+    """First less second, by a paired bootstrap of the drives within each group (scenario), seeded; 95 % interval.
+
+    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993: the 2.5 and 97.5 % quantiles of the mean of pairs
+    that are drawn with replacement.
+    """
+    differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    rng, names, sums = np.random.default_rng(0), np.asarray(groups), np.zeros(_RESAMPLES)
+    for name in sorted(set(groups)):
+        own = differences[names == name]
+        sums += own[rng.integers(len(own), size=(_RESAMPLES, len(own)))].sum(axis=1)
+    low, high = np.quantile(sums / len(differences), (0.025, 0.975)).tolist()
+    return {"mean": float(differences.mean()), "low": low, "high": high, "excludes_zero": low > 0 or high < 0}
 
 
 def _figures(own: list[_Row], rows: list[_Row]) -> dict[str, Any]:
     possible = {(row["scenario"], row["seed"]): row["progress_m"] for row in rows if row["arm"] == _BOUND}
-    scores = [_score(row).pdms(possible.get((row["scenario"], row["seed"]), row["progress_m"])) for row in own]
+    scores = [pdms(row, possible.get((row["scenario"], row["seed"]), row["progress_m"])) for row in own]
     counts: Counter[str] = Counter()
     for row in own:
         counts.update(row["counts"])
@@ -168,7 +191,7 @@ def _figures(own: list[_Row], rows: list[_Row]) -> dict[str, Any]:
         "by_scenario": dict(Counter(row["scenario"] for row in own if row["collision"])),
         "impact_kmh": 3.6 * float(np.mean(hit)) if hit else 0.0,
         "min_ttc_s": float(np.mean([row["min_ttc_s"] for row in own])),
-        "ttc_below_s_share": float(np.mean([row["min_ttc_s"] <= 0.95 for row in own])),
+        "ttc_below_s_share": float(np.mean([row["min_ttc_s"] <= _TTC_BOUND_S for row in own])),
         "comfortable_share": float(np.mean([row["comfortable"] for row in own])),
         "progress_m": float(np.mean([row["progress_m"] for row in own])),
         "pdms": float(np.mean(scores)), "faults": sum(row["faults"] for row in own), "counts": dict(counts),
@@ -178,9 +201,8 @@ def _figures(own: list[_Row], rows: list[_Row]) -> dict[str, Any]:
 def _difference(rows: list[_Row], arm: str, other: str) -> dict[str, Any]:
     first, second = ([row for row in rows if row["arm"] == name] for name in (arm, other))
     hits = [[bool(row["collision"]) for row in own] for own in (first, second)]
-    found = paired_difference(*hits, [row["scenario"] for row in first])
-    return {"mean": found.mean, "low": found.low, "high": found.high, "excludes_zero": found.excludes_zero,
-            "fewer": fewer(*hits)}  # fmt: skip
+    fewer = 1.0 - sum(hits[0]) / sum(hits[1]) if sum(hits[1]) else math.nan
+    return {**paired_difference(*hits, [row["scenario"] for row in first]), "fewer": fewer}
 
 
 def _show(

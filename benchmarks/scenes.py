@@ -5,28 +5,24 @@ frame to frame, so that the scene changes as often as `scene_hold_s` lets it. A 
 steps in its worker; a switch's is compared with that of the frames between.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.bare_stage import BareStage
 from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.config import node_config
-from torchperf_ros.config.message_types import empty_message, encode
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.replay.replay_options import prefer_this_process
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
-from torchperf_ros.workers.worker_setup import worker_setup
 
-_IMAGE: Final = "sensor_msgs/msg/Image"
-_HEIGHT, _WIDTH = 72, 128
 _SLOW, _FAST, _LIMIT = 10.0, 30.0, 20.0  # m/s
 _READY_S, _WARM = 600.0, 20
 _EPILOG = """\
@@ -39,7 +35,6 @@ examples:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=60.0, help="of frames (default 60)")
     parser.add_argument("--rate", type=float, default=30.0, help="frames a second (default 30)")
@@ -48,11 +43,11 @@ def main() -> int:
     parser.add_argument("--model-ms", type=float, default=2.0, help="what the slower tier takes (default 2)")
     arguments = parser.parse_args()
     report = Report("scenes", arguments)
-    stage = _Stage(arguments)
+    stage = _stage(arguments)
     try:
-        stage.start()
+        stage.start(_READY_S)
         say(f"{arguments.seconds:g} s of frames whose speed flaps")
-        answers, choosing_us = stage.drive(arguments.seconds, arguments.rate)
+        answers, choosing_us = _drive(stage, arguments.seconds, arguments.rate)
         compiled = sum(row["recompiles"] for row in stage.actor.pool.tally.rows(stage.actor.pool.everyone))
     finally:
         stage.actor.stop()
@@ -78,57 +73,32 @@ def main() -> int:
     return 0
 
 
-class _Stage:
-    """The stage, and what drives it."""
+def _stage(arguments: argparse.Namespace) -> BareStage:
+    own = {
+        "adapter": ADAPTER, "output": "a", "engine": arguments.engine, "backup": "none", "tiers": [TIERS[0]],
+        "budget_ms": 200.0, "fallback": ["hold_last"], "scenes": ["highway"], "scene_hold_s": arguments.hold,
+        "scene.highway.tiers": [TIERS[1]], "scene.highway.min_speed": _LIMIT,
+    }  # fmt: skip
+    config = node_config({"stages": ["bench"], "worker_threads": 1, "device": "cpu"}, {"bench": own})
+    prefer_this_process(config)
+    return BareStage(config, "bench", model_options(arguments.model_ms), compile_first=True)
 
-    def __init__(self, arguments: Any) -> None:
-        own = {
-            "adapter": ADAPTER, "output": "a", "engine": arguments.engine, "backup": "none", "tiers": [TIERS[0]],
-            "budget_ms": 200.0, "fallback": ["hold_last"], "scenes": ["highway"], "scene_hold_s": arguments.hold,
-            "scene.highway.tiers": [TIERS[1]], "scene.highway.min_speed": _LIMIT,
-        }  # fmt: skip
-        config = node_config({"stages": ["bench"], "worker_threads": 1, "device": "cpu"}, {"bench": own})
-        prefer_this_process(config)
-        self._answers: list[Answer] = []
-        ports = StagePorts(
-            publish=lambda payload: None, hand_on=lambda payload, frame: None, answered=self._answers.append,
-            anomaly=lambda alert: None, log=lambda severity, text: None,
-        )  # fmt: skip
-        (stage,) = config.stages
-        setup = {**worker_setup(stage, config), "options": model_options(arguments.model_ms), "compile_first": True}
-        self.actor = StageActor(stage, setup, ports, time.time_ns)
-        pixels = np.zeros(_HEIGHT * _WIDTH * 3, np.uint8)
-        own = {"height": _HEIGHT, "width": _WIDTH, "encoding": "rgb8", "step": _WIDTH * 3, "data": pixels}
-        self._image = bytes(encode(empty_message(_IMAGE, **own), _IMAGE))
 
-    def start(self) -> None:
-        self.actor.start()
-        until = time.monotonic() + _READY_S
-        while not self.actor.pool.ready:
-            if time.monotonic() > until:
-                raise TimeoutError(self.actor.pool.progress)
-            time.sleep(0.05)
-        self.actor.activate()
+def _drive(stage: BareStage, seconds: float, rate: float) -> tuple[list[Answer], list[float]]:
+    """What frames were answered with, and how long each scene took to be chosen, in us; the first ones left out."""
+    scenes, took_us = stage.actor.scenes, list[float]()
+    choose: Callable[[int], int] = scenes.choose
 
-    def drive(self, seconds: float, rate: float) -> tuple[list[Answer], list[float]]:
-        """What frames were answered with, and how long each scene took to be chosen, in us; the first ones left out."""
-        scenes, took_us = self.actor.scenes, list[float]()
-        choose: Callable[[int], int] = scenes.choose
+    def timed(now_ns: int) -> int:
+        began = time.perf_counter_ns()
+        scene = choose(now_ns)
+        took_us.append((time.perf_counter_ns() - began) / 1e3)
+        return scene
 
-        def timed(now_ns: int) -> int:
-            began = time.perf_counter_ns()
-            scene = choose(now_ns)
-            took_us.append((time.perf_counter_ns() - began) / 1e3)
-            return scene
-
-        scenes.choose = timed  # type: ignore[method-assign]
-        begin = time.monotonic()
-        for number in range(round(seconds * rate)):
-            time.sleep(max(0.0, begin + number / rate - time.monotonic()))
-            scenes.moved(_FAST if number % 2 else _SLOW, time.monotonic_ns())
-            self.actor.offer(self._image, time.time_ns(), stamped=True)
-        self.actor.finish()
-        return self._answers[_WARM:], took_us[_WARM:]
+    scenes.choose = timed  # type: ignore[method-assign]
+    stage.feed(seconds, rate, lambda number: scenes.moved(_FAST if number % 2 else _SLOW, time.monotonic_ns()))
+    stage.actor.finish()
+    return stage.answers[_WARM:], took_us[_WARM:]
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from typing import Any
 import psutil
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
 from benchmarks.rig.figures import distribution
-from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
+from benchmarks.rig.graph import Streaming
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.rig.scraper import Scrapes, free_port
@@ -45,7 +44,6 @@ class Slices:
 
 
 def main() -> int:
-    """Measure, show, write."""
     arguments = _parser().parse_args()
     report = Report("scrape", arguments)
     slices, scrapes = _measure(arguments)
@@ -68,15 +66,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(arguments: argparse.Namespace) -> tuple[dict[str, Slices], Scrapes]:
-    port, options = free_port(), model_options(arguments.model_ms)
+    port = free_port()
     slices, scrapes = {_WITHOUT: Slices(), _WITH: Slices()}, Scrapes()
-    with Graph((OURS,)) as graph:
-        stage = {"budget_ms": arguments.budget_ms, "backup": arguments.backup}
-        node = PerfNodeProcess(graph, ADAPTER, options, metrics_port=port, **stage)
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
-        process, seen = psutil.Process(node.pid), graph.observer.seen[OURS]
+    with Streaming(arguments, metrics_port=port) as streaming:
+        process, seen = psutil.Process(streaming.node.pid), streaming.seen
         seconds = min(arguments.slice, arguments.seconds)
         for turn in range(max(1, round(arguments.seconds / seconds))):
             for kind, found in slices.items():
@@ -87,7 +80,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[dict[str, Slices], Scrapes]
                 before_s = sum(process.cpu_times()[:2])
                 if kind == _WITH:
                     scraper.start()
-                camera.stream(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
+                streaming.stream(seconds)
                 ending.set()
                 if kind == _WITH:
                     scraper.join()

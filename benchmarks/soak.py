@@ -13,9 +13,8 @@ from typing import Any
 import psutil
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
 from benchmarks.rig.figures import slope, sparkline
-from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
+from benchmarks.rig.graph import Streaming
 from benchmarks.rig.report import Report, Target, say
 
 _EVERY_S = 1.0
@@ -32,7 +31,6 @@ class Sampler:
     """Samples memory and descriptors of some processes over the frames that went through."""
 
     def __init__(self, pids: dict[str, int]) -> None:
-        """Take name -> process id."""
         self._pids = pids
         self._next = time.monotonic()
         self.frames: list[int] = []
@@ -40,7 +38,6 @@ class Sampler:
         self.descriptors: dict[str, list[int]] = {name: [] for name in pids}
 
     def sample(self, frames: int) -> None:
-        """Sample if it is time to."""
         if time.monotonic() < self._next:
             return
         self._next += _EVERY_S
@@ -54,7 +51,6 @@ class Sampler:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--frames", type=int, default=20_000, help="default 20000")
     add_camera(parser, size="64x48", rate=200.0)
@@ -70,18 +66,12 @@ def main() -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    options = model_options(arguments.model_ms)
-    with Graph((OURS,), outputs=False) as graph:
-        # The ring of frames is touched page by page in its first round: keep that short, it is no trend.
-        width, height = (int(word) for word in arguments.size.split("x"))
-        stage = {"budget_ms": arguments.budget_ms, "backup": arguments.backup, "max_frame_bytes": 8 * width * height}
-        node = PerfNodeProcess(graph, ADAPTER, options, **stage)
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
+    # The ring of frames is touched page by page in its first round: keep that short, it is no trend.
+    width, height = (int(word) for word in arguments.size.split("x"))
+    with Streaming(arguments, outputs=False, max_frame_bytes=8 * width * height) as streaming:
+        node, seen = streaming.node, streaming.seen
         workers = {f"worker {number}": pid for number, pid in enumerate(node.worker_pids())}
         sampler = Sampler({"node": node.pid, **workers})
-        seen = graph.observer.seen[OURS]
 
         def look() -> None:
             if seen.rows:
@@ -90,7 +80,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
         seconds = arguments.frames / arguments.rate
         say(f"{arguments.frames} frames at {arguments.rate:g} Hz: {seconds:.0f} s")
-        camera.stream(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size, meanwhile=look)
+        streaming.stream(seconds, meanwhile=look)
         counters = node.settled_counters()
     return {
         "frames": sampler.frames,

@@ -65,7 +65,6 @@ class Start:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=3, help="starts for each way to count the budget (default 3)")
     parser.add_argument(

@@ -11,16 +11,17 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
 from benchmarks.rig.figures import distribution
-from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
+from benchmarks.rig.graph import Streaming
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.rig.scraper import Scrapes, free_port
 
@@ -39,7 +40,6 @@ example:
 
 
 def main() -> int:
-    """Measure, show, write."""
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=20.0, help="of stream (default 20)")
     parser.add_argument("--turns", type=int, default=3, help="with and without recorder and exporter (default 3)")
@@ -67,16 +67,11 @@ def main() -> int:
 
 
 def _samples(arguments: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
-    options = model_options(arguments.model_ms)
-    with Graph((OURS,)) as graph:
-        file = graph.folder / "samples.json"
-        node = PerfNodeProcess(graph, ADAPTER, options, file, backup=arguments.backup, budget_ms=arguments.budget_ms)
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
-        say(f"{arguments.seconds:g} s of images")
-        camera.stream(OURS, seconds=arguments.seconds, rate=arguments.rate, size=arguments.size)
-        node.process.end()
+    with tempfile.TemporaryDirectory(prefix="torchperf_telemetry_") as folder:
+        file = Path(folder) / "samples.json"
+        with Streaming(arguments, instrumented=file) as streaming:
+            say(f"{arguments.seconds:g} s of images")
+            streaming.stream(arguments.seconds)
         return dict(json.loads(file.read_text(encoding="utf-8"))["samples"])
 
 
@@ -97,22 +92,17 @@ def _beside(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _processor_times(arguments: argparse.Namespace, *, on: bool) -> tuple[float, float, float]:
     """Seconds of processor time of node and recorder, and of wall time, during one stream."""
-    options = model_options(arguments.model_ms)
     port = free_port() if on else 0
-    stage = {"backup": arguments.backup, "budget_ms": arguments.budget_ms}
-    with Graph((OURS,)) as graph:
-        node = PerfNodeProcess(graph, ADAPTER, options, metrics_port=port, recorder=on, **stage)
-        camera = CameraProcess(graph)
-        node.wait_ready()
-        camera.connect(OURS, size=arguments.size, rate=arguments.rate)
-        camera.stream(OURS, seconds=_WARM_UP_S, rate=arguments.rate, size=arguments.size)  # first pages
-        watched = [psutil.Process(node.pid), *_recorder_of(node.pid)]
+    with Streaming(arguments, metrics_port=port, recorder=on) as streaming:
+        streaming.stream(_WARM_UP_S)  # first pages
+        pid = streaming.node.pid
+        watched = [psutil.Process(pid), *_recorder_of(pid)]
         before = [_processor_s(process) for process in watched]
         began, ending = time.monotonic(), threading.Event()
         scraper = threading.Thread(target=Scrapes().run, args=(port, 1.0, ending), daemon=True)
         if on:
             scraper.start()
-        camera.stream(OURS, seconds=arguments.slice, rate=arguments.rate, size=arguments.size)
+        streaming.stream(arguments.slice)
         took = [_processor_s(process) - start for process, start in zip(watched, before, strict=True)]
         ending.set()
         return took[0], sum(took[1:]), time.monotonic() - began

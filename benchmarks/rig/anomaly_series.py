@@ -4,7 +4,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -133,24 +133,6 @@ def generated(seed: int) -> Iterator[Labelled]:
             yield Labelled(f"{base}, {kind}", kind, times, values, anomalies)
 
 
-def _steady(draw: random.Random) -> list[float]:
-    return [draw.gauss(100, 2) for _ in range(_LENGTH)]
-
-
-def _trend(draw: random.Random) -> list[float]:
-    return [100 + 0.01 * i + draw.gauss(0, 2) for i in range(_LENGTH)]
-
-
-def _daily(draw: random.Random) -> list[float]:
-    return [100 + 30 * math.sin(2 * math.pi * i / _DAY) + draw.gauss(0, 3) for i in range(_LENGTH)]
-
-
-def _bursts(draw: random.Random) -> list[float]:
-    """Noise with heavy tails: 2 % of the samples are some times as large."""
-    return [12 * math.exp(draw.gauss(0, 0.12)) + (draw.expovariate(0.12) if draw.random() < 0.02 else 0)
-            for _ in range(_LENGTH)]  # fmt: skip
-
-
 def _wandering(draw: random.Random) -> list[float]:
     values, state = [], 0.0
     for _ in range(_LENGTH):
@@ -159,18 +141,14 @@ def _wandering(draw: random.Random) -> list[float]:
     return values
 
 
-def _counts(draw: random.Random) -> list[float]:
-    """Counts with a daily season; 40 trials a sample."""
-
-    def count(i: int) -> float:
-        chance = 0.4 + 0.3 * math.sin(2 * math.pi * i / _DAY)
-        return float(sum(draw.random() < chance for _ in range(40)))
-
-    return [count(i) for i in range(_LENGTH)]
+def _count(i: int, draw: random.Random) -> float:
+    """Of 40 trials, with a daily season."""
+    chance = 0.4 + 0.3 * math.sin(2 * math.pi * i / _DAY)
+    return float(sum(draw.random() < chance for _ in range(40)))
 
 
-def _zeros(draw: random.Random) -> list[float]:
-    return [0.0] * _LENGTH
+def _sampled(sample: Callable[[int, random.Random], float]) -> Callable[[random.Random], list[float]]:
+    return lambda draw: [sample(i, draw) for i in range(_LENGTH)]
 
 
 def _spike(values: list[float], at: int, spread: float, draw: random.Random) -> int:
@@ -214,21 +192,19 @@ def _missing(values: list[float], at: int, spread: float, draw: random.Random) -
     return 1
 
 
-def _none(values: list[float], at: int, spread: float, draw: random.Random) -> int:
-    return 0
-
-
 _BASES = {
-    "steady": _steady,
-    "trend": _trend,
-    "daily season": _daily,
-    "heavy tails": _bursts,
+    "steady": _sampled(lambda i, draw: draw.gauss(100, 2)),
+    "trend": _sampled(lambda i, draw: 100 + 0.01 * i + draw.gauss(0, 2)),
+    "daily season": _sampled(lambda i, draw: 100 + 30 * math.sin(2 * math.pi * i / _DAY) + draw.gauss(0, 3)),
+    "heavy tails": _sampled(  # 2 % of the samples are some times as large
+        lambda i, draw: 12 * math.exp(draw.gauss(0, 0.12)) + (draw.expovariate(0.12) if draw.random() < 0.02 else 0)
+    ),
     "wandering": _wandering,
-    "daily counts": _counts,
-    "zeros": _zeros,
+    "daily counts": _sampled(_count),
+    "zeros": _sampled(lambda i, draw: 0.0),
 }
 _ANOMALIES = {
-    "nothing": _none,
+    "nothing": lambda values, at, spread, draw: 0,
     "spike": _spike,
     "burst": _burst,
     "level": _level,

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.rig.camera_stream import image_cdr, stamped
+from benchmarks.rig.bare_stage import noise_cdr
 from torchperf_ros.config.message_types import decode, encode
+from torchperf_ros.frame.frame import restamped
 from torchperf_ros.model.adapter import Received, load_adapter
 
 
@@ -29,12 +30,11 @@ class BareLoop:
         ((self._topic, self._type),) = self._adapter.inputs.items()
 
     def run(self, seconds: float, rate: float, size: str) -> list[float]:
-        """Milliseconds of each run."""
-        cdr = image_cdr(*(int(word) for word in size.split("x")))
+        cdr = noise_cdr(*(int(word) for word in size.split("x")))
         took_ms = []
         due_s = time.monotonic()
         for _ in range(round(seconds * rate)):
-            data = stamped(cdr, time.time_ns())
+            data = restamped(cdr, time.time_ns())
             due_s += 1 / rate
             time.sleep(max(0.0, due_s - time.monotonic()))
             started_ns = time.perf_counter_ns()
@@ -46,7 +46,6 @@ class BareLoop:
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=json.loads, required=True, help="adapter, options and tier as JSON")
     loop = BareLoop(**parser.parse_args().config)

@@ -26,7 +26,6 @@ class BareTimer:
     """The timer as a process beside a benchmark."""
 
     def __init__(self) -> None:
-        """Start it."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.rig.bare_timer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

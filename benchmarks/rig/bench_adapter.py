@@ -110,7 +110,6 @@ def layers_for(model_ms: float, device: str = "cpu") -> dict[str, int]:
 
 
 def main() -> None:
-    """Print the options as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ms", type=float, help="inference time of the first tier in ms")
     parser.add_argument("device", nargs="?", default="cpu", help="cpu or cuda")

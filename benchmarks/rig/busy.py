@@ -2,7 +2,6 @@
 
 
 def main() -> None:
-    """Count."""
     number = 0
     while True:
         number += 1

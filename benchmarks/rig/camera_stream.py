@@ -14,43 +14,21 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
 import rclpy
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from torchperf_ros.config.message_types import encode, header, message_class
+from benchmarks.rig.bare_stage import noise_cdr
+from torchperf_ros.frame.frame import restamped
 
-_IMAGE = "sensor_msgs/msg/Image"
-_STAMP = slice(4, 12)  # after the 4 bytes of the encapsulation
 _PRIORITY = 1
 _MATCH_S = 10.0
 _LEAD_NS = 20_000_000
 
 
-def image_cdr(width: int, height: int, seed: int = 0) -> bytearray:
-    """CDR bytes of an rgb8 image of noise, with a zero stamp."""
-    pixels = np.random.default_rng(seed).integers(0, 256, height * width * 3, dtype=np.uint8)
-    image = message_class(_IMAGE)(
-        header=header(0, "camera"), height=height, width=width, encoding="rgb8", is_bigendian=0, step=width * 3,
-        data=pixels,
-    )  # fmt: skip
-    return bytearray(encode(image, _IMAGE))
-
-
-def stamped(cdr: bytearray, stamp_ns: int) -> bytes:
-    """A copy with this stamp."""
-    seconds, nanoseconds = divmod(stamp_ns, 1_000_000_000)
-    cdr[_STAMP] = seconds.to_bytes(4, "little") + nanoseconds.to_bytes(4, "little")
-    return bytes(cdr)
-
-
 class Camera:
-    """Streams on demand."""
-
     def __init__(self) -> None:
-        """Join the graph that the environment names."""
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self._node = Node("camera", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
         self._publishers: dict[str, Any] = {}
@@ -75,7 +53,7 @@ class Camera:
             due_ns = start_ns + round(number * 1e9 / rate)
             cdr = two[number % 2]  # a camera that sends the same pixels again and again counts as frozen
             cdr[first] = (first_bytes or {}).get(str(number), 0)
-            image = stamped(cdr, due_ns + to_ros_ns)
+            image = restamped(bytes(cdr), due_ns + to_ros_ns)
             while (ahead_ns := due_ns - time.monotonic_ns()) > 0:
                 time.sleep(ahead_ns / 1e9)
             publisher.publish(image)
@@ -97,12 +75,11 @@ class Camera:
     def _two_images(self, size: str) -> list[bytearray]:
         if size not in self._images:
             width, height = (int(word) for word in size.split("x"))
-            self._images[size] = [image_cdr(width, height, seed) for seed in range(2)]
+            self._images[size] = [bytearray(noise_cdr(width, height, seed)) for seed in range(2)]
         return self._images[size]
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
     # A camera does not wait for a free processor core. Before DDS starts its threads, so that they have it as well.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))

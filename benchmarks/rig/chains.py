@@ -170,11 +170,8 @@ class CurvePoint:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class _Built:
-    call: Call | None
-    compile_s: float
-    error: str = ""
+_Built = tuple[Call | None, float, str]
+"""The engine, the seconds to build it, and why it could not be built."""
 
 
 def measure_curve(
@@ -202,7 +199,7 @@ def measure_curve(
                 on_step(f"n = {length}: building {engine}")
                 built[length, engine] = _build(engine, length, device, Path(folder))
         inputs = chain_inputs(device)
-        passes = {key: _pass_over(inputs, found.call) for key, found in built.items() if found.call is not None}
+        passes = {key: _pass_over(inputs, call) for key, (call, *_) in built.items() if call is not None}
         on_step(f"calibrating: {len(passes)} candidates in turns")
         calibration = _time(passes, device, seconds * _CALIBRATION_SHARE)
         chosen = {
@@ -228,8 +225,8 @@ def _build(engine: str, length: int, device: torch.device, folder: Path) -> _Bui
     except Exception as error:  # whatever the compiler raises: the other engines are measured, and this one is named
         if engine == EAGER:
             raise
-        return _Built(None, 0.0, f"{type(error).__name__}: {error}".splitlines()[0])
-    return _Built(call, time.perf_counter() - started if engine != EAGER else 0.0)
+        return None, 0.0, f"{type(error).__name__}: {error}".splitlines()[0]
+    return call, time.perf_counter() - started if engine != EAGER else 0.0, ""
 
 
 def _pass_over(inputs: list[torch.Tensor], call: Call) -> Callable[[], None]:
@@ -254,11 +251,11 @@ def _point(  # one row: what was asked for, what ran, what came out
     reference = REFERENCE.get(engine, {}).get(length)
     if timing is None:
         nan = float("nan")
-        return CurvePoint(length, engine, runs, nan, nan, nan, reference, nan, built.error)
+        return CurvePoint(length, engine, runs, nan, nan, nan, reference, nan, built[2])
     per_call = _US_PER_MS / len(BATCH_SIZES)
     return CurvePoint(
         length, engine, runs, timing.median_ms * per_call, timing.p99_ms * per_call, eager_ms / timing.median_ms,
-        reference, built.compile_s,
+        reference, built[1],
     )  # fmt: skip
 
 

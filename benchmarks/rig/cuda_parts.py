@@ -5,10 +5,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,15 +15,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from benchmarks.rig.bare_stage import BareStage
 from benchmarks.rig.chains import measure_curve
 from benchmarks.rig.cuda_adapter import NAMES
-from benchmarks.rig.machine import machine as describe_machine
+from benchmarks.rig.report import machine as describe_machine
 from benchmarks.rig.report import say
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.config.config import node_config, stage_config
-from torchperf_ros.config.message_types import encode, header, message_class
+from torchperf_ros.config.config import node_config
 from torchperf_ros.engines.parity import tensors_in
-from torchperf_ros.frame.frame import Answer, restamped
+from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.model.capture import MemoryRecording, ProfileRecording
 from torchperf_ros.model.device import Device, choose_device
@@ -33,8 +32,6 @@ from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.optimize.tune.trial import Candidate
 from torchperf_ros.optimize.tune.trial_run import Attempt, load_tier
 from torchperf_ros.packages.compile_process import CompileProcess
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
-from torchperf_ros.workers.worker_setup import worker_setup
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TIERS: Final = CameraAdapter.tiers
@@ -42,7 +39,6 @@ CHAINS: Final = (1, 15, 30)
 _CAMERA: Final = "torchperf_ros.models.camera:CameraAdapter"
 _MIB: Final = 1 << 20
 _THREADS: Final = 1
-_IMAGE: Final = "sensor_msgs/msg/Image"
 _PRECISIONS: Final = ("tf32", "fp16", "bf16")
 _STARTS_WITHIN_S: Final = 120.0
 _FRAME_EVERY_S: Final = 0.05
@@ -71,7 +67,6 @@ class Place:
     """Where a part runs, and how long it may time. Parts build side by side; whoever times does so alone."""
 
     def __init__(self, device: str, seconds: float, folder: Path) -> None:
-        """Take the device, what a candidate is timed for, and a folder that all parts share."""
         self.name, self.seconds, self.folder = device, seconds, folder
         self._turn = os.open(folder / "turn", os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._turn, fcntl.LOCK_SH)
@@ -208,8 +203,14 @@ def chain(length: int) -> Callable[[Place], Found]:
 
     def run(place: Place) -> Found:
         device = place.device().device
-        with _Alone(place) as alone:
-            curve = measure_curve([length], device, seconds=place.seconds, on_step=alone.step)
+        with ExitStack() as stack:
+
+            def step(text: str) -> None:
+                say(text)
+                if text.startswith("calibrating"):  # what is built before may be built beside others
+                    stack.enter_context(place.alone())
+
+            curve = measure_curve([length], device, seconds=place.seconds, on_step=step)
         rows = [
             (p.engine, p.runs, p.median_us, p.p99_us, p.times_eager, p.reference, p.compile_s, p.error) for p in curve
         ]
@@ -223,26 +224,6 @@ def chain(length: int) -> Callable[[Place], Found]:
         return Found([(f"Chain of {length} small operations", columns, rows)], points, wrong)
 
     return run
-
-
-class _Alone:
-    """Takes the turn when a curve's steps come to the timing."""
-
-    def __init__(self, place: Place) -> None:
-        self._place, self._turn = place, None
-
-    def __enter__(self) -> "_Alone":
-        return self
-
-    def step(self, text: str) -> None:
-        say(text)
-        if text.startswith("calibrating") and self._turn is None:
-            self._turn = self._place.alone()
-            self._turn.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._turn is not None:
-            self._turn.__exit__(None, None, None)
 
 
 def memory(place: Place) -> Found:
@@ -292,45 +273,23 @@ def profile(place: Place) -> Found:
                  {"summary": summary, "tables": tables}, wrong)  # fmt: skip
 
 
-class WorkerStage:
-    """A stage with real workers and without a node; its answers are kept."""
+class WorkerStage(BareStage):
+    """A stage on a part's device."""
 
     def __init__(self, place: Place, adapter: str, options: Mapping[str, Any], **parameters: object) -> None:
-        self.answers: list[Answer] = []
-        self.logs: list[str] = []
-        self._news = threading.Condition()
         values = {
             "adapter": adapter, "output": "path", "tiers": ["full", "fast"], "backup": "standby",
             "budget_ms": 1000.0 * _FRAME_EVERY_S, "hang_ms": 200.0, "max_frame_bytes": _MIB, "engine": "eager",
             **parameters,
         }  # fmt: skip
-        config = stage_config("bench", values)
-        node = node_config(
-            {"device": place.name, "worker_threads": _THREADS, "cache_dir": str(place.folder / "cache")}, {}
-        )
-        setup = {**worker_setup(config, node), "options": dict(options), "start_timeout_s": _STARTS_WITHIN_S}
-        ports = StagePorts(
-            publish=lambda payload: None, hand_on=lambda payload, frame: None, answered=self._answered,
-            anomaly=lambda anomaly: None, log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
-        )  # fmt: skip
-        self.actor = StageActor(config, setup, ports, time.time_ns)
-        image = message_class(_IMAGE)(
-            header=header(0, "camera"), height=72, width=128, encoding="rgb8", is_bigendian=0, step=128 * 3,
-            data=np.zeros(72 * 128 * 3, np.uint8),
-        )  # fmt: skip
-        self._image = bytes(encode(image, _IMAGE))
+        node = {"stages": ["bench"], "device": place.name, "worker_threads": _THREADS,
+                "cache_dir": str(place.folder / "cache")}  # fmt: skip
+        super().__init__(node_config(node, {"bench": values}), "bench", options, start_timeout_s=_STARTS_WITHIN_S)
 
-    def _answered(self, answer: Answer) -> None:
-        with self._news:
-            self.answers.append(answer)
-            self._news.notify_all()
-
-    def start(self) -> float:
-        """Start the workers; returns the seconds until the first can serve."""
+    def start(self, within_s: float = _STARTS_WITHIN_S) -> float:
+        """Start the workers and wait for all; returns the seconds until the first can serve."""
         started = time.monotonic()
-        self.actor.start()
-        self.actor.activate()
-        self._until(lambda: self.actor.pool.ready, "a worker is ready")
+        super().start(within_s)
         took_s = time.monotonic() - started
         self.settle()
         return took_s
@@ -338,27 +297,15 @@ class WorkerStage:
     def settle(self) -> None:
         """Wait until every worker is there and idle."""
         workers = self.actor.pool.workers
-        self._until(lambda: all(w is not None and w.idle for w in list(workers)), "all workers are idle")
-
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        give_up_at = time.monotonic() + _STARTS_WITHIN_S
-        while not condition():
-            if time.monotonic() > give_up_at or self.actor.pool.gave_up:
-                msg = f"not within {_STARTS_WITHIN_S:.0f} s: {what}: {self.actor.pool.progress}; {self.logs[-3:]}"
-                raise TimeoutError(msg)
-            time.sleep(0.005)
+        self.until(lambda: all(w is not None and w.idle for w in list(workers)), "all workers are idle")
 
     def ask(self, fault: str = "") -> Answer:
         """Offer one frame at the stage's pace and wait for its answer."""
-        data = bytearray(self._image)
-        data[len(data) - 72 * 128 * 3] = NAMES.index(fault) + 1 if fault else 0
-        stamp_ns, seen = time.time_ns(), len(self.answers)
-        next_at = time.monotonic() + _FRAME_EVERY_S
-        self.actor.offer(restamped(bytes(data), stamp_ns), stamp_ns, stamped=True)
-        with self._news:
-            if not self._news.wait_for(lambda: len(self.answers) > seen, _STARTS_WITHIN_S):
-                msg = f"a frame was not answered: {fault or 'no fault'}"
-                raise TimeoutError(msg)
+        seen, next_at = len(self.answers), time.monotonic() + _FRAME_EVERY_S
+        self.offer(NAMES.index(fault) + 1 if fault else 0)
+        with self.news:
+            if not self.news.wait_for(lambda: len(self.answers) > seen, _STARTS_WITHIN_S):
+                raise TimeoutError(f"a frame was not answered: {fault or 'no fault'}")
         time.sleep(max(0.0, next_at - time.monotonic()))
         return self.answers[seen]
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import linregress
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
 
@@ -33,17 +34,12 @@ def slope(x: Sequence[float], y: Sequence[float], last_share: float = 1.0) -> tu
         y: as many.
         last_share: how much of the samples counts, from the end; 0.8 leaves out the first fifth.
 
-    Standard error of the slope: sqrt(sum of squared residuals / (n - 2) / sum of squared deviations of x).
     """
     first = round(len(x) * (1.0 - last_share))
-    xs, ys = np.asarray(x[first:], dtype=float), np.asarray(y[first:], dtype=float)
-    if len(np.unique(xs)) < 3:
+    if len(set(x[first:])) < 3:
         return math.nan, math.nan
-    deviations = xs - xs.mean()
-    squares = float((deviations**2).sum())
-    found = float((deviations * (ys - ys.mean())).sum()) / squares
-    residuals = ys - ys.mean() - found * deviations
-    return found, math.sqrt(float((residuals**2).sum()) / (len(xs) - 2) / squares)
+    found = linregress(x[first:], y[first:])
+    return float(found.slope), float(found.stderr)
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

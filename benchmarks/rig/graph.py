@@ -1,8 +1,8 @@
 """The processes of a benchmark's ROS graph: the node, the naive node, the camera, busy neighbours."""
 
 import contextlib
+import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,8 +15,8 @@ from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import say
 from torchperf_ros.demo.child_process import ChildProcess
+from torchperf_ros.demo.drive import own_graph
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.node.middleware import carry_images
 
 _START_S = 120.0
 _ON_THE_WAY_S = 0.4
@@ -28,15 +28,7 @@ class GraphError(TorchperfError):
     """A process of the benchmark ended or did not start; the message says which, and its last words."""
 
 
-def own_graph() -> None:
-    """Have the environment name a graph in which there is no one else, unless the user named one."""
-    if "ROS_DOMAIN_ID" not in os.environ:
-        os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)
-        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SUBNET"  # with LOCALHOST Fast DDS may change the transports
-        os.environ.pop("ROS_LOCALHOST_ONLY", None)
-    carry_images()
-
-
+@functools.cache
 def model_options(model_ms: float, device: str = "cpu") -> dict[str, Any]:
     """Options of the bench adapter for a model of this cost here, measured in a process of its own; 0: the smallest."""
     if not model_ms:
@@ -50,8 +42,6 @@ def model_options(model_ms: float, device: str = "cpu") -> dict[str, Any]:
 
 
 class Graph:
-    """Starts processes, ends them with itself."""
-
     def __init__(self, namespaces: tuple[str, ...], *, outputs: bool = True, device: str = "cpu") -> None:
         """Join as an onlooker of these namespaces; `device` is what the models of the processes run on."""
         own_graph()
@@ -137,7 +127,6 @@ class PerfNodeProcess:
 
     @property
     def pid(self) -> int:
-        """Of the node."""
         return int(self._graph.observer.values(_NODE_STATUS)["pid"])
 
     @property
@@ -146,7 +135,6 @@ class PerfNodeProcess:
         return self._graph.observer.values(_NODE_STATUS).get("scheduling", "")
 
     def worker_pids(self) -> list[int]:
-        """Of the workers that live."""
         pids = [self.counters.get(f"worker_{number}_pid", "") for number in range(self._workers)]
         return [int(pid) for pid in pids if pid]
 
@@ -204,7 +192,6 @@ class NaiveProcess:
             self._start()
 
     def ready(self) -> bool:
-        """Whether it takes images."""
         self.respawn()
         for line in self.process.output.lines():
             self._ready |= line == "ready"
@@ -212,11 +199,7 @@ class NaiveProcess:
         return self._ready
 
     def wait_ready(self) -> None:
-        """Wait until it takes images.
-
-        Raises:
-            GraphError: it does not within two minutes.
-        """
+        """Wait until it takes images; raises `GraphError` where it does not within two minutes."""
         if not self._graph.observer.listen(_START_S, self.ready):
             msg = f"the naive node is not ready after {_START_S:.0f} s:\n{self.process.errors.tail(12)}"
             raise GraphError(msg)
@@ -237,37 +220,35 @@ class Requests:
         self._replies.extend(json.loads(line) for line in self.process.output.lines())
         return self._replies
 
-    def _ask(self, **request: Any) -> None:
-        self.process.say(json.dumps(request))
+    def ask(self, seconds: float, meanwhile: Callable[[], object] = bool, **request: Any) -> dict[str, Any]:
+        """What it says to a request that takes so long; `meanwhile` is called until then."""
+        self.process.say(json.dumps({"seconds": seconds, **request}))
+
+        def over() -> bool:
+            meanwhile()
+            return bool(self._read())
+
+        self._graph.wait(over, f"the end of {request}", self.process, seconds + 60)
+        return self._replies.pop()
 
 
 class BareLoopProcess(Requests):
     """The adapter's steps in a bare loop; see `bare_loop.py`."""
 
     def __init__(self, graph: Graph, adapter: str, options: dict[str, Any], tier: str) -> None:
-        """Start it."""
         config = json.dumps({"adapter": adapter, "options": options, "tier": tier, "device": graph.device})
         super().__init__(graph, "bare loop", ["benchmarks.rig.bare_loop", "--config", config])
-
-    def run(self, *, seconds: float, rate: float, size: str) -> list[float]:
-        """Milliseconds of each run at this pace."""
-        self._ask(seconds=seconds, rate=rate, size=size)
-        self._graph.wait(lambda: bool(self._read()), "the loop's end", self.process, seconds + 60)
-        return list(self._replies.pop()["model_ms"])
 
 
 class CameraProcess(Requests):
     """The camera; one stream at a time."""
 
     def __init__(self, graph: Graph) -> None:
-        """Start it."""
         super().__init__(graph, "camera", ["benchmarks.rig.camera_stream"])
 
-    def begin(
-        self, namespace: str, *, seconds: float, rate: float, size: str, first_bytes: dict[int, int] | None = None
-    ) -> None:
-        """Begin to stream, as soon as someone subscribes."""
-        self._ask(topic=f"{namespace}/image", seconds=seconds, rate=rate, size=size, first_bytes=first_bytes)
+    def begin(self, namespace: str, **stream: Any) -> None:
+        """Begin to stream, as soon as someone subscribes; its end is not waited for."""
+        self.process.say(json.dumps({"topic": f"{namespace}/image", **stream}))
 
     def connect(self, namespace: str, *, size: str, rate: float) -> None:
         """Stream for a moment until the onlooker hears of an answer: from then on all three have found each other.
@@ -284,24 +265,51 @@ class CameraProcess(Requests):
         msg = f"no image is answered in {namespace}"
         raise GraphError(msg)
 
-    def stream(
-        self, namespace: str, *, seconds: float, rate: float, size: str, meanwhile: Callable[[], object] = bool,
-        first_bytes: dict[int, int] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Stream to `image` in a namespace, listening and calling `meanwhile` until it is over.
+    def stream(self, namespace: str, **stream: Any) -> dict[str, Any]:
+        """Stream to `image` in a namespace, listening until it is over; see `ask` and `camera_stream.py`.
 
         Returns:
             What the camera says: `stamps` of the images, `worst_late_ms` of their publication.
         """
-        self.begin(namespace, seconds=seconds, rate=rate, size=size, first_bytes=first_bytes)
-
-        def over() -> bool:
-            meanwhile()
-            return bool(self._read())
-
-        self._graph.wait(over, "the stream's end", self.process, seconds + 60)
+        said = self.ask(topic=f"{namespace}/image", **stream)
         self._graph.observer.listen(_ON_THE_WAY_S)
-        return self._replies.pop()
+        return said
+
+
+class Streaming:
+    """A node of this project with one stage and the camera that has found it; a context that ends both.
+
+    Attributes:
+        graph, node, camera: the processes.
+        seen: what the node has published since it was cleared.
+    """
+
+    def __init__(self, arguments: Any, *, adapter: str = ADAPTER, outputs: bool = True, **node: Any) -> None:
+        """Start them as the arguments say: model, budget, backup, device, and size and rate of the images."""
+        device = getattr(arguments, "device", "cpu")
+        options = model_options(arguments.model_ms, device)
+        self._images = {"rate": arguments.rate, "size": arguments.size}
+        self.graph = Graph((OURS,), outputs=outputs, device=device)
+        self.seen = self.graph.observer.seen[OURS]
+        try:
+            stage = {"budget_ms": arguments.budget_ms, "backup": getattr(arguments, "backup", ""), **node}
+            self.node = PerfNodeProcess(self.graph, adapter, options, **stage)
+            self.camera = CameraProcess(self.graph)
+            self.node.wait_ready()
+            self.camera.connect(OURS, **self._images)
+        except BaseException:
+            self.graph.__exit__()
+            raise
+
+    def __enter__(self) -> "Streaming":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.graph.__exit__()
+
+    def stream(self, seconds: float, **more: Any) -> dict[str, Any]:
+        """Stream for so long, see `CameraProcess.stream`."""
+        return self.camera.stream(OURS, seconds=seconds, **self._images, **more)
 
 
 def sabotaged(graph: Graph, name: str, options: dict[str, Any], faults: dict[str, Any], seed: int) -> tuple[str, dict]:
@@ -313,7 +321,6 @@ def sabotaged(graph: Graph, name: str, options: dict[str, Any], faults: dict[str
 
 
 def injected(graph: Graph, name: str) -> Iterator[dict[str, Any]]:
-    """What was injected, from the journal."""
     file = graph.folder / f"{name}.jsonl"
     if file.exists():
         yield from (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())

@@ -22,7 +22,8 @@ _SAMPLES: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
 
 
 def _happened(event: str) -> None:
-    _EVENTS.setdefault(event, time.monotonic())
+    if event:
+        _EVENTS.setdefault(event, time.monotonic())
 
 
 class Stopwatch:
@@ -41,7 +42,6 @@ class Stopwatch:
         setattr(owner, method, call)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method and time it."""
         name = self._name(*args) if self.on else None
         if name is None:
             return self._inner(*args, **kwargs)
@@ -57,56 +57,33 @@ class Stopwatch:
         return result
 
 
-def _noted(owner: type, method: str, before: str, after: str) -> None:
-    """Note when a method begins and when it has returned."""
+def _noted(owner: type, method: str, before: Callable[..., str], after: Callable[..., str] = lambda *_: "") -> None:
+    """Note what `before` makes of a method's arguments, and `after` of its result and them; "" is nothing."""
     inner = getattr(owner, method)
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _happened(before)
+        _happened(before(*args))
         result = inner(*args, **kwargs)
-        _happened(after)
+        _happened(after(result, *args))
         return result
 
     setattr(owner, method, call)
 
 
-def _watch_workers(worker_process: type) -> None:
-    """Note when each worker says what."""
-    inner = worker_process.receive_control
+def _said(message: dict[str, Any] | None, worker: Any) -> str:
+    if message is None:
+        return ""
+    return f"worker {worker.number}: {message.get('text', '') if message['kind'] == 'progress' else message['kind']}"
 
-    @functools.wraps(inner)
-    def receive(worker: Any) -> Any:
-        message = inner(worker)
-        if message is not None:
-            what = message.get("text", "") if message["kind"] == "progress" else message["kind"]
-            _happened(f"worker {worker.number}: {what}")
-        return message
 
-    worker_process.receive_control = receive
+def _once_active(event: str, *, when: bool = True) -> str:
+    """Warming up is before the first frame that comes in, and before the first that is answered from itself."""
+    return event if when and "activate" in _EVENTS else ""
 
 
 def _topic_of(publisher: Any, *_: Any) -> str:
     return f"publish {publisher.topic_name.rpartition('/')[2]}"
-
-
-def _watch_frames(journal: type) -> None:
-    """Note the first frame that comes in, and the first that is answered from itself; warming up is before both."""
-    received, answered = journal.received, journal.answered
-
-    @functools.wraps(received)
-    def receive(self: Any, frame: Any, **kwargs: Any) -> Any:
-        if "activate" in _EVENTS:
-            _happened("first frame received")
-        return received(self, frame, **kwargs)
-
-    @functools.wraps(answered)
-    def answer(self: Any, answer: Any) -> Any:
-        if answer.fallback is None and "activate" in _EVENTS:
-            _happened("first fresh answer")
-        return answered(self, answer)
-
-    journal.received, journal.answered = receive, answer
 
 
 def _instrument() -> Callable[[list[str]], int]:
@@ -120,10 +97,13 @@ def _instrument() -> Callable[[list[str]], int]:
     from torchperf_ros.workers.worker_process import WorkerProcess
 
     _happened("imported")
-    _noted(PerfNode, "__init__", "node begins", "node constructed")
-    _noted(PerfNode, "on_configure", "configure", "configured")
-    _noted(PerfNode, "on_activate", "activate", "active")
-    _watch_workers(WorkerProcess)
+    for method, begun, ended in (
+        ("__init__", "node begins", "node constructed"), ("on_configure", "configure", "configured"),
+        ("on_activate", "activate", "active"),
+    ):  # fmt: skip
+        _noted(PerfNode, method, lambda *_, begun=begun: begun, lambda *_, ended=ended: ended)
+    _noted(WorkerProcess, "receive_control", lambda *_: "", _said)
+    _noted(StageStatistics, "received", lambda *_: _once_active("first frame received"))
     parts = [
         Stopwatch(RawPublisher, "publish", _topic_of),
         Stopwatch(LatencyRecord, "encode", lambda *_: "encode the record"),
@@ -134,12 +114,12 @@ def _instrument() -> Callable[[list[str]], int]:
     Stopwatch(PerfNode, "_publish_record", lambda *_: "record and publish", parts)
     Stopwatch(StageStatistics, "answered", lambda *_: "count and judge health")
     Stopwatch(Reporter, "report", lambda *_: "report")
-    _watch_frames(StageStatistics)
+    _noted(StageStatistics, "answered",
+           lambda _, answer: _once_active("first fresh answer", when=answer.fallback is None))  # fmt: skip
     return main
 
 
 def main() -> int:
-    """Run the node until it is told to end."""
     file, *ros_arguments = sys.argv[1:]
     try:
         return _instrument()(ros_arguments)

@@ -130,7 +130,6 @@ def _ros_path(made: Any) -> Path:
 
 
 def main() -> None:
-    """Run until told to end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=json.loads, required=True, help="the node's arguments as JSON")
     parser.add_argument("--namespace", default="/", help="namespace of its topics")

@@ -62,7 +62,6 @@ class Seen:
     outputs: list[Output] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget it."""
         self.rows.clear()
         self.outputs.clear()
 
@@ -110,7 +109,6 @@ class Observer:
         return self.status.get(status, {})
 
     def close(self) -> None:
-        """Leave the graph."""
         self._executor.shutdown()
         self._node.destroy_node()
         rclpy.try_shutdown()

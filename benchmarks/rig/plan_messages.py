@@ -42,7 +42,6 @@ def straight_plan(speed=10.0, horizon_s=3.0, step_s=0.1, acceleration=0.0, **mor
 
 
 def odometry_bytes(x=0.0, y=0.0, yaw=0.0, speed=10.0, yaw_rate=0.0, stamp_ns=START_NS, frame="odom", child="base_link"):
-    """A `nav_msgs/Odometry`."""
     message = empty_message("nav_msgs/msg/Odometry", header=header(stamp_ns, frame), child_frame_id=child)
     message.pose.pose = _pose(x, y, yaw)
     message.twist.twist.linear.x, message.twist.twist.angular.z = speed, yaw_rate

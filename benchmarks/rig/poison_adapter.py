@@ -114,8 +114,6 @@ FAULTS: Final = (*PREPROCESS, *OBSERVE, *POSTPROCESS, *OUTPUTS)
 
 
 class PoisonAdapter(BenchAdapter):
-    """The bench adapter, poisoned by frames."""
-
     def observe(self, messages: Mapping[str, Received]) -> None:
         """Fall victim to faults in `observe`."""
         OBSERVE.get(_fault(messages), bool)()

@@ -1,9 +1,10 @@
-"""How a benchmark shows its figures: a table with the targets beside them, and JSON."""
+"""How a benchmark shows its figures and what they were measured on: a table with the targets beside them, and JSON."""
 
 import argparse
 import json
 import math
 import operator
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rig.bare_timer import BareTimer
-from benchmarks.rig.machine import machine
-from torchperf_ros.runs.machine_fingerprint import ProcessorShare
+from torchperf_ros.runs.machine_fingerprint import ProcessorShare, machine_now, version_of
 
 _STARTED = time.monotonic()
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "==": operator.eq}
@@ -47,8 +48,6 @@ class Target:
 
 
 class Report:
-    """Figures of one run of one benchmark."""
-
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         """Look at the machine before anything is started; takes a second."""
         parameters = {key: value for key, value in vars(arguments).items() if key != "json"}
@@ -86,20 +85,38 @@ class Report:
             f" {timer['max']:.2f} (max): what no node can be better than."
         )
         if targets:
-            table = Table(title="Targets", title_justify="left", title_style="bold")
-            for column in ("figure", "measured", "target", ""):
-                table.add_column(column, justify="left" if column in {"figure", ""} else "right")
-            for target in targets:
-                verdict = "[green]met[/]" if target.met else "[red]missed[/]"
-                limit = f"{target.relation} {shown(target.limit)} {target.unit}"
-                table.add_row(target.what, f"{shown(target.value)} {target.unit}", limit, verdict)
-            self._console.print(table)
+            self.table("Targets", ("figure", "measured", "target", ""), [
+                (t.what, f"{shown(t.value)} {t.unit}", f"{t.relation} {shown(t.limit)} {t.unit}",
+                 "[green]met[/]" if t.met else "[red]missed[/]")
+                for t in targets
+            ])  # fmt: skip
         self._content["figures"] = figures
         self._content["targets"] = [{**asdict(target), "met": target.met} for target in targets]
         if self._file:
             text = json.dumps(plain(self._content), indent=1, allow_nan=False)
             self._file.write_text(text + "\n", encoding="utf-8")
             say(f"written to {self._file}")
+
+
+def machine() -> dict[str, object]:
+    """The machine, the versions of ROS, and how busy others keep it (takes a second)."""
+    return {
+        **machine_now(),
+        "rclpy": version_of("rclpy"),
+        "fastdds": version_of("ros-fastdds"),
+        "fifo_permitted": _fifo_permitted(),
+        "others_cpu_percent": psutil.cpu_percent(interval=1.0),
+    }
+
+
+def _fifo_permitted() -> bool:
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        return False
+    os.sched_setscheduler(0, policy, parameters)
+    return True
 
 
 def shown(value: object) -> str:

@@ -21,7 +21,6 @@ class Scrapes:
     page_lines: int = 0
 
     def run(self, port: int, every_s: float, ending: threading.Event) -> None:
-        """Scrape until the end."""
         request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept-Encoding": "gzip"})
         while not ending.wait(every_s):
             began_ns = time.time_ns()

@@ -15,6 +15,7 @@ from benchmarks.rig.frames import frame_figures, match
 from benchmarks.rig.observer import Output, Row
 from benchmarks.rig.ramp_adapter import RampAdapter
 from benchmarks.rig.report import Target, plain, shown
+from benchmarks.safety import paired_difference, pdms
 from torchperf_ros.config.message_types import empty_message
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.model.adapter import Received
@@ -131,3 +132,22 @@ def test_given_a_model_that_waits_when_its_ramp_is_over_then_a_run_takes_longer(
     began = time.perf_counter()
     assert adapter.build("full")(*tensors).shape == (1, POSES)
     assert time.perf_counter() - began > 0.8 * 1.5 * 4e-3
+
+
+def test_a_collision_or_the_road_left_leaves_nothing_of_a_score_and_a_slow_drive_half_of_its_progress():
+    fine = {"collision": False, "min_ttc_s": 2.0, "progress_m": 100.0, "comfortable": True, "left_road": False}
+    assert pdms(fine, 100.0) == 1.0
+    assert pdms({**fine, "progress_m": 50.0}, 100.0) == pytest.approx(9.5 / 12)
+    assert pdms({**fine, "min_ttc_s": 0.9}, 100.0) == pytest.approx(7 / 12)
+    assert pdms({**fine, "comfortable": False}, 100.0) == pytest.approx(10 / 12)
+    assert pdms({**fine, "collision": True}, 100.0) == pdms({**fine, "left_road": True}, 100.0) == 0.0
+
+
+def test_the_interval_of_a_difference_holds_its_mean_and_excludes_zero_where_pairs_differ():
+    first, second, groups = [0.0] * 40, [float(number % 2) for number in range(40)], ["a"] * 20 + ["b"] * 20
+    found = paired_difference(first, second, groups)
+    assert found["mean"] == -0.5
+    assert found["low"] < -0.5 < found["high"] < 0.0
+    assert found["excludes_zero"]
+    same = paired_difference(second, second, groups)
+    assert same == {"mean": 0.0, "low": 0.0, "high": 0.0, "excludes_zero": False}

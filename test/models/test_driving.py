@@ -15,8 +15,8 @@ from torchperf_ros.models.driving_messages import (
     objects_message,
     objects_of,
     odometry_message,
-    path_message,
-    route_message,
+    path_bytes,
+    route_bytes,
     route_of,
 )  # fmt: skip
 from torchperf_ros.models.driving_rules import Lane
@@ -37,13 +37,13 @@ def received(message, stamp_ns=10 * S):
 
 def messages(*, odom_ns=10 * S):
     odom = received(odometry_message(0.0, 0.0, 0.0, 15.0, 0.0, odom_ns), odom_ns)
-    route = route_message(Lane.of(300.0), 15.0, 0)
+    route = decode(route_bytes(Lane.of(300.0), 15.0, 0), PATH)
     return {"detections": received(objects()), "odom": odom, "route": received(route, 0)}
 
 
 def planned(adapter, given, tier="full"):
     outputs = adapter.build(tier)(*adapter.preprocess(given))
-    return encoded(adapter.postprocess(outputs, given), PATH)
+    return adapter.postprocess(outputs, given)
 
 
 def test_given_objects_when_sent_as_markers_then_boxes_and_velocities_come_back():
@@ -57,7 +57,7 @@ def test_given_a_box_without_an_arrow_when_read_then_it_stands_still():
 
 
 def test_given_a_route_when_sent_then_lane_and_speed_come_back():
-    lane, wanted = route_of(route_message(Lane.of(600.0, 80.0, 200.0, 150.0), 12.5, 0))
+    lane, wanted = route_of(decode(route_bytes(Lane.of(600.0, 80.0, 200.0, 150.0), 12.5, 0), PATH))
     assert len(lane.points) > 30
     assert wanted == 12.5
 
@@ -124,4 +124,5 @@ def test_given_an_unknown_tier_or_option_when_built_then_it_is_refused():
 def test_given_example_inputs_when_run_then_a_path_comes_out():
     adapter = RulePlannerAdapter({}, CPU)
     assert adapter.build("fast")(*adapter.example_inputs("fast")).shape == (31, 4)
-    assert path_message(np.zeros((2, 4)), "odom", 0, 0).poses[1].header.stamp.nanosec == 100_000_000
+    poses = decode(path_bytes(np.zeros((2, 4)), "odom", 0, 0), PATH).poses
+    assert poses[1].header.stamp.nanosec == 100_000_000

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ..logs.small_logs import ROS2 as STORE
+from torchperf_ros.config.message_types import empty_message, encode, header
+
 from ..logs.small_logs import rosbag2
 
 POINT = "geometry_msgs/msg/PointStamped"
@@ -22,10 +23,8 @@ def _adapters_can_be_imported_by_workers():
 
 def point(stamp_ns, x=0.0, word="", z=0.0):
     """CDR bytes of a `PointStamped`; its `frame_id` is a word for `replay_adapters`."""
-    types = STORE.types
-    stamp = types["builtin_interfaces/msg/Time"](sec=stamp_ns // S, nanosec=stamp_ns % S)
-    header = types["std_msgs/msg/Header"](stamp=stamp, frame_id=word)
-    return bytes(STORE.serialize_cdr(types[POINT](header, types["geometry_msgs/msg/Point"](x=x, y=0.0, z=z)), POINT))
+    place = empty_message("geometry_msgs/msg/Point", x=x, z=z)
+    return bytes(encode(empty_message(POINT, header=header(stamp_ns, word), point=place), POINT))
 
 
 def write_points(folder, messages):

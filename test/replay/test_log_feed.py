@@ -1,11 +1,14 @@
+from types import SimpleNamespace
+
 import pytest
 
 from torchperf_ros.logs.log_reader import LogError, LogTopic
-from torchperf_ros.replay.log_feed import Wanted, match_topics, parse_maps
+from torchperf_ros.replay.log_feed import match_topics, parse_maps
+from torchperf_ros.stage.stage_input import StageInput
 
 IMAGE, COMPRESSED, ODOM = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage", "nav_msgs/msg/Odometry"
-CAMERA = Wanted("perception", "image", IMAGE, needed=True)
-SPEED = Wanted("planning", "odom", ODOM, needed=False)
+PERCEPTION, PLANNING = (SimpleNamespace(config=SimpleNamespace(name=name)) for name in ("perception", "planning"))
+CAMERA, SPEED = StageInput(PERCEPTION, 0, "image", IMAGE, True), StageInput(PLANNING, 1, "odom", ODOM, True)
 
 
 def topics(**types):

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.regress import Cell, count, save
-from benchmarks.rig.latency_series import STAGE, LatencyModel, Slower
+from benchmarks.regress import STAGE, Cell, LatencyModel, Slower, count, save
 from torchperf_ros.runs.compare.estimates import stage_frames
 from torchperf_ros.runs.run_log_source import load_run
 

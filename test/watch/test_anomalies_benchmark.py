@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.anomalies import Tally
-from benchmarks.rig.anomaly_baselines import DETECTORS
+from benchmarks.anomalies import DETECTORS, Tally
 from benchmarks.rig.anomaly_series import Labelled
 
 

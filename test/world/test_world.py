@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, PATH, SCAN, encoded, objects_of, path_message
+from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, SCAN, objects_of, path_bytes
 from torchperf_ros.models.driving_rules import Lane, plan_along
 from torchperf_ros.world.road_scene import IMAGE_TYPE
 from torchperf_ros.world.scenarios import SCENARIOS, Scenario, describe, draw_scenario
@@ -31,7 +31,7 @@ def world_after(seconds, *bodies, **options):
 
 
 def path(plan, at_ns):
-    return encoded(path_message(plan, FRAME, at_ns, at_ns), PATH)
+    return path_bytes(plan, FRAME, at_ns, at_ns)
 
 
 def keep(world, wanted, seconds):

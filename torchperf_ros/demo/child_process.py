@@ -19,7 +19,6 @@ class GrowingFile:
     """The lines of a file that another process appends to; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at its start."""
         self._path = path
         self._offset = 0
 

@@ -70,11 +70,7 @@ class Drive:
     """One drive, from the first process to the verdict."""
 
     def __init__(self, options: DriveOptions, console: Console) -> None:
-        """Look at the log, if there is one.
-
-        Raises:
-            LogError: the log cannot be played.
-        """
+        """Look at the log, if there is one; raises `LogError` where the log cannot be played."""
         self._options = options
         self._console = console
         self._image_type, title, rate_hz = IMAGE_TYPE, "drawn road, 1280x720 rgb8", options.rate_hz
@@ -95,7 +91,7 @@ class Drive:
             DriveError: the node or the player ended before it should, or did not start.
         """
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        _own_graph()
+        own_graph()
         processor, began = ProcessorShare(), self._evidence.name("")
         with tempfile.TemporaryDirectory(prefix="torchperf-demo-") as name, contextlib.ExitStack() as stack:
             self._start(Path(name), stack)
@@ -245,7 +241,7 @@ def faults_of(stage: str, seconds: float) -> dict[str, dict[str, float]]:
     }
 
 
-def _own_graph() -> None:
+def own_graph() -> None:
     """Have the environment name a graph in which there is no one else, unless the user named one.
 
     Fast DDS may change the transports, and with them lose most images, where discovery is limited to this host; the

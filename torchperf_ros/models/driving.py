@@ -1,6 +1,6 @@
 """Stages of a closed loop without trained weights: perception that is given the truth, and a planner by rules."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from torchperf_ros.models.driving_messages import (
     PATH,
     SCAN,
     objects_of,
-    path_message,
+    path_bytes,
     pose_of,
     route_of,
     without_distant,
@@ -28,17 +28,27 @@ _MOST_POINTS: Final = 10_000
 _NS: Final = 1e9
 
 
-def _blindness(adapter: Adapter, options: dict[str, Any]) -> Blindness:
-    """The option `blind`, the only one that there is."""
-    reader = OptionReader(type(adapter).__name__, options)
-    share = reader.number("blind", default=0.0, low=0.0, high=1.0)
-    reader.finish()
-    return Blindness(share)
+class _RuleAdapter(Adapter):
+    """An adapter without weights, whose tiers differ in one number."""
 
+    values: ClassVar[Mapping[str, float]]
+    rules: ClassVar[type[nn.Module]]
 
-def _need(topics: Iterable[str], messages: Mapping[str, Received]) -> None:
-    if missing := [topic for topic in topics if topic not in messages]:
-        raise BadInput(f"{missing[0]} has not been received")
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        """Read the options, see the class; raises `ConfigError` where an option is unknown or its value not allowed."""
+        reader = OptionReader(type(self).__name__, options)
+        self._blind = Blindness(reader.number("blind", default=0.0, low=0.0, high=1.0))
+        reader.finish()
+
+    def build(self, tier: str) -> nn.Module:
+        """The rules of a tier; raises `ConfigError` where there is no such tier."""
+        if tier not in self.values:
+            raise ConfigError(f"tier {tier!r} does not exist; allowed: {', '.join(self.values)}")
+        return self.rules(self.values[tier]).eval()
+
+    def _need(self, messages: Mapping[str, Received]) -> None:
+        if missing := [topic for topic in self.inputs if topic not in messages]:
+            raise BadInput(f"{missing[0]} has not been received")
 
 
 class _Constant(nn.Module):
@@ -53,7 +63,7 @@ class _Constant(nn.Module):
         return given, self.value
 
 
-class OracleAdapter(Adapter):
+class OracleAdapter(_RuleAdapter):
     """Perception that finds every object in sight: it is given the truth, and costs what the clock says that it costs.
 
     The scan is the trigger, as with a perception of its own; `objects_in_sight` says what is to be seen in it. Tiers
@@ -64,36 +74,18 @@ class OracleAdapter(Adapter):
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(RANGES_M)
-
-    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options, see the class.
-
-        Raises:
-            ConfigError: an option is unknown or its value not allowed.
-        """
-        self._blind = _blindness(self, options)
-        self.inputs = {"scan": SCAN, "objects_in_sight": MARKER_ARRAY, "odom": ODOMETRY}
-        self.output = MARKER_ARRAY
-
-    def build(self, tier: str) -> nn.Module:
-        """What passes objects within the tier's range.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
-        return _Constant(_of_tier(tier, RANGES_M)).eval()
+    values: ClassVar[Mapping[str, float]] = RANGES_M
+    inputs = {"scan": SCAN, "objects_in_sight": MARKER_ARRAY, "odom": ODOMETRY}
+    output = MARKER_ARRAY
+    rules = _Constant
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """No object."""
         return (torch.zeros(2, dtype=torch.float64),)
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
-        """Where the vehicle is, x and y [2].
-
-        Raises:
-            BadInput: there is no odometry, or no truth.
-        """
-        _need(self.inputs, messages)
+        """Where the vehicle is, x and y [2]; raises `BadInput` where there is no odometry, or no truth."""
+        self._need(messages)
         x, y, _, _ = pose_of(messages["odom"].message)
         return (torch.tensor([x, y], dtype=torch.float64),)
 
@@ -105,7 +97,20 @@ class OracleAdapter(Adapter):
         return without_distant(messages["objects_in_sight"].message, x, y, range_m)
 
 
-class RulePlannerAdapter(Adapter):
+class _Rules(nn.Module):
+    """`plan_along` where a network would be."""
+
+    def __init__(self, ahead_s: float) -> None:
+        super().__init__()
+        self._ahead_s = ahead_s
+
+    def forward(self, ego: Tensor, objects: Tensor, lane: Tensor) -> Tensor:
+        x, y, yaw, speed, wanted = ego.tolist()
+        plan = plan_along(Lane(lane.numpy()), (x, y, yaw, speed), objects.numpy(), wanted, self._ahead_s)
+        return torch.from_numpy(plan).view(POSES, 4)
+
+
+class RulePlannerAdapter(_RuleAdapter):
     """Keeps the lane at a wanted speed, and brakes for what is in it or will be: see `plan_along`.
 
     Tiers differ in how far ahead they foresee objects, see `AHEAD_S`.
@@ -119,24 +124,10 @@ class RulePlannerAdapter(Adapter):
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(AHEAD_S)
-
-    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options, see the class.
-
-        Raises:
-            ConfigError: an option is unknown or its value not allowed.
-        """
-        self._blind = _blindness(self, options)
-        self.inputs = {"detections": MARKER_ARRAY, "odom": ODOMETRY, "route": PATH}
-        self.output = PATH
-
-    def build(self, tier: str) -> nn.Module:
-        """The rules of a tier.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
-        return _Rules(_of_tier(tier, AHEAD_S)).eval()
+    values: ClassVar[Mapping[str, float]] = AHEAD_S
+    inputs = {"detections": MARKER_ARRAY, "odom": ODOMETRY, "route": PATH}
+    output = PATH
+    rules = _Rules
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """15 m/s ahead along a straight lane, and nothing there."""
@@ -154,7 +145,7 @@ class RulePlannerAdapter(Adapter):
         Raises:
             BadInput: there is no odometry or no route, or they cannot be used.
         """
-        _need(self.inputs, messages)
+        self._need(messages)
         lane, wanted = route_of(messages["route"].message)
         if not 2 <= len(lane.points) <= _MOST_POINTS or not np.isfinite(lane.points).all():  # noqa: PLR2004
             raise BadInput(f"route has {len(lane.points)} points; it has to have 2 to {_MOST_POINTS}, finite ones")
@@ -178,23 +169,4 @@ class RulePlannerAdapter(Adapter):
         """The path in odometry's frame: its first pose is stamped as the odometry, its header as the detections."""
         odom = messages["odom"]
         stamp_ns = messages["detections"].stamp_ns or odom.stamp_ns
-        return path_message(outputs.numpy(), odom.message.header.frame_id, stamp_ns, odom.stamp_ns)
-
-
-class _Rules(nn.Module):
-    """`plan_along` where a network would be."""
-
-    def __init__(self, ahead_s: float) -> None:
-        super().__init__()
-        self._ahead_s = ahead_s
-
-    def forward(self, ego: Tensor, objects: Tensor, lane: Tensor) -> Tensor:
-        x, y, yaw, speed, wanted = ego.tolist()
-        plan = plan_along(Lane(lane.numpy()), (x, y, yaw, speed), objects.numpy(), wanted, self._ahead_s)
-        return torch.from_numpy(plan).view(POSES, 4)
-
-
-def _of_tier(tier: str, values: Mapping[str, float]) -> float:
-    if tier not in values:
-        raise ConfigError(f"tier {tier!r} does not exist; allowed: {', '.join(values)}")
-    return values[tier]
+        return path_bytes(outputs.numpy(), odom.message.header.frame_id, stamp_ns, odom.stamp_ns)

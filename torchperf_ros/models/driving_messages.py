@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from torchperf_ros.config.message_types import empty_message, encode, header, message_class
+from torchperf_ros.frame.frame import restamped
+from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.models.driving_rules import OBJECT_FIELDS, STEP_S, Floats, Lane
 
 MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
@@ -114,37 +116,25 @@ def pose_of(odometry: Any) -> tuple[float, float, float, float]:  # noqa: ANN401
     return at.x, at.y, 2 * math.atan2(turn.z, turn.w), odometry.twist.twist.linear.x
 
 
-def path_message(plan: Floats, frame_id: str, stamp_ns: int, first_ns: int) -> Any:  # noqa: ANN401
-    """A `nav_msgs/msg/Path` of a plan [n, 4] as `plan_along` gives it.
+def path_bytes(plan: Floats, frame_id: str, stamp_ns: int, first_ns: int, z: float = 0.0) -> bytes:
+    """The CDR bytes of a `nav_msgs/msg/Path` of a plan [n, 4] as `plan_along` gives it.
 
     Args:
         plan: x, y, heading and speed every `STEP_S`.
         frame_id: of the path and of every pose.
         stamp_ns: of the header: of the frame that it was computed from.
         first_ns: ROS time of the first pose.
+        z: of every pose.
     """
-    pose, point, quaternion, *_ = _parts()
-    stamped, step_ns = message_class("geometry_msgs/msg/PoseStamped"), round(STEP_S * _NS)
-    poses = [
-        stamped(
-            header=header(first_ns + index * step_ns, frame_id),
-            pose=pose(
-                position=point(x=x, y=y, z=0.0),
-                orientation=quaternion(x=0.0, y=0.0, z=math.sin(heading / 2), w=math.cos(heading / 2)),
-            ),
-        )
-        for index, (x, y, heading, _) in enumerate(plan.tolist())
-    ]
-    return message_class(PATH)(header=header(stamp_ns, frame_id), poses=poses)
+    stamps_ns = first_ns + np.arange(len(plan)) * round(STEP_S * _NS)
+    points = np.column_stack((plan[:, :2], np.full(len(plan), z)))
+    return restamped(TimedPath.made(stamps_ns, points, plan[:, 2], frame_id.encode()).bytes(), stamp_ns)
 
 
-def route_message(lane: Lane, wanted: float, stamp_ns: int) -> Any:  # noqa: ANN401
+def route_bytes(lane: Lane, wanted: float, stamp_ns: int) -> bytes:
     """A lane to keep as a `nav_msgs/msg/Path`, and the speed in m/s as z of its points."""
     poses = np.column_stack((lane.points, np.zeros((len(lane.points), 2))))
-    message = path_message(poses, FRAME, stamp_ns, stamp_ns)
-    for stamped in message.poses:
-        stamped.pose.position.z = wanted
-    return message
+    return path_bytes(poses, FRAME, stamp_ns, stamp_ns, wanted)
 
 
 def route_of(path: Any) -> tuple[Lane, float]:  # noqa: ANN401

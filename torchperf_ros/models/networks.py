@@ -25,7 +25,6 @@ BOX_FIELDS: Final = 5  # score, centre x, centre y, width, height; the class log
 HISTORY_FRAMES: Final = 10
 EGO_FIELDS: Final = 2  # speed m/s, yaw rate rad/s
 WAYPOINTS: Final = 30
-WAYPOINT_FIELDS: Final = 4  # x m, y m, heading rad, speed m/s
 WAYPOINT_STEP_S: Final = 0.1
 
 # Measured on one thread of a server CPU, eager: about 25, 10 and 3 ms (detector); 3, 1.5 and 0.7 ms (planner).

@@ -96,11 +96,7 @@ class PlannerAdapter(Adapter):
         return self._history
 
     def build(self, tier: str) -> torch.nn.Module:
-        """The planner of a tier: `full`, `medium` or `fast`.
-
-        Raises:
-            ConfigError: there is no such tier.
-        """
+        """The planner of a tier: `full`, `medium` or `fast`; raises `ConfigError` where there is no such tier."""
         width = networks.tier_width(tier, PLANNER_WIDTHS)
         return networks.build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
 

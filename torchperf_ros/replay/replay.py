@@ -10,10 +10,10 @@ from typing import Final
 
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.logs.log_reader import LogError, LogReader
-from torchperf_ros.replay.log_feed import LogFeed, match_topics
+from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.logs.player import ReadAhead
+from torchperf_ros.replay.log_feed import match_topics, topics_to_copy
 from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.replay.paces import FastPace, RealPace, ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_options import (
     ReplayError,
     ReplayOptions,
@@ -24,13 +24,15 @@ from torchperf_ros.replay.replay_options import (
 )
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_result import ReplayResult, anomalies_summary, log_hash, models_summary, stage_results
-from torchperf_ros.replay.replay_stages import ReplayStages
+from torchperf_ros.replay.replay_stages import RealPace, ReplayPace, ReplayStages, held_interrupt
 from torchperf_ros.workers.fork_server import start_base
+from torchperf_ros.workers.process_setup import step_back
 
 Progress = Callable[[int, int], None]
 """Gets how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
+_AHEAD_BYTES: Final = 64 << 20
 
 
 def replay(
@@ -76,8 +78,10 @@ class _Replay(contextlib.ExitStack):
         start_base()  # it imports torch meanwhile
         options, virtual = self._options, self._options.pace == "virtual"
         self._reader = self.enter_context(LogReader(recording_in(self._log), self._note))
-        self._feed = LogFeed(self._reader, options)
-        self._pace, self._output = self._make_pace(self._feed.start_ns), None
+        first_ns = self._reader.start_ns or next((message.t_ns for message in self._reader.messages()), 0)
+        self._start_ns, length_s = first_ns + round(options.start_s * NS_PER_S), options.duration_s
+        self._end_ns = None if length_s is None else self._start_ns + round(length_s * NS_PER_S)
+        self._pace, self._output = self._make_pace(self._start_ns), None
         if options.output is not None:
             self._output = OutputLog(options.output, compress=options.inputs == "none")
             self.callback(self._output.discard)
@@ -99,7 +103,7 @@ class _Replay(contextlib.ExitStack):
     def _make_pace(self, start_ns: int) -> ReplayPace:
         options = self._options
         if options.pace != "virtual":
-            return RealPace(start_ns) if options.pace == "real" else FastPace(start_ns)
+            return (RealPace if options.pace == "real" else ReplayPace)(start_ns)
         from torchperf_ros.replay.virtual.step_times import read_step_times
         from torchperf_ros.replay.virtual.virtual_stage import VirtualPace
 
@@ -138,7 +142,7 @@ class _Replay(contextlib.ExitStack):
         if self._output is not None:
             self._output.close()
         results = stage_results(stages.actors, record, options.output)
-        duration_s = (pace.now() - self._feed.start_ns) / NS_PER_S
+        duration_s = (pace.now() - self._start_ns) / NS_PER_S
         found = {"messages": self._given, "duration_s": duration_s, "findings": asdict(self._reader.findings)}
         summary = {
             "log": {**identity, **found},
@@ -151,10 +155,14 @@ class _Replay(contextlib.ExitStack):
         return ReplayResult(self._log, results, tuple(record.anomalies), summary, options.output, complete)
 
     def _through(self) -> bool:
-        feed, pace, stages, record, complete = self._feed, self._pace, self._stages, self._record, True
-        copied = frozenset() if self._output is None else feed.to_copy(stages.takers, stages.outputs)
+        reader, pace, stages, record, complete = self._reader, self._pace, self._stages, self._record, True
+        length_ns = max(0, (self._end_ns or reader.end_ns) - self._start_ns)  # 0 if the log does not say
+        copied: frozenset[str] = frozenset()
+        if self._output is not None:
+            copied = topics_to_copy(self._options.inputs, reader, stages.takers, stages.outputs)
+        ahead = ReadAhead(self._read(copied.union(stages.takers)), lambda message: len(message.data), _AHEAD_BYTES)
         try:
-            with contextlib.closing(feed.messages(copied.union(stages.takers))) as messages:
+            with contextlib.closing(ahead) as messages:
                 for message in messages:
                     pace.reach(message.t_ns, stages, record)
                     record.tick()
@@ -164,10 +172,10 @@ class _Replay(contextlib.ExitStack):
                         if self._output is not None and message.topic in copied:
                             self._output.write(message.topic, message.type_name, message.data, message.t_ns)
                         self._given += stages.offer(message.topic, message.data)
-                    self._progress(message.t_ns - feed.start_ns, feed.length_ns)
+                    self._progress(message.t_ns - self._start_ns, length_ns)
             if not self._given:
                 topics = ", ".join(sorted(stages.takers)) or "any topic"
-                raise LogError(f"log {self._reader.path}: has no message on {topics} in that time")
+                raise LogError(f"log {reader.path}: has no message on {topics} in that time")
         except KeyboardInterrupt:  # what has been given is still answered, as at the end of a log
             self._note("interrupted: the results reach up to there")
             complete = False
@@ -188,10 +196,17 @@ class _Replay(contextlib.ExitStack):
         if lost := record.pending - stages.unanswered + stages.lost:
             self._note(f"frames that were begun and never answered: {lost:,}")
         if complete:
-            self._progress(feed.length_ns, feed.length_ns)
+            self._progress(length_ns, length_ns)
         return complete
+
+    def _read(self, topics: frozenset[str]) -> Iterator[LogMessage]:
+        if self._options.pace == "real":
+            step_back()  # this runs on the thread that reads ahead
+        whole = self._options.start_s == 0.0 and self._end_ns is None
+        yield from self._reader.messages(topics, None if whole else self._start_ns, self._end_ns)
 
     def _cut_short(self, why: str) -> bool:
         self._note(why)
-        self._stages.deactivate()
+        for actor in self._stages.actors:  # what has begun is still answered
+            actor.deactivate()
         return False

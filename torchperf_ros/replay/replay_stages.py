@@ -1,27 +1,31 @@
-"""The node's stages without the node: wired to each other and to a log."""
+"""The node's stages without the node, wired to each other and to a log; and how they go through the log's time."""
 
+import contextlib
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from torchperf_ros.config.config import NodeConfig, StageConfig
 from torchperf_ros.config.message_types import has_header
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.frame.frame import Frame
-from torchperf_ros.replay.log_feed import Wanted, absolute
+from torchperf_ros.logs.player import Pace, Tally
+from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.stage.stage_actor import StageActor, StageMachinery, StagePorts
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.workers.worker_setup import worker_setup
 
-if TYPE_CHECKING:
-    from torchperf_ros.replay.paces import ReplayPace
-
 _POLL_S: Final = 0.005
 _COMPILING_TAKES: Final = 10  # times as long as loading
+_LOOK_S: Final = 0.2
+_PATIENCE_S: Final = 10.0
 
 
 class ReplayStages:
@@ -48,7 +52,7 @@ class ReplayStages:
         self.takers: dict[str, list[StageInput]] = {}
         self.start_up_s = self._started_s = 0.0
         self._followers: list[list[StageInput]] = [[] for _ in self.actors]
-        self._by_topic: dict[str, list[StageInput]] = {}
+        self._from_log: list[StageInput] = []
 
     def _actor(self, index: int, stage: StageConfig) -> StageActor:
         ports = StagePorts(
@@ -78,7 +82,7 @@ class ReplayStages:
         for actor in self.actors:  # without threads the pace calls their `step`
             (actor.start if self._pace.threaded else actor.pool.start)()
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[StageInput]:
         """Wait until each stage has described itself; returns what they want of a log.
 
         Models are loaded meanwhile, and for longer: whether the log fits is known before, see `settle`.
@@ -87,7 +91,6 @@ class ReplayStages:
             ReplayError: a stage cannot run.
         """
         made_by = {absolute(actor.config.output): index for index, actor in enumerate(self.actors)}
-        wanted = []
         for index, actor in enumerate(self.actors):
             self._wait(actor, lambda actor: actor.pool.description is not None)
             assert actor.pool.description is not None
@@ -98,14 +101,14 @@ class ReplayStages:
                 if maker is not None and maker != index:
                     self._followers[maker].append(source)
                 else:
-                    self._by_topic.setdefault(topic, []).append(source)
-                    wanted.append(Wanted(actor.config.name, topic, type_name, needed=number == 0))
-        return wanted
+                    self._from_log.append(source)
+        return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:
         """Take messages of the log; `topics` has the log's topic by the stages' name, see `match_topics`."""
-        for name, log_topic in topics.items():
-            self.takers.setdefault(log_topic, []).extend(self._by_topic[name])
+        for source in self._from_log:
+            if source.topic in topics:
+                self.takers.setdefault(topics[source.topic], []).append(source)
 
     def settle(self) -> None:
         """Wait until every worker is ready, the standbys included, and let the stages take frames.
@@ -116,7 +119,8 @@ class ReplayStages:
         for actor in self.actors:
             if not self._pace.threaded:
                 actor.pool.settle()
-            self._wait(actor, _is_complete)
+            # the standby, too: it can step in from the first frame on
+            self._wait(actor, lambda actor: all(w is not None and w.usable for w in actor.pool.workers))
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:
             worker = next(worker for worker in actor.pool.workers if worker is not None)
@@ -165,20 +169,118 @@ class ReplayStages:
             if actor.pool.gave_up:
                 raise ReplayError(f"stage {actor.config.name} cannot run any more: {actor.pool.last_error}")
 
-    def deactivate(self) -> None:
-        """Take no more frames; what has begun is still answered."""
-        for actor in self.actors:
-            actor.deactivate()
-
     def stop(self) -> None:
         """End the workers, all at once."""
-        threads = [threading.Thread(target=actor.stop) for actor in self.actors]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(self.actors)) as pool:
+            list(pool.map(StageActor.stop, self.actors))
 
 
-def _is_complete(actor: StageActor) -> bool:
-    """Whether every worker is ready, the standby too: it can step in from the first frame on."""
-    return all(worker is not None and worker.usable for worker in actor.pool.workers)
+@contextlib.contextmanager
+def held_interrupt() -> Iterator[None]:
+    """Let Ctrl-C wait until the block has ended; a second one does not wait.
+
+    A frame that is given to a stage by halves is answered by nobody. Where Ctrl-C does not raise `KeyboardInterrupt`,
+    or does so in another thread, this does nothing.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C has waited.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    held = False
+
+    def hold(_number: int, _frame: object) -> None:
+        nonlocal held
+        held = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if held:
+        raise KeyboardInterrupt
+
+
+class ReplayPace:
+    """What decides when a message of the log is given to the stages; this one is `fast`, others differ from it.
+
+    Every frame is answered before the next message is given: the outputs do not depend on how fast that goes.
+    """
+
+    threaded = True
+    """Whether stages have threads of their own, as in the node. Else their pools have to settle, and the pace steps."""
+
+    def __init__(self, start_ns: int) -> None:
+        self._now_ns = start_ns
+
+    def machinery(self, stage: int) -> StageMachinery:
+        """What the stage of this index runs on."""
+        return StageMachinery()
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """What the run's summary holds about the pace itself."""
+        return {}
+
+    def now(self) -> int:
+        """The log's time in ns."""
+        return self._now_ns
+
+    def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Let the stages do what they do before this time of the log, which is then `now`; here: all that they have.
+
+        A stage whose last worker died has one again.
+        """
+        self.finish(stages, record)
+        while not all(actor.pool.ready for actor in stages.actors):
+            stages.check()
+            time.sleep(_LOOK_S / 10)
+        self._now_ns = t_ns
+
+    def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Let the stages answer what is left."""
+        with record.answered:
+            while record.pending > stages.unanswered:
+                if not record.answered.wait(_LOOK_S):
+                    stages.check()
+
+
+class RealPace(ReplayPace):
+    """30 Hz is 30 Hz: messages are given when they were received, and deadlines count."""
+
+    def __init__(self, start_ns: int) -> None:
+        """Begin at this time of the log, with its first message."""
+        super().__init__(start_ns)
+        self._pace: Pace | None = None
+        self._tally = Tally()
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """Messages that were given more than 5 ms after their time: a busy machine, or a log that is slow to read."""
+        return {"late_messages": self._tally.late, "worst_late_ms": self._tally.worst_late_ms}
+
+    def now(self) -> int:
+        """The log's time runs with the monotonic clock."""
+        return self._now_ns if self._pace is None else self._pace.log_ns(monotonic_ns())
+
+    def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Wait until the message is due."""
+        if self._pace is None:
+            self._pace = Pace(t_ns, monotonic_ns())
+        due_ns = self._pace.due_ns(t_ns)
+        while (ahead_ns := due_ns - monotonic_ns()) > 0:
+            time.sleep(min(ahead_ns / NS_PER_S, _LOOK_S))
+            record.tick()
+        self._tally.add(-ahead_ns)
+
+    def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
+        """Wait for the last answers, which come by their deadlines."""
+        longest_ms = sum(actor.config.budget_ms for actor in stages.actors)
+        give_up_s = time.monotonic() + longest_ms / 1000 + _PATIENCE_S
+        with record.answered:
+            while record.pending > stages.unanswered and time.monotonic() < give_up_s:
+                record.answered.wait(_LOOK_S)

@@ -1,24 +1,35 @@
-"""`torchperf drive`: one drive, shown, and written down."""
+"""`torchperf drive`: one drive, shown, in a terminal in real time, and written down."""
 
 import contextlib
 import json
+import math
 import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.world.drive_page import ended, write_page, write_picture
 from torchperf_ros.world.latencies import FAULTS, Luck
 from torchperf_ros.world.loop import ARMS, OWN_ARMS, Drive, Driven, Workers, drive, parameters_of
 from torchperf_ros.world.scenarios import SCENARIOS, describe, draw_scenario
-from torchperf_ros.world.view import LiveView
+from torchperf_ros.world.world import World
 
 _COLLISION: Final = 1
+_BEHIND_M, _BESIDE_M = 25.0, 9.0  # of the view
+_COLUMN_M, _ROW_M = 1.25, 1.0
+_ROWS: Final = int(2 * _BESIDE_M / _ROW_M) + 1
+_GLYPHS: Final = {"car": ("█", "cyan"), "pedestrian": ("●", "bold magenta"), "wall": ("▒", "bright_black")}
+_WARN_S: Final = 1.5
 _LOG: Final = "drive.mcap"
 _TEST: Final = '''\
 """{title}, {when}: {end}."""
@@ -100,11 +111,7 @@ def run_drive(
 
 
 def write_drive(one: Drive, folder: Path, workers: Workers | None = None) -> None:
-    """Drive once more, and write all of it but the page.
-
-    Raises:
-        OSError: something cannot be written.
-    """
+    """Drive once more, and write all of it but the page; raises `OSError` where something cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     one = replace(one, output=folder / _LOG)
     _write(one, drive(one, workers=workers), folder)
@@ -131,12 +138,10 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
            "faults": one.faults, "drawn": scenario.drawn, **driven.row()}  # fmt: skip
     (folder / "drive.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     own = one if one.arm in OWN_ARMS else replace(one, arm="full")  # who is tested
-    parameters: dict[str, object] = {}
+    parameters: dict[str, Any] = {}
     for key, value in parameters_of(own).items():
-        stage, dot, rest = key.partition(".")
-        part = parameters.setdefault(stage, {}) if dot else parameters
-        assert isinstance(part, dict)
-        part[rest if dot else stage] = value
+        *stage, name = key.split(".", 1)
+        (parameters.setdefault(stage[0], {}) if stage else parameters)[name] = value
     text = json.dumps({"perf": {"ros__parameters": parameters}}, indent=2)  # JSON is YAML
     (folder / "drive.yaml").write_text(text + "\n", encoding="utf-8")
     test = folder / f"test_{scenario.name}_{scenario.seed}_{one.arm}.py"
@@ -148,3 +153,62 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
         encoding="utf-8",
     )  # fmt: skip
     return ["drive.png", "drive.json", "drive.yaml", test.name]
+
+
+class LiveView(Live):
+    """A world in real time, seen from above and from its vehicle: ahead is to the right."""
+
+    def __init__(self, title: str, shown: Console) -> None:
+        super().__init__(console=shown, auto_refresh=False)
+        self._title, self._columns, self._begun_s = title, max(40, shown.width - 1), 0.0
+
+    def show(self, world: World) -> None:
+        """Draw the moment when it is time for it."""
+        self._begun_s = self._begun_s or time.monotonic() - world.now_s
+        time.sleep(max(0.0, self._begun_s + world.now_s - time.monotonic()))
+        self.update(self._picture(world), refresh=True)
+
+    def _picture(self, world: World) -> Group:
+        cells = [[(" ", "")] * self._columns for _ in range(_ROWS)]
+        vehicle = world.vehicle
+        cosine, sine = math.cos(vehicle.yaw), math.sin(vehicle.yaw)
+
+        def put(x: float, y: float, glyph: tuple[str, str]) -> None:
+            dx, dy = x - vehicle.x, y - vehicle.y
+            column = round((dx * cosine + dy * sine + _BEHIND_M) / _COLUMN_M)
+            row = round((_BESIDE_M - dy * cosine + dx * sine) / _ROW_M)
+            if 0 <= column < self._columns and 0 <= row < _ROWS:
+                cells[row][column] = glyph
+
+        along = world.progress_m + np.arange(-_BEHIND_M, self._columns * _COLUMN_M, _COLUMN_M)
+        road = world.scenario.road
+        for edge, line in ((road[0], "─"), (road[1], "─"), (-road[1] / 3, "╌"), (road[1] / 3, "╌")):
+            for x, y, _ in world.scenario.lane.at(along, edge).tolist():
+                put(x, y, (line, "bright_black"))
+        for x, y in world.vehicle.followed.tolist():
+            put(x, y, ("·", "green"))
+        for body, place in zip(world.bodies, world.boxes.tolist(), strict=True):
+            _fill(put, place, _GLYPHS[body.kind])
+        _fill(put, vehicle.box, ("█", "bold red" if world.seen.hit else "bold green"))
+        rows = [Text.assemble(*row) for row in cells]
+        return Group(Text(self._title, style="bold"), *rows, _status(world))
+
+
+def _fill(
+    put: Callable[[float, float, tuple[str, str]], None], box: Sequence[float], glyph: tuple[str, str]
+) -> None:  # fmt: skip
+    x, y, yaw, *_, length, width = box
+    for along in np.arange(-length / 2, length / 2 + 0.1, min(1.0, length)):
+        for beside in np.arange(-width / 2, width / 2 + 0.1, min(0.9, width)):
+            cosine, sine = math.cos(yaw), math.sin(yaw)
+            put(x + along * cosine - beside * sine, y + along * sine + beside * cosine, glyph)
+
+
+def _status(world: World) -> Text:
+    vehicle, ttc_s = world.vehicle, world.ttc_s
+    shown = "-" if math.isinf(ttc_s) else f"{ttc_s:.1f} s"
+    text = Text(f"{world.now_s:5.1f} s   {vehicle.speed * 3.6:5.1f} km/h   {vehicle.acceleration:+5.1f} m/s²   ")
+    text.append(f"time to collision {shown}", style="bold red" if ttc_s < _WARN_S else "")
+    if world.seen.hit:
+        text.append(f"   hit a {world.seen.hit} at {world.seen.impact_ms * 3.6:.0f} km/h", style="bold red")
+    return text

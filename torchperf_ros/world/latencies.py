@@ -2,14 +2,12 @@
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.replay.virtual.step_times import RunTimes, Spread, StageTimes, TierTimes
 from torchperf_ros.world.world import start_ns
 
@@ -63,11 +61,7 @@ class Luck:
     injected: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check what was chosen.
-
-        Raises:
-            ConfigError: there is no such load, or there are no such faults.
-        """
+        """Check what was chosen; raises `ConfigError` where there is no such load, or there are no such faults."""
         if self.faults not in FAULTS:
             raise ConfigError(f"faults {self.faults!r} are not there; it has to be one of: {', '.join(FAULTS)}")
         if self.load not in _P99_SHARE:
@@ -91,7 +85,7 @@ class Luck:
         sigma = math.log(_P99_SHARE[self.load]) / _P99_SIGMAS
         overhead = Spread((_OVERHEAD_MS,))
         tiers = [TierTimes(Spread((ms * self.load,), sigma), overhead=overhead) for ms in _MEDIANS_MS[stage]]
-        return FaultyTimes(stage, StageTimes(tiers, {}, self.seed * 2 + STAGES.index(stage)), self)
+        return FaultyTimes(tiers, seed=self.seed * 2 + STAGES.index(stage), stage=stage, luck=self)
 
     def fault(self, stage: str, stamp_ns: int, attempt: int) -> str:
         """The kind of fault that hits this run of a frame; "" for none. `attempt`: 0 for its first run."""
@@ -117,22 +111,17 @@ class Luck:
         return next((kind for kind, share in _OF_RUNS.items() if chances.random() < share), "")
 
 
-@dataclass(frozen=True)
-class FaultyTimes:
-    """Stands in for `StageTimes` in a stage on the virtual clock: the same, with faults."""
+@dataclass(frozen=True, kw_only=True)
+class FaultyTimes(StageTimes):
+    """What the runs of a stage take, with faults."""
 
     stage: str
-    drawn: StageTimes
     luck: Luck
     restart_ms: float = RESTART_MS
 
-    def calibrations(self) -> Sequence[Calibration]:
-        """What a worker would have measured before its first frame, for each tier."""
-        return self.drawn.calibrations()
-
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
         """What a run takes and how it ends; what the machine draws depends on the stamp, not on the frames before."""
-        run = self.drawn.run(stamp_ns, stamp_ns // 1_000_000, tier, attempt)
+        run = super().run(stamp_ns, stamp_ns // 1_000_000, tier, attempt)
         kind = self.luck.fault(self.stage, stamp_ns, attempt)
         steps = replace(run.steps, inference_ms=run.steps.inference_ms + _STALL_MS.get(kind, 0.0))
         return replace(run, steps=steps, ending=_ENDINGS.get(kind, Outcome.ON_TIME))

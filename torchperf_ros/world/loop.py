@@ -12,35 +12,31 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.config.params_file import config_of
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.models.driving_messages import (
     FRAME,
     PATH,
-    encoded,
     objects_of,
+    path_bytes,
     pose_of,
-    route_message,
+    route_bytes,
 )
-from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, STEP_S, Blindness, plan_along
+from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, plan_along
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
-from torchperf_ros.replay.virtual.virtual_stage import KeptWorkers, VirtualPace
+from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
 from torchperf_ros.world.scenarios import Scenario
-from torchperf_ros.world.score import Score, score_of
 from torchperf_ros.world.sensors import Sensors
-from torchperf_ros.world.world import World
+from torchperf_ros.world.world import Score, World, score_of
 
 PERIOD_NS: Final = 50 * NS_PER_MS
 """Between two scans."""
@@ -58,9 +54,8 @@ BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
 _RADAR: Final = "radar"
 _NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts again: imports of torch and rclpy, model
 _NAIVE_THREADS: Final = 4
-_ENDS: Final = frozenset({Outcome.CRASHED, Outcome.HUNG})
 
-Workers = dict[str, KeptWorkers]
+Workers = dict[str, KeptPools]
 """Worker processes by the parameters of their stages, for one drive after the other; the caller ends them."""
 Messages = tuple[tuple[str, str, bytes], ...]
 Watch = Callable[[World], None]
@@ -106,20 +101,15 @@ class Driven:
         return {**asdict(self.score), "faults": len(self.injected), "counts": self.counts}
 
 
-class _Arm(abc.ABC):
+class _Arm(ExitStack, abc.ABC):
     """Turns messages into plans; a context that ends what it starts."""
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        super().__init__()
         self.drive, self.world, self._log = drive, world, log
         self.luck = Luck(drive.scenario.seed, drive.load, drive.faults)
         self.counts: dict[str, int] = {}
         self._blind = Blindness(self.luck.blind or self.luck.unseen)
-
-    def __enter__(self) -> "_Arm":
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: B027 - optional on purpose
-        """End what was started."""
 
     @abc.abstractmethod
     def until(self, t_ns: int) -> None:
@@ -129,7 +119,7 @@ class _Arm(abc.ABC):
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         """Take what the sensors send at this time."""
 
-    def take_route(self, route: bytes) -> None:
+    def start(self, route: bytes) -> None:
         """Learn which lane to keep, before the first scan."""
         self.write("route", PATH, route, self.world.start_ns)
 
@@ -142,11 +132,9 @@ class _Arm(abc.ABC):
         self.world.take(plan)
 
     def count(self, what: str) -> None:
-        """One more of these."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def write(self, topic: str, type_name: str, data: bytes, t_ns: int) -> None:
-        """Into the log, if there is one."""
         if self._log is not None:
             self._log.write(absolute(topic), type_name, data, t_ns)
 
@@ -159,14 +147,10 @@ class _Arm(abc.ABC):
         objects = objects[near][: 0 if self._blind.at(stamp_ns) and self.drive.arm != "zero" else None]
         scenario = self.drive.scenario
         plan = plan_along(scenario.lane, ego, objects, scenario.speed, AHEAD_S[name])
-        stamps = stamp_ns + np.arange(len(plan)) * round(STEP_S * NS_PER_S)
-        points = np.column_stack((plan[:, :2], np.zeros(len(plan))))
-        return TimedPath.made(stamps, points, plan[:, 2], FRAME.encode()).bytes()
+        return path_bytes(plan, FRAME, stamp_ns, stamp_ns)
 
 
 class _Zero(_Arm):
-    """Plans at once."""
-
     def until(self, t_ns: int) -> None:
         pass
 
@@ -265,32 +249,23 @@ class _Stages(_Arm):
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
         super().__init__(drive, world, log, workers)
-        self._stack = ExitStack()
         parameters = parameters_of(drive)
         config = paced(config_of(parameters), "virtual")
-        kept = workers.setdefault(json.dumps(parameters), KeptWorkers())
-        times: Any = [self.luck.times(stage) for stage in STAGES]  # stand-ins for `StageTimes`
+        kept = workers.setdefault(json.dumps(parameters), {})
+        times = [self.luck.times(stage) for stage in STAGES]
         self._pace = VirtualPace(world.start_ns, times, kept)
         self._record = _Record(self, config.stages, self._pace.now, log, portable=True)
-        self._stack.callback(self._record.close)
-        definitions = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
-        self.said: list[str] = []
-        self._stages = ReplayStages(config, self._pace, self._record, self.said.append, 0, definitions)
-        self._stack.callback(self._stages.stop)
+        self.callback(self._record.close)
+        definitions = self.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_types_"))
+        self._stages = ReplayStages(config, self._pace, self._record, lambda _: None, 0, definitions)
+        self.callback(self._stages.stop)
 
-    def __enter__(self) -> "_Stages":
-        try:
-            self._stages.start()
-            wanted = self._stages.wanted()
-            self._stages.connect({item.topic: absolute(item.topic) for item in wanted})
-            self._stages.settle()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def start(self, route: bytes) -> None:
+        super().start(route)
+        self._stages.start()
+        self._stages.connect({item.topic: absolute(item.topic) for item in self._stages.wanted()})
+        self._stages.settle()
+        self._stages.offer("/route", route)
 
     def until(self, t_ns: int) -> None:
         self._pace.reach(t_ns, self._stages, self._record)
@@ -300,10 +275,6 @@ class _Stages(_Arm):
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         for topic, _, data in messages:
             self._stages.offer(absolute(topic), data)
-
-    def take_route(self, route: bytes) -> None:
-        super().take_route(route)
-        self._stages.offer("/route", route)
 
 
 def parameters_of(drive: Drive) -> Mapping[str, object]:
@@ -331,21 +302,18 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
     return values
 
 
-_KINDS: Final[dict[str, type[_Arm]]] = {
-    "zero": _Zero, "naive": _Naive, "blocking": _Naive, "no_fallback": _Stages, "no_guard": _Stages, "full": _Stages,
-    "radar": _Stages,
-}  # fmt: skip
-
-
-OWN_ARMS: Final = tuple(arm for arm, kind in _KINDS.items() if kind is _Stages)
+OWN_ARMS: Final = ("no_fallback", "no_guard", "full", _RADAR)
 """Those that are stages of this project."""
+_KINDS: Final[dict[str, type[_Arm]]] = {
+    "zero": _Zero, "naive": _Naive, "blocking": _Naive, **dict.fromkeys(OWN_ARMS, _Stages),
+}  # fmt: skip
 
 
 def end_workers(workers: Workers) -> None:
     """End the processes that were kept."""
     for kept in workers.values():
-        with kept:
-            pass
+        while kept:
+            kept.popitem()[1].stop()
 
 
 def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = None) -> Driven:
@@ -372,7 +340,7 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
         sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.camera and log is not None)
         stamp_ns = world.start_ns
-        arm.take_route(encoded(route_message(one.scenario.lane, one.scenario.speed, stamp_ns), PATH))
+        arm.start(route_bytes(one.scenario.lane, one.scenario.speed, stamp_ns))
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)

@@ -178,11 +178,7 @@ def describe(name: str) -> tuple[str, str]:
 
 
 def draw_scenario(name: str, seed: int) -> Scenario:
-    """The scenario with the parameters that this seed draws.
-
-    Raises:
-        ConfigError: there is no such scenario.
-    """
+    """The scenario with the parameters that this seed draws; raises `ConfigError` where there is no such scenario."""
     builder, *_ = _builder(name)
     draw = _Draw(random.Random(f"{name} {seed}"))
     lane, speed, bodies, duration_s = builder(draw)

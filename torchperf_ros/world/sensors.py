@@ -44,7 +44,6 @@ class Sensors:
     """
 
     def __init__(self, world: World, *, radar: bool = False, camera: bool = False) -> None:
-        """Look at a world; with a radar and a camera, too, or without."""
         self._world, self._radar = world, radar
         self._scene = RoadScene(*_CAMERA_PX) if camera else None
         self._scan = empty_message(

@@ -1,4 +1,4 @@
-"""The world that a scenario puts around the vehicle: it moves on by itself, and plans move the vehicle in it."""
+"""The world that a scenario puts around the vehicle: it moves on by itself, plans move the vehicle in it; a score."""
 
 import math
 from collections import deque
@@ -22,6 +22,8 @@ _TTC_HORIZON_S: Final = 3.0
 _LEADS_EVERY: Final = 5
 _JERK_STEPS: Final = 51  # half a second
 _TRACE_EVERY: Final = 5
+# nuPlan's bounds of comfort, which NAVSIM uses: braking, acceleration, lateral acceleration m/s^2, jerk m/s^3
+_BRAKING, _ACCELERATION, _LATERAL, _JERK = 4.05, 2.40, 4.89, 4.13
 
 
 def start_ns(seed: int) -> int:
@@ -207,3 +209,42 @@ class World:
                 for at, beside, speed, length in others if at > body.s and abs(beside - body.d) < LANE_M / 2
             ]  # fmt: skip
             self._leads[number] = min(gaps, default=None)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Figures of one drive.
+
+    Attributes:
+        collision: the vehicle hit something, and is to blame for it.
+        impact_ms: relative speed then in m/s; 0 without a collision.
+        min_ttc_s: the least time to collision in s, at most 3.
+        progress_m: along the lane, up to the end or the collision.
+        comfortable: within nuPlan's bounds.
+        hardest: braking in m/s^2; `jerk`: m/s^3.
+        left_road: it left the road.
+        end_speed: speed in m/s at the end.
+    """
+
+    collision: bool
+    impact_ms: float
+    min_ttc_s: float
+    progress_m: float
+    comfortable: bool
+    hardest: float
+    jerk: float
+    left_road: bool
+    end_speed: float
+
+
+def score_of(world: World) -> Score:
+    """The figures of a world that is over."""
+    seen = world.seen
+    comfortable = (
+        seen.hardest <= _BRAKING and seen.quickest <= _ACCELERATION and seen.lateral <= _LATERAL and seen.jerk <= _JERK
+    )
+    return Score(
+        bool(seen.hit), round(seen.impact_ms, 3), min(round(seen.min_ttc_s, 2), 3.0) if not seen.hit else 0.0,
+        round(world.progress_m, 2), comfortable, round(seen.hardest, 2), round(seen.jerk, 2), seen.left_road,
+        round(world.vehicle.speed, 3),
+    )  # fmt: skip

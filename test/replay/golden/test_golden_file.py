@@ -32,7 +32,7 @@ def test_given_verdicts_of_the_guard_then_they_are_there_and_another_one_is_a_di
     assert [frame.check for frame in found.frames["planning"]] == ["accept", "brake"]
     assert found.origin == golden.origin
     compared = compare_frames("planning", golden.frames["planning"], found.frames["planning"], BUILT_IN)
-    assert [difference.field for frame in compared.differing for difference in frame.differences] == [
+    assert [difference.field for _, differences in compared.differing for difference in differences] == [
         "the guard's verdict"
     ] * 2
 

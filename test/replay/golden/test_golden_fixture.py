@@ -55,29 +55,32 @@ def checks(pytester):
 
 
 def told(result, test):
-    """The lines of errors of one failed test."""
-    text = result.stdout.str().partition(f"_ {test} _")[2].partition("\n____")[0]
-    return "\n".join(line for line in text.splitlines() if line.startswith("E  "))
+    """What was said of one failed test."""
+    return result.stdout.str().partition(f"_ {test} _")[2].partition("\n____")[0]
+
+
+def errors(result, test):
+    return "\n".join(line for line in told(result, test).splitlines() if line.startswith("E  "))
 
 
 def test_given_several_checks_of_a_test_when_refreshed_then_none_replaces_what_another_has_written(checks):
     result = checks.runpytest_inprocess("-p", "torchperf", "--refresh-golden")
 
     result.assert_outcomes(passed=1, failed=4)
-    parts = told(result, "test_parts")
+    parts = errors(result, "test_parts")
     assert "test_checks.test_parts.mcap holds no outputs of planning, only of perception" in parts
-    for text in (parts, told(result, "test_others")):
+    for text in (parts, errors(result, "test_others")):
         assert "another check of this test has just written it: give each a name, as in golden.check(" in text
         assert "--refresh-golden" not in text
-    assert "perception: 1 of 1 frames differ" in told(result, "test_others")
+    assert "perception: 1 of 1 frames differ" in errors(result, "test_others")
 
 
 def test_given_what_is_no_result_or_no_stage_when_checked_then_the_error_says_what_would_be_one(checks):
     result = checks.runpytest_inprocess("-p", "torchperf", "-k", "test_stage or test_unknown")
 
     result.assert_outcomes(failed=2)
-    assert "TypeError: golden.check takes what replay() gave, and stages by name" in told(result, "test_stage")
-    assert "no stage 'percepton'; there are: perception, planning" in told(result, "test_unknown")
+    assert "TypeError: golden.check takes what replay() gave, and stages by name" in errors(result, "test_stage")
+    assert "no stage 'percepton'; there are: perception, planning" in errors(result, "test_unknown")
 
 
 def test_given_a_folder_that_cannot_be_written_when_refreshed_then_the_golden_file_is_named(checks):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from .test_golden_fixture import told
+
 pytest_plugins = ["pytester"]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "guarded_drive"
@@ -79,51 +81,38 @@ def drive(pytester):
     return pytester
 
 
-def lines_of(result, test):
-    """The lines that tell of one failed test."""
-    text = result.stdout.str()
-    _, _, rest = text.partition(f"_ {test} _")
-    return rest.partition("\n____")[0].splitlines()
-
-
 def test_given_tests_of_a_drive_when_run_then_what_fails_says_why(drive):
     drive.makepyfile(test_drive=DRIVE)
     (drive.mkdir("fieldlogs") / "field.mcap").touch()
     result = drive.runpytest_inprocess("-p", "torchperf", "--fieldlogs", "fieldlogs", "-rs", "-vv")
     result.assert_outcomes(passed=2, failed=10, skipped=1)
 
-    told = "\n".join(lines_of(result, "test_ratio"))
-    assert "assert 0.05 <= 0.01" in told
-    assert "perception: 2 of 40 frames not on time; those that took longest:" in told
-    for seq in (22, 23):
-        assert f"\nE           {seq}   176000000{(seq // 10)}.{seq % 10}00000000 " in told
-    assert told.count("bad_input  full  hold_last  the camera is dazzled: 100% of the image is bright") == 2
-    assert "perception = <stage perception: 40 frames, 38 on_time, 2 bad_input>" in told
-
-    assert "perception: 40 of 40 frames in all; those that took longest:" in "\n".join(lines_of(result, "test_p99"))
-    told = "\n".join(lines_of(result, "test_outcomes"))
-    assert "assert {'on_time': 38, 'bad_input': 2} == {'on_time': 40}" in told
-    assert told.count("the camera is dazzled") == 2
-    told = "\n".join(lines_of(result, "test_outcome"))
-    assert "assert 2 == 0" in told
-    assert told.count("the camera is dazzled") == 2
-
-    told = "\n".join(lines_of(result, "test_golden[a/b c]"))
-    assert "golden file golden/test_drive.test_golden_a_b_c_-3916ee6c.mcap is missing" in told
-    assert "pytest --refresh-golden 'test_drive.py::test_golden[a/b c]' --fieldlogs fieldlogs" in told
-    assert "fixtures.py" not in told  # the traceback ends in the test
-
     for test, words in {
+        "test_ratio": [
+            "assert 0.05 <= 0.01", "perception: 2 of 40 frames not on time; those that took longest:",
+            *(f"\nE           {seq}   176000000{seq // 10}.{seq % 10}00000000 " for seq in (22, 23)),
+            "bad_input  full  hold_last  the camera is dazzled: 100% of the image is bright",
+            "perception = <stage perception: 40 frames, 38 on_time, 2 bad_input>",
+        ],
+        "test_p99": ["perception: 40 of 40 frames in all; those that took longest:"],
+        "test_outcomes": ["assert {'on_time': 38, 'bad_input': 2} == {'on_time': 40}"],
+        "test_outcome": ["assert 2 == 0"],
+        "test_golden[a/b c]": [
+            "golden file golden/test_drive.test_golden_a_b_c_-3916ee6c.mcap is missing",
+            "pytest --refresh-golden 'test_drive.py::test_golden[a/b c]' --fieldlogs fieldlogs",
+        ],
         "test_options": ["unexpected keyword argument 'pase'"],
         "test_params": ["params nowhere.yaml: is neither beside", "test_drive.py", "nor in"],
         "test_missing": ["log nowhere.mcap is not there: looked for", f"{drive.path}/fieldlogs/nowhere.mcap"],
         "test_field": [f"log {drive.path}/fieldlogs/field.mcap: "],
         "test_marker": ['fieldlog takes one log and optional=..., as in fieldlog("drive.mcap")'],
-    }.items():
-        told = "\n".join(lines_of(result, test))
-        for word in words:
-            assert word in told, test
-        assert "During handling" not in told, test
+    }.items():  # fmt: skip
+        found = told(result, test)
+        assert [word for word in words if word not in found] == [], test
+        assert "During handling" not in found, test
+        if test in {"test_ratio", "test_outcomes", "test_outcome"}:
+            assert found.count("the camera is dazzled") == 2, test
+    assert "fixtures.py" not in told(result, "test_golden[a/b c]")  # the traceback ends in the test
     result.stdout.fnmatch_lines(["SKIPPED*log nowhere.mcap is not there: looked for*"])
 
 

@@ -78,11 +78,7 @@ class Cluster:
 
 
 def check_installed() -> None:
-    """Ask for what many logs need and one log does not.
-
-    Raises:
-        BatchError: it is not installed.
-    """
+    """Ask for what many logs need and one log does not; raises `BatchError` where it is not installed."""
     missing = [one for one in ("cryptography", "dask", "distributed", "pyarrow") if not importlib.util.find_spec(one)]
     if missing:
         are = "is" if len(missing) == 1 else "are"

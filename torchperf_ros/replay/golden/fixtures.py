@@ -32,7 +32,6 @@ class ReplayFixture:
     """Replays logs for a test. Adapters may be in any module that the test could import."""
 
     def __init__(self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory, replays: Replays) -> None:
-        """Take what pytest knows of the test, and the replays so far."""
         self._request = request
         self._file = Path(str(request.module.__file__))
         self._folders = folders

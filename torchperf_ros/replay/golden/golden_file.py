@@ -119,49 +119,37 @@ def read_golden(path: Path) -> Golden:
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
 
 
-class FrameDifference(NamedTuple):
-    """A frame whose output is not as the golden one: the frame's number and stamp, and the fields that differ."""
-
-    seq: int
-    stamp_ns: int
-    differences: tuple[Difference, ...]
-
-    def __str__(self) -> str:
-        return f"seq {self.seq}, stamp {stamp_text(self.stamp_ns)}"
-
-
-@dataclass(frozen=True)
-class StageComparison:
-    """A stage's outputs beside golden ones: of `frames`, those that only one side has among them, which differ."""
+class StageComparison(NamedTuple):
+    """A stage's outputs beside golden ones: of `frames`, those that only one side has among them, which differ how."""
 
     stage: str
     frames: int
-    differing: tuple[FrameDifference, ...]
+    differing: tuple[tuple[PublishedFrame, tuple[Difference, ...]], ...]
 
     def text(self) -> list[str]:
         """For people: how many frames differ, the first difference, and the worst one of each field."""
-        first = self.differing[0]
-        some, others = first.differences[0], len(first.differences) - 1
+        first, differences = self.differing[0]
+        some, others = differences[0], len(differences) - 1
         more = f", with {others} more field{'s' if others > 1 else ''}" if others else ""
         distance = ": off by {}, allowed {}".format(*some.shown) if some.shown[0] else ""
         return [
             f"{self.stage}: {len(self.differing)} of {self.frames} frames differ",
-            f"  first in frame {first}{more}:",
+            f"  first in frame {_frame_text(first)}{more}:",
             f"    {some.path} is {_short(some.value)}, golden {_short(some.golden)}{distance}",
             "  by field, the worst of each:",
             *text_columns(list(self._worst()), "    "),
         ]
 
     def _worst(self) -> Iterator[tuple[str, ...]]:
-        fields: dict[str, list[tuple[FrameDifference, Difference]]] = {}
-        for frame in self.differing:
-            for difference in frame.differences:
+        fields: dict[str, list[tuple[PublishedFrame, Difference]]] = {}
+        for frame, differences in self.differing:
+            for difference in differences:
                 fields.setdefault(difference.field, []).append((frame, difference))
         yield "field", "frames", "is", "golden", "off by", "allowed", "in frame"
         for name, found in list(fields.items())[:_MOST_FIELDS]:
             frame, worst = max(found, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
             frames = len({id(frame) for frame, _ in found})
-            yield name, str(frames), _short(worst.value), _short(worst.golden), *worst.shown, str(frame)
+            yield name, str(frames), _short(worst.value), _short(worst.golden), *worst.shown, _frame_text(frame)
         if len(fields) > _MOST_FIELDS:
             yield f"and {len(fields) - _MOST_FIELDS} more", *[""] * 6
 
@@ -180,7 +168,7 @@ def compare_frames(
     both, differing = {**theirs, **mine}, []
     for key in sorted(both):
         if found := tuple(_differences(mine.get(key), theirs.get(key), rules)):
-            differing.append(FrameDifference(both[key].seq, both[key].stamp_ns, found))
+            differing.append((both[key], found))
     return StageComparison(stage, len(both), tuple(differing))
 
 
@@ -199,6 +187,10 @@ def _differences(frame: PublishedFrame | None, golden: PublishedFrame | None, ru
         yield Difference(_OUTPUT, frame.type_name, golden.type_name)
     elif frame.data != golden.data:
         yield from compare_messages(frame.message, golden.message, rules)
+
+
+def _frame_text(frame: PublishedFrame) -> str:
+    return f"seq {frame.seq}, stamp {stamp_text(frame.stamp_ns)}"
 
 
 def _short(value: object) -> str:

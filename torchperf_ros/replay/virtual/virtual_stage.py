@@ -16,9 +16,8 @@ from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
 from torchperf_ros.frame.frame import StepTimes
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.replay.paces import ReplayPace, held_interrupt
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_stages import ReplayStages
+from torchperf_ros.replay.replay_stages import ReplayPace, ReplayStages, held_interrupt
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
 from torchperf_ros.stage.stage_actor import StageMachinery
 from torchperf_ros.workers.frame_ring import FrameReader
@@ -35,6 +34,15 @@ _NEVER: Final = 0
 _TOO_LATE: Final = frozenset({Outcome.LATE, Outcome.PARTIAL})
 
 
+KeptPools = dict[int, WorkerPool]
+"""Worker processes by the index of their stage, for one pace after the other, each with stages of the same parameters.
+
+For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive. For the same
+reason a death that is drawn ends none of them: its replacement is due when the clock says so, and is the same process.
+Who keeps them stops them.
+"""
+
+
 class VirtualPace(ReplayPace):
     """Deadlines, mailboxes, ladders and fallbacks on a clock that reads the log's time.
 
@@ -44,11 +52,10 @@ class VirtualPace(ReplayPace):
 
     threaded = False
 
-    def __init__(self, start_ns: int, times: Sequence[StageTimes], kept: "KeptWorkers | None" = None) -> None:
+    def __init__(self, start_ns: int, times: Sequence[StageTimes], kept: KeptPools | None = None) -> None:
         """Begin at this time of the log, with the times of each stage's runs; `kept`: workers that outlive the pace."""
         self._clock = VirtualClock(start_ns)
-        pools = [None] * len(times) if kept is None else [kept.of_stage(stage) for stage in range(len(times))]
-        self._pools = [_Pool(each, self._clock, own) for each, own in zip(times, pools, strict=True)]
+        self._pools = [_Pool(each, self._clock, stage, kept) for stage, each in enumerate(times)]
 
     def machinery(self, stage: int) -> StageMachinery:
         """Stand-ins for the stage's threads, processes and clock."""
@@ -82,32 +89,6 @@ class VirtualPace(ReplayPace):
             record.tick()
 
 
-class KeptWorkers:
-    """Worker processes for one pace after the other, each with stages of the same parameters.
-
-    For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive. For the
-    same reason a death that is drawn ends none of them: its replacement is due when the clock says so, and is the same
-    process. A context that ends them.
-    """
-
-    def __init__(self) -> None:
-        """Have none yet."""
-        self._stages: dict[int, list[WorkerPool]] = {}
-
-    def of_stage(self, stage: int) -> list[WorkerPool]:
-        """The workers' pool of the stage of this index: none until its first pace has made it, then one."""
-        return self._stages.setdefault(stage, [])
-
-    def __enter__(self) -> "KeptWorkers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the processes."""
-        for pools in self._stages.values():
-            while pools:
-                pools.pop().stop()
-
-
 class _Pool:
     """Stands in for what a stage's thread waits for (`StageWaiter`), and for its `WorkerPool`.
 
@@ -117,8 +98,8 @@ class _Pool:
     dead worker's descriptors after `worker_died`, when nobody may be using them.
     """
 
-    def __init__(self, times: StageTimes, clock: Clock, kept: list[WorkerPool] | None = None) -> None:
-        self.times, self._kept = times, kept
+    def __init__(self, times: StageTimes, clock: Clock, stage: int, kept: KeptPools | None) -> None:
+        self.times, self._stage, self._kept = times, stage, kept
         self.using = threading.Lock()
         self.last_error = ""
         self._clock, self._timer_ns = clock, _NEVER
@@ -126,13 +107,13 @@ class _Pool:
         self._start_at_ns: dict[int, int] = {}
 
     def opened(self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log) -> "_Pool":
-        """With its processes, from the arguments of `WorkerPool`."""
         self.config, self._listener, self._log = config, listener, log
         self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
         self.workers: list[_Worker | None] = [None] * config.workers
         longest_ms = max(config.hang_ms, _LONGEST_RUN_MS)  # a slow machine is no hang: the virtual clock tells those
-        if self._kept:
-            self._real = self._kept[0]
+        self._starts = self._kept is None or self._stage not in self._kept
+        if self._kept is not None and not self._starts:
+            self._real = self._kept[self._stage]
             self._real.listener = self
         else:
             self._real = WorkerPool(replace(config, hang_ms=longest_ms), setup, self, log)
@@ -145,14 +126,14 @@ class _Pool:
 
     def start(self) -> None:
         """Start the processes, unless they are kept from another pace."""
-        if not self._kept:
+        if self._starts:
             self._real.start()
         if self._kept is not None:
-            self._kept[:] = [self._real]
+            self._kept[self._stage] = self._real
 
     def stop(self) -> None:
         """End the processes, unless they are kept."""
-        if not self._kept:
+        if self._kept is None or self._stage not in self._kept:
             self._real.stop()
 
     @property
@@ -270,7 +251,6 @@ class _Pool:
         self.last_error = self._real.last_error
 
     def now(self) -> int:
-        """The clock."""
         return self._clock()
 
     def begin(self, tier: int, seq: int, offset: int, length: int, *, wanted: bool) -> RunTimes:
@@ -295,7 +275,6 @@ class _Worker:
     """
 
     def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
-        """Take a process that is ready."""
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
         self.tiers, self.missing, self.loaded = process.tiers, process.missing, process.loaded
@@ -331,7 +310,6 @@ class _Worker:
         self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0,
         missed: int = 0,
     ) -> bool:  # fmt: skip
-        """Take a frame."""
         self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
         plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
@@ -409,11 +387,7 @@ class _Worker:
             time.sleep(_CATCH_UP_S)
 
     def receive(self) -> tuple[Response, bytes] | None:
-        """The response that is due.
-
-        Raises:
-            EOFError: the worker is gone.
-        """
+        """The response that is due; raises `EOFError` where the worker is gone."""
         self.due_ns = None
         if self.dead:
             self.kill_reason = self.dead
@@ -422,7 +396,6 @@ class _Worker:
         return response
 
     def kill(self, reason: str) -> None:
-        """End the process."""
         self.usable = False
         self._die(reason)
 

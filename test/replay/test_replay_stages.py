@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from torchperf_ros.replay.paces import held_interrupt
+from torchperf_ros.replay.replay_stages import held_interrupt
 
 
 @pytest.mark.parametrize(("times", "reached"), [(1, ["block"]), (2, [])])  # a second one does not wait

@@ -1,0 +1,102 @@
+"""Stages with real workers and without a node; and images, for them and for recorded logs."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from torchperf_ros.config.config import NodeConfig
+from torchperf_ros.config.message_types import empty_message, encode, header
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.frame import Answer, restamped
+from torchperf_ros.replay.output_log import OutputLog
+from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.workers.worker_setup import worker_setup
+
+IMAGE: Final = "sensor_msgs/msg/Image"
+HEIGHT, WIDTH = 72, 128
+_START_NS: Final = 1_700_000_000 * NS_PER_S  # of a log
+
+
+def image_cdr(width: int, height: int, pixels: np.ndarray | None = None) -> bytes:
+    """CDR bytes of an rgb8 image, with a zero stamp; the pixels, black unless given, come last."""
+    data = np.zeros(height * width * 3, np.uint8) if pixels is None else pixels
+    own = {"height": height, "width": width, "encoding": "rgb8", "step": width * 3, "data": data}
+    return bytes(encode(empty_message(IMAGE, header=header(0, "camera"), **own), IMAGE))
+
+
+def noise_cdr(width: int, height: int, seed: int = 0) -> bytes:
+    """The same, of noise."""
+    return image_cdr(width, height, np.random.default_rng(seed).integers(0, 256, height * width * 3, dtype=np.uint8))
+
+
+def write_log(path: Path, messages: Iterable[tuple[str, str, int, bytes]], *, compress: bool = False) -> None:
+    """Topic, type, time in ns from the log's begin and CDR bytes of each message, which is stamped with that time."""
+    with OutputLog(path, compress) as log:
+        for topic, type_name, t_ns, data in messages:
+            log.write(topic, type_name, restamped(data, _START_NS + t_ns), _START_NS + t_ns)
+        log.close()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_images(path: Path, frames: int, width: int, height: int) -> None:
+    """Images of noise at 30 Hz, not compressed."""
+    image = image_cdr(width, height, np.random.default_rng(1).integers(0, 255, width * height * 3, dtype=np.uint8))
+    write_log(path, (("/image", IMAGE, number * 33_333_333, image) for number in range(frames)))
+
+
+class BareStage:
+    """One stage of a configuration; its answers and what it logs are kept."""
+
+    def __init__(self, config: NodeConfig, name: str, options: Mapping[str, Any], **setup: object) -> None:
+        """Prepare it; `options` are those of its adapter, `setup` what else its workers are told."""
+        self.answers: list[Answer] = []
+        self.logs: list[str] = []
+        self.news = threading.Condition()
+        stage = next(each for each in config.stages if each.name == name)
+        ports = StagePorts(
+            publish=lambda payload: None, hand_on=lambda payload, frame: None, answered=self._answered,
+            anomaly=lambda alert: None, log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
+        )  # fmt: skip
+        setup = {**worker_setup(stage, config), "options": dict(options), **setup}
+        self.actor = StageActor(stage, setup, ports, time.time_ns)
+        self._image = image_cdr(WIDTH, HEIGHT)
+
+    def _answered(self, answer: Answer) -> None:
+        with self.news:
+            self.answers.append(answer)
+            self.news.notify_all()
+
+    def start(self, within_s: float = 120.0) -> None:
+        """Start the workers, and take frames when the first can serve."""
+        self.actor.start()
+        self.actor.activate()
+        self.until(lambda: self.actor.pool.ready, "a worker is ready", within_s)
+
+    def until(self, condition: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
+        """Wait until a condition holds; a `TimeoutError` if it does not in time."""
+        give_up_at = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > give_up_at or self.actor.pool.gave_up:
+                msg = f"not within {within_s:.0f} s: {what}: {self.actor.pool.progress}; {self.logs[-3:]}"
+                raise TimeoutError(msg)
+            time.sleep(0.005)
+
+    def offer(self, first_byte: int = 0) -> None:
+        """Offer an image that is stamped now, and whose first pixel begins with this byte."""
+        data, stamp_ns = bytearray(self._image), time.time_ns()
+        data[len(data) - HEIGHT * WIDTH * 3] = first_byte
+        self.actor.offer(restamped(bytes(data), stamp_ns), stamp_ns, stamped=True)
+
+    def feed(self, seconds: float, rate: float, before: Callable[[int], None] = lambda number: None) -> None:
+        """Offer images at this pace, and before each call what is given with its number."""
+        begin = time.monotonic()
+        for number in range(round(seconds * rate)):
+            time.sleep(max(0.0, begin + number / rate - time.monotonic()))
+            before(number)
+            self.offer()
