@@ -39,6 +39,7 @@ from torchperf_ros.optimize.tune.trial import (
     Trial,
 )
 from torchperf_ros.optimize.tune.trial_run import facts_of, run_trial
+from torchperf_ros.packages import compile_process
 
 ADAPTER = "tune_adapters:TinyAdapter"
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,8 +85,8 @@ def precision(name):
 def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(tmp_path, monkeypatch):
     ahead_s = []  # the time is over as soon as it builds: how long it takes to get there is the machine's
     monkeypatch.setattr(Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S))
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s), monotonic_ns=time.monotonic_ns)
-    monkeypatch.setattr(search, "time", clock)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s))
+    monkeypatch.setattr(compile_process, "time", clock)
     (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
     assert trial.outcome == HUNG
     assert trial.reason == "no end after 240 s, while building; killed"

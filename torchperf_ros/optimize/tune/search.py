@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import math
-import select
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +23,6 @@ from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED,
 from torchperf_ros.packages.compile_process import CompileProcess
 
 _MODULE = "torchperf_ros.optimize.tune.trial"
-_POLL_S = 0.2
 _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
 _MOST_STATES = 64
@@ -220,23 +218,20 @@ def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) ->
 
     What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
     """
-    doing, give_up_at_s = "starting", time.monotonic() + timeout_s
+    doing = "starting"
     with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
         job = {**job, "folder": folder, "started_ns": time.monotonic_ns()}
         process = CompileProcess(job, background=False, module=_MODULE)
         try:
             says(doing)
-            while (messages := process.listen()) is not None:
-                for message in messages:
-                    if message["kind"] != "step":
-                        return message
-                    doing = message["text"]
-                    says(doing)
-                left_s = give_up_at_s - time.monotonic()
-                if left_s <= 0:
-                    return {"kind": HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
-                select.select([process.news], [], [], min(_POLL_S, left_s))
+            for message in process.messages(timeout_s):
+                if message["kind"] != "step":
+                    return message
+                doing = message["text"]
+                says(doing)
             reason = process.death_reason() or "the trial process ended without a word"
+        except TimeoutError:
+            return {"kind": HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
         except ProtocolError as error:
             reason = str(error)
         finally:
