@@ -168,7 +168,7 @@ class ProfileRecording:
         """Stop and write; the line gives the time of a frame, and where most of it went."""
         self._profile.stop()
         self._profile.export_chrome_trace(str(folder / "trace.json.gz"))
-        summary, report = profile_report(self._stage, self._profile.events() or [])
+        summary, report = profile_report(self._stage, self._profile)
         (folder / "profile.md").write_text(report, encoding="utf-8")
         return summary
 

@@ -1,7 +1,11 @@
 """What a profile shows, as tables: frames and their steps, operators, kernels and copies, and gaps."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from operator import attrgetter
+from statistics import mean
+from typing import Any
+
+from torch.profiler import profile
 
 from torchperf_ros.runs.markdown_table import markdown_table
 
@@ -11,67 +15,54 @@ _ROWS = 20
 _US_PER_MS = 1e3
 
 
-class _Span(NamedTuple):
-    """Something that took time, in us on the profiler's clock; `self_us` without what it called."""
-
-    start_us: float
-    end_us: float
-    name: str
-    self_us: float = 0.0
-
-    @property
-    def took_us(self) -> float:
-        return self.end_us - self.start_us
-
-
-def profile_report(stage: str, events: Iterable[Any]) -> tuple[str, str]:
-    """One line, the time of a frame and what took most of it, and all tables, of what ran inside of the frames' marks.
-
-    `events` are torch.profiler's `FunctionEvent`s of one window of the stage.
-    """
-    marks: dict[str, list[_Span]] = {}
-    kernels: list[_Span] = []
-    operators: list[_Span] = []
-    outermost: list[_Span] = []
-    for event in events:
-        span = _Span(event.time_range.start, event.time_range.end, event.name, event.self_cpu_time_total)
+def profile_report(stage: str, profiler: profile) -> tuple[str, str]:
+    """One line, the time of a frame and what took most of it, and all tables, of a window of the stage's frames."""
+    marks: dict[str, list[Any]] = {}
+    kernels, outermost = [], []
+    for event in profiler.events() or ():
+        parent = event.cpu_parent.name if event.cpu_parent else ""
         if event.device_type.name != "CPU":
-            kernels += [] if event.is_user_annotation else [span]
+            kernels += [] if event.is_user_annotation else [event]
         elif event.name in STEPS or event.name.startswith(f"{stage}/"):
-            marks.setdefault(event.name, []).append(span)
-        elif not event.name.startswith("ProfilerStep#"):
-            operators.append(span)
-            parent = event.cpu_parent.name if event.cpu_parent else f"{stage}/"
-            outermost += [span] if parent in STEPS or parent.startswith(f"{stage}/") else []
-    frames = sorted(span for name, spans in marks.items() if name not in STEPS for span in spans)
+            marks.setdefault(event.name, []).append(event)
+        elif parent in STEPS or parent.startswith(f"{stage}/"):
+            outermost.append(event)
+    frames = [frame for name in marks if name not in STEPS for frame in marks[name]]
     if not frames:
         summary = "no frame came while the profiler ran"
         return summary, f"# Profile of {stage}\n\n{summary}\n"
-    by_name, per_frame = _by_name(_inside(operators, frames)), len(frames) * _US_PER_MS
-    words = [f"{len(frames)} frames of {_mean_ms(frames):.2f} ms"]
-    if steps := [spans for name, spans in marks.items() if name in STEPS]:
-        most = max(steps, key=lambda spans: sum(span.took_us for span in spans))
-        words.append(f"most of it in {most[0].name} ({_mean_ms(most):.2f} ms)")
-    if by_name:
-        name, count, self_us, _ = by_name[0]
-        words.append(f"most in {name} ({self_us / per_frame:.2f} ms, {count} calls in all)")
-    summary, whole_us = ", ".join(words), sum(frame.took_us for frame in frames)
+    per_frame, whole_us = len(frames) * _US_PER_MS, sum(frame.time_range.elapsed_us() for frame in frames)
+    times_ms = {name: [one.time_range.elapsed_us() / _US_PER_MS for one in marks[name]] for name in marks}
+    found = [each for each in profiler.key_averages() if each.key not in marks and "ProfilerStep" not in each.key]
+    operators = [each for each in found if each.device_type.name == "CPU"]
+    on_device = [each for each in found if each.device_type.name != "CPU" and not each.is_user_annotation]
+    operators.sort(key=attrgetter("self_cpu_time_total"), reverse=True)
+    on_device.sort(key=attrgetter("device_time_total"), reverse=True)
+    steps, words = [name for name in STEPS if name in marks], [f"{len(frames)} frames of {whole_us / per_frame:.2f} ms"]
+    if steps:
+        most = max(steps, key=lambda name: sum(times_ms[name]))
+        words.append(f"most of it in {most} ({mean(times_ms[most]):.2f} ms)")
+    for first in operators[:1]:
+        words.append(
+            f"most in {first.key} ({first.self_cpu_time_total / per_frame:.2f} ms, {first.count} calls in all)"
+        )
+    summary = ", ".join(words)
     tables = [
         *markdown_table("Frames and steps", ("", "count", "mean ms", "max ms"), [
-            (name, str(len(marks[name])), f"{_mean_ms(marks[name]):.3f}",
-             f"{max(span.took_us for span in marks[name]) / _US_PER_MS:.3f}")
-            for name in (*(name for name in marks if name not in STEPS), *(name for name in STEPS if name in marks))
+            (name, str(len(times_ms[name])), f"{mean(times_ms[name]):.3f}", f"{max(times_ms[name]):.3f}")
+            for name in (*sorted(marks.keys() - set(STEPS)), *steps)
         ]),
         *markdown_table(
             "Operators, by their own time on the CPU",
             ("operator", "calls", "own ms per frame", "with callees ms per frame", "own share"),
-            [(name, str(count), f"{own / per_frame:.3f}", f"{whole / per_frame:.3f}", f"{own / whole_us:.1%}")
-             for name, count, own, whole in by_name[:_ROWS]],
+            [(each.key, str(each.count), f"{each.self_cpu_time_total / per_frame:.3f}",
+              f"{each.cpu_time_total / per_frame:.3f}", f"{each.self_cpu_time_total / whole_us:.1%}")
+             for each in operators[:_ROWS]],
         ),
         *markdown_table(
             "Kernels and copies on the device", ("kernel or copy", "calls", "ms per frame", "share of the frame"),
-            [(name, str(count), f"{took / per_frame:.3f}", f"{took / whole_us:.1%}")
-             for name, count, _, took in sorted(_by_name(kernels), key=lambda row: -row[3])[:_ROWS]],
+            [(each.key, str(each.count), f"{each.device_time_total / per_frame:.3f}",
+              f"{each.device_time_total / whole_us:.1%}") for each in on_device[:_ROWS]],
         ),
         *markdown_table(
             "Gaps: where nothing ran that torch knows of (Python, waiting; on a device: it idled)",
@@ -88,29 +79,14 @@ def profile_report(stage: str, events: Iterable[Any]) -> tuple[str, str]:
     return summary, head + "\n".join([*tables, ""])
 
 
-def _inside(spans: Iterable[_Span], frames: list[_Span]) -> list[_Span]:
-    return [span for span in spans if any(f.start_us <= span.start_us and span.end_us <= f.end_us for f in frames)]
-
-
-def _gaps(frames: list[_Span], spans: list[_Span]) -> list[tuple[float, str, str]]:
-    """Us between two of the spans inside of a frame, and their names; the longest first."""
+def _gaps(frames: Iterable[Any], events: Iterable[Any]) -> list[tuple[float, str, str]]:
+    """Us between two of the events inside of a frame, and their names; the longest first."""
     gaps = []
-    for frame in frames:
-        last = _Span(frame.start_us, frame.start_us, "(begin of the frame)")
-        for span in (*sorted(_inside(spans, [frame])), _Span(frame.end_us, frame.end_us, "(end)")):
-            gaps.append((span.start_us - last.end_us, last.name, span.name))
-            last = span if span.end_us > last.end_us else last
+    spans = sorted((each.time_range.start, each.time_range.end, each.name) for each in events)
+    for begin_us, end_us in ((frame.time_range.start, frame.time_range.end) for frame in frames):
+        last_us, last = begin_us, "(begin of the frame)"
+        inside = (span for span in spans if begin_us <= span[0] and span[1] <= end_us)
+        for start_us, stop_us, name in (*inside, (end_us, end_us, "(end)")):
+            gaps.append((start_us - last_us, last, name))
+            last_us, last = max((last_us, last), (stop_us, name))
     return sorted(gaps, reverse=True)
-
-
-def _mean_ms(spans: list[_Span]) -> float:
-    return sum(span.took_us for span in spans) / len(spans) / _US_PER_MS
-
-
-def _by_name(spans: Iterable[_Span]) -> list[tuple[str, int, float, float]]:
-    """Name, calls, own time and whole time in us; most own time first."""
-    sums: dict[str, tuple[int, float, float]] = {}
-    for span in spans:
-        count, self_us, took_us = sums.get(span.name, (0, 0.0, 0.0))
-        sums[span.name] = count + 1, self_us + span.self_us, took_us + span.took_us
-    return sorted(((name, *found) for name, found in sums.items()), key=lambda row: -row[2])

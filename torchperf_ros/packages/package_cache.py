@@ -128,15 +128,6 @@ class PackageCache:
         except OSError as error:
             raise self._not_writable(error) from error
 
-    def clear(self) -> int:
-        """Remove every package and every choice between engines; returns the bytes of packages that this freed."""
-        entries = self.entries()
-        for entry in entries:
-            self.remove(entry.path)
-        for path in self.folder.glob(f"*{_CHOICE}"):
-            path.unlink(missing_ok=True)
-        return sum(entry.size_bytes for entry in entries)
-
     def _not_writable(self, error: OSError) -> ConfigError:
         why = f"{self.folder} cannot be written: {error.strerror}; it has to be your own folder"
         return ConfigError(f"parameter cache_dir: {why}")
