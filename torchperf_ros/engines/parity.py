@@ -147,15 +147,16 @@ def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None =
             # the same dimension with the same range is one size in every input, as for batches
             drawn_size = int(torch.randint(low, high + 1, (1,), generator=generator))
             shape[dim] = sizes.setdefault((dim % len(shape), low, high), drawn_size)
-        drawn.append(_like(tensor, tuple(shape), generator))
+        drawn.append(random_like(tensor, tuple(shape), generator))
     return tuple(drawn)
 
 
-def _like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Values like a tensor's, see `random_inputs`, in any shape."""
     if tensor.dtype is torch.bool:
         return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004 - mostly set, as masks are
     if tensor.is_complex():
-        return torch.complex(*(_like(part, shape, generator) for part in (tensor.real, tensor.imag)))
+        return torch.complex(*(random_like(part, shape, generator) for part in (tensor.real, tensor.imag)))
     if tensor.is_floating_point():
         values = tensor.detach().float().cpu()
         values = values[values.isfinite()]

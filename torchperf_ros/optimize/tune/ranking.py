@@ -74,6 +74,7 @@ class Ranking:
 
     Attributes:
         standings: best first.
+        best: the first, if it was measured and is not refused; it may be over the budget.
         eager_ms: median over the trials of the reference's p50; NaN before the first.
         noise: share by which two measurements of the same p99 differ; 10 % is assumed of less than 4 trials.
     """
@@ -94,25 +95,19 @@ class Ranking:
             key=lambda s: (s.group, s.trial.candidate.batch, s.p99_ms, s.trial.candidate.changes),
         )
         self.standings = tuple(found)
-        if best := self.best:
-            self.standings = (best, *(standing for standing in found if standing is not best))
-
-    @property
-    def best(self) -> Standing | None:
-        """The first, if it was measured and is not refused; it may be over the budget."""
-        return self.best_of()
+        self.best = self.best_of()
+        if self.best:
+            self.standings = (self.best, *(standing for standing in found if standing is not self.best))
 
     def best_of(self, *, compiled: bool | None = None) -> Standing | None:
         """The best of all, of those in a compiled engine, or of those in eager; None where none can be used."""
-        usable = [
-            s for s in self.standings
-            if s.group <= Group.OVER_BUDGET and compiled in {None, not s.trial.candidate.is_eager}
-        ]  # fmt: skip
-        if not usable:
+        usable = [s for s in self.standings if compiled in {None, not s.trial.candidate.is_eager}]
+        group = min((s.group for s in usable), default=Group.REFUSED)
+        if group > Group.OVER_BUDGET:
             return None
-        group = min(s.group for s in usable)
-        first_ms = min(s.p99_ms for s in usable if s.group == group)
-        tied = [s for s in usable if s.group == group and s.p99_ms <= first_ms * (1 + self.noise)]
+        usable = [s for s in usable if s.group == group]
+        first_ms = min(s.p99_ms for s in usable)
+        tied = [s for s in usable if s.p99_ms <= first_ms * (1 + self.noise)]
         quickest_ms = min(s.p50_ms for s in tied)
         tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + _TIE)]
         return min(tied, key=lambda s: (s.trial.candidate.changes, s.p50_ms))

@@ -81,9 +81,7 @@ class TuneState:
     def find(self, tier: str, candidate: Candidate, timeout_s: float) -> Trial | None:
         """What became of it earlier; None where that is unknown, or it hung and is given more time now."""
         trial = self._found.get((tier, candidate))
-        if trial is not None and trial.outcome == HUNG and timeout_s > trial.timeout_s:
-            return None
-        return trial
+        return None if trial and trial.outcome == HUNG and timeout_s > trial.timeout_s else trial
 
     def add(self, trial: Trial) -> None:
         """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
@@ -158,34 +156,30 @@ class TuneSearch:
 
     def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
         """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
-        known = trial = self._state.find(tier, candidate, self._options.timeout_s)
-        if known is None or (known.outcome == HOPELESS and math.isinf(hopeless_ratio)):
-            trial = self._run(tier, candidate, hopeless_ratio, until_s)
-            if trial is None:
-                self.out_of_time = True
-                return None
+        known = self._state.find(tier, candidate, self._options.timeout_s)
+        if known and known.outcome == HOPELESS and math.isinf(hopeless_ratio):
+            known = None
+        trial = known or self._run(tier, candidate, hopeless_ratio, until_s)
+        if trial is None:
+            self.out_of_time = True
+            return None
+        if not known:
             self._state.add(trial)
-        assert trial is not None
         self.trials.append(trial)
-        self._show(trial, earlier=trial is known)
+        self._show(trial, earlier=known is not None)
         return trial
 
     def _run(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
+        timeout_s = min(self._options.timeout_s, until_s - time.monotonic())
+        if timeout_s <= 0:
             return None
-        timeout_s = min(self._options.timeout_s, left_s)
         job = self._target.job() | {
             "tier": tier, "candidate": asdict(candidate),
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
         }  # fmt: skip
-
-        def says(text: str) -> None:
-            self._status.update(f"{tier}: {candidate.label}: {text}{self._best}")
-
-        started_s = time.monotonic()
-        message = _talk(job, timeout_s, says)
+        started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
+        message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
         if message["kind"] == HUNG and timeout_s < self._options.timeout_s:
             return None
         took_s = time.monotonic() - started_s

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, PRECISIONS
-from torchperf_ros.engines.shape_buckets import bucket_sizes
+from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, MEASURED, Candidate, Facts, Figures, Trial
 
@@ -16,7 +16,6 @@ HOPELESS_RATIO = 2.0
 _CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 _BUCKET_COUNTS = (4, 8)
 _MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
-_MOST_WIDTH = 1 << 16
 _NEAR = 1.25
 
 
@@ -119,17 +118,19 @@ class TuneSpace:
 
     def _threads(self, best: Candidate) -> Iterator[Candidate]:
         """Up to the node's default, which leaves a core to the node."""
-        if not self._facts.cuda:  # there the CPU's threads compute nothing
-            counts = thread_counts(self._facts.cores)
-            yield from (replace(best, threads=count) for count in counts if count < self._facts.threads)
+        yield from (replace(best, threads=count) for count in self._thread_counts() if count < self._facts.threads)
 
     def _near_threads(self, best: Candidate) -> Iterator[Candidate]:
         """The next smaller and the next larger number, all cores included."""
-        if not self._facts.cuda:
-            counts = thread_counts(self._facts.cores)
-            smaller = [count for count in counts if count < best.threads][-1:]
-            larger = [count for count in counts if count > best.threads][:1]
-            yield from (replace(best, threads=count) for count in smaller + larger)
+        counts = self._thread_counts()
+        smaller = [count for count in counts if count < best.threads][-1:]
+        larger = [count for count in counts if count > best.threads][:1]
+        yield from (replace(best, threads=count) for count in smaller + larger)
+
+    def _thread_counts(self) -> list[int]:
+        """1, 2, 4 and so on, and all cores; none on CUDA, where the CPU's threads compute nothing."""
+        cores = self._facts.cores
+        return [] if self._facts.cuda else sorted({*(1 << n for n in range(cores.bit_length())), cores})
 
     def _layouts(self, best: Candidate) -> Iterator[Candidate]:
         if "channels_last" not in self._facts.left_out:
@@ -183,27 +184,6 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
     return found
 
 
-def bucket_width(ranges: Iterable[tuple[int, int]], most: int) -> int:
-    """The smallest power of two that makes at most so many buckets of all ranges together; 65,536 if none does."""
-    ranges = tuple(ranges)
-    width = max(1, 1 << max(0, (max(high - low for low, high in ranges) // most).bit_length() - 1))
-    while bucket_count(ranges, width) > most and width < _MOST_WIDTH:
-        width *= 2
-    return width
-
-
-def bucket_count(ranges: Iterable[tuple[int, int]], width: int) -> int:
-    """Buckets of this width in all ranges together."""
-    return math.prod(len(bucket_sizes(low, high, width)) for low, high in ranges)
-
-
-def thread_counts(cores: int) -> list[int]:
-    """1, 2, 4 and so on, and all cores."""
-    return sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
-
-
 def _with(candidate: Candidate, **changes: Any) -> Candidate:  # noqa: ANN401 - values of any option
     options = replace(candidate.options, **changes)
-    if options.engine != "compile" and options.mode != "default":
-        options = replace(options, mode="default")
-    return replace(candidate, options=options)
+    return replace(candidate, options=options if options.engine == "compile" else replace(options, mode="default"))

@@ -24,7 +24,6 @@ from torchperf_ros.packages.package_cache import VARIABLE
 
 MEASURED, HOPELESS, REFUSED, CRASHED, HUNG = "measured", "hopeless", "refused", "crashed", "hung"
 EAGER, BUCKET = "eager", "bucket"
-_WORTH = 0.02  # share of the median below which a difference is none
 _MS_PER_S = 1e3
 
 
@@ -122,13 +121,6 @@ class Figures:
     relative_l2: float
     cosine: float
     max_error: float
-
-    @property
-    def is_faster(self) -> bool | None:
-        """Than eager fp32: only if every fifth of the measurement says so, by 2 % or more; None: within the noise."""
-        if self.most_share < 1 - _WORTH:
-            return True
-        return False if self.least_share > 1 + _WORTH else None
 
     @property
     def break_even_frames(self) -> float:

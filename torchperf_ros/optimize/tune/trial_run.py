@@ -24,7 +24,7 @@ from torchperf_ros.engines.parity import Parity, ParityError, check_engine, rand
 from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError
+from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, time_interleaved, time_once
@@ -89,12 +89,8 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             attempt.compare()
             say("measuring")
             return attempt.measure(job["seconds"], job["hopeless_ratio"])
-        except ParityError as error:
-            reason = f"parity: {error}"
-        except TorchperfError as error:
-            reason = str(error)
         except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
     return {"outcome": REFUSED, "reason": reason, "figures": None}
 
 
@@ -187,8 +183,7 @@ class Attempt:
         self._call = call
         if self._candidate.is_eager and self._candidate.shapes != BUCKET:
             return
-        policy = self._candidate.shapes if self._dims else "exact"
-        started = time.perf_counter()
+        policy, started = self._candidate.shapes if self._dims else "exact", time.perf_counter()
         fitted = ShapeRunner(  # as a worker of the node would run it
             call, tier.reference, ShapeOptions(policy, self._candidate.bucket_width), self._dims,
             self._example, options.precision, dynamic_engine=self._candidate.is_eager or bool(dims),
