@@ -16,11 +16,18 @@ import torch
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
 from torchperf_ros.engines.compile_main import Say
-from torchperf_ros.engines.engine import ENGINES, choice_of, compare, identity_of, make_runner, open_package
+from torchperf_ros.engines.engine import (
+    ENGINES,
+    choice_of,
+    compare,
+    identity_of,
+    load_ready_package,
+    make_runner,
+    open_package,
+)
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
-from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
