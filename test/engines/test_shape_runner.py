@@ -250,9 +250,9 @@ def test_given_an_engine_that_is_wrong_on_padded_inputs_only_when_warmed_up_then
     assert "outputs differ from eager's" in runner.notes[0]
 
 
-def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right():
-    one = (torch.zeros(1, 8),)
-    buffers = PaddedBuffers(one, most_bytes=100)
+def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right(monkeypatch):
+    monkeypatch.setattr("torchperf_ros.engines.shape_runner._MOST_BUFFER_BYTES", 100)
+    buffers = PaddedBuffers((torch.zeros(1, 8),))
     for size in (8, 16, 4, 16, 8, 4):
         frame = torch.rand(1, size - 1)
         (held,) = buffers.hold(((1, size),), (frame,))

@@ -160,10 +160,8 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
     if tensor.is_floating_point():
         values = tensor.detach().float().cpu()
         values = values[values.isfinite()]
-        spread = float(values.std(correction=0)) if values.numel() else 1.0
-        mean = float(values.mean()) if values.numel() else 0.0
-        drawn = torch.randn(shape, generator=generator) * (spread or 1.0) + mean
-        return drawn.to(tensor.device, tensor.dtype)
+        mean, spread = (float(values.mean()), float(values.std(correction=0))) if values.numel() else (0.0, 1.0)
+        return (torch.randn(shape, generator=generator) * (spread or 1.0) + mean).to(tensor.device, tensor.dtype)
     low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
     if low == high and tensor.dtype is torch.uint8:  # pixels; other integers may be indices, which have to stay valid
         low, high = 0, 255

@@ -134,13 +134,10 @@ class ShapeRunner:
 
     def _target(self, shapes: Shapes) -> Shapes | None:
         """The shapes that the engine runs for a frame's; None where none are prepared."""
-        if shapes in self._warm:
+        varies = self.policy != "exact" and within(shapes, self._axes, self._usual)
+        if shapes in self._warm or (varies and self.policy == "dynamic"):
             return shapes
-        if self.policy == "exact" or not within(shapes, self._axes, self._usual):
-            return None
-        if self.policy == "dynamic":
-            return shapes
-        bucket = self._bucket(shapes)
+        bucket = self._bucket(shapes) if varies else None
         return bucket if bucket in self._warm else None
 
     def _run_held(self, run: Call, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
@@ -238,13 +235,12 @@ class ShapeRunner:
                 raise ShapesRefused(msg) from error
 
     def _exact_only(self, options: ShapeOptions) -> ShapeOptions:
-        asked = []
-        if options.policy == "bucket" or (options.policy == "dynamic" and self._axes):
-            asked.append(f"shapes {options.policy}")
-        if any(each != self._usual for each in options.common):
-            asked.append("common_shapes")
-        if asked:
-            self.notes.append(f"{', '.join(asked)}: not used, as its package runs the example's shapes only")
+        asked = {
+            f"shapes {options.policy}": options.policy == "bucket" or (options.policy == "dynamic" and self._axes),
+            "common_shapes": any(each != self._usual for each in options.common),
+        }
+        if names := ", ".join(name for name in asked if asked[name]):
+            self.notes.append(f"{names}: not used, as its package runs the example's shapes only")
         return replace(options, policy="exact", common=())
 
 
@@ -254,9 +250,8 @@ class PaddedBuffers:
     All of it is given up where one bucket more would be too much, and made again as frames come.
     """
 
-    def __init__(self, example: Inputs, most_bytes: int = _MOST_BUFFER_BYTES) -> None:
+    def __init__(self, example: Inputs) -> None:
         self._example = example
-        self._most_bytes = most_bytes
         self._sets: dict[Shapes, list[torch.Tensor]] = {}
         self._held: dict[Shapes, list[tuple[int, ...]]] = {}  # the size of what was last copied in
 
@@ -285,7 +280,7 @@ class PaddedBuffers:
             torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like)).zero_()
             for shape, like in zip(bucket, self._example, strict=True)
         ]
-        if self.size_bytes + sum(tensor.nbytes for tensor in buffers) > self._most_bytes:
+        if self.size_bytes + sum(tensor.nbytes for tensor in buffers) > _MOST_BUFFER_BYTES:
             self._sets.clear()
         self._sets[bucket], self._held[bucket] = buffers, list(bucket)
         return buffers
