@@ -206,7 +206,7 @@ class Node:
 
 @pytest.fixture
 def make_node():
-    nodes, threads = [], torch.get_num_threads()
+    nodes = []
 
     def make(*words, **values):
         nodes.append(Node(*words, **values))
@@ -215,7 +215,6 @@ def make_node():
     yield make
     for node in nodes:
         node.close()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
