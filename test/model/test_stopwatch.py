@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchperf_ros.frame.clock import VirtualClock
-from torchperf_ros.model.stopwatch import Timing, time_interleaved, time_once
+from torchperf_ros.model.stopwatch import Timing, time_interleaved
 
 CPU = torch.device("cpu")
 
@@ -127,12 +127,6 @@ def test_given_garbage_collection_when_timed_then_it_pauses_and_goes_on_even_aft
         bench.time({"fails": fails})
     assert seen == [False]
     assert gc.isenabled()
-
-
-def test_given_a_first_call_when_timed_once_then_it_is_called_once():
-    calls = []
-    assert time_once(lambda: calls.append(1), CPU) > 0
-    assert calls == [1]
 
 
 @pytest.mark.gpu

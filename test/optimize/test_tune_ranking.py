@@ -7,17 +7,15 @@ import pytest
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.run import gain_text
-from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, MEASURED, Candidate, Figures, Trial
+from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, MEASURED, Candidate, Trial
+
+from .conftest import figures
 
 
 def trial(name, p50_ms, p99_ms=None, *, eager_ms=10.0, outcome=MEASURED, reason="", **changes):
-    values = dict(
-        p50_ms=p50_ms, p95_ms=p50_ms, p99_ms=p50_ms if p99_ms is None else p99_ms, max_ms=99.0, eager_p50_ms=eager_ms,
-        eager_p99_ms=1.1 * eager_ms, least_share=p50_ms / eager_ms, most_share=p50_ms / eager_ms, samples=100,
-        cold_start_s=1.0, compile_s=0.0, memory_mb=300.0, relative_l2=0.0, cosine=1.0, max_error=0.0,
-    )  # fmt: skip
+    times = {"p99_ms": p50_ms if p99_ms is None else p99_ms, "eager_p50_ms": eager_ms, "eager_p99_ms": 1.1 * eager_ms}
     candidate = Candidate(BuildOptions(**({"precision": name} if name in {"bf16", "fp16"} else {"engine": name})))
-    return Trial("full", candidate, outcome, reason, Figures(**{**values, **changes}))
+    return Trial("full", candidate, outcome, reason, figures(p50_ms, **times | changes))
 
 
 def names(ranking):

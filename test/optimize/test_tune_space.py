@@ -15,23 +15,15 @@ from torchperf_ros.optimize.tune.trial import (
     REFUSED,
     Candidate,
     Facts,
-    Figures,
     Trial,
 )
+
+from .conftest import figures
 
 CPU = Facts("id", cuda=False, machine="cpu", threads=3, cores=4, left_out={"tf32": "CUDA only"})
 CUDA = replace(CPU, cuda=True, left_out={})
 LIMITS = Limits(budget_ms=100.0)
 GOOD = {"eager": 10.0, "compile": 6.0, "aoti": 5.0}
-
-
-def figures(ms, **changes):
-    values = dict(
-        p50_ms=ms, p95_ms=ms, p99_ms=ms, max_ms=ms, eager_p50_ms=10.0, eager_p99_ms=11.0, least_share=ms / 10,
-        most_share=ms / 10, samples=100, cold_start_s=1.0, compile_s=0.0, memory_mb=300.0,
-        relative_l2=0.0, cosine=1.0, max_error=0.0,
-    )  # fmt: skip
-    return Figures(**{**values, **changes})
 
 
 def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=None):

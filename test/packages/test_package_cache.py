@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.packages.package_cache import PackageCache, default_folder, find_package, open_cache, package_folders
+from torchperf_ros.packages.package_cache import PackageCache, find_package, open_cache, package_folders
 from torchperf_ros.packages.package_manifest import Identity, Manifest, PackageError, manifest_path
 
 IDENTITY = Identity("2.9", "cpu", "AVX2", {"engine": "aoti"}, ["float32 1"], [], "w", "c")
@@ -151,11 +151,6 @@ def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits
         process.kill()
         assert entered.wait(20.0)
         waiting.join()
-
-
-@pytest.mark.parametrize(("xdg", "folder"), [("/x/cache", "/x/cache"), ("relative", "/home/me/.cache")])
-def test_given_an_environment_when_asked_then_the_folder_is_where_the_specification_says(xdg, folder):
-    assert default_folder({"XDG_CACHE_HOME": xdg, "HOME": "/home/me"}) == Path(folder) / "torchperf_ros"
 
 
 def test_given_the_parameters_then_folder_and_bound_are_theirs_and_what_was_used_stays(monkeypatch, tmp_path):

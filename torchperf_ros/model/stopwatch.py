@@ -121,11 +121,6 @@ def time_interleaved(
     return {name: Timing(tuple(times_ms), plans[name][0]) for name, times_ms in samples.items()}
 
 
-def time_once(call: Call, device: torch.device) -> float:
-    """Milliseconds that a single call takes, synchronised: for first calls, which no second one repeats."""
-    return _took_ns(call, 1, perf_counter_ns, _synchronise(device)) / NS_PER_MS
-
-
 def _took_ns(call: Call, inner: int, clock: Clock, synchronise: Call) -> int:
     synchronise()
     turns = range(inner)

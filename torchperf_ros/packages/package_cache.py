@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -143,14 +143,10 @@ def _entry(path: Path) -> CachedPackage:
     return CachedPackage(path, manifest, problem, size_bytes, path.stat().st_mtime)
 
 
-def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`torchperf_ros` in XDG_CACHE_HOME, else in `~/.cache`."""
-    return user_folder("XDG_CACHE_HOME", ".cache", environment)
-
-
 def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:
-    """The cache that the parameters of this name describe."""
-    return PackageCache(Path(cache_dir).expanduser() if cache_dir else default_folder(), cache_mib * _MIB)
+    """The cache that the parameters of this name describe, by default `torchperf_ros` in XDG_CACHE_HOME or ~/.cache."""
+    folder = Path(cache_dir).expanduser() if cache_dir else user_folder("XDG_CACHE_HOME", ".cache")
+    return PackageCache(folder, cache_mib * _MIB)
 
 
 def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Iterable[str]) -> list[str]:

@@ -27,7 +27,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.stopwatch import Timing, time_interleaved, time_once
+from torchperf_ros.model.stopwatch import Timing, time_interleaved
 from torchperf_ros.optimize.tune.trial import (
     BUCKET,
     HOPELESS,
@@ -165,7 +165,9 @@ class Attempt:
         torch.set_num_threads(candidate.threads)
         with matrix_precision(candidate.options.precision, tier.device):
             runner = make_runner(replace(tier, example=self._example, dims=self._dims), candidate.options)
-            time_once(partial(runner.call, *self._example), tier.device)
+            runner.call(*self._example)
+            if tier.device.type == "cuda":
+                torch.cuda.synchronize(tier.device)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
         self._call, self.compile_s = runner.call, runner.compile_s
 
