@@ -32,6 +32,7 @@ _COMPARED_FIRST = 4  # buckets whose padding is tried on eager, before the engin
 _COMPARED = 8  # buckets whose results are compared with eager's
 _MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
+_STATIC = "its package runs the example's shapes only"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,10 @@ class ShapeRunner:
         self.hits = self.misses = 0
         self._valid_elements = self._run_elements = 0  # of the hits' inputs; of what the engine ran, padding included
         options.check_inputs(self._usual)
-        self._options = self._exact_only(options) if static else options
+        self._options, self._static = options, static
+        if static and any(each != self._usual for each in options.common):
+            self._options = replace(options, common=())
+            self.notes.append(f"common_shapes: left to eager: {_STATIC}")
         if self._options.policy == "dynamic" and not self._axes:  # nothing varies, so there is nothing to note
             self._options = replace(self._options, policy="exact")
         self._choose(self._options.policy)
@@ -176,15 +180,14 @@ class ShapeRunner:
     def _prepare(self, policy: str) -> None:
         """Learn how padded outputs are cropped, warm everything up, compare with eager, or say what does not go."""
         self._choose(policy)
-        refused = ""
-        if policy != "exact" and not self._axes:
-            refused = "the adapter declares no dynamic_dims"
-        elif policy == "dynamic" and not self._dynamic_engine:
-            refused = "the engine was made for fixed sizes"
-        elif policy == "bucket" and not self._eager:
-            refused = "there is no eager model to compare padded results with"
-        if refused:
-            raise ShapesRefused(refused)
+        reasons = {
+            "the adapter declares no dynamic_dims": not self._axes,
+            _STATIC: self._static,
+            "the engine was made for fixed sizes": policy == "dynamic" and not self._dynamic_engine,
+            "there is no eager model to compare padded results with": policy == "bucket" and not self._eager,
+        }
+        for reason in (reason for reason, holds in reasons.items() if holds and policy != "exact"):
+            raise ShapesRefused(reason)
         buckets: list[Shapes] = []
         if policy == "bucket" and self._eager:
             inside = (shapes for shapes in self.shapes if within(shapes, self._axes, self._usual))
@@ -233,15 +236,6 @@ class ShapeRunner:
             except ParityError as error:
                 msg = f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error}"
                 raise ShapesRefused(msg) from error
-
-    def _exact_only(self, options: ShapeOptions) -> ShapeOptions:
-        asked = {
-            f"shapes {options.policy}": options.policy == "bucket" or (options.policy == "dynamic" and self._axes),
-            "common_shapes": any(each != self._usual for each in options.common),
-        }
-        if names := ", ".join(name for name in asked if asked[name]):
-            self.notes.append(f"{names}: not used, as its package runs the example's shapes only")
-        return replace(options, policy="exact", common=())
 
 
 class PaddedBuffers:

@@ -43,7 +43,7 @@ class TuneSpace:
         self.trials: list[Trial] = []
         self._facts, self._limits = facts, limits
         self._engines = tuple(engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER)
-        self._now = now
+        self._now = [] if now is None else [now]
         self._seen: set[Candidate] = set()
         self._reference = Candidate(threads=facts.threads)
 
@@ -63,8 +63,7 @@ class TuneSpace:
         """The reference, `now`, each option by itself, and each engine at each batch size."""
         start = self._reference
         yield from self._part("reference", [start])
-        if self._now is not None:
-            yield from self._part("now", [self._now])
+        yield from self._part("now", self._now)
         yield from self._part("engine", [_with(start, engine=engine) for engine in self._engines])
         for name, vary in (
             ("layout", self._layouts), ("precision", self._precisions), ("threads", self._threads),
@@ -78,8 +77,7 @@ class TuneSpace:
     def search(self) -> Iterator[Step]:
         """The candidates of the walk, each once; what comes next depends on `trials`."""
         yield from self._part("reference", [self._reference])
-        if self._now is not None and self._now.is_eager:
-            yield from self._part("now", [self._now])
+        yield from self._part("now", [one for one in self._now if one.is_eager])
         for part, vary in (("threads", self._threads), ("layout", self._layouts), ("precision", self._precisions)):
             if best := self._best(compiled=False):
                 yield from self._part(f"eager {part}", vary(best))
@@ -92,8 +90,7 @@ class TuneSpace:
         if best is None or not self._engines:
             return
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
-        if self._now is not None and self._now.options.engine in self._engines:
-            yield from self._part("now", [self._now])
+        yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
         if self._best(compiled=True) is None and best.options.precision != "fp32":
             yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
         for part, vary in (
@@ -114,7 +111,7 @@ class TuneSpace:
 
     def _best(self, *, compiled: bool | None = None) -> Candidate | None:
         found = self.ranking.best_of(compiled=compiled)
-        return None if found is None else found.trial.candidate
+        return found.trial.candidate if found else None
 
     def _threads(self, best: Candidate) -> Iterator[Candidate]:
         """Up to the node's default, which leaves a core to the node."""
