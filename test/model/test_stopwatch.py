@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torchperf_ros.frame.clock import VirtualClock
+from torchperf_ros.model import stopwatch
 from torchperf_ros.model.stopwatch import Timing, time_interleaved
 
 CPU = torch.device("cpu")
@@ -29,7 +30,9 @@ class Bench:
         self.calls.append("sync")
 
     def time(self, candidates, **options):
-        return time_interleaved(candidates, CPU, clock=self.clock, synchronise=self.synchronise, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stopwatch, "_synchronise", lambda device: self.synchronise)
+            return time_interleaved(candidates, CPU, clock=self.clock, **options)
 
 
 @pytest.fixture
@@ -74,9 +77,8 @@ def test_given_a_device_when_timed_then_it_is_idle_before_each_sample_and_done_w
         if bench.calls[-2:-1] == ["call"]:
             clock.advance_ms(9.0)  # what the call had only launched
 
-    found = time_interleaved(
-        {"call": bench.takes("call", 1.0)}, CPU, inner=1, rounds=(2, 2), clock=clock, synchronise=synchronise
-    )
+    bench.synchronise = synchronise
+    found = bench.time({"call": bench.takes("call", 1.0)}, inner=1, rounds=(2, 2))
     assert found["call"].times_ms == (10.0, 10.0)
     assert bench.calls == [*["call"] * 3, *["sync", "call", "sync"] * 4]  # warm-up, two looks, two samples
 

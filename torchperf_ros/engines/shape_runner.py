@@ -186,8 +186,8 @@ class ShapeRunner:
             "the engine was made for fixed sizes": policy == "dynamic" and not self._dynamic_engine,
             "there is no eager model to compare padded results with": policy == "bucket" and not self._eager,
         }
-        for reason in (reason for reason, holds in reasons.items() if holds and policy != "exact"):
-            raise ShapesRefused(reason)
+        if policy != "exact" and (why := next((reason for reason, holds in reasons.items() if holds), "")):
+            raise ShapesRefused(why)
         buckets: list[Shapes] = []
         if policy == "bucket" and self._eager:
             inside = (shapes for shapes in self.shapes if within(shapes, self._axes, self._usual))

@@ -75,7 +75,6 @@ def time_interleaved(
     rounds: tuple[int, int] = (5, 1000),
     inner: int | None = None,
     clock: Clock = perf_counter_ns,
-    synchronise: Call | None = None,
     pause_s: float = 0.0,
 ) -> dict[str, Timing]:
     """Time candidates in turns, one sample of each per round, so that the machine's moods meet all of them alike.
@@ -92,12 +91,11 @@ def time_interleaved(
         rounds: the fewest and most samples of each, whatever the `seconds`.
         inner: calls per sample; None: for each candidate the power of two with which a sample takes 200 us or more.
         clock: in ns.
-        synchronise: waits for the device; None: as its type asks for.
         pause_s: seconds of sleep before each sample, in place of the call that is not timed: what a call takes at the
             pace of a node, with caches and threads as the pause leaves them.
     """
     fewest, most = rounds
-    synchronise = synchronise or _synchronise(device)
+    synchronise = _synchronise(device)
     takes = {name: partial(_took_ns, call, clock=clock, synchronise=synchronise) for name, call in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     order, shuffle = list(candidates), random.Random(_SEED).shuffle

@@ -101,9 +101,9 @@ class PackageCache:
                 found.append(_entry(path))
         return sorted(found, key=lambda entry: -entry.used_s)
 
-    def shrink(self, keep: Path | None = None) -> list[Path]:
-        """Remove the least recently used packages until the rest fits, but not `keep`; returns what was removed."""
-        entries, removed = self.entries(), []
+    def shrink(self, keep: Path | None = None) -> None:
+        """Remove the least recently used packages until the rest fits, but not `keep`."""
+        entries = self.entries()
         total = sum(entry.size_bytes for entry in entries)
         for entry in reversed(entries):
             if total <= self._limit_bytes:
@@ -111,14 +111,12 @@ class PackageCache:
             if entry.path != keep:
                 self.remove(entry.path)
                 total -= entry.size_bytes
-                removed.append(entry.path)
         # half-written files that a killed process left behind a day ago or earlier, and choices of long ago
         for pattern, age_s in (("*.part.*", _ABANDONED_S), (f"*{_CHOICE}", _FORGOTTEN_S)):
             for path in self.folder.glob(pattern):
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > age_s:
                         path.unlink()
-        return removed
 
     def remove(self, package: Path) -> None:
         """Remove one package, the manifest first, so that nobody takes half of it for whole; or raise `ConfigError`."""
