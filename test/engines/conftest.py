@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.package_build import build_all
+from torchperf_ros.engines.package_build import do_job
 from torchperf_ros.packages.compile_process import CompileProcess
 from torchperf_ros.packages.package_cache import PackageCache, open_cache
 from torchperf_ros.packages.package_manifest import manifest_path
@@ -48,7 +48,7 @@ def hear(*processes):
 def build(values):
     """Build in this process; what it says, and whether all is there."""
     said = []
-    good = build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
+    good = do_job(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
     return said, good
 
 

@@ -90,7 +90,7 @@ def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_t
     (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
     assert trial.outcome == HUNG
     assert trial.reason == "no end after 240 s, while building; killed"
-    assert not _processes_of("tune.trial")
+    assert not _processes_of("compile_main")
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ _ROUNDS = (5, 200)
 _BRIEFLY = (5, 20)  # a GPU shares its time out by processes, whatever their priority, and a worker serves meanwhile
 
 
-def build_all(job: Mapping[str, Any], say: Say) -> bool:
+def do_job(job: Mapping[str, Any], say: Say) -> bool:
     """Build every tier of a job, see `compile_main`: whether all are there now; a `TorchperfError` if none can be."""
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = load_adapter(job["adapter"])(job["options"], device)

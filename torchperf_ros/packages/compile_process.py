@@ -41,7 +41,7 @@ class CompileProcess:
         """
         self._buffer = self._printed = b""
         job_json = json.dumps({**job, "background": background}).encode()
-        self._name = module.rpartition(".")[2].removesuffix("_main")
+        self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
         self.news, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(

@@ -22,7 +22,7 @@ from torchperf_ros.optimize.tune.target import Target
 from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED, Candidate, Facts, Figures, Trial
 from torchperf_ros.packages.compile_process import CompileProcess
 
-_MODULE = "torchperf_ros.optimize.tune.trial"
+_DOES = "torchperf_ros.optimize.tune.trial_run"
 _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
 _MOST_STATES = 64
@@ -214,8 +214,8 @@ def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) ->
     """
     doing = "starting"
     with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
-        job = {**job, "folder": folder, "started_ns": time.monotonic_ns()}
-        process = CompileProcess(job, background=False, module=_MODULE)
+        job = {"tiers": [], **job, "does": _DOES, "folder": folder, "started_ns": time.monotonic_ns()}
+        process = CompileProcess(job, background=False)
         try:
             says(doing)
             for message in process.messages(timeout_s):

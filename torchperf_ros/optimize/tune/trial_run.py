@@ -1,4 +1,13 @@
-"""Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns."""
+"""Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns.
+
+A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`, `started_ns` (when
+the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see `Candidate`),
+`reference_threads`, `seconds` (of measuring, for each side) and `hopeless_ratio` (or null); for the facts `tiers`
+(none: those that the adapter builds).
+
+It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
+adapter cannot be used at all).
+"""
 
 import contextlib
 import os
@@ -48,6 +57,15 @@ _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
 
 Say = Callable[[str], None]
+
+
+def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
+    """Find the facts, or run the trial, in a process of its own."""
+    if "candidate" in job:
+        say("trial", **run_trial(job, lambda text: say("step", text=text)))
+    else:
+        say("facts", facts=facts_of(job))
+    return True
 
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
