@@ -7,16 +7,7 @@ from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.optimize.tune.ranking import Limits
 from torchperf_ros.optimize.tune.space import TuneSpace, bucket_count, bucket_width, planned
-from torchperf_ros.optimize.tune.trial import (
-    CRASHED,
-    HOPELESS,
-    HUNG,
-    MEASURED,
-    REFUSED,
-    Candidate,
-    Facts,
-    Trial,
-)
+from torchperf_ros.optimize.tune.trial import Candidate, Facts, Result, Trial
 
 from .conftest import figures
 
@@ -36,7 +27,7 @@ def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=
         if isinstance(found, str):
             space.trials.append(Trial("full", step.candidate, found, "because"))
         else:
-            space.trials.append(Trial("full", step.candidate, MEASURED, figures=figures(found)))
+            space.trials.append(Trial("full", step.candidate, Result.MEASURED, figures=figures(found)))
     return space, steps
 
 
@@ -92,7 +83,7 @@ def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
     assert best == Candidate(BuildOptions("aoti", channels_last=True), threads=2)
 
 
-@pytest.mark.parametrize("outcome", [REFUSED, HUNG])
+@pytest.mark.parametrize("outcome", [Result.REFUSED, Result.HUNG])
 def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_compiled_for_it(outcome):
     _, steps = walk(CPU, lambda one: outcome if one.options.precision == "bf16" else by_engine(one))
     bf16 = [one for one in tried(steps) if one.options.precision == "bf16"]
@@ -109,7 +100,7 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
     def ms(one):
         if one.options.engine == "eager":
             return 5.0 if one.options.precision == "bf16" else 10.0
-        return CRASHED if one.options.precision == "bf16" else 4.0
+        return Result.CRASHED if one.options.precision == "bf16" else 4.0
 
     space, steps = walk(CPU, ms)
     parts = [(one.candidate.options.engine, one.candidate.options.precision) for one in steps if one.part == "engine"]
@@ -118,7 +109,7 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
 
 
 def test_given_a_reference_that_fails_when_walked_then_it_ends():
-    assert len(walk(CPU, lambda one: CRASHED)[1]) == 1
+    assert len(walk(CPU, lambda one: Result.CRASHED)[1]) == 1
 
 
 def test_given_a_present_setting_when_walked_then_it_is_measured_too():
@@ -156,8 +147,8 @@ def test_given_ranges_when_a_width_is_chosen_then_it_is_the_smallest_that_keeps_
 def test_given_a_best_when_asked_what_is_hopeless_then_it_is_twice_its_p99_over_eager():
     space = TuneSpace(CPU, LIMITS, GOOD)
     assert space.hopeless_ratio() == math.inf
-    space.trials.append(Trial("full", Candidate(threads=3), MEASURED, figures=figures(10.0)))
-    space.trials.append(Trial("full", Candidate(threads=1), MEASURED, figures=figures(5.0)))
+    space.trials.append(Trial("full", Candidate(threads=3), Result.MEASURED, figures=figures(10.0)))
+    space.trials.append(Trial("full", Candidate(threads=1), Result.MEASURED, figures=figures(5.0)))
     assert space.hopeless_ratio() == pytest.approx(2 * 5.0 / 10.0)
 
 
@@ -165,7 +156,7 @@ def test_given_hopeless_in_eager_when_walked_then_the_precision_is_still_compile
     space = TuneSpace(CPU, LIMITS, GOOD)
     for step in space.search():
         slow = step.candidate.options.precision == "int8_weight" and step.candidate.options.engine == "eager"
-        outcome, ms = (HOPELESS, 90.0) if slow else (MEASURED, by_engine(step.candidate))
+        outcome, ms = (Result.HOPELESS, 90.0) if slow else (Result.MEASURED, by_engine(step.candidate))
         space.trials.append(Trial("full", step.candidate, outcome, "slow" * slow, figures(ms)))
     assert ("aoti", "int8_weight") in {
         (t.candidate.options.engine, t.candidate.options.precision) for t in space.trials

@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.packages.package_cache import VARIABLE, use_compiler_cache
@@ -23,8 +22,6 @@ from torchperf_ros.workers.process_setup import detach_from_node
 
 _LOWEST = 19
 _BUILDS_PACKAGES = "torchperf_ros.engines.package_build"
-
-Say = Callable[..., None]
 
 
 def main() -> int:

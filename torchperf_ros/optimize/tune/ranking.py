@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchperf_ros.optimize.tune.trial import HOPELESS, MEASURED, Figures, Trial
+from torchperf_ros.optimize.tune.trial import Figures, Result, Trial
 
 _FEW = 4
 _NOISE_OF_FEW = 0.10
@@ -82,7 +82,7 @@ class Ranking:
     def __init__(self, trials: Iterable[Trial], limits: Limits, least_noise: float = 0.0) -> None:
         """Rank trials of one tier; `least_noise` is what more trials of another one have shown on this machine."""
         trials = tuple(trials)
-        measured = [t.figures for t in trials if t.figures is not None and t.outcome == MEASURED]
+        measured = [t.figures for t in trials if t.figures is not None and t.outcome == Result.MEASURED]
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
         noise, relative = _NOISE_OF_FEW, [f.eager_p99_ms / f.eager_p50_ms for f in measured]
         if len(relative) >= _FEW:
@@ -122,7 +122,7 @@ class Ranking:
         group, why = Group.FITS, ""
         if refusal := self._limits.refusal(figures):
             group, why = Group.REFUSED, refusal
-        elif trial.outcome == HOPELESS:
+        elif trial.outcome == Result.HOPELESS:
             group, why = Group.HOPELESS, f"hopeless: {trial.reason}"
         elif trial.candidate.batch:
             group = Group.BATCH

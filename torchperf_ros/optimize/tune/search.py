@@ -19,7 +19,7 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError, ProtocolError
 from torchperf_ros.optimize.tune.ranking import Limits, Ranking
 from torchperf_ros.optimize.tune.space import Step, TuneSpace
 from torchperf_ros.optimize.tune.target import Target
-from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED, Candidate, Facts, Figures, Trial
+from torchperf_ros.optimize.tune.trial import Candidate, Facts, Figures, Result, Trial
 from torchperf_ros.packages.compile_process import CompileProcess
 
 _DOES = "torchperf_ros.optimize.tune.trial_run"
@@ -81,7 +81,7 @@ class TuneState:
     def find(self, tier: str, candidate: Candidate, timeout_s: float) -> Trial | None:
         """What became of it earlier; None where that is unknown, or it hung and is given more time now."""
         trial = self._found.get((tier, candidate))
-        return None if trial and trial.outcome == HUNG and timeout_s > trial.timeout_s else trial
+        return None if trial and trial.outcome == Result.HUNG and timeout_s > trial.timeout_s else trial
 
     def add(self, trial: Trial) -> None:
         """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
@@ -157,7 +157,7 @@ class TuneSearch:
     def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
         """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
         known = self._state.find(tier, candidate, self._options.timeout_s)
-        if known and known.outcome == HOPELESS and math.isinf(hopeless_ratio):
+        if known and known.outcome == Result.HOPELESS and math.isinf(hopeless_ratio):
             known = None
         trial = known or self._run(tier, candidate, hopeless_ratio, until_s)
         if trial is None:
@@ -180,11 +180,11 @@ class TuneSearch:
         }  # fmt: skip
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
         message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
-        if message["kind"] == HUNG and timeout_s < self._options.timeout_s:
+        if message["kind"] == Result.HUNG and timeout_s < self._options.timeout_s:
             return None
         took_s = time.monotonic() - started_s
         if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
-            outcome = HUNG if message["kind"] == HUNG else CRASHED
+            outcome = Result.HUNG if message["kind"] == Result.HUNG else Result.CRASHED
             return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
         figures = message["figures"] and Figures(**message["figures"])
         return Trial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
@@ -194,7 +194,7 @@ class TuneSearch:
         standing = next(one for one in ranking.standings if one.trial is trial)
         line = Text(f"{time.monotonic() - self._started_s:5.0f} s  {trial.tier}  ", style="dim")
         line.append(trial.candidate.label, style="default")
-        if trial.outcome == MEASURED:
+        if trial.outcome == Result.MEASURED:
             line.append(f"  p99 {standing.p99_ms:.2f} ms, p50 {standing.p50_ms:.2f}")
         if standing.why:
             line.append(f"  {standing.why.splitlines()[0]}")
@@ -225,9 +225,9 @@ def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) ->
                 says(doing)
             reason = process.death_reason() or "the trial process ended without a word"
         except TimeoutError:
-            return {"kind": HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
+            return {"kind": Result.HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
         except ProtocolError as error:
             reason = str(error)
         finally:
             process.close()
-    return {"kind": CRASHED, "text": f"while {doing}: {reason}"}
+    return {"kind": Result.CRASHED, "text": f"while {doing}: {reason}"}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, PRECISIONS
 from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
-from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, MEASURED, Candidate, Facts, Figures, Trial
+from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, Candidate, Facts, Figures, Result, Trial
 
 HOPELESS_RATIO = 2.0
 """A candidate whose median, at a first look, is more than this many times the best p99 so far is given up."""
@@ -176,7 +176,7 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
         values = dict.fromkeys((field.name for field in fields(Figures)), 0.0)
         values |= {"p50_ms": ms, "p99_ms": ms, "eager_p50_ms": 1.0, "eager_p99_ms": 1.0}
         figures = Figures(**values)  # type: ignore[arg-type]
-        space.trials.append(Trial("", step.candidate, MEASURED, figures=figures))
+        space.trials.append(Trial("", step.candidate, Result.MEASURED, figures=figures))
         found.append(step)
     return found
 

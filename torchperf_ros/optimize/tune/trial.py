@@ -7,7 +7,6 @@ from typing import Any
 
 from torchperf_ros.config.build_options import BuildOptions
 
-MEASURED, HOPELESS, REFUSED, CRASHED, HUNG = "measured", "hopeless", "refused", "crashed", "hung"
 EAGER, BUCKET = "eager", "bucket"
 _MS_PER_S = 1e3
 
@@ -117,6 +116,12 @@ class Figures:
         if not self.compile_s:
             return 0.0
         return self.compile_s / saved_s if saved_s > 0 else math.inf
+
+
+class Result:
+    """What may become of a candidate, see `Trial`."""
+
+    MEASURED, HOPELESS, REFUSED, CRASHED, HUNG = "measured", "hopeless", "refused", "crashed", "hung"
 
 
 @dataclass(frozen=True)

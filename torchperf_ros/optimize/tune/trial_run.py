@@ -37,16 +37,7 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, time_interleaved
-from torchperf_ros.optimize.tune.trial import (
-    BUCKET,
-    HOPELESS,
-    MEASURED,
-    REFUSED,
-    Candidate,
-    Facts,
-    Figures,
-    candidate_of,
-)
+from torchperf_ros.optimize.tune.trial import BUCKET, Candidate, Facts, Figures, Result, candidate_of
 
 _LOOK_SECONDS = 0.3
 _LOOK_ROUNDS = (5, 30)
@@ -109,7 +100,7 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             return attempt.measure(job["seconds"], job["hopeless_ratio"])
         except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
             reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
-    return {"outcome": REFUSED, "reason": reason, "figures": None}
+    return {"outcome": Result.REFUSED, "reason": reason, "figures": None}
 
 
 @dataclass(frozen=True)
@@ -221,9 +212,9 @@ class Attempt:
         ratio = min(look[0].times_ms) / min(look[1].times_ms)  # the machine may have stalled the others
         if hopeless_ratio is not None and ratio > hopeless_ratio:
             reason = f"at a first look {ratio:.2g} times eager fp32's time; the limit is {hopeless_ratio:.2g}"
-            return {"outcome": HOPELESS, "reason": reason, "figures": self._figures(*look)}
+            return {"outcome": Result.HOPELESS, "reason": reason, "figures": self._figures(*look)}
         found = self._time(seconds, (_FEWEST_SAMPLES, _MOST_SAMPLES), _PARTS)
-        return {"outcome": MEASURED, "reason": "", "figures": self._figures(*found)}
+        return {"outcome": Result.MEASURED, "reason": "", "figures": self._figures(*found)}
 
     def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
