@@ -2,8 +2,6 @@ import gc
 import importlib
 import json
 import os
-import select
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,22 +25,6 @@ def job(cache, tiers=("full",), **changes):
         "build": [BuildOptions("aoti").as_dict()] * count, "packages": [""] * count, "cache_dir": str(cache),
         "cache_mib": 4096, "kept_mib": 256, **changes,
     }  # fmt: skip
-
-
-def hear(*processes):
-    """Everything that they say until all have ended, per process."""
-    heard, stop_at = {process: [] for process in processes}, time.monotonic() + PATIENCE_S
-    waiting = list(processes)
-    while waiting:
-        assert time.monotonic() < stop_at, heard
-        for process in list(waiting):
-            said = process.listen()
-            if said is None:
-                waiting.remove(process)
-            else:
-                heard[process] += said
-        select.select([process.news for process in waiting], [], [], 0.05)
-    return [heard[process] for process in processes]
 
 
 def build(values):
@@ -111,7 +93,7 @@ def built(adapters, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torchperf_ros.engines.package._variants", lambda model, *_: {"frozen": (model, True)})
             dynamic, _ = build(job(folder, options={"dynamic": True}))
-        (static,), end = hear(process), process.death_reason()
+        static, end = list(process.messages(PATIENCE_S)), process.death_reason()
     finally:
         process.close()
         torch.set_num_threads(threads)
