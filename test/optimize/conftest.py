@@ -13,6 +13,12 @@ from torchperf_ros.optimize.tune.trial import Figures
 SAMPLES = Path(__file__).with_name("graph_samples.py")
 
 
+@pytest.fixture(autouse=True)
+def same_path(monkeypatch):
+    """What is loaded from a file has its folder put on the path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
 @pytest.fixture(scope="session")
 def inspect_sample():
     """Inspect a sample with 8x8 floats, or the sizes given: once for all tests, and briefly."""
@@ -23,7 +29,6 @@ def inspect_sample():
         first, *others = sizes or ("8x8",)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torchperf_ros.optimize.inspect.inspection._SECONDS", 0.0)
-            patch.setattr(sys, "path", list(sys.path))
             model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], others, cpu)
             inspection = Inspection(model, "eager", cpu)
             # earlier tests of this process may have raised the limits, as engines do
