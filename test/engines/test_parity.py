@@ -103,37 +103,34 @@ def test_given_a_good_engine_when_checked_then_the_worst_figures_come_back():
     assert 0 < parity.max_error < 1e-2
 
 
-WRONG_AT_LAST, KEPT = iter([0.0, 0.0, 1.0]), torch.empty(1, 3)
+def test_given_an_engine_that_is_wrong_at_the_last_input_only_when_checked_then_it_is_refused():
+    off = iter([0.0, 0.0, 1.0])
+    with pytest.raises(ParityError, match="outputs differ from eager's: relative L2"):
+        engine_check(lambda x: x, lambda x: x + next(off), seeds=3)
 
 
-@pytest.mark.parametrize(
-    ("reference", "candidate", "why"),
-    [
-        (lambda x: x, lambda x: x + next(WRONG_AT_LAST), "outputs differ from eager's: relative L2"),
-        (lambda x: 1e6 + x, lambda x: torch.full((1, 3), 1e6), "do not depend on the inputs"),  # with good figures
-        (lambda x: 3, lambda x: 3, "cannot be compared: eager gives 3"),
-    ],
-)
-def test_given_an_engine_that_is_wrong_at_times_constant_or_without_tensors_when_checked_then_it_is_refused(
-    reference, candidate, why
-):
-    with pytest.raises(ParityError, match=why):
-        engine_check(reference, candidate, seeds=3)
+def test_given_an_engine_that_ignores_its_inputs_when_checked_then_it_is_refused_though_the_figures_are_good():
+    base = torch.full((1, 3), 1e6)
+    with pytest.raises(ParityError, match="do not depend on the inputs"):
+        engine_check(lambda x: base + x, lambda x: base)
 
 
-@pytest.mark.parametrize(
-    ("reference", "candidate"),
-    [
-        (lambda x: X, lambda x: X.clone()),  # the model itself ignores its inputs
-        (
-            lambda x: x.add_(1.0).clone(),
-            lambda x: x.add_(1.0).clone(),
-        ),  # or writes to them
-        (lambda x: x, KEPT.copy_),  # an engine that reuses its memory
-    ],
-)
-def test_given_what_a_model_may_do_when_checked_then_its_engine_may_as_well(reference, candidate):
-    assert engine_check(reference, candidate) == Parity(0.0, 1.0, 0.0)
+def test_given_a_model_that_ignores_its_inputs_when_checked_then_its_engine_may_as_well():
+    assert engine_check(lambda x: X, lambda x: X.clone()) == Parity(0.0, 1.0, 0.0)
+
+
+def test_given_a_model_that_writes_to_its_inputs_when_checked_then_the_engine_gets_them_as_drawn():
+    assert engine_check(lambda x: x.add_(1.0).clone(), lambda x: x.add_(1.0).clone()).max_error == 0.0
+
+
+def test_given_outputs_without_tensors_when_checked_then_they_are_refused_because_nothing_was_compared():
+    with pytest.raises(ParityError, match="cannot be compared: eager gives 3"):
+        engine_check(lambda x: 3, lambda x: 3)
+
+
+def test_given_an_engine_that_reuses_its_memory_when_checked_then_it_is_not_taken_for_a_constant():
+    kept = torch.empty(1, 3)
+    engine_check(lambda x: x, kept.copy_)
 
 
 def test_given_dynamic_dims_when_drawn_then_sizes_lie_in_the_ranges_and_are_shared_as_declared():

@@ -1,7 +1,9 @@
 """Code that breaks graphs, or is compiled again and again: the comment `# breaks` marks the line to be found."""
 
 import logging
+import time
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -116,9 +118,42 @@ def logged(x):
     return x * 2
 
 
+def lexsort(x):
+    y = torch.relu(x)
+    order = np.lexsort((y[:, 1].numpy(), y[:, 0].numpy()))  # breaks
+    return y[torch.from_numpy(order)]
+
+
+def median(x):
+    y = torch.relu(x)
+    return y * np.median(y.tolist())  # breaks
+
+
+def numpy_traced(x):
+    return x * torch.from_numpy(np.sqrt(np.abs(x.numpy())))
+
+
+def count(x):
+    rounds = int(x.abs().max()) + 1  # breaks
+    for _ in range(rounds):
+        x = torch.sin(x)
+    return x
+
+
+def count_while(x):
+    while x.norm() > 1:  # breaks
+        x = x * 0.5
+    return x
+
+
 def rows_above(x):
     rows = x[x[:, 0] > 0]  # breaks
     return rows.sum(0)
+
+
+def sleeps(x):
+    time.sleep(0)  # breaks
+    return x * 2
 
 
 def breaks_in_turn(x):

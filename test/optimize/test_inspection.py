@@ -27,7 +27,12 @@ BAD = {
     "printed_in_loop": ("Failed to trace builtin", f"{GUARD}print(step, x.mean())"),
     "printed_in_function": ("Failed to trace builtin", f"{GUARD}print(y.mean())"),
     "logged": ("logging.Logger method", f"{GUARD}LOG.warning('mean %s', x.mean())"),
+    "lexsort": ("attempted to trace numpy function", ""),
+    "median": ("Tensor.tolist()", ""),
+    "count": ("Unsupported Tensor.item()", ""),
+    "count_while": ("Data-dependent branching", ""),
     "rows_above": ("Dynamic shape operator", ""),
+    "sleeps": ("Attempted to call function marked as skipped", ""),
 }
 
 
@@ -45,7 +50,7 @@ def test_given_code_that_breaks_when_inspected_then_line_reason_and_what_holds_i
     assert (inspection.exit_status(0), inspection.exit_status(1)) == (1, 0)
 
 
-@pytest.mark.parametrize("name", ["shape_if", "element_loop_unrolled", "layers_in_loop"])
+@pytest.mark.parametrize("name", ["shape_if", "numpy_traced", "element_loop_unrolled", "layers_in_loop"])
 def test_given_code_without_a_break_when_inspected_then_it_is_one_graph(inspect_sample, name):
     inspection = inspect_sample(name)
     assert (inspection.breaks, inspection.recompilations, inspection.failure) == ([], [], "")
