@@ -6,47 +6,47 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchperf_ros.optimize.inspect.graph_breaks import explain_recompilations, parse_break
+from torchperf_ros.optimize.inspect.graph_breaks import Kind, parse_break
 from torchperf_ros.optimize.inspect.inspected_model import InspectError
 from torchperf_ros.optimize.inspect.inspection import Inspection
-from torchperf_ros.optimize.inspect.users_source import WHERE_NOTHING_COMPILES, read_line, rewrites, rewritten
+from torchperf_ros.optimize.inspect.recompilations import explain_recompilations
+from torchperf_ros.optimize.inspect.users_source import read_line, rewrite_branch, rewrite_scalar, rewritten
 
 from . import graph_samples
 from .conftest import SAMPLES, breaking_line
 
-GUARD = f"{WHERE_NOTHING_COMPILES}\n    "
+GUARD = "if not torch.compiler.is_compiling():\n    "
 BAD = {
-    "value_if": ("Data-dependent branching", "return torch.where(y.sum() > 0, y * 2, y * 3)"),
-    "Norm": ("Data-dependent branching", "return torch.where(flag, self.batch(x), self.layer(x))"),
-    "early_exit": ("Data-dependent branching", ""),
-    "Item": ("Unsupported Tensor.item()", "score = x.max()"),
-    "item_then_branch": ("Unsupported Tensor.item()", ""),  # the branch on it breaks then
-    "element_loop": ("Data-dependent branching", "total = torch.where(row.sum() > 0, total + row, total)"),
-    "floats": ("Unsupported Tensor.item()", "values = [v for v in y]"),
-    "printed": ("Failed to trace builtin", f"{GUARD}print('mean', x.mean())"),
-    "printed_in_loop": ("Failed to trace builtin", f"{GUARD}print(step, x.mean())"),
-    "printed_in_function": ("Failed to trace builtin", f"{GUARD}print(y.mean())"),
-    "logged": ("logging.Logger method", f"{GUARD}LOG.warning('mean %s', x.mean())"),
-    "lexsort": ("attempted to trace numpy function", ""),
-    "median": ("Tensor.tolist()", ""),
-    "count": ("Unsupported Tensor.item()", ""),
-    "count_while": ("Data-dependent branching", ""),
-    "rows_above": ("Dynamic shape operator", ""),
-    "sleeps": ("Attempted to call function marked as skipped", ""),
+    "value_if": (Kind.BRANCH, "return torch.where(y.sum() > 0, y * 2, y * 3)"),
+    "Norm": (Kind.BRANCH, "return torch.where(flag, self.batch(x), self.layer(x))"),
+    "early_exit": (Kind.EARLY_EXIT, ""),
+    "Item": (Kind.SCALAR, "score = x.max()"),
+    "item_then_branch": (Kind.SCALAR, ""),  # the branch on it breaks then
+    "element_loop": (Kind.LOOP, ""),
+    "floats": (Kind.LOOP, ""),
+    "printed": (Kind.PRINT, f"{GUARD}print('mean', x.mean())"),
+    "printed_in_loop": (Kind.PRINT, f"{GUARD}print(step, x.mean())"),
+    "printed_in_function": (Kind.PRINT, f"{GUARD}print(y.mean())"),
+    "logged": (Kind.PRINT, f"{GUARD}LOG.warning('mean %s', x.mean())"),
+    "lexsort": (Kind.FOREIGN, ""),  # torch has none
+    "median": (Kind.FOREIGN, ""),  # torch's is another one for an even number of values
+    "count": (Kind.LOOP_COUNT, ""),
+    "count_while": (Kind.LOOP_COUNT, ""),
+    "rows_above": (Kind.DYNAMIC_SHAPE, ""),
+    "sleeps": (Kind.UNSUPPORTED, ""),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_given_code_that_breaks_when_inspected_then_line_reason_and_what_holds_instead_are_found(inspect_sample, name):
-    inspection, (title, after) = inspect_sample(name), BAD[name]
+def test_given_code_that_breaks_when_inspected_then_line_kind_and_a_rewrite_that_holds_are_found(inspect_sample, name):
+    inspection = inspect_sample(name)
     (found,) = inspection.breaks
     assert (found.line.file, found.line.line) == (str(SAMPLES), breaking_line(name))
-    assert found.title.startswith(title)
-    assert (found.after, bool(found.before)) == (after, bool(after))
+    assert (found.kind, found.after) == BAD[name]
+    assert bool(found.before) == bool(found.after)
     assert found.underline.strip("^~ ") == ""
     assert 0 < len(found.underline) <= len(found.line.text.partition("  #")[0])
-    assert found.explanation
-    assert not any("issue" in hint for hint in found.hints)
+    assert found.reasons[0].startswith(found.title)
     assert (inspection.exit_status(0), inspection.exit_status(1)) == (1, 0)
 
 
@@ -166,20 +166,20 @@ def test_given_text_without_a_stack_when_read_then_the_place_in_its_first_line_i
 
 
 @pytest.mark.parametrize(
-    ("code", "after"),
+    ("rewrite", "code", "after"),
     [
-        ("if x > 0:\n        y = x\n    else:\n        y = -x", ["y = torch.where(x > 0, x, -x)"]),
-        ("if x > 0:\n        y = x", ["y = torch.where(x > 0, x, y)"]),
-        ("y = x if x > 0 and not y else -x", ["y = torch.where((x > 0) & ~y, x, -x)"]),
-        ("if x > 0:\n        y = x\n    else:\n        x = y", []),
-        ("if x > 0:\n        y = x\n        x = y", []),
-        ("if x > 0:\n        return y[:1]\n    return y", []),
-        ("return x * float(y) + y.item()", ["return x * y + y"]),
+        (rewrite_branch, "if x > 0:\n        y = x\n    else:\n        y = -x", "y = torch.where(x > 0, x, -x)"),
+        (rewrite_branch, "if x > 0:\n        y = x", "y = torch.where(x > 0, x, y)"),
+        (rewrite_branch, "y = x if x > 0 and not y else -x", "y = torch.where((x > 0) & ~y, x, -x)"),
+        (rewrite_branch, "if x > 0:\n        y = x\n    else:\n        x = y", ""),
+        (rewrite_branch, "if x > 0:\n        y = x\n        x = y", ""),
+        (rewrite_branch, "if x > 0:\n        return y[:1]\n    return y", ""),
+        (rewrite_scalar, "return x * float(y) + y.item()", "return x * y + y"),
     ],
 )
-def test_given_a_statement_when_rewritten_then_it_is_the_users_own_in_torch(tmp_path, code, after):
+def test_given_a_statement_when_rewritten_then_it_is_the_users_own_in_torch(tmp_path, rewrite, code, after):
     (tmp_path / "net.py").write_text(f"\ndef forward(x, y):\n    {code}\n")
-    assert rewrites(read_line(str(tmp_path / "net.py"), 3)) == after
+    assert rewrite(read_line(str(tmp_path / "net.py"), 3)) == after
 
 
 def kinds(inspection):

@@ -1,18 +1,75 @@
-"""Graph breaks, one for each line of the user's code, and recompilations: what the compiler's trace says of them."""
+"""Graph breaks, one for each line of the user's code: reason, place, kind, cost, and what to write instead."""
 
-import json
+import ast
 import re
+import sys
 import sysconfig
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from torchperf_ros.optimize.inspect.users_source import SourceLine, read_line
+from torchperf_ros.optimize.inspect.users_source import (
+    SourceLine,
+    before_rewrite,
+    names_in,
+    read_line,
+    rewrite_branch,
+    rewrite_print,
+    rewrite_scalar,
+)
+
+
+class Kind(Enum):
+    """The kinds of graph breaks: as reports and JSON name it, and what to do instead."""
+
+    BRANCH = (
+        "branch on tensor values",
+        "Compute both sides, of one shape, and choose by torch.where; if one is expensive, torch.cond.",
+    )
+    EARLY_EXIT = (
+        "branch on tensor values",
+        "It ends a loop early. Run every round, and keep the result of the one that would have been the last:"
+        " x = torch.where(done, x, layer(x)). If rounds are expensive, split the model there.",
+    )
+    SCALAR = (
+        "tensor read as Python number",
+        "Keep it a 0-d tensor, which computes like a number. Read it after the model returned.",
+    )
+    PRINT = ("print or logging", "Log outside the model, or return the value; in forward, only where nothing compiles.")
+    LOOP = (
+        "Python loop over a tensor",
+        "Replace the loop over elements by one operation on the whole tensor; a mask stands for an `if` in it.",
+    )
+    LOOP_COUNT = (
+        "loop with a data-dependent count",
+        "Loop a fixed number of times and let a mask say which rounds count: x = torch.where(i < count, step(x), x)."
+        " Or use torch.while_loop.",
+    )
+    DYNAMIC_SHAPE = (
+        "data-dependent shape",
+        "Keep the shape and mask what does not count: x = torch.where(keep[:, None], x, 0.0)."
+        " Or take a fixed number: x[scores.topk(100).indices].",
+    )
+    FOREIGN = (
+        "NumPy or other foreign call",
+        "Use torch's own function of that kind; if there is none, do it in preprocess or postprocess.",
+    )
+    UNSUPPORTED = ("unsupported call", "Move it out of forward: into __init__, preprocess or postprocess.")
+
+    def __init__(self, label: str, advice: str) -> None:
+        self.label, self.advice = label, advice
+
+
+_REWRITES: dict[Kind, Callable[[SourceLine], str]] = {
+    Kind.BRANCH: rewrite_branch,
+    Kind.SCALAR: rewrite_scalar,
+    Kind.PRINT: rewrite_print,
+}
 
 # frames of a traceback, with the underlines that Python 3.11 and later give them
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$(?:\n    .*$)?(?:\n    ( *[~^]+)\s*$)?', re.MULTILINE)
@@ -20,20 +77,14 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+?)_at_(\d+)")
 _STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
 _THIS_TOOL = Path(__file__).resolve().parent
 _NOT_THE_USERS = (Path(torch.__file__).resolve().parent, Path(np.__file__).resolve().parent, _THIS_TOOL)
-_HINT = re.compile(r"^\s*Hint: (?!.*(?:\bissue\b|is fundamental))(.*)$", re.MULTILINE)  # those that a user can follow
-_PLACE = re.compile(r"#\s*(?P<text>[^#]*?)\s*#\s*(?P<file>\S+?):(?P<line>\d+) in \w+")
-_ADVICE = {
-    "size": "Happens once for each dimension that varies; torch._dynamo.mark_dynamic(x, dim) before the first call"
-    " or torch.compile(dynamic=True) avoids it.",
-    "unrolled": "The size is built into the graph, as by a Python loop over that dimension: each size is compiled"
-    " anew. Work on the whole tensor instead.",
-    "shape branch": "Each side is a graph of its own. Pad to one size, or mask instead of `if`.",
-    "one": "Sizes 0 and 1 always get graphs of their own: pad to 2, or warm up with both.",
-    "dtype": "Cast in preprocess, so that the model always gets the same type.",
-    "stride": "Call .contiguous() on it before, so that the memory layout is always the same.",
-    "value": "A Python value is built into the graph: pass it as a tensor, or keep it constant.",
-    "limit": "The compiler has given up on this function, which now runs uncompiled.",
-}
+
+_HINTS = re.compile(r"^\s*Hint: .*$", re.MULTILINE)
+_SKIPPED_MODULE = re.compile(r"\bmodule: (\w+)")
+_BRANCH = ("Data-dependent branching", "generic_jump", "Data-dependent assertion", "data-dependent control flow")
+_SCALAR = ("Tensor.item", "Tensor.tolist", "aten._local_scalar_dense", "Backend compiler exception")
+_PRINT = ("builtin operator `print`", "logging.Logger method", "module: _warnings", "module: warnings")
+_DYNAMIC_SHAPE = ("Dynamic shape operator", "Dynamic slicing", "data-dependent expression", "output shape depends")
+_LOG_METHODS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
 class Frame(NamedTuple):
@@ -52,7 +103,7 @@ class GraphBreak:
     Attributes:
         underline: `^^^` below the part of the line that breaks, with the line's own indentation taken off.
         before: the statement, where it can be rewritten; else empty.
-        after: the statement rewritten, captured without the break and with the same results; else empty.
+        after: the statement rewritten, to be shown once it was captured without the break; else empty.
         reasons: the compiler's texts, the first one first.
         whole_function: the compiler left the function around it uncompiled, it did not only split it.
         ended: the compilations that it ended, each with the graph that had run last.
@@ -64,9 +115,10 @@ class GraphBreak:
     line: SourceLine
     function: str
     underline: str
+    kind: Kind
     input_set: int
-    before: str = ""
-    after: str = ""
+    before: str
+    after: str
     reasons: list[str] = field(default_factory=list)
     whole_function: bool = False
     ended: list[tuple[str, int]] = field(default_factory=list)
@@ -89,11 +141,6 @@ class GraphBreak:
         """The compiler's explanation in one line, empty where it has none."""
         found = re.search(r"Explanation: (.*?)(?:\n|$)", self.reasons[0])
         return found[1].strip() if found else ""
-
-    @property
-    def hints(self) -> list[str]:
-        """What the compiler says could be done about it."""
-        return _HINT.findall(self.reasons[0])
 
 
 def parse_break(text: str) -> tuple[str, bool, Frame]:
@@ -120,12 +167,16 @@ def parse_break(text: str) -> tuple[str, bool, Frame]:
     return reason.strip(), whole, users
 
 
-def new_break(frame: Frame, input_set: int) -> GraphBreak:
-    """The first break at a line."""
+def new_break(reason: str, frame: Frame, input_set: int) -> GraphBreak:
+    """The first break at a line: its kind, and a rewrite that is still to be tried."""
     line = read_line(frame.file, frame.line)
     code = re.sub(r":?(\s+#.*)?$", "", line.text)
-    underline = frame.underline[: len(code)] or "^" * len(code)
-    return GraphBreak(line, readable_function(frame.function), underline, input_set)
+    kind = kind_of_break(reason, line)
+    after = _REWRITES[kind](line) if kind in _REWRITES else ""
+    return GraphBreak(
+        line, readable_function(frame.function), frame.underline[: len(code)] or "^" * len(code), kind, input_set,
+        before_rewrite(line) if after else "", after,
+    )  # fmt: skip
 
 
 def is_users(file: str) -> bool:
@@ -146,73 +197,57 @@ def own_function(name: str) -> str:
     return _RESUMED.sub(r"\1", name)
 
 
-@dataclass(frozen=True)
-class Recompilation:
-    """One more compilation of a function that had been compiled.
+def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911 - a list of rules, the first counts
+    """What breaks the graph: from the compiler's reason, and from the source where the reason cannot tell."""
+    first = reason.partition("\n")[0]
+    reason = _HINTS.sub("", reason)  # hints name what it might have been as well
 
-    Attributes:
-        kind: size, unrolled, shape branch, one, dtype, stride, value or limit.
-        guard: the condition that the compiled code had assumed and that does not hold, in the compiler's words.
-        source: `file:line: text` of the user's code that asked for this condition, where the compiler knows it.
-    """
+    def says(words: tuple[str, ...], text: str = reason) -> bool:
+        return any(word in text for word in words)
 
-    function: str
-    file: str
-    line: int
-    input_set: int
-    kind: str
-    guard: str
-    source: str
-    advice: str
-
-
-def explain_recompilations(
-    raw: list[tuple[str, int, str]], function_of: Callable[[str], tuple[str, str, int]]
-) -> list[Recompilation]:
-    """For each, the guard that failed and what would help.
-
-    Args:
-        raw: in order: compile id, input set, and `recompile_reasons` of the compiler's trace.
-        function_of: name, file and line of the function that a compilation is of, by compile id.
-    """
-    config = torch._dynamo.config
-    limit = int(getattr(config, "recompile_limit", 0) or getattr(config, "cache_size_limit", 8))
-    found: list[Recompilation] = []
-    guards = [_newest_guard(text) for _, _, text in raw]
-    functions = [function_of(compile_id) for compile_id, _, _ in raw]
-    sizes = Counter(zip(functions, (guard.partition("expected")[0] for guard in guards), strict=True))
-    for (compile_id, input_set, _), reason, function in zip(raw, guards, functions, strict=True):
-        place = _PLACE.search(reason)
-        guard = re.sub(r"\. Guard failed on a parameter.*", "", re.sub(r"\s+#.*", "", reason)).strip()
-        source = f"{place['file'].rpartition('/')[2]}:{place['line']}: {place['text']}" if place else ""
-        kind = "limit" if int(compile_id.partition("/")[2] or 0) >= limit else _kind(guard, source)
-        if kind == "size" and sizes[function, reason.partition("expected")[0]] > 1:
-            kind = "unrolled"  # a size that the compiler could leave open fails once; one that it built in, each time
-        name = readable_function(function[0])
-        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source, _ADVICE[kind]))
-    return found
+    reads_number = says(_SCALAR)
+    if _prints(line) or says(_PRINT):
+        return Kind.PRINT
+    if _counts_by_data(line, reads_number, "`range`" in reason):
+        return Kind.LOOP_COUNT
+    if says(_BRANCH, first):
+        return Kind.EARLY_EXIT if line.exits_loop() else Kind.LOOP if line.in_element_loop() else Kind.BRANCH
+    if line.foreign_calls():
+        return Kind.FOREIGN
+    # `x[:count]` with a tensor as the bound is reported as a hidden `item()`
+    reads = any(call.rpartition(".")[2] in ("item", "int", "float", "tolist") for call in line.calls())
+    slices = not reads and any(isinstance(node, ast.Slice) for node in line.walk())
+    if says(_DYNAMIC_SHAPE) or (reads_number and slices):
+        return Kind.DYNAMIC_SHAPE
+    if reads_number:
+        return Kind.LOOP if line.in_element_loop() else Kind.SCALAR
+    if any(isinstance(node, ast.FormattedValue) for node in line.walk()) or {"str", "repr"} & set(line.calls()):
+        return Kind.PRINT
+    module = _SKIPPED_MODULE.search(reason)
+    skipped = module is not None and module[1].lstrip("_") not in {*sys.stdlib_module_names, "torch"}
+    return Kind.FOREIGN if skipped or "numpy function" in reason else Kind.UNSUPPORTED
 
 
-def _newest_guard(text: str) -> str:
-    """The reasons are one text, or a JSON list with one for each earlier compilation, the newest first."""
-    try:
-        reasons = json.loads(text)
-    except ValueError:
-        reasons = [text]
-    first = str(reasons[0]) if isinstance(reasons, list) and reasons else ""
-    return re.sub(r"^\d+/\d+: ", "", first).partition("\n")[0]
+def _prints(line: SourceLine) -> bool:
+    """Whether the statement does nothing but write something."""
+    if not (isinstance(line.statement, ast.Expr) and isinstance(line.statement.value, ast.Call)):
+        return False
+    called = ast.unparse(line.statement.value.func)  # not a dotted name in `logging.getLogger(name).info(x)`
+    owner, _, method = called.rpartition(".")
+    return called in ("print", "pprint", "warnings.warn") or (method in _LOG_METHODS and "log" in owner.lower())
 
 
-def _kind(guard: str, source: str) -> str:
-    if "dtype mismatch" in guard or "dispatch key" in guard:
-        return "dtype"
-    if "stride mismatch" in guard:
-        return "stride"
-    if "size mismatch" in guard or "rank mismatch" in guard:
-        return "size"
-    if "size()" in guard or "shape[" in guard:
-        branches = re.search(r"\b(if|elif|while|else|assert)\b", source)
-        if re.fullmatch(r"2 <= \S+", guard) and not branches:
-            return "one"
-        return "shape branch" if branches or "==" not in guard else "unrolled"
-    return "value"
+def _counts_by_data(line: SourceLine, reads_number: bool, range_breaks: bool) -> bool:
+    """A `while` on a tensor's value, `range(tensor)`, or a number read from a tensor that a `range` then takes."""
+    if isinstance(line.statement, ast.While):
+        return True
+    if isinstance(line.statement, ast.For):
+        return "range" in line.calls() and (range_breaks or reads_number)
+    if not reads_number or line.function is None or not isinstance(line.statement, ast.Assign):
+        return False
+    assigned = {name for target in line.statement.targets for name in names_in(target)}
+    counts = [node.iter for node in ast.walk(line.function) if isinstance(node, ast.For)]
+    return any(
+        isinstance(count, ast.Call) and ast.unparse(count.func) == "range" and assigned & names_in(count)
+        for count in counts
+    )

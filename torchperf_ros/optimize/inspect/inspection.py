@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.optimize.inspect import graph_breaks
-from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Recompilation, explain_recompilations
+from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
-from torchperf_ros.optimize.inspect.users_source import WHERE_NOTHING_COMPILES, before_rewrite, rewrites, rewritten
+from torchperf_ros.optimize.inspect.recompilations import Recompilation, explain_recompilations
+from torchperf_ros.optimize.inspect.users_source import rewritten
 
 BEFORE_FIRST = -1
 """The gap before the first graph; gap i is what runs after graph i, until the next graph or the end."""
@@ -153,11 +154,10 @@ class Inspection(logging.Handler):
             functions = (self._function(compile_id) for compile_id, _ in item.ended)
             users = (graph_breaks.own_function(name) for name, file, _ in functions if graph_breaks.is_users(file))
             item.splits = list(dict.fromkeys(users))
-            for text in rewrites(item.line):
+            if item.after:
                 progress(f"capturing again with line {item.line.line} rewritten")
-                if self._holds(item, text):
-                    item.before, item.after = before_rewrite(item.line), text
-                    break
+                if not self._holds(item):
+                    item.before = item.after = ""
         torch.compiler.reset()
         self.breaks.sort(key=lambda item: -item.gap_ms if item.gap_ms == item.gap_ms else 0.0)
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
@@ -175,7 +175,7 @@ class Inspection(logging.Handler):
             return f"compiled, it raises {type(error).__name__}: {first}"
         return ""
 
-    def _holds(self, item: GraphBreak, text: str) -> bool:
+    def _holds(self, item: GraphBreak) -> bool:
         """Whether the model, with this statement rewritten, answers as before, without this break or a new one.
 
         A break in a loop hides those behind it, so new ones count only where a rewrite can cause them.
@@ -185,12 +185,12 @@ class Inspection(logging.Handler):
         try:
             with again._listening():
                 expected = [again._call(self._model.call, index) for index in sets]
-                with rewritten(item.line, text):
+                with rewritten(item.line, item.after):
                     found = [again._call(again._compiled, index) for index in sets]
         except Exception:  # whatever the user's code or the compiler raises, this rewrite is none
             return False
         before, after = ({broken.place for broken in inspection.breaks} for inspection in (self, again))
-        if item.place in after or again.doubt or not (after <= before or text.startswith(WHERE_NOTHING_COMPILES)):
+        if item.place in after or again.doubt or (item.kind is not Kind.PRINT and not after <= before):
             return False
         return _alike(expected, found)
 
@@ -224,7 +224,7 @@ class Inspection(logging.Handler):
             reason, whole_function, frame = graph_breaks.parse_break(text)
             item = next((known for known in self.breaks if known.place == frame[:2]), None)
             if item is None:
-                item = graph_breaks.new_break(frame, self._input_set)
+                item = graph_breaks.new_break(reason, frame, self._input_set)
                 self.breaks.append(item)
             item.reasons += [] if reason in item.reasons else [reason]
             item.whole_function |= whole_function

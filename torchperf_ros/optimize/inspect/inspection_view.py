@@ -18,8 +18,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Recompilation
+from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak
 from torchperf_ros.optimize.inspect.inspection import Inspection
+from torchperf_ros.optimize.inspect.recompilations import Recompilation
 from torchperf_ros.optimize.inspect.users_source import SourceLine
 
 _MOST_OPS_SHOWN = 5
@@ -81,8 +82,8 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
         "breaks": [
             {
                 **place(item.line), "function": item.function, "underline": item.underline,
-                "title": item.title, "reasons": item.reasons,
-                "advice": {"hints": item.hints, "before": item.before or None, "after": item.after or None},
+                "category": item.kind.label, "title": item.title, "reasons": item.reasons,
+                "advice": {"sentence": item.kind.advice, "before": item.before or None, "after": item.after or None},
                 "whole_function_uncompiled": item.whole_function, "splits": item.splits, "input": item.input_set + 1,
                 "gaps": item.gaps, "gap_ms": item.gap_ms,
             }
@@ -120,7 +121,7 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     for number, item in enumerate(inspection.breaks, 1):
         yield Text.assemble(
             (f"break {number}  ", "bold red"),
-            (item.title, "bold"),
+            (item.kind.label, "bold"),
             "" if math.isnan(item.gap_ms) else f"  {_milliseconds(item.gap_ms)} outside the graphs",
         )
         yield Padding(_break(item, len(inspection.inputs)), (0, 0, 0, 2))
@@ -139,7 +140,7 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
     file = min(item.line.file, os.path.relpath(item.line.file), key=len)
     grid.add_row("where", Text(f"{file}:{item.line.line} in {item.function}", style="cyan"))
     grid.add_row("", Text.assemble((item.line.text, "bold"), (f"\n{item.underline}", "red")))
-    grid.add_row("why", Text(item.explanation or item.title))
+    grid.add_row("why", Text(f"{item.title}. {item.explanation}" if item.explanation else item.title))
     effects = []
     if item.whole_function:
         effects.append("the compiler leaves the whole function uncompiled")
@@ -149,8 +150,7 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
         effects.append(f"first with input {item.input_set + 1}")
     if effects:
         grid.add_row("effect", Text("; ".join(effects)))
-    for number, hint in enumerate(item.hints):
-        grid.add_row("" if number else "instead", Text(hint))
+    grid.add_row("instead", Text(item.kind.advice))
     for sign, code, style in (("-", item.before, "red"), ("+", item.after, "green")):
         for line in code.splitlines():
             grid.add_row("", Text(f"{sign} {line}", style=style))
