@@ -54,7 +54,12 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    """Have the longest begin, and leave the tests that run alone for the end."""
+    """Have the longest begin, leave those that run alone for the end, and skip what needs a GPU where there is none."""
+    if needing := [item for item in items if item.get_closest_marker("gpu")]:
+        import torch
+
+        for item in () if torch.cuda.is_available() else needing:
+            item.add_marker(pytest.mark.skip(reason="torch.cuda is not available"))
     items.sort(key=lambda item: (item.nodeid.startswith(ALONE), not item.nodeid.startswith(FIRST)))
 
 

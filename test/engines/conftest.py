@@ -2,8 +2,6 @@ import gc
 import importlib
 import json
 import os
-import select
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.package_build import build_all
+from torchperf_ros.engines.package_build import do_job
 from torchperf_ros.packages.compile_process import CompileProcess
 from torchperf_ros.packages.package_cache import PackageCache, open_cache
 from torchperf_ros.packages.package_manifest import manifest_path
@@ -29,26 +27,10 @@ def job(cache, tiers=("full",), **changes):
     }  # fmt: skip
 
 
-def hear(*processes):
-    """Everything that they say until all have ended, per process."""
-    heard, stop_at = {process: [] for process in processes}, time.monotonic() + PATIENCE_S
-    waiting = list(processes)
-    while waiting:
-        assert time.monotonic() < stop_at, heard
-        for process in list(waiting):
-            said = process.listen()
-            if said is None:
-                waiting.remove(process)
-            else:
-                heard[process] += said
-        select.select([process.news for process in waiting], [], [], 0.05)
-    return [heard[process] for process in processes]
-
-
 def build(values):
     """Build in this process; what it says, and whether all is there."""
     said = []
-    good = build_all(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
+    good = do_job(values, lambda kind, **fields: said.append({"kind": kind, **fields}))
     return said, good
 
 
@@ -111,7 +93,7 @@ def built(adapters, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torchperf_ros.engines.package._variants", lambda model, *_: {"frozen": (model, True)})
             dynamic, _ = build(job(folder, options={"dynamic": True}))
-        (static,), end = hear(process), process.death_reason()
+        static, end = list(process.messages(PATIENCE_S)), process.death_reason()
     finally:
         process.close()
         torch.set_num_threads(threads)

@@ -12,14 +12,7 @@ from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import GraphReplay, make_runner
 from torchperf_ros.frame.errors import ConfigError
 
-CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def cuda():
-    if not torch.cuda.is_available():
-        pytest.skip("torch.cuda is not available")
-    return torch.device("cuda", 0)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def model(device):
@@ -55,25 +48,25 @@ def test_given_a_captured_model_that_nobody_else_keeps_when_called_then_its_weig
 
 
 @pytest.mark.gpu
-def test_given_a_captured_model_when_replayed_then_each_result_is_that_of_its_own_input(cuda):
-    net = model(cuda)
+def test_given_a_captured_model_when_replayed_then_each_result_is_that_of_its_own_input():
+    net = model(CUDA)
     with torch.inference_mode():
-        replay = GraphReplay(net, (torch.zeros(2, 8, device=cuda),))
+        replay = GraphReplay(net, (torch.zeros(2, 8, device=CUDA),))
         for seed in range(3):
-            inputs = torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)).to(cuda)
+            inputs = torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)).to(CUDA)
             assert torch.allclose(replay(inputs), net(inputs), atol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["eager", "aoti"])
-def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(cuda, engine):
+def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(engine):
     """The memory that the captured copy's weights had is written to; the graph still has to read its weights."""
-    net, inputs = model(cuda), torch.randn(2, 8, device=cuda)
+    net, inputs = model(CUDA), torch.randn(2, 8, device=CUDA)
     options = BuildOptions(engine=engine, cuda_graphs=True, precision="fp16")  # of a copy of the model
-    runner = make_runner(BuiltTier(net, (torch.zeros(2, 8, device=cuda),), {}, cuda), options)
+    runner = make_runner(BuiltTier(net, (torch.zeros(2, 8, device=CUDA),), {}, CUDA), options)
     gc.collect()
     torch.cuda.empty_cache()
-    filled = [torch.full((1 << 20,), 1e4, device=cuda) for _ in range(64)]
+    filled = [torch.full((1 << 20,), 1e4, device=CUDA) for _ in range(64)]
     with torch.inference_mode():
         assert torch.allclose(runner.call(inputs), net(inputs), atol=1e-2)
     del filled
@@ -92,7 +85,5 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
         import os
         os._exit(0)
     """
-    if not torch.cuda.is_available():
-        pytest.skip("torch.cuda is not available")
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("it cannot be captured as a CUDA graph: "), done.stderr

@@ -13,10 +13,9 @@ from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
 from torchperf_ros.engines import library_engines
 from torchperf_ros.engines.built_tier import BuiltTier
-from torchperf_ros.engines.engine import ENGINES, make_runner
+from torchperf_ros.engines.engine import ENGINES, load_ready_package, make_runner
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, random_inputs
-from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.packages.package_manifest import PackageError, read_manifest
 
 from .compiled_adapters import Counting

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
+from torchperf_ros.engines.engine import load_ready_package
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.packages.package_manifest import PackageError, manifest_path
 
 from .conftest import PATIENCE_S, edit_identity

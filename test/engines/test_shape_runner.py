@@ -3,6 +3,7 @@ import random
 import pytest
 import torch
 from torch._dynamo.utils import counters as dynamo_counters
+from torch.testing import assert_close
 
 from torchperf_ros.config.shape_options import ShapeOptions, parse_shapes
 from torchperf_ros.engines.shape_runner import PaddedBuffers, ShapeRunner
@@ -76,17 +77,6 @@ def make(model, options, dims=None, example=IMAGE, *, run=None, precision="fp32"
     return runner, engine, eager
 
 
-def flat(outputs):
-    if isinstance(outputs, torch.Tensor):
-        return [outputs]
-    values = outputs.values() if isinstance(outputs, dict) else outputs
-    return [tensor for value in values for tensor in flat(value)]
-
-
-def assert_same(found, expected):
-    torch.testing.assert_close(flat(found), flat(expected))
-
-
 # --- exact
 
 
@@ -95,7 +85,7 @@ def test_given_exact_with_a_common_shape_when_frames_come_then_only_unknown_shap
     runner, engine, eager = make(PerPixel(), options)
     for size in ((64, 96), (96, 64), (128, 128)):
         frame = torch.rand(1, 3, *size)
-        assert_same(runner(frame), eager.model(frame))
+        assert_close(runner(frame), eager.model(frame))
     assert (runner.hits, runner.misses) == (2, 1)
     assert engine.asked() == [((1, 3, 64, 96),), ((1, 3, 128, 128),)]
     assert eager.asked() == [((1, 3, 96, 64),)]
@@ -139,7 +129,7 @@ def test_given_another_layout_of_a_prepared_shape_when_run_then_the_engine_gets_
     runner, engine, eager = make(PerPixel(), ShapeOptions())
     got = []
     engine.model = lambda x: (got.append((x.stride(), x.is_inference())), eager.model(x))[1]
-    assert_same(runner(frame), eager.model(frame))
+    assert_close(runner(frame), eager.model(frame))
     assert got == [(torch.zeros(1, 3, 128, 128).stride(), True)]
     assert runner.hits == 1
 
@@ -160,7 +150,7 @@ def test_given_buckets_when_sizes_vary_then_the_valid_part_is_as_from_eager_and_
     drawn = random.Random(1)
     for _ in range(30):  # growing and shrinking: what an earlier frame left in a buffer must not be seen
         frame = torch.rand(1, 3, drawn.randint(100, 200), drawn.randint(100, 200)) + 1.0
-        assert_same(runner(frame), eager.model(frame))
+        assert_close(runner(frame), eager.model(frame))
     assert runner.hits == 30
     widths = {128, 160, 192, 200}
     assert {shape[dim] for (shape,) in engine.asked() for dim in (2, 3)} <= widths
@@ -197,7 +187,7 @@ def test_given_a_model_with_a_mask_when_tokens_masks_and_indices_are_padded_then
     assert (runner.policy, runner.notes) == ("bucket", [])
     for count in (40, 17, 5, 33, 12):
         frame = (torch.randn(2, count, 8), torch.rand(2, count) < 0.5, torch.randint(0, 9, (2, count)))
-        assert_same(runner(*frame), eager.model(*frame))
+        assert_close(runner(*frame), eager.model(*frame))
     assert {shapes[0][1] for shapes in engine.asked()} <= {12, 16, 32, 40}
     assert (runner.hits, eager.asked()) == (5, [])
 
@@ -210,7 +200,7 @@ def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_o
     assert "allowed for fp32" in runner.notes[0]
     assert "policy dynamic cannot be used: the engine was made for fixed sizes" in runner.notes[1]
     frame = torch.rand(1, 3, 150, 150)
-    assert_same(runner(frame), eager.model(frame))
+    assert_close(runner(frame), eager.model(frame))
     assert (runner.misses, engine.asked()) == (1, [])
     runner, engine, _ = make(blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH, dynamic_engine=True)
     assert (runner.policy, len(runner.notes)) == ("dynamic", 1)
@@ -250,13 +240,13 @@ def test_given_an_engine_that_is_wrong_on_padded_inputs_only_when_warmed_up_then
     assert "outputs differ from eager's" in runner.notes[0]
 
 
-def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right():
-    one = (torch.zeros(1, 8),)
-    buffers = PaddedBuffers(one, most_bytes=100)
+def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right(monkeypatch):
+    monkeypatch.setattr("torchperf_ros.engines.shape_runner._MOST_BUFFER_BYTES", 100)
+    buffers = PaddedBuffers((torch.zeros(1, 8),))
     for size in (8, 16, 4, 16, 8, 4):
         frame = torch.rand(1, size - 1)
         (held,) = buffers.hold(((1, size),), (frame,))
-        assert_same(held, torch.cat((frame, torch.zeros(1, 1)), 1))
+        assert_close(held, torch.cat((frame, torch.zeros(1, 1)), 1))
         assert buffers.size_bytes <= 100
 
 

@@ -179,15 +179,21 @@ def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(
         load()
 
 
-COMMON = (((3, 4), (3, 3)),)
+NO_SIZES = [f"shapes: the policy {name} cannot be used: the adapter declares no dynamic_dims"
+            for name in ("bucket", "dynamic")]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("shapes", "asked"),
-    [(ShapeOptions("bucket", 4, COMMON), "shapes bucket, common_shapes"), (ShapeOptions("dynamic"), "")],
-)
+    ("shapes", "said"),
+    [
+        (ShapeOptions(common=(((3, 4), (3, 3)),)),
+         ["common_shapes: left to eager: its package runs the example's shapes only"]),
+        (ShapeOptions("bucket", 4), NO_SIZES),
+        (ShapeOptions("dynamic"), []),
+    ],
+)  # fmt: skip
 def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_and_it_never_runs_them(
-    load, monkeypatch, shapes, asked
+    load, monkeypatch, shapes, said
 ):
     ran, real = set(), torch._C._aoti.AOTIModelPackageLoader
 
@@ -205,8 +211,7 @@ def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_
 
     monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", watched)
     loaded = load(shapes=shapes)
-    text = f"tier full: {asked}: not used, as its package runs the example's shapes only"
-    assert loaded.said == ([text] if asked else [])
+    assert loaded.said == [f"tier full: {text}" for text in said]
     assert loaded.facts.engine == "aoti"
     for batch in (1, 2, 3, 8):
         assert eager_differs(loaded, batch) < 1e-3

@@ -1,12 +1,1 @@
-import gc
-
-import pytest
-
-
-@pytest.fixture(scope="module", autouse=True)
-def settled_model():
-    """As the fork server leaves a worker's memory: what was there before is neither collected nor listed again."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+from ..engines.conftest import restored_threads, settled_engines  # noqa: F401 - fixtures for these tests, too

@@ -9,15 +9,6 @@ import torch
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.device import Device, DeviceLost, choose_device
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available")
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
 
 @pytest.fixture
 def cuda():
@@ -106,14 +97,12 @@ def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leadin
 
 
 @pytest.mark.gpu
-@needs_cuda
 def test_given_cuda_when_taken_then_all_that_follows_goes_to_the_workers_own_stream(cuda):
     assert torch.cuda.current_stream() != torch.cuda.default_stream()
     assert torch.cuda.current_stream() == cuda._stream
 
 
 @pytest.mark.gpu
-@needs_cuda
 def test_given_kernels_when_timed_then_the_time_is_theirs_and_not_that_of_launching_them(cuda):
     a = torch.randn(4096, 4096, device="cuda")
     a @ a  # the first product loads cuBLAS
@@ -128,7 +117,6 @@ def test_given_kernels_when_timed_then_the_time_is_theirs_and_not_that_of_launch
 
 
 @pytest.mark.gpu
-@needs_cuda
 def test_given_a_tensor_when_allocated_then_the_memory_shows_it(cuda):
     before = cuda.memory_bytes()
     kept = torch.ones(1 << 24, device="cuda")
@@ -141,7 +129,6 @@ def test_given_a_tensor_when_allocated_then_the_memory_shows_it(cuda):
 
 
 @pytest.mark.gpu
-@needs_cuda
 def test_given_errors_that_a_process_survives_when_asked_then_the_device_is_not_lost(cuda):
     with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
@@ -151,7 +138,6 @@ def test_given_errors_that_a_process_survives_when_asked_then_the_device_is_not_
 
 
 @pytest.mark.gpu
-@needs_cuda
 def test_given_a_device_side_assert_when_asked_then_the_device_is_lost():
     """In a process of its own: nothing on the device works afterwards."""
     code = """
@@ -171,14 +157,12 @@ def test_given_a_device_side_assert_when_asked_then_the_device_is_lost():
 
 
 @pytest.mark.gpu
-@needs_cuda
 def test_given_pageable_inputs_when_sent_in_a_row_then_none_overwrites_the_one_before(cuda):
     sent = [cuda.to_device((torch.full((1 << 20,), float(n)),))[0] for n in range(20)]
     assert [float(tensor.mean()) for tensor in sent] == [float(n) for n in range(20)]
 
 
 @pytest.mark.gpu
-@needs_cuda
 def test_given_channels_last_inputs_when_sent_then_they_stay_so_and_those_there_are_not_copied(cuda):
     image = torch.randn(1, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     there = torch.ones(2, device="cuda")

@@ -8,8 +8,15 @@ import torch
 
 from torchperf_ros.optimize.inspect.inspected_model import load_model
 from torchperf_ros.optimize.inspect.inspection import Inspection
+from torchperf_ros.optimize.tune.trial import Figures
 
 SAMPLES = Path(__file__).with_name("graph_samples.py")
+
+
+@pytest.fixture(autouse=True)
+def same_path(monkeypatch):
+    """What is loaded from a file has its folder put on the path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +29,6 @@ def inspect_sample():
         first, *others = sizes or ("8x8",)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torchperf_ros.optimize.inspect.inspection._SECONDS", 0.0)
-            patch.setattr(sys, "path", list(sys.path))
             model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], others, cpu)
             inspection = Inspection(model, "eager", cpu)
             # earlier tests of this process may have raised the limits, as engines do
@@ -38,3 +44,13 @@ def breaking_line(name):
     lines = linecache.getlines(str(SAMPLES))
     start = next(n for n, line in enumerate(lines) if line.startswith((f"def {name}(", f"class {name}(")))
     return next(n for n, line in enumerate(lines[start:], start + 1) if "# breaks" in line)
+
+
+def figures(ms, **changes):
+    """Of a candidate that takes so long; eager takes 10 ms."""
+    values = dict(
+        p50_ms=ms, p95_ms=ms, p99_ms=ms, max_ms=99.0, eager_p50_ms=10.0, eager_p99_ms=11.0, least_share=ms / 10,
+        most_share=ms / 10, samples=100, cold_start_s=1.0, compile_s=0.0, memory_mb=300.0, relative_l2=0.0, cosine=1.0,
+        max_error=0.0,
+    )  # fmt: skip
+    return Figures(**values | changes)

@@ -15,7 +15,6 @@ from .conftest import SAMPLES, breaking_line
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch):
     monkeypatch.setattr(inspection, "_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def inspect(name, *more):

@@ -31,11 +31,6 @@ class Batches(Adapter):
     preprocess = postprocess = None  # no frame comes
 
 
-@pytest.fixture(autouse=True)
-def same_path(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
 @pytest.fixture
 def adapter_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "adapter_under_inspection", sys.modules[__name__])

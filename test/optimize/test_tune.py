@@ -27,18 +27,9 @@ from torchperf_ros.optimize.tune.ranking import Limits, Ranking
 from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.optimize.tune.space import Step
 from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file, tuned_parameters
-from torchperf_ros.optimize.tune.trial import (
-    CRASHED,
-    HOPELESS,
-    HUNG,
-    MEASURED,
-    REFUSED,
-    Candidate,
-    Facts,
-    Figures,
-    Trial,
-)
+from torchperf_ros.optimize.tune.trial import Candidate, Facts, Figures, Result, Trial
 from torchperf_ros.optimize.tune.trial_run import facts_of, run_trial
+from torchperf_ros.packages import compile_process
 
 ADAPTER = "tune_adapters:TinyAdapter"
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,12 +75,12 @@ def precision(name):
 def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(tmp_path, monkeypatch):
     ahead_s = []  # the time is over as soon as it builds: how long it takes to get there is the machine's
     monkeypatch.setattr(Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S))
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s), monotonic_ns=time.monotonic_ns)
-    monkeypatch.setattr(search, "time", clock)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s))
+    monkeypatch.setattr(compile_process, "time", clock)
     (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
-    assert trial.outcome == HUNG
+    assert trial.outcome == Result.HUNG
     assert trial.reason == "no end after 240 s, while building; killed"
-    assert not _processes_of("tune.trial")
+    assert not _processes_of("compile_main")
 
 
 @pytest.fixture
@@ -124,25 +115,25 @@ def run_here(monkeypatch):
 )
 def test_given_a_wrong_one_when_tried_then_it_is_refused_with_the_reason(run_here, candidate, words):
     found = run_here(candidate, wrong_in="bf16", sizes=True)
-    assert (found["outcome"], found["figures"]) == (REFUSED, None)
+    assert (found["outcome"], found["figures"]) == (Result.REFUSED, None)
     assert words in found["reason"]
 
 
 def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_not_in_tables(tmp_path, run_here):
     found = run_here(precision("bf16"), 1e-6)
-    assert found["outcome"] == HOPELESS
+    assert found["outcome"] == Result.HOPELESS
     assert "the limit is 1e-06" in found["reason"]
     state = TuneState(tmp_path / "state.jsonl", resume=True)
-    state.add(Trial("full", precision("bf16"), HOPELESS, found["reason"], Figures(**found["figures"])))
-    assert [trial.outcome for trial in tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)] == [HOPELESS]
+    state.add(Trial("full", precision("bf16"), Result.HOPELESS, found["reason"], Figures(**found["figures"])))
+    assert [trial.outcome for trial in tried(tmp_path, precision("bf16"), hopeless_ratio=1e-6)] == [Result.HOPELESS]
     (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=math.inf)  # as tables do
-    assert trial.outcome == MEASURED
+    assert trial.outcome == Result.MEASURED
     assert 0 < trial.figures.relative_l2 < 0.05
 
 
 def test_given_another_batch_when_tried_then_eager_beside_it_runs_the_usual_one(run_here):
     found = run_here(Candidate(batch=8192))
-    assert found["outcome"] == MEASURED, found["reason"]
+    assert found["outcome"] == Result.MEASURED, found["reason"]
     assert found["figures"]["p50_ms"] > 3 * found["figures"]["eager_p50_ms"]
 
 
@@ -155,7 +146,7 @@ def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_no
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     bucketed = Candidate(BuildOptions("openvino"), threads=2, shapes="bucket", bucket_width=16)
     (trial,) = tried(tmp_path, bucketed, sizes=True)
-    assert trial.outcome == MEASURED, trial.reason
+    assert trial.outcome == Result.MEASURED, trial.reason
     assert 0 < trial.figures.compile_s < trial.figures.cold_start_s
     assert list(folder.glob("torchperf_*")) == []
 
@@ -174,21 +165,21 @@ def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_chec
 
 def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_path):
     state = TuneState(tmp_path / "state.jsonl", resume=True)
-    state.add(Trial("full", Candidate(), HUNG, "no end", None, 5.0, 5.0))
+    state.add(Trial("full", Candidate(), Result.HUNG, "no end", None, 5.0, 5.0))
     again = TuneState(tmp_path / "state.jsonl", resume=True)
-    assert again.find("full", Candidate(), 5.0).outcome == HUNG
+    assert again.find("full", Candidate(), 5.0).outcome == Result.HUNG
     assert again.find("full", Candidate(), 6.0) is None
     assert again.find("fast", Candidate(), 5.0) is None
 
 
 def test_given_a_state_that_was_cut_off_when_read_then_the_rest_is_found(tmp_path):
     path = tmp_path / "state.jsonl"
-    TuneState(path, resume=True).add(Trial("full", precision("bf16"), CRASHED, "x"))
+    TuneState(path, resume=True).add(Trial("full", precision("bf16"), Result.CRASHED, "x"))
     with path.open("a") as file:
         file.write('{"trial": {"ti')
     state = TuneState(path, resume=True)
     assert list(state.of_tier("full")) == [precision("bf16")]
-    state.add(Trial("full", precision("fp16"), CRASHED, "x"))
+    state.add(Trial("full", precision("fp16"), Result.CRASHED, "x"))
     assert set(TuneState(path, resume=True).of_tier("full")) == {precision("bf16"), precision("fp16")}
     assert not TuneState(path, resume=False).of_tier("full")
 
@@ -256,10 +247,10 @@ def test_given_tables_and_one_that_crashes_when_tuned_then_the_tiers_are_found_a
         if one["candidate"]["threads"] == report["reference_threads"] and not one["candidate"]["batch"]
     }
     if "bf16" not in report["left_out"]:
-        assert found["bf16"]["outcome"] == CRASHED
+        assert found["bf16"]["outcome"] == Result.CRASHED
         assert "SIGSEGV" in found["bf16"]["reason"]
         assert "SIGSEGV" in done.stdout
-    assert found["fp32"]["outcome"] == MEASURED
+    assert found["fp32"]["outcome"] == Result.MEASURED
     measured = found["fp32"]["figures"]
     assert 0 < measured["p50_ms"] <= measured["p95_ms"] <= measured["max_ms"]
     assert measured["eager_p50_ms"] > 0

@@ -7,17 +7,15 @@ import pytest
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.run import gain_text
-from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, MEASURED, Candidate, Figures, Trial
+from torchperf_ros.optimize.tune.trial import Candidate, Result, Trial
+
+from .conftest import figures
 
 
-def trial(name, p50_ms, p99_ms=None, *, eager_ms=10.0, outcome=MEASURED, reason="", **changes):
-    values = dict(
-        p50_ms=p50_ms, p95_ms=p50_ms, p99_ms=p50_ms if p99_ms is None else p99_ms, max_ms=99.0, eager_p50_ms=eager_ms,
-        eager_p99_ms=1.1 * eager_ms, least_share=p50_ms / eager_ms, most_share=p50_ms / eager_ms, samples=100,
-        cold_start_s=1.0, compile_s=0.0, memory_mb=300.0, relative_l2=0.0, cosine=1.0, max_error=0.0,
-    )  # fmt: skip
+def trial(name, p50_ms, p99_ms=None, *, eager_ms=10.0, outcome=Result.MEASURED, reason="", **changes):
+    times = {"p99_ms": p50_ms if p99_ms is None else p99_ms, "eager_p50_ms": eager_ms, "eager_p99_ms": 1.1 * eager_ms}
     candidate = Candidate(BuildOptions(**({"precision": name} if name in {"bf16", "fp16"} else {"engine": name})))
-    return Trial("full", candidate, outcome, reason, Figures(**{**values, **changes}))
+    return Trial("full", candidate, outcome, reason, figures(p50_ms, **times | changes))
 
 
 def names(ranking):
@@ -25,7 +23,7 @@ def names(ranking):
 
 
 def test_given_trials_when_ranked_then_the_smallest_p99_within_the_budget_is_first_and_the_refused_are_last():
-    crashed = Trial("full", Candidate(BuildOptions(precision="fp16")), CRASHED, "signal SIGSEGV")
+    crashed = Trial("full", Candidate(BuildOptions(precision="fp16")), Result.CRASHED, "signal SIGSEGV")
     trials = [crashed, trial("eager", 10.0), trial("aoti", 3.0), trial("bf16", 40.0), trial("compile", 5.0)]
     ranking = Ranking(trials, Limits(budget_ms=20.0))
     assert names(ranking) == ["aoti", "compile", "eager", "eager bf16", "eager fp16"]
@@ -82,7 +80,7 @@ def test_given_only_what_is_over_the_budget_when_ranked_then_the_nearest_is_the_
 
 
 def test_given_a_hopeless_one_or_another_batch_when_ranked_then_it_is_no_best_even_if_its_figures_are():
-    hopeless = trial("aoti", 1.0, outcome=HOPELESS, reason="slow")
+    hopeless = trial("aoti", 1.0, outcome=Result.HOPELESS, reason="slow")
     batch = replace(trial("aoti", 1.0), candidate=Candidate(BuildOptions("aoti"), batch=4))
     ranking = Ranking([trial("eager", 10.0), hopeless, batch], Limits(100.0))
     assert [s.group for s in ranking.standings] == [Group.FITS, Group.BATCH, Group.HOPELESS]
@@ -99,23 +97,16 @@ def test_given_compile_seconds_then_break_even_is_those_over_the_seconds_saved_p
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "faster", "text"),
-    [
-        (0.53, 0.55, True, "+46 % (45..47)"),
-        (0.97, 1.3, None, "~"),
-        (1.5, 1.7, False, "-60 % (-70..-50)"),
-        (3.0, 3.4, False, "takes 3.2x"),
-    ],
-)
-def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part_says_so(low, high, faster, text):
-    p50_ms = {True: 5.4, None: 9.9, False: 16.0 if low < 2 else 32.0}[faster]
-    found = trial("bf16", p50_ms, least_share=low, most_share=high).figures
-    assert found.is_faster is faster
-    assert gain_text(found) == text
+    ("low", "high", "p50_ms", "text"),
+    [(0.53, 0.55, 5.4, "+46 % (45..47)"), (0.97, 1.3, 9.9, "~"), (1.5, 1.7, 16.0, "-60 % (-70..-50)"),
+     (3.0, 3.4, 32.0, "takes 3.2x")],
+)  # fmt: skip
+def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part_says_so(low, high, p50_ms, text):
+    assert gain_text(trial("bf16", p50_ms, least_share=low, most_share=high).figures) == text
 
 
 def test_given_a_trial_when_written_and_read_then_it_is_the_same():
-    for one in (trial("aoti", 5.0), Trial("fast", Candidate(shapes="bucket", bucket_width=8), CRASHED, "x\ny")):
+    for one in (trial("aoti", 5.0), Trial("fast", Candidate(shapes="bucket", bucket_width=8), Result.CRASHED, "x\ny")):
         assert Trial.from_dict(json.loads(json.dumps(asdict(one)))) == one
 
 

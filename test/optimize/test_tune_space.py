@@ -7,31 +7,14 @@ from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.optimize.tune.ranking import Limits
 from torchperf_ros.optimize.tune.space import TuneSpace, bucket_count, bucket_width, planned
-from torchperf_ros.optimize.tune.trial import (
-    CRASHED,
-    HOPELESS,
-    HUNG,
-    MEASURED,
-    REFUSED,
-    Candidate,
-    Facts,
-    Figures,
-    Trial,
-)
+from torchperf_ros.optimize.tune.trial import Candidate, Facts, Result, Trial
+
+from .conftest import figures
 
 CPU = Facts("id", cuda=False, machine="cpu", threads=3, cores=4, left_out={"tf32": "CUDA only"})
 CUDA = replace(CPU, cuda=True, left_out={})
 LIMITS = Limits(budget_ms=100.0)
 GOOD = {"eager": 10.0, "compile": 6.0, "aoti": 5.0}
-
-
-def figures(ms, **changes):
-    values = dict(
-        p50_ms=ms, p95_ms=ms, p99_ms=ms, max_ms=ms, eager_p50_ms=10.0, eager_p99_ms=11.0, least_share=ms / 10,
-        most_share=ms / 10, samples=100, cold_start_s=1.0, compile_s=0.0, memory_mb=300.0,
-        relative_l2=0.0, cosine=1.0, max_error=0.0,
-    )  # fmt: skip
-    return Figures(**{**values, **changes})
 
 
 def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=None):
@@ -44,7 +27,7 @@ def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=
         if isinstance(found, str):
             space.trials.append(Trial("full", step.candidate, found, "because"))
         else:
-            space.trials.append(Trial("full", step.candidate, MEASURED, figures=figures(found)))
+            space.trials.append(Trial("full", step.candidate, Result.MEASURED, figures=figures(found)))
     return space, steps
 
 
@@ -100,7 +83,7 @@ def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
     assert best == Candidate(BuildOptions("aoti", channels_last=True), threads=2)
 
 
-@pytest.mark.parametrize("outcome", [REFUSED, HUNG])
+@pytest.mark.parametrize("outcome", [Result.REFUSED, Result.HUNG])
 def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_compiled_for_it(outcome):
     _, steps = walk(CPU, lambda one: outcome if one.options.precision == "bf16" else by_engine(one))
     bf16 = [one for one in tried(steps) if one.options.precision == "bf16"]
@@ -117,7 +100,7 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
     def ms(one):
         if one.options.engine == "eager":
             return 5.0 if one.options.precision == "bf16" else 10.0
-        return CRASHED if one.options.precision == "bf16" else 4.0
+        return Result.CRASHED if one.options.precision == "bf16" else 4.0
 
     space, steps = walk(CPU, ms)
     parts = [(one.candidate.options.engine, one.candidate.options.precision) for one in steps if one.part == "engine"]
@@ -126,7 +109,7 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
 
 
 def test_given_a_reference_that_fails_when_walked_then_it_ends():
-    assert len(walk(CPU, lambda one: CRASHED)[1]) == 1
+    assert len(walk(CPU, lambda one: Result.CRASHED)[1]) == 1
 
 
 def test_given_a_present_setting_when_walked_then_it_is_measured_too():
@@ -157,15 +140,15 @@ def test_given_sizes_that_vary_when_walked_then_buckets_are_tried_and_graphs_are
 )
 def test_given_ranges_when_a_width_is_chosen_then_it_is_the_smallest_that_keeps_the_number(ranges, most):
     width = bucket_width(ranges, most)
-    assert bucket_count(ranges, width) <= min(most, MOST_SHAPES) or width >= 1 << 16
+    assert bucket_count(ranges, width) <= min(most, MOST_SHAPES)
     assert width == 1 or bucket_count(ranges, width // 2) > most
 
 
 def test_given_a_best_when_asked_what_is_hopeless_then_it_is_twice_its_p99_over_eager():
     space = TuneSpace(CPU, LIMITS, GOOD)
     assert space.hopeless_ratio() == math.inf
-    space.trials.append(Trial("full", Candidate(threads=3), MEASURED, figures=figures(10.0)))
-    space.trials.append(Trial("full", Candidate(threads=1), MEASURED, figures=figures(5.0)))
+    space.trials.append(Trial("full", Candidate(threads=3), Result.MEASURED, figures=figures(10.0)))
+    space.trials.append(Trial("full", Candidate(threads=1), Result.MEASURED, figures=figures(5.0)))
     assert space.hopeless_ratio() == pytest.approx(2 * 5.0 / 10.0)
 
 
@@ -173,7 +156,7 @@ def test_given_hopeless_in_eager_when_walked_then_the_precision_is_still_compile
     space = TuneSpace(CPU, LIMITS, GOOD)
     for step in space.search():
         slow = step.candidate.options.precision == "int8_weight" and step.candidate.options.engine == "eager"
-        outcome, ms = (HOPELESS, 90.0) if slow else (MEASURED, by_engine(step.candidate))
+        outcome, ms = (Result.HOPELESS, 90.0) if slow else (Result.MEASURED, by_engine(step.candidate))
         space.trials.append(Trial("full", step.candidate, outcome, "slow" * slow, figures(ms)))
     assert ("aoti", "int8_weight") in {
         (t.candidate.options.engine, t.candidate.options.precision) for t in space.trials

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.packages.package_cache import PackageCache, default_folder, find_package, open_cache, package_folders
+from torchperf_ros.packages.package_cache import PackageCache, find_package, open_cache, package_folders
 from torchperf_ros.packages.package_manifest import Identity, Manifest, PackageError, manifest_path
 
 IDENTITY = Identity("2.9", "cpu", "AVX2", {"engine": "aoti"}, ["float32 1"], [], "w", "c")
@@ -49,10 +49,10 @@ def test_given_any_packages_when_shrunk_then_the_oldest_go_until_the_rest_fits_a
         ages = seed.sample(range(1_000), len(sizes))
         paths = [store(cache, size, age, str(n)) for n, (size, age) in enumerate(zip(sizes, ages, strict=True))]
         keep = paths[kept] if kept < len(paths) else None
-        removed = cache.shrink(keep)
+        cache.shrink(keep)
         left = {entry.path: entry.size_bytes for entry in cache.entries()}
         oldest_first = [path for _, path in sorted(zip(ages, paths, strict=True), reverse=True) if path != keep]
-        assert removed == oldest_first[: len(removed)]
+        removed = oldest_first[: len(paths) - len(left)]
         assert set(left) == set(paths) - set(removed)
         assert sum(left.values()) <= limit or set(left) <= {keep}
         if removed:
@@ -153,11 +153,6 @@ def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits
         waiting.join()
 
 
-@pytest.mark.parametrize(("xdg", "folder"), [("/x/cache", "/x/cache"), ("relative", "/home/me/.cache")])
-def test_given_an_environment_when_asked_then_the_folder_is_where_the_specification_says(xdg, folder):
-    assert default_folder({"XDG_CACHE_HOME": xdg, "HOME": "/home/me"}) == Path(folder) / "torchperf_ros"
-
-
 def test_given_the_parameters_then_folder_and_bound_are_theirs_and_what_was_used_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert open_cache("", 64).folder == tmp_path / "torchperf_ros"
@@ -166,9 +161,9 @@ def test_given_the_parameters_then_folder_and_bound_are_theirs_and_what_was_used
     assert cache.folder == tmp_path / "mine"
     old, young = store(cache, 600 << 10, 9, "a"), store(cache, 600 << 10, 1, "b")
     cache.used(old)
-    assert cache.shrink() == [young]
-    assert cache.clear() == 600 << 10
-    assert cache.entries() == []
+    cache.shrink()
+    assert not young.exists()
+    assert [entry.path for entry in cache.entries()] == [old]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The commands `torchperf compile` and `torchperf cache`. torch is loaded by the process that compiles, not here."""
 
 import json
-import select
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,23 +120,21 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
     try:
         with shell.progress_bars() as progress:
             bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
-            while (messages := process.listen()) is not None:
-                for message in messages:
-                    if message["kind"] == "tier":
-                        text = f"{stage}: {message['step']} {message['tier']} ({message['number']} of {len(tiers)})"
-                        progress.update(bar, description=text)
-                        if not console.is_terminal:
-                            console.print(text)
-                    elif message["kind"] == "tiers":
-                        tiers, waiting = message["tiers"], list(message["tiers"])
-                        progress.update(bar, total=len(tiers))
-                    elif message.get("unusable"):
-                        raise ConfigError(message["text"])
-                    elif message["kind"] in {"built", "planned", "failed"}:
-                        progress.advance(bar)
-                        waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
-                        yield {"stage": stage, **message}
-                select.select([process.news], [], [], 0.2)
+            for message in process.messages():
+                if message["kind"] == "tier":
+                    text = f"{stage}: {message['step']} {message['tier']} ({message['number']} of {len(tiers)})"
+                    progress.update(bar, description=text)
+                    if not console.is_terminal:
+                        console.print(text)
+                elif message["kind"] == "tiers":
+                    tiers, waiting = message["tiers"], list(message["tiers"])
+                    progress.update(bar, total=len(tiers))
+                elif message.get("unusable"):
+                    raise ConfigError(message["text"])
+                elif message["kind"] in {"built", "planned", "failed"}:
+                    progress.advance(bar)
+                    waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
+                    yield {"stage": stage, **message}
         if waiting:
             reason = process.death_reason() or "nothing was said"
             yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}

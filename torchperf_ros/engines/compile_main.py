@@ -1,50 +1,39 @@
-"""Entry of the compile process: builds, checks, times and stores packages. Its job is a JSON object on stdin.
+"""Entry of the process that compiles: builds packages, or does another job. The job is a JSON object on stdin.
 
     python -m torchperf_ros.engines.compile_main NEWS        (descriptor for one JSON object per line)
 
 Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build` (a `BuildOptions`) and `packages` (the
 user's file in place of the adapter's model, or ""); `guessed` (nobody named the tiers: those that the adapter builds);
 `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead, or absent); `dry_run` (only plan what would
-be built); `force` (build even what is there); `background`.
+be built); `force` (build even what is there); `background`. For another job `does` is the module whose `do_job` does
+it, and `folder` is for what compilers keep and all that is temporary.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.packages.package_cache import use_compiler_cache
+from torchperf_ros.packages.package_cache import VARIABLE, use_compiler_cache
 from torchperf_ros.workers.process_setup import detach_from_node
 
 _LOWEST = 19
-
-Say = Callable[..., None]
-
-
-def take_job() -> tuple[dict[str, Any], Say]:
-    """What every process with a job does first: leave the node's priority, and take the job, a JSON object on stdin.
-
-    Returns:
-        The job, and `say(kind, **fields)`, which writes one JSON object per line to the descriptor that is the first
-        argument of the process; stdout is left to whoever prints.
-    """
-    detach_from_node()
-    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
-    os.set_inheritable(news.fileno(), False)
-
-    def say(kind: str, **fields: object) -> None:
-        news.write(json.dumps({"kind": kind, **fields}) + "\n")
-
-    return json.load(sys.stdin), say
+_BUILDS_PACKAGES = "torchperf_ros.engines.package_build"
 
 
 def main() -> int:
     """Do the job. Returns 0, or 1 if a tier failed or none could be tried."""
-    job, say = take_job()
+    detach_from_node()
+    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")  # stdout is left to whoever prints
+    os.set_inheritable(news.fileno(), False)
+    job = json.load(sys.stdin)
+
+    def say(kind: str, **fields: object) -> None:
+        news.write(json.dumps({"kind": kind, **fields}) + "\n")
+
     if job["background"]:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -52,10 +41,12 @@ def main() -> int:
     os.umask(os.umask(0o022) | 0o022)  # nobody else may write what is compiled: the node would refuse it
     kept = None
     try:
-        kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096) << 20)
-        from torchperf_ros.engines.package_build import build_all  # imports torch, which takes seconds
-
-        return 0 if build_all(job, say) else 1
+        if "folder" in job:
+            os.environ[VARIABLE] = os.environ["TMPDIR"] = job["folder"]
+        else:
+            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096) << 20)
+        work = importlib.import_module(job.get("does", _BUILDS_PACKAGES))  # imports torch, which takes seconds
+        return 0 if work.do_job(job, say) else 1
     except TorchperfError as error:
         say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)
     except Exception as error:  # the process's boundary

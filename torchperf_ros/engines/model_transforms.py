@@ -92,14 +92,7 @@ def matrix_precision(precision: str, device: torch.device) -> Iterator[None]:
 
 def in_precision(call: Callable[..., Any], precision: str, device: torch.device) -> Callable[..., Any]:
     """The call inside of `matrix_precision`; on the CPU the very same, whose time nothing adds to."""
-    if device.type != "cuda":
-        return call
-
-    def on_cuda(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
-        with matrix_precision(precision, device):
-            return call(*inputs)
-
-    return on_cuda
+    return matrix_precision(precision, device)(call) if device.type == "cuda" else call
 
 
 def _convert(model: nn.Module, half: torch.dtype | None, types: dict[int, torch.dtype], *, images: bool) -> None:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.shape_options import Shapes
 from torchperf_ros.engines.built_tier import Call, Inputs
-from torchperf_ros.engines.parity import random_inputs, tensors_in
+from torchperf_ros.engines.parity import random_like, tensors_in
 from torchperf_ros.engines.shape_buckets import Axis, with_sizes
 from torchperf_ros.frame.errors import TorchperfError
 
@@ -126,8 +126,9 @@ class OutputSizes:
 
     def crop(self, shapes: Shapes) -> Crop:
         """What of each output belongs to inputs of these shapes."""
-        sizes = ({dim: rule(axis.size_in(shapes)) for dim, (axis, rule) in dims.items()} for dims in self.follows)
-        return tuple(tuple(one.items()) for one in sizes)
+        return tuple(
+            tuple((dim, rule(axis.size_in(shapes))) for dim, (axis, rule) in dims.items()) for dims in self.follows
+        )
 
 
 def cropped(outputs: Any, crop: Crop) -> Any:  # noqa: ANN401 - whatever a model returns
@@ -149,5 +150,5 @@ def shapes_of(tensors: Any) -> Shapes:  # noqa: ANN401 - any iterable of tensors
 
 def draw(example: Inputs, shapes: Shapes, seed: int) -> Inputs:
     """Random inputs like the example in these shapes."""
-    sizes = {index: {dim: (size, size) for dim, size in enumerate(shape)} for index, shape in enumerate(shapes)}
-    return random_inputs(example, seed, sizes)
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(random_like(like, shape, generator) for like, shape in zip(example, shapes, strict=True))

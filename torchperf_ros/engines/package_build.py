@@ -15,12 +15,18 @@ import torch
 
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
-from torchperf_ros.engines.compile_main import Say
-from torchperf_ros.engines.engine import ENGINES, choice_of, compare, identity_of, make_runner, open_package
+from torchperf_ros.engines.engine import (
+    ENGINES,
+    choice_of,
+    compare,
+    identity_of,
+    load_ready_package,
+    make_runner,
+    open_package,
+)
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
-from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
@@ -41,7 +47,7 @@ _ROUNDS = (5, 200)
 _BRIEFLY = (5, 20)  # a GPU shares its time out by processes, whatever their priority, and a worker serves meanwhile
 
 
-def build_all(job: Mapping[str, Any], say: Say) -> bool:
+def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
     """Build every tier of a job, see `compile_main`: whether all are there now; a `TorchperfError` if none can be."""
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = load_adapter(job["adapter"])(job["options"], device)

@@ -147,22 +147,21 @@ def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None =
             # the same dimension with the same range is one size in every input, as for batches
             drawn_size = int(torch.randint(low, high + 1, (1,), generator=generator))
             shape[dim] = sizes.setdefault((dim % len(shape), low, high), drawn_size)
-        drawn.append(_like(tensor, tuple(shape), generator))
+        drawn.append(random_like(tensor, tuple(shape), generator))
     return tuple(drawn)
 
 
-def _like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Values like a tensor's, see `random_inputs`, in any shape."""
     if tensor.dtype is torch.bool:
         return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004 - mostly set, as masks are
     if tensor.is_complex():
-        return torch.complex(*(_like(part, shape, generator) for part in (tensor.real, tensor.imag)))
+        return torch.complex(*(random_like(part, shape, generator) for part in (tensor.real, tensor.imag)))
     if tensor.is_floating_point():
         values = tensor.detach().float().cpu()
         values = values[values.isfinite()]
-        spread = float(values.std(correction=0)) if values.numel() else 1.0
-        mean = float(values.mean()) if values.numel() else 0.0
-        drawn = torch.randn(shape, generator=generator) * (spread or 1.0) + mean
-        return drawn.to(tensor.device, tensor.dtype)
+        mean, spread = (float(values.mean()), float(values.std(correction=0))) if values.numel() else (0.0, 1.0)
+        return (torch.randn(shape, generator=generator) * (spread or 1.0) + mean).to(tensor.device, tensor.dtype)
     low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
     if low == high and tensor.dtype is torch.uint8:  # pixels; other integers may be indices, which have to stay valid
         low, high = 0, 255

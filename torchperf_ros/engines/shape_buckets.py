@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchperf_ros.config.shape_options import MOST_SHAPES, Shapes, format_shapes
@@ -65,22 +65,26 @@ def bucket_sizes(low: int, high: int, width: int) -> tuple[int, ...]:
 
 def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Shapes, ...]:
     """Every combination of the axes' buckets, other sizes as in the example; a `ConfigError` if they are too many."""
-    if _bucket_count(axes, width) > MOST_SHAPES:
-        enough = 2 * width
-        while _bucket_count(axes, enough) > MOST_SHAPES and enough < max(axis.high for axis in axes):
-            enough *= 2
+    ranges = [(axis.low, axis.high) for axis in axes]
+    if (count := bucket_count(ranges, width)) > MOST_SHAPES:
+        enough = bucket_width(ranges, MOST_SHAPES)
         raise ConfigError(
-            f"parameter bucket_width: {width} makes {_bucket_count(axes, width)} buckets of"
-            f" {'; '.join(map(str, axes))}; at most {MOST_SHAPES} are prepared:"
-            f" {enough} makes {_bucket_count(axes, enough)}, or use the policy dynamic"
+            f"parameter bucket_width: {width} makes {count} buckets of {'; '.join(map(str, axes))}; at most"
+            f" {MOST_SHAPES} are prepared: {enough} makes {bucket_count(ranges, enough)}, or use the policy dynamic"
         )
     every = itertools.product(*(bucket_sizes(axis.low, axis.high, width) for axis in axes))
     return tuple(with_sizes(example, axes, sizes) for sizes in every)
 
 
-def _bucket_count(axes: Sequence[Axis], width: int) -> int:
+def bucket_count(ranges: Iterable[tuple[int, int]], width: int) -> int:
+    """Buckets of this width in all ranges together."""
     # the lengths of ranges, which may be huge, and not of lists
-    return math.prod(1 + len(range(round_up(axis.low, width, axis.high), axis.high, width)) for axis in axes)
+    return math.prod(1 + len(range(round_up(low, width, high), high, width)) for low, high in ranges)
+
+
+def bucket_width(ranges: Sequence[tuple[int, int]], most: int) -> int:
+    """The smallest power of two that makes at most so many buckets of all ranges together."""
+    return next(width for width in (1 << n for n in itertools.count()) if bucket_count(ranges, width) <= most)
 
 
 def with_sizes(example: Shapes, axes: Sequence[Axis], sizes: Sequence[int]) -> Shapes:

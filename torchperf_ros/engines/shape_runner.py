@@ -32,6 +32,7 @@ _COMPARED_FIRST = 4  # buckets whose padding is tried on eager, before the engin
 _COMPARED = 8  # buckets whose results are compared with eager's
 _MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
+_STATIC = "its package runs the example's shapes only"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,10 @@ class ShapeRunner:
         self.hits = self.misses = 0
         self._valid_elements = self._run_elements = 0  # of the hits' inputs; of what the engine ran, padding included
         options.check_inputs(self._usual)
-        self._options = self._exact_only(options) if static else options
+        self._options, self._static = options, static
+        if static and any(each != self._usual for each in options.common):
+            self._options = replace(options, common=())
+            self.notes.append(f"common_shapes: left to eager: {_STATIC}")
         if self._options.policy == "dynamic" and not self._axes:  # nothing varies, so there is nothing to note
             self._options = replace(self._options, policy="exact")
         self._choose(self._options.policy)
@@ -134,13 +138,10 @@ class ShapeRunner:
 
     def _target(self, shapes: Shapes) -> Shapes | None:
         """The shapes that the engine runs for a frame's; None where none are prepared."""
-        if shapes in self._warm:
+        varies = self.policy != "exact" and within(shapes, self._axes, self._usual)
+        if shapes in self._warm or (varies and self.policy == "dynamic"):
             return shapes
-        if self.policy == "exact" or not within(shapes, self._axes, self._usual):
-            return None
-        if self.policy == "dynamic":
-            return shapes
-        bucket = self._bucket(shapes)
+        bucket = self._bucket(shapes) if varies else None
         return bucket if bucket in self._warm else None
 
     def _run_held(self, run: Call, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
@@ -179,15 +180,14 @@ class ShapeRunner:
     def _prepare(self, policy: str) -> None:
         """Learn how padded outputs are cropped, warm everything up, compare with eager, or say what does not go."""
         self._choose(policy)
-        refused = ""
-        if policy != "exact" and not self._axes:
-            refused = "the adapter declares no dynamic_dims"
-        elif policy == "dynamic" and not self._dynamic_engine:
-            refused = "the engine was made for fixed sizes"
-        elif policy == "bucket" and not self._eager:
-            refused = "there is no eager model to compare padded results with"
-        if refused:
-            raise ShapesRefused(refused)
+        reasons = {
+            "the adapter declares no dynamic_dims": not self._axes,
+            _STATIC: self._static,
+            "the engine was made for fixed sizes": policy == "dynamic" and not self._dynamic_engine,
+            "there is no eager model to compare padded results with": policy == "bucket" and not self._eager,
+        }
+        if policy != "exact" and (why := next((reason for reason, holds in reasons.items() if holds), "")):
+            raise ShapesRefused(why)
         buckets: list[Shapes] = []
         if policy == "bucket" and self._eager:
             inside = (shapes for shapes in self.shapes if within(shapes, self._axes, self._usual))
@@ -237,16 +237,6 @@ class ShapeRunner:
                 msg = f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error}"
                 raise ShapesRefused(msg) from error
 
-    def _exact_only(self, options: ShapeOptions) -> ShapeOptions:
-        asked = []
-        if options.policy == "bucket" or (options.policy == "dynamic" and self._axes):
-            asked.append(f"shapes {options.policy}")
-        if any(each != self._usual for each in options.common):
-            asked.append("common_shapes")
-        if asked:
-            self.notes.append(f"{', '.join(asked)}: not used, as its package runs the example's shapes only")
-        return replace(options, policy="exact", common=())
-
 
 class PaddedBuffers:
     """Memory of the buckets' sizes that holds smaller inputs with zeros (False) around them.
@@ -254,9 +244,8 @@ class PaddedBuffers:
     All of it is given up where one bucket more would be too much, and made again as frames come.
     """
 
-    def __init__(self, example: Inputs, most_bytes: int = _MOST_BUFFER_BYTES) -> None:
+    def __init__(self, example: Inputs) -> None:
         self._example = example
-        self._most_bytes = most_bytes
         self._sets: dict[Shapes, list[torch.Tensor]] = {}
         self._held: dict[Shapes, list[tuple[int, ...]]] = {}  # the size of what was last copied in
 
@@ -285,7 +274,7 @@ class PaddedBuffers:
             torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like)).zero_()
             for shape, like in zip(bucket, self._example, strict=True)
         ]
-        if self.size_bytes + sum(tensor.nbytes for tensor in buffers) > self._most_bytes:
+        if self.size_bytes + sum(tensor.nbytes for tensor in buffers) > _MOST_BUFFER_BYTES:
             self._sets.clear()
         self._sets[bucket], self._held[bucket] = buffers, list(bucket)
         return buffers

@@ -19,6 +19,7 @@ from torchperf_ros.frame.tier_ladder import Calibration, usual_p99
 _SHORTEST_SAMPLE_NS = 200_000  # below, the clock and the processor's state after another candidate would show
 _LONG_SAMPLE_NS = 10_000_000  # from here on, what another candidate left in the caches does not show
 _MOST_INNER = 1 << 16
+_WARM_UP = 3  # calls of each candidate before the first sample
 _LOOKS = 2  # before a candidate's samples are planned
 _SEED = 0
 
@@ -66,16 +67,14 @@ class Timing:
         return Calibration(self.median_ms, usual_p99(window))
 
 
-def time_interleaved(  # noqa: PLR0913 - one for each thing that a test or a caller turns
+def time_interleaved(
     candidates: Mapping[str, Call],
     device: torch.device,
     *,
     seconds: float = 1.0,
     rounds: tuple[int, int] = (5, 1000),
-    warm_up: int = 3,
     inner: int | None = None,
     clock: Clock = perf_counter_ns,
-    synchronise: Call | None = None,
     pause_s: float = 0.0,
 ) -> dict[str, Timing]:
     """Time candidates in turns, one sample of each per round, so that the machine's moods meet all of them alike.
@@ -90,21 +89,19 @@ def time_interleaved(  # noqa: PLR0913 - one for each thing that a test or a cal
         device: what the calls run on; CUDA is synchronised before and after each sample.
         seconds: how long to go on, on average for each candidate, after warming up.
         rounds: the fewest and most samples of each, whatever the `seconds`.
-        warm_up: calls of each candidate before the first sample.
         inner: calls per sample; None: for each candidate the power of two with which a sample takes 200 us or more.
         clock: in ns.
-        synchronise: waits for the device; None: as its type asks for.
         pause_s: seconds of sleep before each sample, in place of the call that is not timed: what a call takes at the
             pace of a node, with caches and threads as the pause leaves them.
     """
     fewest, most = rounds
-    synchronise = synchronise or _synchronise(device)
+    synchronise = _synchronise(device)
     takes = {name: partial(_took_ns, call, clock=clock, synchronise=synchronise) for name, call in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     order, shuffle = list(candidates), random.Random(_SEED).shuffle
     with no_garbage_collection():
         for call in candidates.values():
-            for _ in range(warm_up):
+            for _ in range(_WARM_UP):
                 call()
         plans = {name: _plan(took_ns, inner) for name, took_ns in takes.items()}
         stop_at = clock() + seconds * len(candidates) * NS_PER_S
@@ -120,11 +117,6 @@ def time_interleaved(  # noqa: PLR0913 - one for each thing that a test or a cal
                 samples[name].append(takes[name](count) / count / NS_PER_MS)
             done += 1
     return {name: Timing(tuple(times_ms), plans[name][0]) for name, times_ms in samples.items()}
-
-
-def time_once(call: Call, device: torch.device) -> float:
-    """Milliseconds that a single call takes, synchronised: for first calls, which no second one repeats."""
-    return _took_ns(call, 1, perf_counter_ns, _synchronise(device)) / NS_PER_MS
 
 
 def _took_ns(call: Call, inner: int, clock: Clock, synchronise: Call) -> int:

@@ -20,13 +20,13 @@ from torchperf_ros.engines.engine import (
     choice_of,
     finished,
     identity_of,
+    load_ready_package,
     make_runner,
     open_package,
 )
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import ParityError, check_engine
-from torchperf_ros.engines.ready_package import load_ready_package
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.errors import ConfigError, one_line
 from torchperf_ros.model.adapter import Adapter

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchperf_ros.frame.errors import ProtocolError
@@ -15,6 +17,7 @@ from torchperf_ros.frame.errors import ProtocolError
 _TAIL = 4_000
 _END_S = 10.0
 _SILENT_S = 10.0
+_POLL_S = 0.2
 
 
 class CompileProcess:
@@ -38,7 +41,7 @@ class CompileProcess:
         """
         self._buffer = self._printed = b""
         job_json = json.dumps({**job, "background": background}).encode()
-        self._name = module.rpartition(".")[2].removesuffix("_main")
+        self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
         self.news, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -78,6 +81,15 @@ class CompileProcess:
         if not all(isinstance(message, dict) for message in messages):
             raise ProtocolError(f"the {self._name} process said {lines!r}: not JSON objects")
         return messages
+
+    def messages(self, timeout_s: float = math.inf) -> Iterator[dict[str, Any]]:
+        """Its messages as they come, until it has ended; a `TimeoutError` if that takes longer."""
+        give_up_at_s = time.monotonic() + timeout_s
+        while (found := self.listen()) is not None:
+            yield from found
+            if (left_s := give_up_at_s - time.monotonic()) <= 0:
+                raise TimeoutError
+            select.select([self.news], [], [], min(_POLL_S, left_s))
 
     def _take_output(self) -> None:
         """Take what was printed, so that nobody waits for room to print more; the end of it is kept."""

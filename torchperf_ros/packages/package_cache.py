@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -101,9 +101,9 @@ class PackageCache:
                 found.append(_entry(path))
         return sorted(found, key=lambda entry: -entry.used_s)
 
-    def shrink(self, keep: Path | None = None) -> list[Path]:
-        """Remove the least recently used packages until the rest fits, but not `keep`; returns what was removed."""
-        entries, removed = self.entries(), []
+    def shrink(self, keep: Path | None = None) -> None:
+        """Remove the least recently used packages until the rest fits, but not `keep`."""
+        entries = self.entries()
         total = sum(entry.size_bytes for entry in entries)
         for entry in reversed(entries):
             if total <= self._limit_bytes:
@@ -111,14 +111,12 @@ class PackageCache:
             if entry.path != keep:
                 self.remove(entry.path)
                 total -= entry.size_bytes
-                removed.append(entry.path)
         # half-written files that a killed process left behind a day ago or earlier, and choices of long ago
         for pattern, age_s in (("*.part.*", _ABANDONED_S), (f"*{_CHOICE}", _FORGOTTEN_S)):
             for path in self.folder.glob(pattern):
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > age_s:
                         path.unlink()
-        return removed
 
     def remove(self, package: Path) -> None:
         """Remove one package, the manifest first, so that nobody takes half of it for whole; or raise `ConfigError`."""
@@ -127,15 +125,6 @@ class PackageCache:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise self._not_writable(error) from error
-
-    def clear(self) -> int:
-        """Remove every package and every choice between engines; returns the bytes of packages that this freed."""
-        entries = self.entries()
-        for entry in entries:
-            self.remove(entry.path)
-        for path in self.folder.glob(f"*{_CHOICE}"):
-            path.unlink(missing_ok=True)
-        return sum(entry.size_bytes for entry in entries)
 
     def _not_writable(self, error: OSError) -> ConfigError:
         why = f"{self.folder} cannot be written: {error.strerror}; it has to be your own folder"
@@ -152,14 +141,10 @@ def _entry(path: Path) -> CachedPackage:
     return CachedPackage(path, manifest, problem, size_bytes, path.stat().st_mtime)
 
 
-def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`torchperf_ros` in XDG_CACHE_HOME, else in `~/.cache`."""
-    return user_folder("XDG_CACHE_HOME", ".cache", environment)
-
-
 def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:
-    """The cache that the parameters of this name describe."""
-    return PackageCache(Path(cache_dir).expanduser() if cache_dir else default_folder(), cache_mib * _MIB)
+    """The cache that the parameters of this name describe, by default `torchperf_ros` in XDG_CACHE_HOME or ~/.cache."""
+    folder = Path(cache_dir).expanduser() if cache_dir else user_folder("XDG_CACHE_HOME", ".cache")
+    return PackageCache(folder, cache_mib * _MIB)
 
 
 def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Iterable[str]) -> list[str]:

@@ -158,10 +158,8 @@ def parse_break(text: str) -> tuple[str, bool, Frame]:
     if named := re.search(r"^.+\n  Explanation: ", reason, re.MULTILINE):
         reason = reason[named.start() :]  # without an introduction about what breaks as well
     frames = [Frame(file, int(line), name, mark.rstrip()) for file, line, name, mark in _FRAME.findall(traceback)]
-    for index in reversed(range(len(frames))):
-        if Path(frames[index].file).resolve().is_relative_to(_THIS_TOOL):
-            frames = frames[index + 1 :]  # what the model called, without what called the model
-            break
+    ours = [n for n, frame in enumerate(frames, 1) if Path(frame.file).resolve().is_relative_to(_THIS_TOOL)]
+    frames = frames[ours[-1] if ours else 0 :]  # what the model called, without what called the model
     if not frames:
         place = re.match(r"Graph break in user code at (.+):(\d+)", text)
         frames = [Frame(place[1], int(place[2]), "?") if place else Frame("?", 0, "?")]

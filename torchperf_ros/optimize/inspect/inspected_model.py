@@ -7,14 +7,13 @@ import operator
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
-from torchperf_ros.engines.parity import random_inputs
+from torchperf_ros.engines.parity import random_like
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.model.adapter import Adapter
 
@@ -26,8 +25,7 @@ class InspectError(TorchperfError):
     """The model or its inputs cannot be made as asked; the message says why and what would be right."""
 
 
-@dataclass(frozen=True)
-class InspectedModel:
+class InspectedModel(NamedTuple):
     """A callable and what it is called with: the usual input first, then what it may also meet."""
 
     name: str
@@ -143,10 +141,6 @@ def _make(spec: str, like: torch.Tensor | None, device: torch.device) -> torch.T
         msg = f"input {spec!r}: {match[2]!r} is not a type of torch such as float32, float16, int64, uint8 or bool"
         raise InspectError(msg)
     shape = () if match[1] == "scalar" else tuple(map(int, match[1].split("x")))
-    if like is not None and dtype is like.dtype and len(shape) == like.dim():
-        return random_inputs((like,), _SEED, {0: {dim: (size, size) for dim, size in enumerate(shape)}})[0]
-    generator = torch.Generator().manual_seed(_SEED)
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-    below = 2 if dtype is torch.bool else 10
-    return torch.randint(0, below, shape, generator=generator).to(device, dtype)
+    if like is None or like.dtype is not dtype:
+        like = (torch.zeros(10) if dtype.is_floating_point or dtype.is_complex else torch.arange(10)).to(dtype)
+    return random_like(like, shape, torch.Generator().manual_seed(_SEED)).to(device)

@@ -18,6 +18,7 @@ import torch
 import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
+from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.optimize.inspect import graph_breaks
 from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
@@ -36,7 +37,6 @@ _SEED = 0
 _CALLS = ("call_function", "call_method", "call_module")
 _TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
 _BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
-_NOISY_LOGS = tuple(logging.getLogger(name) for name in ("torch._dynamo", "torch._inductor", "torch.fx"))
 _NOWHERE = logging.NullHandler()
 
 
@@ -51,9 +51,9 @@ class Graph:
     function: str = "?"
     ms: float = float("nan")
 
-    def op_counts(self) -> dict[str, int]:
-        """How often each op is called, most frequent first."""
-        return dict(Counter(self.ops).most_common())
+    def op_counts(self) -> Counter[str]:
+        """How often each op is called."""
+        return Counter(self.ops)
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,9 @@ class Inspection(logging.Handler):
             item.gaps = list(dict.fromkeys(graph_of.get(compile_id, last) for compile_id, last in item.ended))
             if known := [gap_ms[gap] for gap in item.gaps if gap in gap_ms]:
                 item.gap_ms = sum(known)
-            functions = [self._function(compile_id) for compile_id, _ in item.ended]
-            item.splits = list(
-                dict.fromkeys(
-                    graph_breaks.own_function(name) for name, file, _ in functions if graph_breaks.is_users(file)
-                )
-            )
+            functions = (self._function(compile_id) for compile_id, _ in item.ended)
+            users = (graph_breaks.own_function(name) for name, file, _ in functions if graph_breaks.is_users(file))
+            item.splits = list(dict.fromkeys(users))
             if item.after:
                 progress(f"capturing again with line {item.line.line} rewritten")
                 if not self._holds(item):
@@ -200,27 +197,22 @@ class Inspection(logging.Handler):
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """Context in which the compiler is listened to, and neither it nor the model writes to the terminal."""
-        levels = [(log, log.level, log.propagate) for log in (*_NOISY_LOGS, _BREAKS_LOG)]
-        for log in _NOISY_LOGS:
-            log.setLevel(logging.ERROR)
-        _BREAKS_LOG.setLevel(logging.DEBUG)  # the trace has some breaks only where this log is on
-        _BREAKS_LOG.propagate = False
-        _BREAKS_LOG.addHandler(_NOWHERE)
-        _TRACE.addHandler(self)
-        try:
-            with (
-                contextlib.redirect_stdout(io.StringIO()),
-                contextlib.redirect_stderr(io.StringIO()),
-                warnings.catch_warnings(),
-            ):
-                warnings.simplefilter("ignore")
+        nowhere, propagate = io.StringIO(), _BREAKS_LOG.propagate
+        with (
+            quiet_log("torch._dynamo", "torch._inductor", "torch.fx", _BREAKS_LOG.name),
+            contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings(),
+        ):  # fmt: skip
+            warnings.simplefilter("ignore")
+            _BREAKS_LOG.setLevel(logging.DEBUG)  # the trace has some breaks only where this log is on
+            _BREAKS_LOG.propagate = False
+            _BREAKS_LOG.addHandler(_NOWHERE)
+            _TRACE.addHandler(self)
+            try:
                 yield
-        finally:
-            _TRACE.removeHandler(self)
-            _BREAKS_LOG.removeHandler(_NOWHERE)
-            for log, level, propagate in levels:
-                log.setLevel(level)
-                log.propagate = propagate
+            finally:
+                _TRACE.removeHandler(self)
+                _BREAKS_LOG.removeHandler(_NOWHERE)
+                _BREAKS_LOG.propagate = propagate
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by torch's trace logger, whose records carry `metadata` and `payload`."""

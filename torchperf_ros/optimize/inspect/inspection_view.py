@@ -75,7 +75,7 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
         "graphs": [
             {
                 "index": graph.index, "input": graph.input_set + 1, "function": graph.function, "ops": len(graph.ops),
-                "op_counts": graph.op_counts(), "ms": graph.ms,
+                "op_counts": dict(graph.op_counts().most_common()), "ms": graph.ms,
             }
             for graph in inspection.graphs
         ],
@@ -160,7 +160,7 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
 def _graphs(inspection: Inspection) -> Table:
     table = _table("graphs", "#", "input", "function", "ops", "most frequent", "ms", "then, ms")
     for graph in inspection.graphs[:_MOST_GRAPHS_SHOWN]:
-        counts = list(graph.op_counts().items())
+        counts = graph.op_counts().most_common()
         ops = ", ".join(f"{op} {times}" if times > 1 else op for op, times in counts[:_MOST_OPS_SHOWN])
         after_ms = inspection.timings[graph.input_set].gap_ms.get(graph.index, math.nan)
         more = ", …" if len(counts) > _MOST_OPS_SHOWN else ""

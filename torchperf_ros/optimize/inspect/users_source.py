@@ -5,7 +5,7 @@ import contextlib
 import copy
 import gc
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -55,13 +55,12 @@ class SourceLine:
         return [call for call in self.calls() if call.partition(".")[0] in _foreign_names(self.file)]
 
     def in_element_loop(self) -> bool:
-        """Whether a loop around the line goes over a tensor's elements, as far as the source tells.
+        """Whether the line is about the items of a loop around it, or in it, as far as the source tells.
 
-        That is: over an argument of the function, `unbind()`, `tolist()` and the like, or `range(len(x))` and
-        `range(x.shape[0])`, also inside `enumerate` and `zip`; or the line makes a number of the loop's item. A loop
-        that calls its items goes over layers.
+        A loop that calls its items goes over layers, and not over a tensor's elements.
         """
-        return any(self._over_elements(loop) for loop in self.loops) and not self.exits_loop()
+        used = {name for node in self.walk() for name in names_in(node)}
+        return any(_items(loop) & used and not _calls_items(loop) for loop in self.loops)
 
     def exits_loop(self) -> bool:
         """Whether the line is an `if` that ends a loop around it, by a condition that is not about the loop's item."""
@@ -70,27 +69,6 @@ class SourceLine:
             return False
         leaves = isinstance(statement.body[-1], (ast.Break, ast.Return))
         return leaves and not any(_items(loop) & names_in(statement.test) for loop in self.loops)
-
-    def _over_elements(self, loop: ast.AST) -> bool:
-        items = _items(loop)
-        if any(isinstance(node, ast.Call) and _is_item(node.func, items) for node in ast.walk(loop)):
-            return False
-        if any(isinstance(node, ast.Call) and _is_item(_read_as_number(node), items) for node in self.walk()):
-            return True
-        arguments = {argument.arg for argument in self.function.args.args} - {"self"} if self.function else set()
-        over = [generator.iter for generator in _generators(loop)]
-        while over:
-            found = over.pop()
-            if isinstance(found, ast.Name) and found.id in arguments:
-                return True
-            called = ast.unparse(found.func) if isinstance(found, ast.Call) else ""
-            if isinstance(found, ast.Call) and called in ("enumerate", "zip"):
-                over += found.args
-            if called.rpartition(".")[2] in ("unbind", "tolist", "split", "chunk"):
-                return True
-            if isinstance(found, ast.Call) and called == "range" and any(map(reads_size, found.args)):
-                return True
-        return False
 
 
 @lru_cache(maxsize=4096)
@@ -142,29 +120,15 @@ def names_in(node: ast.AST) -> set[str]:
     return {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
 
 
-def reads_size(node: ast.AST) -> bool:
-    """Whether an expression depends on a tensor's size: `x.shape`, `x.size()`, `x.numel()`, `len(x)`."""
-    return any(
-        found.attr in ("shape", "size", "numel")
-        if isinstance(found, ast.Attribute)
-        else isinstance(found, ast.Call) and ast.unparse(found.func) == "len"
-        for found in ast.walk(node)
-    )
-
-
-def _generators(loop: ast.AST) -> Sequence[ast.comprehension | ast.For]:
-    if isinstance(loop, ast.For):
-        return [loop]
-    return loop.generators if isinstance(loop, _COMPREHENSIONS) else []
-
-
 def _items(loop: ast.AST) -> set[str]:
-    return {name for generator in _generators(loop) for name in names_in(generator.target)}
+    generators = [loop] if isinstance(loop, ast.For) else getattr(loop, "generators", [])
+    return {name for generator in generators for name in names_in(generator.target)}
 
 
-def _is_item(node: ast.AST | None, items: set[str]) -> bool:
-    """Whether an expression is a loop's item: `row`, or `rows[i]`."""
-    return isinstance(node, (ast.Name, ast.Subscript)) and bool(names_in(node) & items)
+def _calls_items(loop: ast.AST) -> bool:
+    """Whether something in it calls an item: `layer(x)`, or `layers[i](x)`."""
+    called = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
+    return any(isinstance(each, (ast.Name, ast.Subscript)) and names_in(each) & _items(loop) for each in called)
 
 
 def _read_as_number(call: ast.Call) -> ast.AST | None:

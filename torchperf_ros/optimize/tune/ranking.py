@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchperf_ros.optimize.tune.trial import HOPELESS, MEASURED, Figures, Trial
+from torchperf_ros.optimize.tune.trial import Figures, Result, Trial
 
 _FEW = 4
 _NOISE_OF_FEW = 0.10
@@ -74,6 +74,7 @@ class Ranking:
 
     Attributes:
         standings: best first.
+        best: the first, if it was measured and is not refused; it may be over the budget.
         eager_ms: median over the trials of the reference's p50; NaN before the first.
         noise: share by which two measurements of the same p99 differ; 10 % is assumed of less than 4 trials.
     """
@@ -81,7 +82,7 @@ class Ranking:
     def __init__(self, trials: Iterable[Trial], limits: Limits, least_noise: float = 0.0) -> None:
         """Rank trials of one tier; `least_noise` is what more trials of another one have shown on this machine."""
         trials = tuple(trials)
-        measured = [t.figures for t in trials if t.figures is not None and t.outcome == MEASURED]
+        measured = [t.figures for t in trials if t.figures is not None and t.outcome == Result.MEASURED]
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
         noise, relative = _NOISE_OF_FEW, [f.eager_p99_ms / f.eager_p50_ms for f in measured]
         if len(relative) >= _FEW:
@@ -94,25 +95,19 @@ class Ranking:
             key=lambda s: (s.group, s.trial.candidate.batch, s.p99_ms, s.trial.candidate.changes),
         )
         self.standings = tuple(found)
-        if best := self.best:
-            self.standings = (best, *(standing for standing in found if standing is not best))
-
-    @property
-    def best(self) -> Standing | None:
-        """The first, if it was measured and is not refused; it may be over the budget."""
-        return self.best_of()
+        self.best = self.best_of()
+        if self.best:
+            self.standings = (self.best, *(standing for standing in found if standing is not self.best))
 
     def best_of(self, *, compiled: bool | None = None) -> Standing | None:
         """The best of all, of those in a compiled engine, or of those in eager; None where none can be used."""
-        usable = [
-            s for s in self.standings
-            if s.group <= Group.OVER_BUDGET and compiled in {None, not s.trial.candidate.is_eager}
-        ]  # fmt: skip
-        if not usable:
+        usable = [s for s in self.standings if compiled in {None, not s.trial.candidate.is_eager}]
+        group = min((s.group for s in usable), default=Group.REFUSED)
+        if group > Group.OVER_BUDGET:
             return None
-        group = min(s.group for s in usable)
-        first_ms = min(s.p99_ms for s in usable if s.group == group)
-        tied = [s for s in usable if s.group == group and s.p99_ms <= first_ms * (1 + self.noise)]
+        usable = [s for s in usable if s.group == group]
+        first_ms = min(s.p99_ms for s in usable)
+        tied = [s for s in usable if s.p99_ms <= first_ms * (1 + self.noise)]
         quickest_ms = min(s.p50_ms for s in tied)
         tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + _TIE)]
         return min(tied, key=lambda s: (s.trial.candidate.changes, s.p50_ms))
@@ -127,7 +122,7 @@ class Ranking:
         group, why = Group.FITS, ""
         if refusal := self._limits.refusal(figures):
             group, why = Group.REFUSED, refusal
-        elif trial.outcome == HOPELESS:
+        elif trial.outcome == Result.HOPELESS:
             group, why = Group.HOPELESS, f"hopeless: {trial.reason}"
         elif trial.candidate.batch:
             group = Group.BATCH

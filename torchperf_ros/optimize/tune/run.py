@@ -24,6 +24,7 @@ _INTERRUPTED = 130
 _COMPILE_GUESS_S = 30.0
 _MANY = 1e6
 _TWICE = 2.0
+_WORTH = 0.02  # share of the median below which a difference is none
 _MS_PER_S = 1e3
 
 
@@ -167,8 +168,7 @@ def show_ranking(
 
 def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
     """What was left out, and what the columns of the table mean."""
-    for name, why in facts.left_out.items():
-        console.print(Text(f"  -  {name}: left out: {why}", style="dim"))
+    _show_left_out(facts, console)
     fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
     notes = (
         f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of it,"
@@ -192,13 +192,20 @@ def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Fa
         " is what comes if engine and nothing else gains.",
         highlight=False,
     )
+    _show_left_out(facts, console)
+
+
+def _show_left_out(facts: Facts, console: Console) -> None:
     for name, why in facts.left_out.items():
-        console.print(Text(f"left out: {name}: {why}", style="dim"))
+        console.print(Text(f"  -  {name}: left out: {why}", style="dim"))
 
 
 def gain_text(figures: Figures) -> str:
-    """In percent of eager's median, worst and best part; a multiple from twice the time on."""
-    if figures.is_faster is None:
+    """In percent of eager's median, worst and best part; a multiple from twice the time on.
+
+    There is a difference only if every fifth of the measurement says so, by 2 % or more.
+    """
+    if figures.least_share <= 1 + _WORTH and figures.most_share >= 1 - _WORTH:
         return "~"
     share = figures.p50_ms / figures.eager_p50_ms
     if share >= _TWICE:
@@ -222,11 +229,9 @@ def _row(standing: Standing, now: Candidate | None) -> list[str]:
 
 
 def _frames(frames: float) -> str:
-    if math.isinf(frames):
-        return "never"
-    if frames >= _MANY:
-        return f"{frames / _MANY:.1f}M"
-    return f"{math.ceil(frames):,}" if frames else "-"
+    if not frames or math.isinf(frames):
+        return "never" if frames else "-"
+    return f"{frames / _MANY:.1f}M" if frames >= _MANY else f"{math.ceil(frames):,}"
 
 
 def _short(text: str) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import math
-import select
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +19,10 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError, ProtocolError
 from torchperf_ros.optimize.tune.ranking import Limits, Ranking
 from torchperf_ros.optimize.tune.space import Step, TuneSpace
 from torchperf_ros.optimize.tune.target import Target
-from torchperf_ros.optimize.tune.trial import CRASHED, HOPELESS, HUNG, MEASURED, Candidate, Facts, Figures, Trial
+from torchperf_ros.optimize.tune.trial import Candidate, Facts, Figures, Result, Trial
 from torchperf_ros.packages.compile_process import CompileProcess
 
-_MODULE = "torchperf_ros.optimize.tune.trial"
-_POLL_S = 0.2
+_DOES = "torchperf_ros.optimize.tune.trial_run"
 _FIRST_TIER_SHARE = 0.75
 _FACTS_TIMEOUT_S = 300.0
 _MOST_STATES = 64
@@ -83,9 +81,7 @@ class TuneState:
     def find(self, tier: str, candidate: Candidate, timeout_s: float) -> Trial | None:
         """What became of it earlier; None where that is unknown, or it hung and is given more time now."""
         trial = self._found.get((tier, candidate))
-        if trial is not None and trial.outcome == HUNG and timeout_s > trial.timeout_s:
-            return None
-        return trial
+        return None if trial and trial.outcome == Result.HUNG and timeout_s > trial.timeout_s else trial
 
     def add(self, trial: Trial) -> None:
         """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
@@ -160,39 +156,35 @@ class TuneSearch:
 
     def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
         """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
-        known = trial = self._state.find(tier, candidate, self._options.timeout_s)
-        if known is None or (known.outcome == HOPELESS and math.isinf(hopeless_ratio)):
-            trial = self._run(tier, candidate, hopeless_ratio, until_s)
-            if trial is None:
-                self.out_of_time = True
-                return None
+        known = self._state.find(tier, candidate, self._options.timeout_s)
+        if known and known.outcome == Result.HOPELESS and math.isinf(hopeless_ratio):
+            known = None
+        trial = known or self._run(tier, candidate, hopeless_ratio, until_s)
+        if trial is None:
+            self.out_of_time = True
+            return None
+        if not known:
             self._state.add(trial)
-        assert trial is not None
         self.trials.append(trial)
-        self._show(trial, earlier=trial is known)
+        self._show(trial, earlier=known is not None)
         return trial
 
     def _run(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
+        timeout_s = min(self._options.timeout_s, until_s - time.monotonic())
+        if timeout_s <= 0:
             return None
-        timeout_s = min(self._options.timeout_s, left_s)
         job = self._target.job() | {
             "tier": tier, "candidate": asdict(candidate),
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
         }  # fmt: skip
-
-        def says(text: str) -> None:
-            self._status.update(f"{tier}: {candidate.label}: {text}{self._best}")
-
-        started_s = time.monotonic()
-        message = _talk(job, timeout_s, says)
-        if message["kind"] == HUNG and timeout_s < self._options.timeout_s:
+        started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
+        message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
+        if message["kind"] == Result.HUNG and timeout_s < self._options.timeout_s:
             return None
         took_s = time.monotonic() - started_s
         if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
-            outcome = HUNG if message["kind"] == HUNG else CRASHED
+            outcome = Result.HUNG if message["kind"] == Result.HUNG else Result.CRASHED
             return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
         figures = message["figures"] and Figures(**message["figures"])
         return Trial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
@@ -202,7 +194,7 @@ class TuneSearch:
         standing = next(one for one in ranking.standings if one.trial is trial)
         line = Text(f"{time.monotonic() - self._started_s:5.0f} s  {trial.tier}  ", style="dim")
         line.append(trial.candidate.label, style="default")
-        if trial.outcome == MEASURED:
+        if trial.outcome == Result.MEASURED:
             line.append(f"  p99 {standing.p99_ms:.2f} ms, p50 {standing.p50_ms:.2f}")
         if standing.why:
             line.append(f"  {standing.why.splitlines()[0]}")
@@ -220,25 +212,22 @@ def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) ->
 
     What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
     """
-    doing, give_up_at_s = "starting", time.monotonic() + timeout_s
+    doing = "starting"
     with tempfile.TemporaryDirectory(prefix="torchperf_", ignore_cleanup_errors=True) as folder:
-        job = {**job, "folder": folder, "started_ns": time.monotonic_ns()}
-        process = CompileProcess(job, background=False, module=_MODULE)
+        job = {"tiers": [], **job, "does": _DOES, "folder": folder, "started_ns": time.monotonic_ns()}
+        process = CompileProcess(job, background=False)
         try:
             says(doing)
-            while (messages := process.listen()) is not None:
-                for message in messages:
-                    if message["kind"] != "step":
-                        return message
-                    doing = message["text"]
-                    says(doing)
-                left_s = give_up_at_s - time.monotonic()
-                if left_s <= 0:
-                    return {"kind": HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
-                select.select([process.news], [], [], min(_POLL_S, left_s))
+            for message in process.messages(timeout_s):
+                if message["kind"] != "step":
+                    return message
+                doing = message["text"]
+                says(doing)
             reason = process.death_reason() or "the trial process ended without a word"
+        except TimeoutError:
+            return {"kind": Result.HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
         except ProtocolError as error:
             reason = str(error)
         finally:
             process.close()
-    return {"kind": CRASHED, "text": f"while {doing}: {reason}"}
+    return {"kind": Result.CRASHED, "text": f"while {doing}: {reason}"}

@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, PRECISIONS
-from torchperf_ros.engines.shape_buckets import bucket_sizes
+from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
-from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, MEASURED, Candidate, Facts, Figures, Trial
+from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, Candidate, Facts, Figures, Result, Trial
 
 HOPELESS_RATIO = 2.0
 """A candidate whose median, at a first look, is more than this many times the best p99 so far is given up."""
@@ -16,7 +16,6 @@ HOPELESS_RATIO = 2.0
 _CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 _BUCKET_COUNTS = (4, 8)
 _MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
-_MOST_WIDTH = 1 << 16
 _NEAR = 1.25
 
 
@@ -44,7 +43,7 @@ class TuneSpace:
         self.trials: list[Trial] = []
         self._facts, self._limits = facts, limits
         self._engines = tuple(engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER)
-        self._now = now
+        self._now = [] if now is None else [now]
         self._seen: set[Candidate] = set()
         self._reference = Candidate(threads=facts.threads)
 
@@ -64,8 +63,7 @@ class TuneSpace:
         """The reference, `now`, each option by itself, and each engine at each batch size."""
         start = self._reference
         yield from self._part("reference", [start])
-        if self._now is not None:
-            yield from self._part("now", [self._now])
+        yield from self._part("now", self._now)
         yield from self._part("engine", [_with(start, engine=engine) for engine in self._engines])
         for name, vary in (
             ("layout", self._layouts), ("precision", self._precisions), ("threads", self._threads),
@@ -79,8 +77,7 @@ class TuneSpace:
     def search(self) -> Iterator[Step]:
         """The candidates of the walk, each once; what comes next depends on `trials`."""
         yield from self._part("reference", [self._reference])
-        if self._now is not None and self._now.is_eager:
-            yield from self._part("now", [self._now])
+        yield from self._part("now", [one for one in self._now if one.is_eager])
         for part, vary in (("threads", self._threads), ("layout", self._layouts), ("precision", self._precisions)):
             if best := self._best(compiled=False):
                 yield from self._part(f"eager {part}", vary(best))
@@ -93,8 +90,7 @@ class TuneSpace:
         if best is None or not self._engines:
             return
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
-        if self._now is not None and self._now.options.engine in self._engines:
-            yield from self._part("now", [self._now])
+        yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
         if self._best(compiled=True) is None and best.options.precision != "fp32":
             yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
         for part, vary in (
@@ -115,21 +111,23 @@ class TuneSpace:
 
     def _best(self, *, compiled: bool | None = None) -> Candidate | None:
         found = self.ranking.best_of(compiled=compiled)
-        return None if found is None else found.trial.candidate
+        return found.trial.candidate if found else None
 
     def _threads(self, best: Candidate) -> Iterator[Candidate]:
         """Up to the node's default, which leaves a core to the node."""
-        if not self._facts.cuda:  # there the CPU's threads compute nothing
-            counts = thread_counts(self._facts.cores)
-            yield from (replace(best, threads=count) for count in counts if count < self._facts.threads)
+        yield from (replace(best, threads=count) for count in self._thread_counts() if count < self._facts.threads)
 
     def _near_threads(self, best: Candidate) -> Iterator[Candidate]:
         """The next smaller and the next larger number, all cores included."""
-        if not self._facts.cuda:
-            counts = thread_counts(self._facts.cores)
-            smaller = [count for count in counts if count < best.threads][-1:]
-            larger = [count for count in counts if count > best.threads][:1]
-            yield from (replace(best, threads=count) for count in smaller + larger)
+        counts = self._thread_counts()
+        smaller = [count for count in counts if count < best.threads][-1:]
+        larger = [count for count in counts if count > best.threads][:1]
+        yield from (replace(best, threads=count) for count in smaller + larger)
+
+    def _thread_counts(self) -> list[int]:
+        """1, 2, 4 and so on, and all cores; none on CUDA, where the CPU's threads compute nothing."""
+        cores = self._facts.cores
+        return [] if self._facts.cuda else sorted({*(1 << n for n in range(cores.bit_length())), cores})
 
     def _layouts(self, best: Candidate) -> Iterator[Candidate]:
         if "channels_last" not in self._facts.left_out:
@@ -178,32 +176,11 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
         values = dict.fromkeys((field.name for field in fields(Figures)), 0.0)
         values |= {"p50_ms": ms, "p99_ms": ms, "eager_p50_ms": 1.0, "eager_p99_ms": 1.0}
         figures = Figures(**values)  # type: ignore[arg-type]
-        space.trials.append(Trial("", step.candidate, MEASURED, figures=figures))
+        space.trials.append(Trial("", step.candidate, Result.MEASURED, figures=figures))
         found.append(step)
     return found
 
 
-def bucket_width(ranges: Iterable[tuple[int, int]], most: int) -> int:
-    """The smallest power of two that makes at most so many buckets of all ranges together; 65,536 if none does."""
-    ranges = tuple(ranges)
-    width = max(1, 1 << max(0, (max(high - low for low, high in ranges) // most).bit_length() - 1))
-    while bucket_count(ranges, width) > most and width < _MOST_WIDTH:
-        width *= 2
-    return width
-
-
-def bucket_count(ranges: Iterable[tuple[int, int]], width: int) -> int:
-    """Buckets of this width in all ranges together."""
-    return math.prod(len(bucket_sizes(low, high, width)) for low, high in ranges)
-
-
-def thread_counts(cores: int) -> list[int]:
-    """1, 2, 4 and so on, and all cores."""
-    return sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
-
-
 def _with(candidate: Candidate, **changes: Any) -> Candidate:  # noqa: ANN401 - values of any option
     options = replace(candidate.options, **changes)
-    if options.engine != "compile" and options.mode != "default":
-        options = replace(options, mode="default")
-    return replace(candidate, options=options)
+    return replace(candidate, options=options if options.engine == "compile" else replace(options, mode="default"))

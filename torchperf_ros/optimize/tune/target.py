@@ -40,11 +40,14 @@ class Target:
     @property
     def made_up(self) -> str:
         """The names that are none of the user's own, for a sentence; "" where a file or an option gave them."""
-        if self.has_base or self.stage.name in STAGE_DEFAULTS:
+        name, output = self.stage.name, self.stage.output
+        if self.has_base or name in STAGE_DEFAULTS:
             return ""
-        made = _name_of(self.stage.adapter)
-        names = {"stage": (self.stage.name, made), "output": (self.stage.output, f"{self.stage.name}_output")}
-        return " and ".join(f"{what} {name!r}" for what, (name, own) in names.items() if name == own)
+        made = {
+            f"stage {name!r}": name == _name_of(self.stage.adapter),
+            f"output {output!r}": output == f"{name}_output",
+        }
+        return " and ".join(what for what, is_made in made.items() if is_made)
 
     def having(self, tiers: Sequence[str]) -> "Target":
         """The same, once it is known which tiers the adapter builds."""
@@ -82,8 +85,7 @@ def target_of_adapter(
     output = STAGE_DEFAULTS.get(name, {}).get("output", f"{name}_output")
     values: dict[str, Any] = {"device": device, f"{name}.adapter": adapter, f"{name}.output": output}
     values |= {f"{name}.tiers": list(tiers)} if tiers else {}
-    if name not in STAGE_DEFAULTS:
-        values["stages"] = [name]
+    values |= {} if name in STAGE_DEFAULTS else {"stages": [name]}
     return replace(_target(values, name, own, has_base=False), guessed=not tiers)
 
 

@@ -1,30 +1,13 @@
-"""A trial: one way to run a tier's model, what was measured of it, and the entry of the process that runs it.
-
-    python -m torchperf_ros.optimize.tune.trial NEWS        (descriptor for one JSON object per line)
-
-Job: `adapter`, `options`, `device`, `folder` (for what compilers keep and all that is temporary), `started_ns` (when
-the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see `Candidate`),
-`reference_threads`, `seconds` (of measuring, for each side) and `hopeless_ratio` (or null); for the facts `tiers`
-(none: those that the adapter builds).
-
-It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
-adapter cannot be used at all). Nothing but `main` needs torch.
-"""
+"""A trial: one way to run a tier's model, and what was measured of it. Nothing here needs torch."""
 
 import math
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.packages.package_cache import VARIABLE
 
-MEASURED, HOPELESS, REFUSED, CRASHED, HUNG = "measured", "hopeless", "refused", "crashed", "hung"
 EAGER, BUCKET = "eager", "bucket"
-_WORTH = 0.02  # share of the median below which a difference is none
 _MS_PER_S = 1e3
 
 
@@ -124,13 +107,6 @@ class Figures:
     max_error: float
 
     @property
-    def is_faster(self) -> bool | None:
-        """Than eager fp32: only if every fifth of the measurement says so, by 2 % or more; None: within the noise."""
-        if self.most_share < 1 - _WORTH:
-            return True
-        return False if self.least_share > 1 + _WORTH else None
-
-    @property
     def break_even_frames(self) -> float:
         """Frames after which compiling has paid: compile seconds over seconds saved per frame, by medians.
 
@@ -140,6 +116,12 @@ class Figures:
         if not self.compile_s:
             return 0.0
         return self.compile_s / saved_s if saved_s > 0 else math.inf
+
+
+class Result:
+    """What may become of a candidate, see `Trial`."""
+
+    MEASURED, HOPELESS, REFUSED, CRASHED, HUNG = "measured", "hopeless", "refused", "crashed", "hung"
 
 
 @dataclass(frozen=True)
@@ -171,26 +153,3 @@ class Trial:
 def candidate_of(values: Mapping[str, Any]) -> Candidate:
     """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a candidate."""
     return Candidate(**{**values, "options": BuildOptions(**values["options"])})
-
-
-def main() -> int:
-    """Do the job. Returns 0, or 1 if the adapter cannot be used."""
-    from torchperf_ros.engines.compile_main import take_job
-
-    job, say = take_job()
-    os.environ[VARIABLE] = os.environ["TMPDIR"] = job["folder"]
-    try:
-        from torchperf_ros.optimize.tune.trial_run import facts_of, run_trial  # imports torch, which takes seconds
-
-        if job.get("candidate") is None:
-            say("facts", facts=facts_of(job))
-        else:
-            say("trial", **run_trial(job, lambda text: say("step", text=text)))
-    except TorchperfError as error:
-        say("failed", text=str(error))
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

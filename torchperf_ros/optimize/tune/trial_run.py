@@ -1,4 +1,13 @@
-"""Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns."""
+"""Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns.
+
+A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`, `started_ns` (when
+the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see `Candidate`),
+`reference_threads`, `seconds` (of measuring, for each side) and `hopeless_ratio` (or null); for the facts `tiers`
+(none: those that the adapter builds).
+
+It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
+adapter cannot be used at all).
+"""
 
 import contextlib
 import os
@@ -24,20 +33,11 @@ from torchperf_ros.engines.parity import Parity, ParityError, check_engine, rand
 from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError
+from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.stopwatch import Timing, time_interleaved, time_once
-from torchperf_ros.optimize.tune.trial import (
-    BUCKET,
-    HOPELESS,
-    MEASURED,
-    REFUSED,
-    Candidate,
-    Facts,
-    Figures,
-    candidate_of,
-)
+from torchperf_ros.model.stopwatch import Timing, time_interleaved
+from torchperf_ros.optimize.tune.trial import BUCKET, Candidate, Facts, Figures, Result, candidate_of
 
 _LOOK_SECONDS = 0.3
 _LOOK_ROUNDS = (5, 30)
@@ -48,6 +48,15 @@ _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
 
 Say = Callable[[str], None]
+
+
+def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
+    """Find the facts, or run the trial, in a process of its own."""
+    if "candidate" in job:
+        say("trial", **run_trial(job, lambda text: say("step", text=text)))
+    else:
+        say("facts", facts=facts_of(job))
+    return True
 
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,13 +98,9 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             attempt.compare()
             say("measuring")
             return attempt.measure(job["seconds"], job["hopeless_ratio"])
-        except ParityError as error:
-            reason = f"parity: {error}"
-        except TorchperfError as error:
-            reason = str(error)
         except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return {"outcome": REFUSED, "reason": reason, "figures": None}
+            reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
+    return {"outcome": Result.REFUSED, "reason": reason, "figures": None}
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,9 @@ class Attempt:
         torch.set_num_threads(candidate.threads)
         with matrix_precision(candidate.options.precision, tier.device):
             runner = make_runner(replace(tier, example=self._example, dims=self._dims), candidate.options)
-            time_once(partial(runner.call, *self._example), tier.device)
+            runner.call(*self._example)
+            if tier.device.type == "cuda":
+                torch.cuda.synchronize(tier.device)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
         self._call, self.compile_s = runner.call, runner.compile_s
 
@@ -187,8 +194,7 @@ class Attempt:
         self._call = call
         if self._candidate.is_eager and self._candidate.shapes != BUCKET:
             return
-        policy = self._candidate.shapes if self._dims else "exact"
-        started = time.perf_counter()
+        policy, started = self._candidate.shapes if self._dims else "exact", time.perf_counter()
         fitted = ShapeRunner(  # as a worker of the node would run it
             call, tier.reference, ShapeOptions(policy, self._candidate.bucket_width), self._dims,
             self._example, options.precision, dynamic_engine=self._candidate.is_eager or bool(dims),
@@ -206,9 +212,9 @@ class Attempt:
         ratio = min(look[0].times_ms) / min(look[1].times_ms)  # the machine may have stalled the others
         if hopeless_ratio is not None and ratio > hopeless_ratio:
             reason = f"at a first look {ratio:.2g} times eager fp32's time; the limit is {hopeless_ratio:.2g}"
-            return {"outcome": HOPELESS, "reason": reason, "figures": self._figures(*look)}
+            return {"outcome": Result.HOPELESS, "reason": reason, "figures": self._figures(*look)}
         found = self._time(seconds, (_FEWEST_SAMPLES, _MOST_SAMPLES), _PARTS)
-        return {"outcome": MEASURED, "reason": "", "figures": self._figures(*found)}
+        return {"outcome": Result.MEASURED, "reason": "", "figures": self._figures(*found)}
 
     def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
