@@ -95,7 +95,7 @@ class EmergencyLane:
             "topics": self.topics, "output": topic, "service": node.resolve_service_name(SERVICE),
             "priority": self._config.realtime_priority, "cpus": list(self._config.cpu_affinity),
             "lock_memory": self._config.lock_memory, "use_sim_time": node.get_parameter("use_sim_time").value,
-            "domain": node.context.get_domain_id(),
+            "domain": node.context.get_domain_id(), "active": False, "latched": None,
         }  # fmt: skip
         self._send(self._setup)
         self._thread = threading.Thread(target=self._listen, name="emergency", daemon=True)
@@ -110,13 +110,15 @@ class EmergencyLane:
 
     def activate(self) -> None:
         """Watch from now on; a latch stays."""
-        self._active = True
-        self._send({"order": "activate", "latched": None})
+        with self._news:  # a process that is being replaced is told either way
+            self._active = True
+            self._send({"order": "activate"})
 
     def deactivate(self) -> None:
         """Publish and judge nothing more; a latch stays."""
-        self._active = False
-        self._send({"order": "deactivate"})
+        with self._news:
+            self._active = False
+            self._send({"order": "deactivate"})
 
     def close(self) -> None:
         """End the process."""
@@ -240,7 +242,7 @@ class EmergencyLane:
             self._alerts.found(alert)
 
     def _replace(self) -> None:
-        """Start another process; a latch stays, with the path that there is, and no sensor counts as seen."""
+        """Start another process; a latch stays, with the path if there is one, and no sensor counts as seen."""
         status = self._process.wait()
         text = f"the emergency lane's process is gone (exit status {status}); another one starts"
         self._log.error(text)
@@ -256,8 +258,8 @@ class EmergencyLane:
                 return
             self._socket.close()
             self._spawn()
-            self._send(self._setup)
             values = self._status.values
-            latched = [values["kind"], values["reason"]] if values.get("kind") else None
-            if self._active:
-                self._send({"order": "activate", "latched": latched})
+            # While the node is active, the area is newer than the status; else it is empty, latched or not.
+            stays = values.get("kind") and (self.latched or not self._active)
+            latched = [values["kind"], values["reason"]] if stays else None
+            self._send({**self._setup, "active": self._active, "latched": latched})
