@@ -309,11 +309,11 @@ def _on_time(stage: StageState) -> str:
 
 def _fallbacks(stage: StageState) -> Text:
     row = Text()
-    shares = [("own", "on_time", _OWN)]
-    shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]
-    for name, key, colour in shares:
-        row.append("■ ", colour if stage.count(key) else "grey35")
-        _pair(row, name, stage.count(key))
+    shares = [(f.word, stage.count(f"fallback_{f.word}"), colour) for f, colour in _FALLBACK_COLOURS.items()]
+    own = None if stage.count("answered") is None else stage.ended - sum(count or 0 for _, count, _ in shares)
+    for word, count, colour in [("own", own, _OWN), *shares]:  # partial and late results are own ones, too
+        row.append("■ ", colour if count else "grey35")
+        _pair(row, word.replace("_", " "), count)
     _pair(row, "dropped", stage.dropped)
     if stale := stage.count("stale"):
         _pair(row, "of them stale", stale)
