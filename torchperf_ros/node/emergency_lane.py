@@ -22,7 +22,7 @@ from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
-from torchperf_ros.node.endpoints import RawPublisher, ros_message_class
+from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
 from torchperf_ros.node.middleware import own_segment
 from torchperf_ros.stage.stage_actor import Instead
 from torchperf_ros.workers.process_setup import step_back
@@ -74,18 +74,18 @@ class EmergencyLane:
             alerts: takes what is to be told.
 
         Raises:
-            ConfigError: the stop path's topic is the last stage's, and that publishes something else; or the process
-                does not get as far.
+            ConfigError: the stop path's topic is the last stage's, and that publishes something else; no topic can be
+                called so; or the process does not get as far.
             UnknownMessageType: a sensor's package is not installed.
         """
         options = self._config.emergency
-        topic = node.resolve_topic_name(options.output or last_output)
-        if last_type not in {PATH, ""} and topic == node.resolve_topic_name(last_output):
+        topic = resolved(node, options.output or last_output)
+        if last_type not in {PATH, ""} and topic == resolved(node, last_output):
             said = f"{options.output or last_output!r} is not allowed, as the last stage publishes {last_type} there"
             raise ConfigError(f"parameter emergency.output: {said}; it has to be a topic of {PATH}")
         kinds = [SENSOR_TYPES[kind] for kind in options.types]
         given = [(options.odometry, "nav_msgs/msg/Odometry"), *zip(options.sensors, kinds, strict=True)]
-        self.topics = [(node.resolve_topic_name(name), kind) for name, kind in given]
+        self.topics = [(resolved(node, name), kind) for name, kind in given]
         for _, kind in self.topics:
             ros_message_class(kind)
         self._answers_with_path = last_type == PATH
