@@ -41,7 +41,7 @@ def resolved(node: Node, topic: str) -> str:
         ConfigError: no topic can be called so.
     """
     try:
-        return node.resolve_topic_name(topic)
+        return str(node.resolve_topic_name(topic))
     except (RuntimeError, ValueError) as error:
         why = str(error).removeprefix("failed to resolve name: ").partition(", at ")[0]
         raise ConfigError(f"{topic!r} is not allowed as the name of a topic: {why}") from error
