@@ -36,7 +36,7 @@ def test_given_parameters_when_listed_then_each_is_below_guard_with_a_descriptio
     [
         (
             {"guard.act": ["speeding"]},
-            "parameter planning.guard.act: ['speeding'] is not allowed; it has to be a list of: ",
+            "parameter planning.guard.act: ['speeding'] is not allowed; it has to be a list of: '', all, ",
         ),
         (
             {"guard.max_speed": -1.0},

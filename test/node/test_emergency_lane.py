@@ -243,6 +243,22 @@ def test_given_a_lane_that_is_killed_when_it_was_latched_then_another_one_is_lat
     assert vehicle.lane_says(state="watching")
 
 
+def test_given_a_lane_that_is_killed_when_the_node_is_inactive_then_the_latch_is_still_there_once_it_is_active(vehicle):
+    vehicle.see(5.0)
+    vehicle.next_plan()
+    assert vehicle.node.change_state("deactivate")
+    (lane,) = vehicle.node.lanes()
+    restarts = int(vehicle.lane()["restarts"])
+    lane.kill()
+    said = vehicle.lane_says(state="latched", restarts=str(restarts + 1))
+    assert said["reason"].startswith("scan shows 13 points")
+    vehicle.plans.clear()
+    assert vehicle.node.change_state("activate")
+    assert vehicle.next_plan().poses
+    assert vehicle.clear() == (True, "cleared: the last stage's outputs are published again")
+    vehicle.lane_says(state="watching")
+
+
 def test_given_an_area_when_paths_are_written_to_it_then_another_process_reads_the_last_or_that_nothing_is_latched():
     written = StopArea()
     read = StopArea(os.dup(written.fd))
@@ -251,8 +267,10 @@ def test_given_an_area_when_paths_are_written_to_it_then_another_process_reads_t
         path = bytes([number]) * (1000 + number)
         written.write(path)
         assert read.read() == path
-    written.write(None)
-    assert read.read() is None
+    successor = StopArea(os.dup(written.fd))
+    successor.write(None)
+    assert (read.read(), successor.read()) == (None, None)
+    successor.close()
     read.close()
     written.close()
 
@@ -301,6 +319,8 @@ def test_given_a_lane_that_does_not_answer_then_the_node_says_so_and_another_one
     assert vehicle.node.statuses["perf: emergency"][0] == 2
     vehicle.lane_says(state="watching", restarts=str(restarts + 1))
     assert vehicle.node.lanes() != [lane]
+    # the next test's request would be lost with a process that does not know its client yet
+    vehicle.node.graph.acquaint(Trigger, f"{vehicle.node.name}/clear_emergency", Trigger.Request())
 
 
 def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehicle_and_ends_when_that_stands(

@@ -10,8 +10,9 @@ from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Float64, String
 
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Health
-from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
+from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, resolved
 from torchperf_ros.node.reporter import Reporter, why_silent
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.latency_record import float64_bytes
@@ -35,6 +36,12 @@ def test_given_a_publisher_that_is_destroyed_when_publishing_then_it_raises(stra
     stranger.destroy_publisher(publisher.publisher)
     with pytest.raises(Exception, match="invalid|destroy"):
         publisher.publish(b"\0\1\0\0")
+
+
+def test_given_a_name_that_no_topic_can_have_when_resolved_then_the_error_says_which_and_why(graph):
+    assert resolved(graph.node, "scan") == "/scan"
+    with pytest.raises(ConfigError, match=r"^.li dar. is not allowed as the name of a topic: topic name must"):
+        resolved(graph.node, "li dar")
 
 
 def test_given_no_messages_when_the_graph_is_asked_then_it_says_why(graph, stranger):

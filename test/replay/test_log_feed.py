@@ -27,6 +27,13 @@ def test_given_a_topic_of_the_name_or_the_only_one_of_the_type_when_matched_then
     assert said == ["perception takes image (sensor_msgs/msg/Image) from /front, the only topic of this type"]
 
 
+def test_given_a_log_of_a_node_in_a_namespace_when_a_type_is_there_twice_then_the_name_at_the_end_decides():
+    log = {name: LogTopic(name, IMAGE, 5) for name in ("/car/image", "/car/rear_image")}
+    found, said = match(log)
+    assert found == {"image": "/car/image"}
+    assert said[0].endswith("from /car/image, the only topic of this type and name")
+
+
 @pytest.mark.parametrize(
     ("log", "remap", "words"),
     [

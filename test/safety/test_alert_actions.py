@@ -99,6 +99,27 @@ def test_given_an_alert_that_was_over_for_long_when_it_is_back_then_the_time_is_
 
 
 @pytest.mark.parametrize(
+    ("line", "caused"),
+    [("misses -> off", "misses"), ("bad input -> off", "bad input"), ("drops -> lower_rate", "drops"),
+     ("tier -> lower_tier", "tier")],
+)  # fmt: skip
+def test_given_an_action_that_causes_its_own_alert_when_that_lingers_then_it_ends_all_the_same(line, caused):
+    rules = actions(line, action_return_s=10.0)
+    in_force = [
+        second
+        for second in drive(rules, 60, lambda second: [f"camera: {caused}"] if 5 <= second <= 25 else [])
+        if rules.words(second * S)
+    ]
+    assert in_force == list(range(5, 15))
+
+
+def test_given_a_stage_that_was_off_when_its_alert_is_back_after_it_ran_again_then_it_is_off_again():
+    rules = actions("misses -> off", action_return_s=10.0)
+    off = [s for s in drive(rules, 60, lambda s: ["camera: misses"] if s in {1, 11, 12, 40} else []) if rules.off]
+    assert off == [*range(1, 11), *range(40, 50)]
+
+
+@pytest.mark.parametrize(
     ("name", "counts"),
     [
         ("camera: gpu", True), ("machine: gpu", True), ("node: gpu", True), ("planner: gpu", False),

@@ -237,6 +237,9 @@ def test_given_odometry_when_it_is_old_then_the_plan_is_unchecked(old_ms, unchec
     found = bench.check(bench.plan())
     assert (found.verdict is GuardVerdict.UNCHECKED) == unchecked
     assert found.reason == (f"odometry is {old_ms} ms old" if unchecked else "")
+    bench.guard.moved(b"junk", bench.now_ns)
+    refused = "(refused: 4 bytes are no" in bench.check(bench.plan()).reason
+    assert refused == unchecked
 
 
 @pytest.mark.parametrize(("old_ms", "unchecked"), [(300, False), (301, True)])
@@ -446,8 +449,9 @@ def test_given_shadow_checks_when_they_fail_then_the_plan_goes_out_and_it_is_sai
     assert Bench().guard.acts
     plan = straight_plan()
     found = bench.check(plan)
-    assert (found.payload, found.verdict, found.check, found.reason) == (plan, GuardVerdict.ACCEPT, "", "")
+    assert (found.payload, found.verdict, found.reason) == (plan, GuardVerdict.ACCEPT, "")
     assert found.shadow.startswith("distance: the plan comes to -1.9 m")
+    assert (found.check, found.limit) == ("distance", 0.3)
     junk = bench.check(b"junk")
     assert (junk.payload, junk.reason) == (b"junk", "")
     assert bench.check(b"junk").shadow.startswith("finite: the plan is no nav_msgs/Path")

@@ -73,6 +73,11 @@ def on_a_lower_tier(node):
     node.stages["stage0"].values |= {"unanswered": "3"}
 
 
+def anytime(node):
+    node.stages["stage0"].values |= {"answered": "100", "on_time": "50", "partial": "40", "late": "10"}
+    node.stages["stage0"].values |= {"fallback_backup": "0", "fallback_hold_last": "4", "fallback_stop": "1"}
+
+
 def failing_and_compiling(node):
     node.stages["stage1"].values["compiling"] = "compiling 2 of 3"
     error = "KeyError: 0 (b_dict.py:36)\nTraceback (most recent call last):\n  x"
@@ -96,6 +101,7 @@ STEPS = "wait 0.1 decode 0.4 preprocess 2.0 inference 21.0 postprocess 0.5 rest 
             "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left", "answered 1,234  unanswered 3  on time 97.0%",
             f"DEGRADED: {WHY} p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time",
         ]),
+        (1, anytime, ["answered 100  on time 90.0%", "P partial 40", "■ own 95  ■ backup 0  ■ hold last 4  ■ stop 1"]),
         (2, failing_and_compiling, ["engine aoti, compiling 2 of 3", "last error KeyError: 0 (b_dict.py:36) "]),
         (12, lambda node: None, ["no room for"]),
         (2, lambda node: node._heard_pids.update({"77": 10.0, "78": 9.5}), ["2 nodes of this name: pid 77, 78"]),

@@ -78,6 +78,7 @@ def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guar
     assert without.score.collision
     assert not found.score.collision
     assert found.counts["guard brake"] > 0
+    assert {kind for _, kind in found.injected} == {"blind"}
 
 
 def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_the_radars_echo(workers):
@@ -85,6 +86,7 @@ def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_th
     assert without.score.collision
     assert not found.score.collision
     assert found.counts["guard brake"] > 0
+    assert {kind for _, kind in found.injected} == {"unseen"}
 
 
 def test_given_a_collision_of_the_naive_node_when_written_then_its_test_drives_these_stages(tmp_path):

@@ -13,7 +13,8 @@ ALERTS = (
     "input stopped", "jitter", "age", "input frozen", "input black", "input white", "input featureless",
     "input saturated", "input empty", "input stands still", "output", "output frozen", "output empty", "load",
     "memory", "memory grows", "temperature", "gpu", "gpu memory", "worker died", "worker failed",
-    "result too slow", "deadline missed", "bad input", "invalid output",
+    "result too slow", "deadline missed", "bad input", "invalid output", "partial result", "plan refused",
+    "plan unchecked", "emergency stop",
 )  # fmt: skip
 """Kinds of alerts, see docs/watching.md; those of the machine and of the node count for every stage."""
 _ARROW = "->"

@@ -63,7 +63,8 @@ class Parameter:
     def allowed(self) -> str:
         """What is allowed, in words."""
         if self.choices:
-            return ("a list of: " if isinstance(self.default, list) else "one of: ") + ", ".join(self.choices)
+            words = ", ".join(choice or "''" for choice in self.choices)
+            return ("a list of: " if isinstance(self.default, list) else "one of: ") + words
         one, each = (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")
         span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
         return f"{each}{_kind(one)}{span}"

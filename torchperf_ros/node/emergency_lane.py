@@ -22,7 +22,7 @@ from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
-from torchperf_ros.node.endpoints import RawPublisher, ros_message_class
+from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
 from torchperf_ros.node.middleware import own_segment
 from torchperf_ros.stage.stage_actor import Instead
 from torchperf_ros.workers.process_setup import step_back
@@ -74,18 +74,18 @@ class EmergencyLane:
             alerts: takes what is to be told.
 
         Raises:
-            ConfigError: the stop path's topic is the last stage's, and that publishes something else; or the process
-                does not get as far.
+            ConfigError: the stop path's topic is the last stage's, and that publishes something else; no topic can be
+                called so; or the process does not get as far.
             UnknownMessageType: a sensor's package is not installed.
         """
         options = self._config.emergency
-        topic = node.resolve_topic_name(options.output or last_output)
-        if last_type not in {PATH, ""} and topic == node.resolve_topic_name(last_output):
+        topic = resolved(node, options.output or last_output)
+        if last_type not in {PATH, ""} and topic == resolved(node, last_output):
             said = f"{options.output or last_output!r} is not allowed, as the last stage publishes {last_type} there"
             raise ConfigError(f"parameter emergency.output: {said}; it has to be a topic of {PATH}")
         kinds = [SENSOR_TYPES[kind] for kind in options.types]
         given = [(options.odometry, "nav_msgs/msg/Odometry"), *zip(options.sensors, kinds, strict=True)]
-        self.topics = [(node.resolve_topic_name(name), kind) for name, kind in given]
+        self.topics = [(resolved(node, name), kind) for name, kind in given]
         for _, kind in self.topics:
             ros_message_class(kind)
         self._answers_with_path = last_type == PATH
@@ -95,7 +95,7 @@ class EmergencyLane:
             "topics": self.topics, "output": topic, "service": node.resolve_service_name(SERVICE),
             "priority": self._config.realtime_priority, "cpus": list(self._config.cpu_affinity),
             "lock_memory": self._config.lock_memory, "use_sim_time": node.get_parameter("use_sim_time").value,
-            "domain": node.context.get_domain_id(),
+            "domain": node.context.get_domain_id(), "active": False, "latched": None,
         }  # fmt: skip
         self._send(self._setup)
         self._thread = threading.Thread(target=self._listen, name="emergency", daemon=True)
@@ -110,13 +110,15 @@ class EmergencyLane:
 
     def activate(self) -> None:
         """Watch from now on; a latch stays."""
-        self._active = True
-        self._send({"order": "activate", "latched": None})
+        with self._news:  # a process that is being replaced is told either way
+            self._active = True
+            self._send({"order": "activate"})
 
     def deactivate(self) -> None:
         """Publish and judge nothing more; a latch stays."""
-        self._active = False
-        self._send({"order": "deactivate"})
+        with self._news:
+            self._active = False
+            self._send({"order": "deactivate"})
 
     def close(self) -> None:
         """End the process."""
@@ -240,7 +242,7 @@ class EmergencyLane:
             self._alerts.found(alert)
 
     def _replace(self) -> None:
-        """Start another process; a latch stays, with the path that there is, and no sensor counts as seen."""
+        """Start another process; a latch stays, with the path if there is one, and no sensor counts as seen."""
         status = self._process.wait()
         text = f"the emergency lane's process is gone (exit status {status}); another one starts"
         self._log.error(text)
@@ -256,8 +258,8 @@ class EmergencyLane:
                 return
             self._socket.close()
             self._spawn()
-            self._send(self._setup)
             values = self._status.values
-            latched = [values["kind"], values["reason"]] if values.get("kind") else None
-            if self._active:
-                self._send({"order": "activate", "latched": latched})
+            # While the node is active, the area is newer than the status; else it is empty, latched or not.
+            stays = values.get("kind") and (self.latched or not self._active)
+            latched = [values["kind"], values["reason"]] if stays else None
+            self._send({**self._setup, "active": self._active, "latched": latched})

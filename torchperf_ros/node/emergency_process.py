@@ -56,7 +56,7 @@ class StopArea:
         self._map = mmap.mmap(self.fd, (_SLOTS + 1) * _SLOT_BYTES)
         self._view = memoryview(self._map)
         self._newest = self._view[:_WORD].cast("Q")  # where the path begins, 0: not latched
-        self._stop: bytes | None = None
+        self._stop = self.read()  # as a process before this one may have left it
 
     def write(self, stop: bytes | None) -> None:
         """Latched, with this path, which fits in as `Motion` takes no longer names of frames; None: not latched."""
@@ -101,7 +101,7 @@ class _Lane:
 
     The setup holds `node` and `namespace` of its own node, `options` (parameters `emergency.NAME`), `topics` (resolved
     names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`, `lock_memory`, `use_sim_time`,
-    `domain`.
+    `domain`; and whether the node is `active`, and kind and reason if the process before this one was `latched`.
     """
 
     def __init__(self, node_socket: socket.socket, area: StopArea, setup: dict[str, Any]) -> None:
@@ -152,6 +152,12 @@ class _Lane:
         )  # fmt: skip
         stop_along_arc(None, options, 0, 0)  # the first takes longer than those that follow
         self._orders: list[Callable[[int], None]] = []
+        if setup["active"]:
+            self.rules.activate(monotonic_ns())
+        if setup["latched"]:
+            kind, reason = setup["latched"]
+            self.rules.resume(kind, reason, area.read(), monotonic_ns())
+            self._begins = False
         process_setup.stop_collecting()
         self._send(ready=True)
         threading.Thread(target=self._listen, name="node", daemon=True).start()
@@ -190,14 +196,9 @@ class _Lane:
 
     # -- orders, on the lane's thread --------------------------------------------------------------------------------
 
-    def _activate(self, now_ns: int, order: dict[str, Any]) -> None:
-        """Watch from now on; `latched` has kind and reason where a process before this one was latched."""
+    def _activate(self, now_ns: int, _order: dict[str, Any]) -> None:
         self.rules.activate(now_ns)
         self._begins = True
-        if order["latched"] is not None and (stop := self._area.read()) is not None:
-            kind, reason = order["latched"]
-            self.rules.resume(kind, reason, stop, now_ns)
-            self._begins = False
 
     def _deactivate(self, _now_ns: int, _order: dict[str, Any]) -> None:
         self.rules.deactivate()

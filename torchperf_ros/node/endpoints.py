@@ -10,7 +10,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 
 from torchperf_ros.config.message_types import has_header
-from torchperf_ros.frame.errors import UnknownMessageType
+from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
 
@@ -34,10 +34,27 @@ def ros_message_class(name: str) -> Any:  # noqa: ANN401 - rosidl classes are un
         raise UnknownMessageType(msg) from error
 
 
+def resolved(node: Node, topic: str) -> str:
+    """The topic's whole name.
+
+    Raises:
+        ConfigError: no topic can be called so.
+    """
+    try:
+        return str(node.resolve_topic_name(topic))
+    except (RuntimeError, ValueError) as error:
+        why = str(error).removeprefix("failed to resolve name: ").partition(", at ")[0]
+        raise ConfigError(f"{topic!r} is not allowed as the name of a topic: {why}") from error
+
+
 def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:
-    """What the stage's adapter takes, its scenes and its guard."""
+    """What the stage's adapter takes, its scenes and its guard.
+
+    Raises:
+        ConfigError: no topic can be called so.
+    """
     return [
-        StageInput(stage, index, node.resolve_topic_name(topic), type_name, has_header(type_name))
+        StageInput(stage, index, resolved(node, topic), type_name, has_header(type_name))
         for index, topic, type_name in stage.inputs
     ]
 

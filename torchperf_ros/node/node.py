@@ -20,6 +20,7 @@ from torchperf_ros.node.endpoints import (
     OUTPUT_QOS,
     RawPublisher,
     output_publisher,
+    resolved,
     ros_message_class,
     stage_inputs,
     subscribe,
@@ -222,8 +223,8 @@ class PerfNode(LifecycleNode):
 
     def _connect(self) -> bool:
         """Publishers for outputs; inputs from the stage that makes them, else from topics."""
-        made_by = {self.resolve_topic_name(s.config.output): i for i, s in enumerate(self._stages)}
         try:
+            made_by = {resolved(self, stage.config.output): index for index, stage in enumerate(self._stages)}
             every = [source for stage in self._stages for source in stage_inputs(self, stage)]
             self._carried = {*made_by, *(source.topic for source in every if source.index >= 0)}
             for index, stage in enumerate(self._stages):

@@ -44,7 +44,8 @@ def match_topics(
     """The topic of the log for each topic of a stage that has one.
 
     One that was named by `remap` (topic of the log by topic of a stage), else one of the same name, else the only one
-    of the type. `say` gets topics that were chosen by their type, and inputs that are absent and can be done without.
+    of the type, else the only one of the type whose name ends so, as in the log of a node in a namespace. `say` gets
+    topics that were chosen by their type, and inputs that are absent and can be done without.
 
     `wanted` are the inputs that no stage of the replay gives out; a stage gets no frame without its trigger.
 
@@ -87,12 +88,14 @@ def _fits(topic: LogTopic, item: "StageInput") -> bool:
 def _only_one(
     item: "StageInput", topics: Collection[LogTopic], log: object, say: Callable[[str], None]
 ) -> LogTopic | None:
-    """The log's only topic of the type; None where there is none and it is not needed."""
+    """The log's only topic of the type, or that of this name in a namespace; None: there is none, and need not be."""
     fitting = [topic for topic in topics if _fits(topic, item) and topic.count]
     what = f"{_name(item)} takes {item.topic} ({item.type_name})"
-    if len(fitting) == 1:
-        say(f"{what} from {fitting[0].name}, the only topic of this type")
-        return fitting[0]
+    of_name = [topic for topic in fitting if topic.name.endswith(absolute(item.topic))]
+    for some, why in ((fitting, "of this type"), (of_name, "of this type and name")):
+        if len(some) == 1:
+            say(f"{what} from {some[0].name}, the only topic {why}")
+            return some[0]
     if fitting:
         choice = f"--map {fitting[0].name}:={item.topic}"
         msg = f"log {log}: {what}, and has several such topics: {_listed(fitting)}; choose one: {choice}"

@@ -21,6 +21,12 @@ _OF_ALL = ("machine", "node")
 _MOST_DOUBLINGS = 4  # of the time without an alert after which an action is taken back
 _SOON = 2  # times that time: an alert that is back by then has not been over
 _MOST_WAITING = 256
+_CAUSES = {
+    OFF: {"bad input", "misses", "plan refused", "plan unchecked", "output", "output frozen", "output empty"},
+    LOWER_RATE: {"drops"},
+    LOWER_TIER: {"tier"},
+}
+_LINGERS_NS = 15 * NS_PER_S  # `misses` counts frames of the last 10 s, and the recorder tells it a second or two later
 
 
 @dataclass
@@ -42,6 +48,8 @@ class AlertActions:
     An alert applies its rule at once, and while it goes on once more after each `action_cooldown_s`: `lower_tier` takes
     one more tier each time, the other actions have one step. Without the alert for `action_return_s` a step is taken
     back, and another after each such time. An alert that is back within twice that time doubles it, up to 16 times.
+    What an action causes by itself, as `off` causes misses, does not count until it has been over for 15 s: it would
+    hold that action in force without end.
 
     Attributes:
         lower_tiers: so many of the most accurate tiers are left out.
@@ -59,6 +67,7 @@ class AlertActions:
         self._most = {LOWER_TIER: max(len(scene.tiers) for scene in config.scenes) - 1}
         self._lines = [_Line(rule) for rule in config.actions]
         self._found: deque[tuple[str, int]] = deque(maxlen=_MOST_WAITING)
+        self._in_force_ns: dict[str, int] = {}  # by action: when it was last in force
 
     def asks_for(self, alert: str) -> bool:
         """Whether a rule has this alert."""
@@ -73,6 +82,8 @@ class AlertActions:
         """Apply the rules; what has begun and what is over now, a line each."""
         while self._found:
             kind, found_ns = self._found.popleft()
+            if self._is_caused(kind, found_ns):
+                continue
             for line in self._lines:
                 if line.rule.alert == kind:
                     line.seen_ns = found_ns
@@ -80,10 +91,16 @@ class AlertActions:
         steps = {
             what: max((one.steps for one in self._lines if one.rule.action == what), default=0) for what in ACTIONS
         }
+        self._in_force_ns |= {what: now_ns for what, count in steps.items() if count}
         self.lower_tiers = steps[LOWER_TIER]  # the most that one rule asks for: several alerts may have one cause
         self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in (LOWER_RATE, BACKUP_ACTIVE, OFF))
         self.scene = next((one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), "")
         return changes
+
+    def _is_caused(self, kind: str, found_ns: int) -> bool:
+        """Whether an action in force, or one that was until just now, brings alerts of this kind about."""
+        return any(kind in _CAUSES.get(what, ()) and found_ns - at_ns < _LINGERS_NS
+                   for what, at_ns in self._in_force_ns.items())  # fmt: skip
 
     def _follow(self, line: _Line, now_ns: int) -> str:
         """One rule: a step down, a step back, or neither ("")."""

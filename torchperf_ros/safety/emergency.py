@@ -273,9 +273,9 @@ class Emergency:
         self.latch = self._stop = None
         return ""
 
-    def resume(self, kind: str, reason: str, stop: bytes, now_ns: int) -> None:
-        """Be latched as rules before these were, with their path until odometry says that the vehicle moves."""
-        self.latch, self._stop = Latch(kind, reason, now_ns), (stop, now_ns)
+    def resume(self, kind: str, reason: str, stop: bytes | None, now_ns: int) -> None:
+        """Be latched as rules before these were, with their path if any until odometry says that the vehicle moves."""
+        self.latch, self._stop = Latch(kind, reason, now_ns), None if stop is None else (stop, now_ns)
 
     # -- the stop -----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Checked(NamedTuple):
     Attributes:
         payload: CDR bytes to publish; None: there is nothing to publish, see `reason`.
         verdict: see `GuardVerdict`.
-        check: the first check that failed, out of `GUARD_CHECKS`; "" if none did.
+        check: the first check that failed, out of `GUARD_CHECKS`, or the first in shadow that would; "" if none did.
         value, limit: what that check measured and the limit, in the check's unit; NaN if none failed.
         shadow: what shadow checks would have said, "" if nothing.
         reason: one line for people, "" if all is well.
@@ -185,8 +185,9 @@ class Guard:
     def _checked(
         self, payload: bytes | None, verdict: GuardVerdict, of: _Judgement, failed: Finding | None, reason: str
     ) -> Checked:
-        check, value, limit = ("", math.nan, math.nan) if failed is None else failed[:3]
         silent = self._options.shadow
+        found = failed or next((one for one in of.findings if one.check in silent), None)
+        check, value, limit = ("", math.nan, math.nan) if found is None else found[:3]
         shadow = [
             f"{one.check}: the plan {one.text}" for one in of.findings if one.check in silent and one is not failed
         ]
@@ -203,7 +204,7 @@ class Guard:
             age = age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
             age_of_odometry_ms = max(1000 * age, (now_ns - motion.received_ns) / NS_PER_MS)
             stale = age_of_odometry_ms > options.odometry_timeout_ms
-            no_motion = f"odometry is {age_of_odometry_ms:.0f} ms old" if stale else ""
+            no_motion = f"odometry is {age_of_odometry_ms:.0f} ms old{self._why_refused('odometry')}" if stale else ""
         seen, missing = seen_now(self._sources, options, now_ns, ros_now_ns, age_ms / 1000)
         no_obstacles = "; ".join(
             f"obstacles on {options.obstacles[source]} {why}" + self._why_refused(f"obstacles {source}")

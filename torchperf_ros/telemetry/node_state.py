@@ -141,10 +141,15 @@ class StageState:
         return self.count("unanswered") or 0
 
     @property
+    def ended(self) -> int:
+        """Frames that came to an end, with or without an answer."""
+        return (self.count("answered") or 0) + self.unanswered
+
+    @property
     def on_time_share(self) -> float:
-        """Share of the frames that ended, with or without an answer; NaN if unknown."""
-        on_time, ended = self.count("on_time"), (self.count("answered") or 0) + self.unanswered
-        return on_time / ended if ended and on_time is not None else math.nan
+        """Share of the frames that ended, with or without an answer, whose own result was in time; NaN if unknown."""
+        on_time, ended = self.count("on_time"), self.ended
+        return (on_time + (self.count("partial") or 0)) / ended if ended and on_time is not None else math.nan
 
     @property
     def dropped(self) -> int | None:

@@ -303,10 +303,10 @@ def _on_time(stage: StageState) -> str:
 
 def _fallbacks(stage: StageState) -> Text:
     row = Text()
-    shares = [("own", "on_time", _OWN)]
-    shares += [(f.word.replace("_", " "), f"fallback_{f.word}", colour) for f, colour in _FALLBACK_COLOURS.items()]
-    for name, key, colour in shares:
-        row.append("■ ", colour if stage.count(key) else "grey35").append_text(_pairs({name: stage.count(key)}))
+    shares = [(f.word.replace("_", " "), stage.count(f"fallback_{f.word}"), c) for f, c in _FALLBACK_COLOURS.items()]
+    own = None if stage.count("answered") is None else stage.ended - sum(count or 0 for _, count, _ in shares)
+    for word, count, colour in [("own", own, _OWN), *shares]:  # partial and late results are own ones, too
+        row.append("■ ", colour if count else "grey35").append_text(_pairs({word: count}))
     refused = [one.word for one in GuardVerdict if one is not GuardVerdict.ACCEPT]
     guard = {f"guard: {word}": stage.count(f"check_{word}") for word in refused}
     some = _known({"of them stale": stage.count("stale"), **guard})

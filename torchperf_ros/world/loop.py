@@ -131,6 +131,12 @@ class _Arm(ExitStack, abc.ABC):
         self.count("plans")
         self.world.take(plan)
 
+    def injected(self, until_ns: int) -> list[tuple[int, str]]:
+        """Stamp in ns and kind of each fault until a time; of one that lasts for a second, where that begins."""
+        starts_ns = range(self.world.start_ns, until_ns, NS_PER_S) if self.drive.arm != "zero" else ()
+        kind = "unseen" if self.luck.unseen else "blind"
+        return sorted([*self.luck.injected, *((at_ns, kind) for at_ns in starts_ns if self._blind.at(at_ns))])
+
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
@@ -353,4 +359,4 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         if log is not None:
             log.close()
     arm.counts["refused by the vehicle"] = world.vehicle.refused
-    return Driven(score_of(world), world, arm.luck.injected, arm.counts)
+    return Driven(score_of(world), world, arm.injected(stamp_ns), arm.counts)
