@@ -1,19 +1,24 @@
-"""The recorder's loop: takes what the node tells, and gives it to the records, the black box and the watch."""
+"""The recorder's process: takes what the node tells, and gives it to the records, the black box and the watch."""
 
 import contextlib
 import json
+import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from torchperf_ros.recorder.black_box import BlackBox
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.recorder.record_log import RecordLog
 from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader, event_bytes
 from torchperf_ros.watch.watch import COUNTERS, Watch
+from torchperf_ros.workers.process_setup import keep_freed_memory
 
 _TICK_S = 1.0
 _LOOK_S = 0.05  # in this time a camera of 60 Hz fills no ring of four of the largest frames
@@ -174,3 +179,19 @@ class Recorder:
     def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
             self._reader.socket.send(event_bytes(fields)[0])
+
+
+def main(node_fd: int, setup_fd: int, ring_fd: int, *stage_fds: int) -> None:
+    """Take the setup, record, and end some time after the node at the latest; spawned by `RecorderProcess`."""
+    # The images of an incident, up to twice black_box_mib, go back to the system once they are written. Without these
+    # bounds the C library learns from the first ones to keep such buffers: 280 MiB for the rest of the drive.
+    keep_freed_memory(_MIB, _MIB)
+    with contextlib.suppress(psutil.Error, OSError):  # a kernel without it: then the disk is shared evenly
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node says when it ends
+        signal.signal(ending, signal.SIG_IGN)
+    with os.fdopen(setup_fd, "rb") as file:
+        setup = json.load(file)
+    node = socket.socket(fileno=node_fd)
+    node.setblocking(False)
+    Recorder(setup, StreamReader(node, ring_fd, list(stage_fds))).run()
