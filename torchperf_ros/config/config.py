@@ -11,13 +11,13 @@ from torchperf_ros.config.action_options import ActionRule, parse_actions
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
-from torchperf_ros.config.parameter import Parameter, declared, nested, require, ros_field
+from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, require, ros_field
 from torchperf_ros.config.scene_options import (
     ODOMETRY,
     SCENE_PREFIX,
     SceneOptions,
     parse_scenes,
-    refuse_unknown_scenes,
+    refuse_unknown_scene,
     scene_parameters,
 )
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
@@ -221,13 +221,6 @@ def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
     return (*plain, *scene_parameters(scenes))
 
 
-def _one_each(given: Sequence[str], tiers: Sequence[str], name: str) -> tuple[str, ...]:
-    """A value for each tier; a single one counts for all."""
-    allowed = f"it has to have 1, or {len(tiers)}, one per tier"
-    require(len(given) in {1, len(tiers)}, f"{name}: {given!r} has {len(given)} entries; {allowed}")
-    return tuple(given) * len(tiers) if len(given) == 1 else tuple(given)
-
-
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     """Check the values of one stage; missing ones take their default.
 
@@ -237,18 +230,18 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     require(
         _NAME.fullmatch(name), f"stages: {name!r} is not a stage name; lower-case letters, digits and _ after a letter"
     )
-    checked = {p.name: p.check(values.get(p.name, p.default), f"{name}.") for p in stage_parameters(name)}
+    checked = check_all((one for one in stage_parameters(name) if "." not in one.name), values, f"{name}.")
     require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
     require(checked["output"], f"{name}.output: is empty; it has to be a topic")
     tiers = checked["tiers"]
-    told_apart = tiers and all(tiers) and len(set(tiers)) == len(tiers)
-    require(told_apart, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
+    once = tiers and all(tiers) and len(set(tiers)) == len(tiers)
+    require(once, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
     require(
         checked["hang_ms"] >= checked["budget_ms"],
         f"{name}.hang_ms: {checked['hang_ms']} is below {name}.budget_ms {checked['budget_ms']};"
         " it has to be at least the budget",
     )
-    packages = _one_each(checked["packages"], tiers, f"{name}.packages")
+    packages = one_each(checked["packages"], tiers, f"{name}.packages")
     checked["scenes"], package_of = parse_scenes(name, checked["scenes"], values, tiers, packages)
     tiers, checked["packages"] = list(package_of), tuple(package_of.values())  # what only a scene has comes at the end
     least_ms, hang_ms = checked["budget_least_ms"], checked["hang_ms"]
@@ -259,7 +252,7 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
         require(scene.budget_ms <= hang_ms, text)
     names = [scene.name for scene in checked["scenes"]]
     checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
-    checked["precision"] = _one_each(checked["precision"], tiers, f"{name}.precision")
+    checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(
         len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
@@ -268,8 +261,7 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
-    guard = guard_options(checked, name)
-    checked = {key: value for key, value in checked.items() if "." not in key}
+    guard = guard_options(values, name)
     return StageConfig(name=name, **checked, guard=guard if guard.act or guard.shadow else None)
 
 
@@ -287,10 +279,8 @@ def _ip_address(text: str) -> str:
     try:
         return str(ipaddress.ip_address(text))
     except ValueError as error:
-        raise ConfigError(
-            f"parameter metrics_address: {text!r} is not allowed; it has to be an IP address of this machine,"
-            " such as 127.0.0.1, or 0.0.0.0 for all of them"
-        ) from error
+        allowed = "an IP address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
+        raise ConfigError(f"parameter metrics_address: {text!r} is not allowed; it has to be {allowed}") from error
 
 
 _NEARLY = 0.8  # of difflib: one or two letters of a word differ
@@ -305,29 +295,26 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
         ConfigError: there is none, or a stage that runs has none and one of nearly its name has some, so that a
             misspelt one would leave a default in force without a word.
     """
-    names = list(values)
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
     groups = {name.partition(".")[0] for name in own if "." in name}
-    for name in names:
+    for name in values:
         stage, dot, rest = name.partition(".")
         if rest.startswith(SCENE_PREFIX):
-            refuse_unknown_scenes(stage, [rest], values.get(f"{stage}.scenes"))
+            refuse_unknown_scene(stage, rest, values.get(f"{stage}.scenes"))
             continue
-        if name in own or (rest in of_stage and stage not in groups if dot else name in _ROS_PARAMETERS):
-            continue
-        if stage == "qos_overrides":
-            continue
-        import difflib  # once it is needed, the node ends
-
         if stage in groups:
-            of_group = [known for known in own if known.startswith(f"{stage}.")]
-            named = ", ".join(difflib.get_close_matches(name, of_group, cutoff=0.0))
+            word, known = name, {one: one for one in own if one.startswith(f"{stage}.")}
+        elif dot:
+            word, known = rest, {one: f"{stage}.{one}" for one in of_stage}
+        else:
+            prefix = next(iter(stages), "STAGE")
+            word, known = name, {**{one: f"{prefix}.{one}" for one in of_stage}, **{one: one for one in own}}
+        if known.get(word) != name and name not in _ROS_PARAMETERS and stage != "qos_overrides":
+            import difflib  # once it is needed, the node ends
+
+            named = ", ".join(known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0))
             raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
-        close = difflib.get_close_matches(rest or name, of_stage if dot else own + of_stage, cutoff=0.0)
-        prefix = stage if dot else next(iter(stages), "STAGE")
-        named = ", ".join(n if n in own and not dot else f"{prefix}.{n}" for n in close)
-        raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
-    given = {name.partition(".")[0]: name for name in names if "." in name}
+    given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
         import difflib
 
@@ -343,20 +330,18 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
-    checked = {p.name: p.check(values.get(p.name, p.default)) for p in NODE_PARAMETERS}
+    checked = check_all((one for one in NODE_PARAMETERS if "." not in one.name), values, "")
+    checked["emergency"] = emergency_options(values)
     names, device = checked.pop("stages"), checked["device"]
-    checked["emergency"] = emergency_options(checked)
-    checked = {name: value for name, value in checked.items() if "." not in name}
-    told_apart = names and len(set(names)) == len(names)
-    require(told_apart, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
+    once = names and len(set(names)) == len(names)
+    require(once, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
     known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
     require(known, f"device: {device!r} is not allowed; it has to be auto, cpu, cuda or cuda:N")
     checked["metrics_address"] = _ip_address(checked["metrics_address"])
     checked["cpu_affinity"] = tuple(cpu for cpu in checked["cpu_affinity"] if cpu >= 0)
     checked["package_dirs"] = tuple(filter(None, checked["package_dirs"]))
     for folder in checked["package_dirs"]:
-        absolute = folder.startswith(("/", "~"))
-        require(absolute, f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
+        require(folder.startswith(("/", "~")), f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
     for name in names:
         reserved = any(known.name.startswith(f"{name}.") for known in NODE_PARAMETERS)
         require(not reserved, f"stages: {name!r} is not allowed; parameters of the node's own begin so")

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchperf_ros.config.parameter import declared, ros_field
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.config.parameter import check_all, declared, require, ros_field
 
 SENSOR_TYPES = {
     "LaserScan": "sensor_msgs/msg/LaserScan", "PointCloud2": "sensor_msgs/msg/PointCloud2",
@@ -71,22 +70,19 @@ def emergency_options(values: Mapping[str, Any]) -> EmergencyOptions:
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
-    found = {p.name: p.check(values.get(f"{_PREFIX}{p.name}", p.default), _PREFIX) for p in _PARAMETERS}
+    found = check_all(_PARAMETERS, values, "", _PREFIX)
     sensors = found["sensors"] = [topic for topic in found["sensors"] if topic]
-    _require(len(set(sensors)) == len(sensors), "sensors", sensors, "each topic once")
+    count = len(sensors)
+    for name, holds, allowed in (
+        ("sensors", len(set(sensors)) == count, "each topic once"),
+        ("odometry", found["odometry"] or not sensors, "a topic"),
+        ("rear_m", found["rear_m"] < found["length_m"], f"below length_m {found['length_m']}"),
+        ("lowest_m", found["lowest_m"] < found["highest_m"], f"below highest_m {found['highest_m']}"),
+    ):
+        require(holds, f"{_PREFIX}{name}: {found[name]!r} is not allowed; it has to be {allowed}")
     for name, size in (("types", 1), ("mounting", _PLACE), ("timeouts_ms", 1)):
         given, one = found[name], f"{size} values" if size > 1 else "1 value"
-        allowed = f"{one} for all, or {len(sensors) * size} for {len(sensors)} sensors"
-        _require(len(given) in {size, size * len(sensors)}, name, given, allowed)
-        found[name] = given if len(given) == size * len(sensors) else given * len(sensors)
-    _require(found["odometry"] or not sensors, "odometry", "", "a topic")
-    _require(found["rear_m"] < found["length_m"], "rear_m", found["rear_m"], f"below length_m {found['length_m']}")
-    heights = f"below highest_m {found['highest_m']}"
-    _require(found["lowest_m"] < found["highest_m"], "lowest_m", found["lowest_m"], heights)
-    plain: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in found.items()}
-    return EmergencyOptions(**plain)
-
-
-def _require(holds: object, name: str, value: object, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"parameter {_PREFIX}{name}: {value!r} is not allowed; it has to be {allowed}")
+        text = f"{given!r} is not allowed; it has to be {one} for all, or {count * size} for {count} sensors"
+        require(len(given) in {size, size * count}, f"{_PREFIX}{name}: {text}")
+        found[name] = given if len(given) == size * count else given * count
+    return EmergencyOptions(**{key: tuple(one) if isinstance(one, list) else one for key, one in found.items()})

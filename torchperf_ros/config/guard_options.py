@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchperf_ros.config.parameter import declared, ros_field
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.config.parameter import check_all, declared, require, ros_field
 
 GUARD_CHECKS = (
     "finite", "stamps", "start", "speed", "acceleration", "lateral", "jerk", "curvature", "steering", "jump",
@@ -73,24 +72,21 @@ class GuardOptions:
     margin_m: float = ros_field(0.3, "Distance in m kept to every obstacle, on all sides; RSS mu.", 0.0, 5.0)
 
 
-GUARD_PARAMETERS = tuple(one.renamed(f"{_PREFIX}{one.name}") for one in declared(GuardOptions))
-"""As they are declared below a stage: `guard.act` and so on."""
+_PARAMETERS = declared(GuardOptions)
 
 
 def guard_options(values: Mapping[str, Any], stage: str = "") -> GuardOptions:
     """Check a guard's values; missing ones take their default.
 
     Args:
-        values: by the names in `GUARD_PARAMETERS`; others are ignored.
+        values: by their names below a stage, `guard.act` and so on; others are ignored.
         stage: for messages.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
     prefix = f"{stage}." if stage else ""
-    checked = {
-        one.name.removeprefix(_PREFIX): one.check(values.get(one.name, one.default), prefix) for one in GUARD_PARAMETERS
-    }
+    checked = check_all(_PARAMETERS, values, prefix, _PREFIX)
     for mode in ("act", "shadow"):
         named = frozenset(filter(None, checked[mode]))
         checked[mode] = frozenset(GUARD_CHECKS) if _ALL in named else named
@@ -101,9 +97,6 @@ def guard_options(values: Mapping[str, Any], stage: str = "") -> GuardOptions:
         ("rss_brake", "max_deceleration"),
         ("rear_m", "length_m"),
     ):
-        if checked[low] > checked[high]:
-            raise ConfigError(
-                f"parameter {prefix}{_PREFIX}{low}: {checked[low]} is above {prefix}{_PREFIX}{high} {checked[high]};"
-                " it has to be at most that"
-            )
+        above = f"{checked[low]} is above {prefix}{_PREFIX}{high} {checked[high]}"
+        require(checked[low] <= checked[high], f"{prefix}{_PREFIX}{low}: {above}; it has to be at most that")
     return GuardOptions(**checked)

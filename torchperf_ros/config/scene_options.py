@@ -1,11 +1,11 @@
 """The scenes of a stage: situations with tiers, packages and a budget of their own."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchperf_ros.config.parameter import Parameter, declared, require, ros_field
+from torchperf_ros.config.parameter import Parameter, check_all, declared, one_each, require, ros_field
 
 DEFAULT_SCENE = "default"
 EMERGENCY_SCENE = "emergency"
@@ -73,23 +73,19 @@ def parse_scenes(
         ConfigError: names the parameter, the value, and what is allowed.
     """
     names = _given(list(names))
-    where = f"{stage}.scenes: {names!r} is not allowed; it has to be"
     good = all(_NAME.fullmatch(name) and name != DEFAULT_SCENE for name in names) and len(set(names)) == len(names)
+    where = f"{stage}.scenes: {names!r} is not allowed; it has to be"
     require(good, f"{where} a list of names, each once: lower-case letters, digits and _; default is there anyway")
     package_of = dict(zip(tiers, packages, strict=True))
     scenes = [SceneOptions(DEFAULT_SCENE, tuple(range(len(tiers))), (), 0.0, 0.0, _ANY_SPEED, "", "")]
     for name in names:
         prefix = f"{stage}.{SCENE_PREFIX}{name}."
-        found = {
-            p.name: p.check(values.get(f"{SCENE_PREFIX}{name}.{p.name}", p.default), prefix) for p in SCENE_PARAMETERS
-        }
+        found = check_all(SCENE_PARAMETERS, values, f"{stage}.", f"{SCENE_PREFIX}{name}.")
         own, given = found["tiers"], found["packages"]
-        told_apart = all(own) and len(set(own)) == len(own)
         require(own and own[0], f"{prefix}tiers: is empty; scene {name} has to have at least one tier")
-        require(told_apart, f"{prefix}tiers: {own!r} is not allowed; it has to be at least one name, each once")
-        text = f"{prefix}packages: {given!r} has {len(given)} entries; it has to have 1, or {len(own)}, one per tier"
-        require(len(given) in {1, len(own)}, text)
-        for tier, package in zip(own, given * len(own) if len(given) == 1 else given, strict=True):
+        once = all(own) and len(set(own)) == len(own)
+        require(once, f"{prefix}tiers: {own!r} is not allowed; it has to be at least one name, each once")
+        for tier, package in zip(own, one_each(given, own, f"{prefix}packages"), strict=True):
             before = package_of.setdefault(tier, package)
             text = f"tier {tier} runs {before or 'no package'} in another scene; a tier with another package is another"
             require(package in {"", before}, f"{prefix}packages: {package!r} is not allowed: {text} tier, name it so")
@@ -103,16 +99,14 @@ def parse_scenes(
     return tuple(scenes), package_of
 
 
-def refuse_unknown_scenes(stage: str, given: Iterable[str], names: object) -> None:
-    """See that every given name `scene.NAME.PARAMETER` is one of a scene that the stage has.
+def refuse_unknown_scene(stage: str, given: str, names: object) -> None:
+    """See that a given name `scene.NAME.PARAMETER` is one of a scene that the stage has.
 
     Raises:
         ConfigError: it is not.
     """
-    known, known_names = {one.name for one in scene_parameters(names)}, _given(names)
-    for name in given:
-        scene, _, rest = name.removeprefix(SCENE_PREFIX).partition(".")
-        listed = ", ".join(known_names) or "none"
-        require(scene in known_names, f"{stage}.{name}: {stage}.scenes has no scene {scene!r}; it has {listed}")
-        fields = ", ".join(one.name for one in SCENE_PARAMETERS)
-        require(name in known, f"{stage}.{name}: is unknown; a scene has {fields}")
+    scenes, fields = _given(names), [one.name for one in SCENE_PARAMETERS]
+    scene, _, name = given.removeprefix(SCENE_PREFIX).partition(".")
+    listed = ", ".join(scenes) or "none"
+    require(scene in scenes, f"{stage}.{given}: {stage}.scenes has no scene {scene!r}; it has {listed}")
+    require(name in fields, f"{stage}.{given}: is unknown; a scene has {', '.join(fields)}")
