@@ -1,6 +1,6 @@
 import pytest
 
-from torchperf_ros.frame.alert_rules import Level, answer_alert, death_alert, model_alert
+from torchperf_ros.frame.alert_rules import Level, answer_alert, change_alert, death_alert
 from torchperf_ros.frame.outcome import Fallback, Outcome
 
 SUSTAINED = 10
@@ -68,5 +68,5 @@ def test_given_a_death_when_told_then_a_lasting_one_is_an_error():
 
 
 def test_given_something_about_a_model_when_told_then_it_is_never_held_back():
-    anomaly = model_alert("planning", "tier full: refused")
+    anomaly = change_alert("planning", "model", "tier full: refused")
     assert (anomaly.name, anomaly.level, anomaly.once) == ("planning: model", Level.WARN, True)

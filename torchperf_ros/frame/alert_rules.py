@@ -76,14 +76,9 @@ def death_alert(stage: str, reason: str, pid: int, restarts: int, *, lasting: bo
     return replace(_alert(level, f"{stage}: worker died", reason, values), logged=True)
 
 
-def model_alert(stage: str, text: str) -> Alert:
-    """A warning about a worker's models: each is another one, so none is held back."""
-    return replace(_alert(Level.WARN, f"{stage}: model", text, {}), once=True, logged=True)
-
-
-def action_alert(stage: str, text: str) -> Alert:
-    """A warning that a stage has changed how it works, as an alert's action; none is held back."""
-    return replace(_alert(Level.WARN, f"{stage}: action", text, {}), once=True, logged=True)
+def change_alert(stage: str, what: str, text: str) -> Alert:
+    """A warning that a stage works otherwise, by its `model` or an `action`; each is another, so none is held back."""
+    return replace(_alert(Level.WARN, f"{stage}: {what}", text, {}), once=True, logged=True)
 
 
 def _alert(level: Level, name: str, text: str, values: dict[str, str]) -> Alert:

@@ -20,10 +20,7 @@ Snapshot = tuple[list[tuple[str, float]], float]
 """A histogram: cumulative counts by upper bound, and the sum."""
 
 PERCENTS = (50.0, 95.0, 99.0, 100.0)
-
-
 _PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
-
 
 RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("number", "i8")])
 """A row of `StageCounters.receipts`; `number`: receipts so far, this one included."""

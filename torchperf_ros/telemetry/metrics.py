@@ -9,12 +9,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from torchperf_ros import __version__
@@ -30,13 +25,8 @@ from torchperf_ros.workers.process_setup import step_back
 Values = Mapping[str, str]
 """What a status on `/diagnostics` says, by key."""
 
-_FAMILIES: dict[str, type[Any]] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-}
-
-
+_C, _G, _H = "counter", "gauge", "histogram"
+_FAMILIES: dict[str, type[Any]] = {_C: CounterMetricFamily, _G: GaugeMetricFamily, _H: HistogramMetricFamily}
 _version = functools.cache(version_of)  # it reads files
 
 
@@ -113,7 +103,6 @@ def _by_tier(fact: str) -> Callable[[_Scrape], dict[str, float]]:
     return lambda scrape: {tier["name"]: tier[fact] for tier in scrape.tiers}
 
 
-_C, _G, _H = "counter", "gauge", "histogram"
 _WHY, _STATE, _STATISTIC, _TIER = ("stage", "why"), ("stage", "state"), ("stage", "statistic"), ("stage", "tier")
 _get = attrgetter
 _M = MetricSpec

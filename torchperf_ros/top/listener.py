@@ -33,7 +33,7 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
         array, diagnostics = "std_msgs/msg/Float64MultiArray", "diagnostic_msgs/msg/DiagnosticArray"
         for topic, type_name, callback in (
             (f"{state.name}/latency_stages", array, self._on_frame),
-            (f"{state.name}/latency", "std_msgs/msg/Float64", lambda message: state.on_latency(message.data)),
+            (f"{state.name}/latency", "std_msgs/msg/Float64", lambda message: state.end_to_end_ms.append(message.data)),
             (f"{state.name}/memory", "std_msgs/msg/Float64", lambda message: state.on_memory(message.data)),
             (f"{state.name}/memory_stats", array, state.on_memory_stats),
             (f"{state.name}/anomaly", diagnostics, state.on_anomaly),

@@ -24,7 +24,6 @@ class MachineWatch:
 
     def __init__(self, signals: MachineSignals, gpu: Gpu) -> None:
         """Take the sources: of the machine, and of the card."""
-        self.gpu_word = gpu.word  # the card, or why none is watched
         self.values: dict[str, float] = {}  # what was read last, by name
         self._signals = signals
         self._gpu = gpu
