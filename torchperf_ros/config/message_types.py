@@ -109,7 +109,7 @@ def referenced(fields: Iterable[Any]) -> Iterator[str]:
             yield str(entry[1])
 
 
-def empty_message(name: str, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+def empty_message(name: str, /, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
     """A message with numbers 0, texts and lists empty but for its `own` fields; rotations turn nothing, as in ROS.
 
     Raises:
