@@ -85,4 +85,5 @@ def emergency_options(values: Mapping[str, Any]) -> EmergencyOptions:
         text = f"{given!r} is not allowed; it has to be {one} for all, or {count * size} for {count} sensors"
         require(len(given) in {size, size * count}, f"{_PREFIX}{name}: {text}")
         found[name] = given if len(given) == size * count else given * count
-    return EmergencyOptions(**{key: tuple(one) if isinstance(one, list) else one for key, one in found.items()})
+    plain: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in found.items()}
+    return EmergencyOptions(**plain)

@@ -73,15 +73,9 @@ class _Judgement(NamedTuple):
 
     def failed(self, checks: frozenset[str], *, unless_contact: bool = False) -> Finding | None:
         """The first of these checks that failed; `unless_contact`: coming too close without touching does not count."""
-        return next(
-            (
-                one
-                for one in self.findings
-                if one.check in checks
-                and not (unless_contact and one.check == "distance" and not self.closeness.contact)
-            ),
-            None,
-        )
+        if unless_contact and not self.closeness.contact:
+            checks -= {"distance"}
+        return next((one for one in self.findings if one.check in checks), None)
 
 
 class _Rung(NamedTuple):

@@ -18,7 +18,7 @@ from torchperf_ros.config.guard_options import GuardOptions
 from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput, one_line
-from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, yaw_of
+from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, age_s, yaw_of
 
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -103,13 +103,11 @@ def seen_now(
         if source.stamp_ns is None:
             ages_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
             usable = (source.stamps_ns > 0) & (ages_s >= 0) & (ages_s <= USABLE_AGE_S)
-            age_s: Floats | float = np.where(usable, ages_s, since_s)
-            oldest_s = float(np.max(age_s))
-            unseen_s = np.fmax(age_s, frame_age_s)  # a NaN counts as unknown
+            old_s: Floats | float = np.where(usable, ages_s, since_s)
+            oldest_s = float(np.max(old_s))
+            unseen_s = np.fmax(old_s, frame_age_s)  # a NaN counts as unknown
         else:
-            age_s = oldest_s = (ros_now_ns - source.stamp_ns) / NS_PER_S
-            if source.stamp_ns <= 0 or not 0 <= oldest_s <= USABLE_AGE_S:
-                age_s = oldest_s = since_s
+            old_s = oldest_s = age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
             unseen_s = max(oldest_s, frame_age_s)  # likewise
         oldest_ms = 1000 * max(since_s, oldest_s)
         if oldest_ms > options.obstacles_timeout_ms:
@@ -117,7 +115,7 @@ def seen_now(
             continue
         response_s = np.empty(len(source.yaws))
         response_s[:] = unseen_s + options.actuation_delay_ms / 1000
-        places = source.places + source.velocities * age_s
+        places = source.places + source.velocities * old_s
         fresh.append(
             Seen(places, source.yaws, source.units, source.halves, source.velocities, source.speeds, response_s)
         )
