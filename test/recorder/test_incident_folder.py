@@ -194,7 +194,7 @@ def test_given_an_event_when_told_then_it_asks_for_what_helps(level, name, wante
 
 
 def test_given_errors_that_keep_coming_when_told_then_each_stage_and_kind_is_asked_for_once_in_a_while():
-    rule = CaptureRule(every_s=600.0, apart_s=60.0)
+    rule = CaptureRule()
     error = Alert(Level.ERROR, "perception: deadline missed", "")
     taken = []
     for second in range(0, 1900, 10):

@@ -94,7 +94,7 @@ def test_given_this_process_when_read_then_it_is_what_the_system_says():
 def test_given_several_processes_when_sampled_each_second_then_one_is_read_at_a_time_and_each_seldom(tmp_path):
     for pid in (1, 2, 3):
         pretend(tmp_path, pid, 100 * pid)
-    memory = ProportionalMemory(tmp_path, every_s=10.0)
+    memory = ProportionalMemory(tmp_path)
     assert [len(memory.sample([1, 2, 3], float(second))) for second in range(4)] == [1, 2, 3, 3]
     pretend(tmp_path, 1, 500)
     assert memory.sample([1, 2, 3], 9.0)[1] == 100 << 10

@@ -128,7 +128,7 @@ def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statist
         for fallback in Fallback:
             assert f'torchperf_fallbacks_total{{fallback="{fallback.word}",stage="{stage}"}}' in text
         for state in Health:
-            assert f'torchperf_health{{stage="{stage}",state="{state.name.lower()}"}}' in text
+            assert f'torchperf_health{{stage="{stage}",state="{state.word}"}}' in text
         assert len(re.findall(rf'torchperf_window_latency_seconds\{{stage="{stage}",statistic="\w+"\}}', text)) == 4
     assert 'torchperf_window_latency_seconds{stage="planning",statistic="p99"} NaN' in text
 

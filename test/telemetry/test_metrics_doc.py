@@ -36,7 +36,7 @@ def test_given_the_alerts_of_the_document_when_compared_with_the_rules_then_they
 
 
 def test_given_values_of_labels_when_looked_up_in_the_document_then_they_are_there():
-    for word in [*(state.name.lower() for state in Health), *STEPS]:
+    for word in [*(state.word for state in Health), *STEPS]:
         assert f"`{word}`" in DOC
 
 

@@ -150,7 +150,7 @@ def _timing(reading: StageReading) -> dict[str, str]:
         "interval_ms": _number(reading.interval_ms),
         "interval_jitter_ms": _number(reading.interval_jitter_ms),
         "latency_jitter_ms": _number(reading.latency_jitter_ms),
-        **{f"health_{state.name.lower()}_s": _number(seconds) for state, seconds in reading.health_s.items()},
+        **{f"health_{state.word}_s": _number(seconds) for state, seconds in reading.health_s.items()},
         "unrecorded": str(reading.unrecorded),
     }
 

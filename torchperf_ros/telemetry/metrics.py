@@ -153,9 +153,9 @@ METRICS = (
     _M("torchperf_reserve_seconds", _G, "How long before the deadline an answer is made", _ms("stage.margin.ms")),
     # state
     _M("torchperf_health", _G, "1 for the state that the stage is in",
-       lambda s: {state.name.lower(): state is s.health for state in Health}, _STATE),
+       lambda s: {state.word: state is s.health for state in Health}, _STATE),
     _M("torchperf_health_seconds_total", _C, "Time in each state since configure",
-       lambda s: {state.name.lower(): seconds for state, seconds in s.reading.health_s.items()}, _STATE),
+       lambda s: {state.word: seconds for state, seconds in s.reading.health_s.items()}, _STATE),
     _M("torchperf_tier_in_use", _G, "1 for the tier that frames get",
        lambda s: {tier: number == s.stage.ladder.tier for number, tier in enumerate(s.stage.config.tiers)}, _TIER),
     _M("torchperf_scene_in_use", _G, "1 for the scene that frames are answered for",
