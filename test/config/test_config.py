@@ -156,10 +156,8 @@ def test_given_values_that_a_stage_can_have_when_configured_then_they_are_kept()
     assert stage_config("mine", {**MINE, "budget_ms": 100, "hang_ms": 100}).hang_ms == 100.0
     for text, options in (("", {}), ("{}", {}), ('{"a": [1, 2]}', {"a": [1, 2]})):
         assert stage_config("mine", {**MINE, "options": text}).options == options
-    workers = {
-        backup: stage_config("mine", {**MINE, "backup": backup}).workers for backup in ("none", "standby", "active")
-    }
-    assert workers == {"none": 1, "standby": 2, "active": 2}
+    for backup, workers in (("none", 1), ("standby", 2), ("active", 2)):
+        assert stage_config("mine", {**MINE, "backup": backup}).workers == workers
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,7 @@ def travelled(points):
         (0.0, 5.0, 3.0, 1.0),  # stands
     ],
 )  # fmt: skip
-def test_given_a_steady_speed_when_braking_then_the_distance_is_v_squared_over_2a(
-    speed, deceleration, seconds, start_s
-):
+def test_given_a_steady_speed_when_braking_then_its_way_is_v_squared_over_2a(speed, deceleration, seconds, start_s):
     points, times_s = straight(speed, seconds)
     where, when_s, _ = brake_along(points, times_s, start_s, deceleration, len(points))
     assert where[0] == pytest.approx([speed * start_s, 0.0, 0.0])

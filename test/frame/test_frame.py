@@ -29,9 +29,7 @@ def header_bytes(sec, nanosec, name, little):
 
 
 @given(sec=st.integers(-(2**31), 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
-def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_the_one_written(
-    sec, nanosec, little, name
-):
+def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_as_written(sec, nanosec, little, name):
     assert header_stamp_ns(header_bytes(sec, nanosec, name, little)) == sec * 1_000_000_000 + nanosec
 
 

@@ -48,9 +48,7 @@ def test_given_rules_when_asked_for_an_alert_then_it_is_one_that_a_rule_has():
         ("drift -> scene slow", {"scene": "slow"}),
     ],
 )
-def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_it_was_quiet_for_long_enough(
-    line, what
-):
+def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_it_was_quiet_long_enough(line, what):
     rules, calm = actions(line), actions(line)
     until = [
         second
@@ -64,12 +62,9 @@ def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_
 
 def test_given_an_alert_that_goes_on_when_stepped_then_tiers_fall_one_by_one_and_come_back_one_by_one():
     rules = actions("latency -> lower_tier", action_cooldown_s=3.0, action_return_s=10.0)
-    levels = [
-        rules.lower_tiers for _ in drive(rules, 60, lambda second: ["camera: latency"] if 5 <= second <= 20 else [])
-    ]
-    changes = [
-        (second, now) for second, (before, now) in enumerate(zip(levels, levels[1:], strict=False), 2) if now != before
-    ]
+    found = {second: ["camera: latency"] for second in range(5, 21)}
+    levels = [rules.lower_tiers for _ in drive(rules, 60, lambda second: found.get(second, []))]
+    changes = [(at, now) for at, (before, now) in enumerate(zip(levels, levels[1:], strict=False), 2) if now != before]
     assert changes == [(5, 1), (8, 2), (30, 1), (40, 0)]
 
 

@@ -25,9 +25,8 @@ def circle(speed, bend):
 
 
 def found(one, **options):
-    return [
-        finding.check for finding in beyond_limits(one, guard_options({f"guard.{k}": v for k, v in options.items()}))
-    ]
+    limits = guard_options({f"guard.{name}": value for name, value in options.items()})
+    return [finding.check for finding in beyond_limits(one, limits)]
 
 
 def read(data):
@@ -135,9 +134,8 @@ def test_given_a_plan_within_the_limits_when_judged_then_nothing_is_found(speed,
     way = speed * moving_s + 0.5 * acceleration * moving_s**2
     turned = way * bend
     half = np.where(np.abs(turned) > 1e-6, np.sin(turned / 2) / np.where(turned == 0, 1, turned / 2), 1.0)
-    assert (
-        found(track(T, way * half * np.cos(turned / 2), way * half * np.sin(turned / 2), turned), max_speed=45.0) == []
-    )
+    one = track(T, way * half * np.cos(turned / 2), way * half * np.sin(turned / 2), turned)
+    assert found(one, max_speed=45.0) == []
 
 
 def test_given_values_that_are_no_numbers_when_read_then_it_is_said_how_many_poses_have_one():
@@ -173,9 +171,7 @@ def test_given_headings_across_the_half_turn_when_read_then_they_do_not_leap():
     ("stamp_ns", "begin"),
     [(START_NS - S // 2, 45.0), (START_NS - 10 * S, -50.0), (START_NS - 10 * S - 1, 50.0), (0, 50.0)],
 )
-def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_vehicle_was_at_its_stamp(
-    stamp_ns, begin
-):
+def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_that_was_at_its_stamp(stamp_ns, begin):
     motion = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, speed=10.0), 0)
     path = TimedPath.parse(straight_plan(10.0, frame="base_link", start_ns=stamp_ns))
     one = Track.of(path, START_NS, motion)

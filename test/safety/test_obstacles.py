@@ -314,10 +314,9 @@ def test_given_sources_when_looked_at_now_then_they_are_led_on_and_what_is_missi
     seen, missing = seen_now((one,), OPTIONS, 10 * S, START_NS + 200_000_000, math.nan)
     assert missing == {}
     assert seen.response_s == pytest.approx([0.45])
-    assert seen_now((read(markers_bytes([])),), OPTIONS, 10 * S + 300_000_001, START_NS, 0.0)[1] == {
-        0: "are 300 ms old"
-    }
-    assert seen_now((read(markers_bytes([])),), OPTIONS, 10 * S + 300_000_000, START_NS, 0.0)[1] == {}
+    none = read(markers_bytes([]))
+    assert seen_now((none,), OPTIONS, 10 * S + 300_000_001, START_NS, 0.0)[1] == {0: "are 300 ms old"}
+    assert seen_now((none,), OPTIONS, 10 * S + 300_000_000, START_NS, 0.0)[1] == {}
 
 
 @pytest.mark.parametrize(

@@ -243,9 +243,7 @@ def test_given_a_time_to_collision_when_it_is_none_or_old_then_it_is_unknown():
 
 @pytest.mark.parametrize("least_ms", [0.5, 50.1])
 def test_given_a_shortest_budget_that_is_none_when_read_then_it_is_refused(least_ms):
-    with pytest.raises(
-        ConfigError, match=f"seen.budget_least_ms: {least_ms} is not allowed.*0, or from 1 to budget_ms"
-    ):
+    with pytest.raises(ConfigError, match=f"budget_least_ms: {least_ms} is not allowed.*0, or from 1 to budget_ms"):
         config(budget_least_ms=least_ms)
 
 

@@ -76,7 +76,7 @@ def _kind(value: object) -> str:
     return _KINDS.get(kind, f"a {kind.__name__}")
 
 
-def ros_field(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
+def param(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
     """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
     return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
 

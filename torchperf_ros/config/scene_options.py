@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchperf_ros.config.parameter import Parameter, check_all, declared, one_each, require, ros_field
+from torchperf_ros.config.parameter import Parameter, check_all, declared, one_each, param, require
 
 DEFAULT_SCENE = "default"
 EMERGENCY_SCENE = "emergency"
@@ -27,15 +27,13 @@ class SceneOptions:
     """
 
     name: str
-    tiers: tuple[int, ...] = ros_field([""], "Tiers of the scene, from most to least accurate.")
-    packages: tuple[str, ...] = ros_field([""], "A .pt2 file of each of them, as the stage's packages; '': none.")
-    budget_ms: float = ros_field(
-        0.0, "Time in ms in which its frames are answered; 0: the stage's.", 0.0, 60_000.0, live=True
-    )
-    min_speed: float = ros_field(0.0, "The scene begins at this speed in m/s.", 0.0, _ANY_SPEED, live=True)
-    max_speed: float = ros_field(_ANY_SPEED, "It ends above this speed in m/s.", 0.0, _ANY_SPEED, live=True)
-    topic: str = ros_field("", "Topic of std_msgs/String that names the scene; empty: none.")
-    word: str = ros_field("", "What is said there of this scene; empty: its name.")
+    tiers: tuple[int, ...] = param([""], "Tiers of the scene, from most to least accurate.")
+    packages: tuple[str, ...] = param([""], "A .pt2 file of each of them, as the stage's packages; '': none.")
+    budget_ms: float = param(0.0, "Time in ms to answer its frames; 0: the stage's.", 0.0, 60_000.0, live=True)
+    min_speed: float = param(0.0, "The scene begins at this speed in m/s.", 0.0, _ANY_SPEED, live=True)
+    max_speed: float = param(_ANY_SPEED, "It ends above this speed in m/s.", 0.0, _ANY_SPEED, live=True)
+    topic: str = param("", "Topic of std_msgs/String that names the scene; empty: none.")
+    word: str = param("", "What is said there of this scene; empty: its name.")
 
     @property
     def by_speed(self) -> bool:

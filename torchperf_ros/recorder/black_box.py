@@ -238,9 +238,7 @@ class BlackBox:
             connections: dict[Topic, Any] = {}
             for entry in sorted(incident.entries, key=lambda entry: entry.t_ns):
                 if entry.topic not in connections:
-                    connections[entry.topic] = writer.add_connection(
-                        entry.topic.name, entry.topic.type_name, typestore=store
-                    )
+                    connections[entry.topic] = writer.add_connection(*entry.topic, typestore=store)
                 writer.write(connections[entry.topic], entry.t_ns, entry.data or b"")
         lost = {"messages_left_out": incident.left_out, "messages_overwritten": incident.overwritten}
         if any(lost.values()):

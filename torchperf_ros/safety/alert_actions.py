@@ -1,10 +1,9 @@
 """Down before it breaks: what a stage does about alerts, by the lines of its parameter `actions`."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from torchperf_ros.config.action_options import (
-    ACTIONS,
     BACKUP_ACTIVE,
     LOWER_RATE,
     LOWER_TIER,
@@ -77,10 +76,9 @@ class AlertActions:
                 if line.rule.alert == kind:
                     line.seen_ns = found_ns
         changes = [text for line in self._lines if (text := self._follow(line, now_ns))]
-        steps = {
-            what: max((one.steps for one in self._lines if one.rule.action == what), default=0) for what in ACTIONS
-        }
-        self.lower_tiers = steps[LOWER_TIER]  # the most that one rule asks for: several alerts may have one cause
+        # Of each action the most that one rule asks for: several alerts may have one cause.
+        steps = Counter({line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)})
+        self.lower_tiers = steps[LOWER_TIER]
         self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in (LOWER_RATE, BACKUP_ACTIVE, OFF))
         self.scene = next((one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), "")
         return changes

@@ -180,15 +180,11 @@ class Guard:
         self, payload: bytes | None, verdict: GuardVerdict, of: _Judgement, failed: Finding | None, reason: str
     ) -> Checked:
         check, value, limit = ("", math.nan, math.nan) if failed is None else failed[:3]
-        silent = self._options.shadow
-        shadow = [
-            f"{one.check}: the plan {one.text}" for one in of.findings if one.check in silent and one is not failed
-        ]
-        shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in silent]
-        close = of.closeness
-        return Checked(
-            payload, verdict, check, value, limit, "; ".join(shadow), reason, close.ttc_s, close.needed_deceleration
-        )
+        mute = self._options.shadow
+        shadow = [f"{one.check}: the plan {one.text}" for one in of.findings if one.check in mute and one is not failed]
+        shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in mute]
+        *_, ttc_s, needed = of.closeness
+        return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, ttc_s, needed)
 
     def _situation(self, now_ns: int, ros_now_ns: int, age_ms: float) -> _Situation:
         options, motion = self._options, self._motion

@@ -115,10 +115,9 @@ def seen_now(
             continue
         response_s = np.empty(len(source.yaws))
         response_s[:] = unseen_s + options.actuation_delay_ms / 1000
-        places = source.places + source.velocities * old_s
-        fresh.append(
-            Seen(places, source.yaws, source.units, source.halves, source.velocities, source.speeds, response_s)
-        )
+        velocities = source.velocities
+        places = source.places + velocities * old_s
+        fresh.append(Seen(places, source.yaws, source.units, source.halves, velocities, source.speeds, response_s))
     if len(fresh) == 1:
         return fresh[0], missing
     return (Seen._make(map(_joined, *fresh)) if fresh else _NOTHING), missing

@@ -53,9 +53,8 @@ def warm_up(config: StageConfig) -> None:
         now_ns = monotonic_ns()
         frame = Frame(0, None, now_ns, 1.0, now_ns, now_ns, Origin(now_ns, 1.0))
         fallback = None if outcome in IN_TIME else Fallback.NONE
-        answer = Answer(
-            frame, outcome, fallback, "warm-up", 0, 1.0, 1.0, 1.0, -1.0, now_ns, StepTimes(1.0, 1.0, 1.0, 1.0)
-        )
+        steps = StepTimes(1.0, 1.0, 1.0, 1.0)
+        answer = Answer(frame, outcome, fallback, "warm-up", 0, 1.0, 1.0, 1.0, -1.0, now_ns, steps)
         statistics.received(frame, stamped=True)
         finding = statistics.answered(answer)
         record.encode(answer)

@@ -245,9 +245,7 @@ class MetricsExporter:
         registry = CollectorRegistry()
         registry.register(StageCollector(config, list(stages), lane))
         ProcessCollector(registry=registry)
-        self._server, self._thread = start_http_server(
-            config.metrics_port, addr=config.metrics_address, registry=registry
-        )
+        self._server, self._thread = start_http_server(config.metrics_port, config.metrics_address, registry)
 
     def close(self) -> None:
         """Stop serving and free the port."""
