@@ -204,10 +204,8 @@ def test_given_errors_that_keep_coming_when_told_then_each_stage_and_kind_is_ask
     assert taken == [0, 600, 1200, 1800]
     others = (Alert(Level.ERROR, "planning: latency", ""), Alert(Level.WARN, "perception: memory grows", ""))
     assert [rule.wanted(other, STAGES, 1859 * S) for other in others] == [None, None]
-    assert [rule.wanted(other, STAGES, 1860 * S) for other in others] == [
-        ("planning", "profile"),
-        ("perception", "memory"),
-    ]
+    kinds = [("planning", "profile"), ("perception", "memory")]
+    assert [rule.wanted(other, STAGES, 1860 * S) for other in others] == kinds
     assert not rule.wanted(Alert(Level.ERROR, "perception: model error", ""), STAGES, 1860 * S)
 
 

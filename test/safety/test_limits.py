@@ -111,13 +111,8 @@ def test_given_poses_at_uneven_times_when_judged_then_the_jerk_is_that_of_the_mo
 def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is_found():
     bend = np.where(T < 1.5, 0.0, 0.05)
     yaw = np.concatenate(([0.0], np.cumsum(0.5 * bend[:-1])))
-    middle = 0.5 * (yaw[1:] + yaw[:-1])
-    one = track(
-        T,
-        np.concatenate(([0.0], np.cumsum(0.5 * np.cos(middle)))),
-        np.concatenate(([0.0], np.cumsum(0.5 * np.sin(middle)))),
-        yaw,
-    )
+    way = np.concatenate(([0.0], np.cumsum(0.5 * np.exp(0.5j * (yaw[1:] + yaw[:-1])))))
+    one = track(T, way.real, way.imag, yaw)
     (finding,) = beyond_limits(one, OPTIONS)
     assert finding.check == "steering"
     assert finding.value == pytest.approx(math.atan(2.7 * 0.05) / 0.1, rel=1e-6)

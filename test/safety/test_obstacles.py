@@ -253,10 +253,7 @@ NOT_FINITE = "a position, orientation, size or velocity is not finite, or beyond
         (edited(ONE, bad_value("pose.position.x")), NOT_FINITE),
         (edited(ONE, bad_value("scale.z")), NOT_FINITE),
         (markers_bytes([Box(1.0, 2.0, velocity=(math.nan, 0.0))]), NOT_FINITE),
-        (
-            edited(markers_bytes([Box(1.0, 2.0)] * 2), two_frames),
-            "one array has markers in several frames: 'map', 'odom'",
-        ),
+        (edited(markers_bytes([Box(1.0, 2.0)] * 2), two_frames), "one array has markers in several.*: 'map', 'odom'"),
         (edited(ONE, one_point), "an ARROW has to have two points, from the first to the second in m/s"),
     ],
 )

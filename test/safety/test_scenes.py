@@ -160,15 +160,8 @@ def test_given_more_scenes_than_may_be_loaded_when_used_then_those_used_last_and
         assert scenes.to_load() == (DEFAULT, word, EMERGENCY)
 
 
-steps = st.lists(
-    st.tuples(
-        st.integers(1, 300_000_000),
-        st.none() | st.floats(0, 40) | st.sampled_from(["intersection", "car park", "over", "x"]),
-        st.integers(-1, 3),
-    ),
-    min_size=1,
-    max_size=200,
-)
+heard = st.none() | st.floats(0, 40) | st.sampled_from(["intersection", "car park", "over", "x"])
+steps = st.lists(st.tuples(st.integers(1, 300_000_000), heard, st.integers(-1, 3)), min_size=1, max_size=200)
 
 
 @settings(max_examples=200)

@@ -21,12 +21,8 @@ def noise(seed=0):
 
 def run(rule, values):
     """The alerts by second."""
-    signal = Signal(rule)
-    return {
-        second: signal.alert("camera", "; most of it in inference")
-        for second, value in enumerate(values)
-        if signal.update(1000.0 + second, value)
-    }
+    signal, why = Signal(rule), "; most of it in inference"
+    return {at: signal.alert("camera", why) for at, value in enumerate(values) if signal.update(1000.0 + at, value)}
 
 
 def test_given_hours_of_noise_when_watched_then_nothing_is_told():

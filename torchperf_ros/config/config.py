@@ -42,9 +42,7 @@ class StageConfig:
     )
     tiers: tuple[str, ...] = param(["full", "medium", "fast"], "Model variants, from most to least accurate.")
     engine: str = param(
-        AUTO,
-        "How tiers run; auto: the fastest of what is installed, eager until that is built.",
-        choices=ENGINE_CHOICES,
+        AUTO, "How tiers run; auto: the fastest of what is installed, eager until built.", choices=ENGINE_CHOICES
     )
     compile_mode: str = param("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
     dynamic: str = param("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)

@@ -367,12 +367,10 @@ class StageFigures:
         total_ms, tier = answers["total_ms"], answers["tier"]
         intervals_ms = np.diff(receipts["received_ns"]) / NS_PER_MS
         missed = ~np.isin(answers["outcome"], IN_TIME)
+        of_tiers = [(name, tier == index, kept) for name, (index, kept) in self._tiers.items()]
         return StageReading(
             latency=self._stage.spans(total_ms, missed),
-            tiers={
-                name: kept.spans(total_ms[tier == index], missed[tier == index])
-                for name, (index, kept) in self._tiers.items()
-            },
+            tiers={name: kept.spans(total_ms[rows], missed[rows]) for name, rows, kept in of_tiers},
             lateness=Quantiles.of(answers["lateness_ms"]),
             age=Quantiles.of(receipts["age_ms"]),
             wait=Quantiles.of(answers["wait_ms"]),

@@ -69,10 +69,8 @@ class IncidentFolder:
             write(part)
             size_bytes = _size_bytes(part, flush=True)
             if size_bytes > self._max_bytes:
-                raise IncidentError(
-                    f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than evidence_mib, "
-                    f"{self._max_bytes // _MIB}, allows for all together"
-                )
+                allowed = f"evidence_mib, {self._max_bytes // _MIB}, allows for all together"
+                raise IncidentError(f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than {allowed}")
             with self._alone():
                 kept = self._give_name(part, name)
                 self._shrink(kept)

@@ -3,15 +3,7 @@
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from torchperf_ros.config.action_options import (
-    BACKUP_ACTIVE,
-    LOWER_RATE,
-    LOWER_TIER,
-    OFF,
-    SCENE,
-    ActionRule,
-    alert_kind,
-)
+from torchperf_ros.config.action_options import LOWER_TIER, SCENE, SWITCHES, ActionRule, alert_kind
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
@@ -79,7 +71,7 @@ class AlertActions:
         # Of each action the most that one rule asks for: several alerts may have one cause.
         steps = Counter({line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)})
         self.lower_tiers = steps[LOWER_TIER]
-        self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in (LOWER_RATE, BACKUP_ACTIVE, OFF))
+        self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in SWITCHES)
         self.scene = next((one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), "")
         return changes
 

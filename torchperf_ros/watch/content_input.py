@@ -111,19 +111,13 @@ class InputContent:
     def alerts(self, now_ns: int) -> list[Alert]:
         """What is wrong at present, once a second."""
         found, topic = [], self._topic
-        frozen_s, stood_s, blind_s = (
-            (now_ns - began_ns) / NS_PER_S
-            for began_ns in (self._same_since_ns, self._stamp_since_ns, self._blind_since_ns)
-        )
+        since_ns = (self._same_since_ns, self._stamp_since_ns, self._blind_since_ns)
+        frozen_s, stood_s, blind_s = ((now_ns - began_ns) / NS_PER_S for began_ns in since_ns)
         if self._same >= _FROZEN_FRAMES and frozen_s >= _FROZEN_S and not self._stamp_frames:
             text = f"{topic} is frozen: {self._same} messages with new stamps and equal data"
             found.append(self._alert("input frozen", Level.ERROR, text, (self._same, 1), frozen_s))
         usual_s = self._usual_stamp_s  # NaN where the stamp has never advanced: such an input does not stand still
-        if (
-            not math.isnan(usual_s)
-            and self._stamp_frames >= _FROZEN_FRAMES
-            and stood_s >= max(_STOOD_S, _STOOD_INTERVALS * usual_s)
-        ):
+        if self._stamp_frames >= _FROZEN_FRAMES and stood_s >= _STOOD_S and stood_s >= _STOOD_INTERVALS * usual_s:
             text = f"the stamp of {topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
             found.append(self._alert("input stands still", Level.WARN, text, (stood_s, usual_s), stood_s))
         if self.seen and self._looks >= _BLIND_LOOKS:
