@@ -120,7 +120,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self):
-        self.mailbox.clear()
+        self.mailbox.put(None)
         self.superseded += self.waiting is not None
         self.waiting = None
 

@@ -46,16 +46,12 @@ def answer_alert(stage: str, answer: Answer, misses_in_a_row: int, sustained_mis
         return None
     in_time = answer.lateness_ms <= 0 and answer.fallback is not Fallback.NONE
     kinds = _KINDS | _IN_TIME_KINDS if in_time else _KINDS
+    took, budget = f"{answer.total_ms:.3f}", f"{answer.budget_ms:.3f}"
     values = {
-        "seq": str(answer.frame.seq),
-        "outcome": outcome.word,
+        "seq": str(answer.frame.seq), "outcome": outcome.word, "misses_in_a_row": str(misses_in_a_row),
         "fallback": answer.fallback.word if answer.fallback is not None else "",
-        "value": f"{answer.total_ms:.3f}",
-        "baseline": f"{answer.budget_ms:.3f}",
-        "total_ms": f"{answer.total_ms:.3f}",
-        "budget_ms": f"{answer.budget_ms:.3f}",
-        "misses_in_a_row": str(misses_in_a_row),
-    }
+        "value": took, "baseline": budget, "total_ms": took, "budget_ms": budget,
+    }  # fmt: skip
     level = Level.ERROR if misses_in_a_row >= sustained_misses else Level.WARN
     return _alert(level, f"{stage}: {kinds.get(outcome, 'deadline missed')}", answer.reason, values)
 

@@ -140,23 +140,19 @@ class Recorder:
         self._box.finish()
 
     def _tick(self) -> None:
-        lost, overwritten = self._reader.lost, self._reader.overwritten
+        lost = self._reader.lost
         self._tell_findings()
         if self._log is not None:
             self._log.tick(self._t_ns, lost - self._lost)
         self._lost = lost
         self._box.tick(time.monotonic())
         problems = [self._log.problem if self._log else "", self._box.problem, self._watch_problem, self._refusal]
+        more = {} if self._watch is None else {"gpu": self._watch.gpu}
         self._say(
-            kind="status",
-            problem="; ".join(filter(None, problems)),
-            written=self._log.written if self._log else 0,
-            incidents=self._box.incidents,
-            held_mib=round(self._box.held_bytes / _MIB, 1),
-            lost=lost,
-            overwritten=overwritten,
-            **({} if self._watch is None else {"gpu": self._watch.gpu}),
-        )
+            kind="status", problem="; ".join(filter(None, problems)), written=self._log.written if self._log else 0,
+            incidents=self._box.incidents, held_mib=round(self._box.held_bytes / _MIB, 1), lost=lost,
+            overwritten=self._reader.overwritten, **more,
+        )  # fmt: skip
 
     def _tell_findings(self) -> None:
         if self._watch is None:

@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,10 +78,6 @@ class Seen(NamedTuple):
     speeds: Floats
     response_s: Floats
 
-    def some(self, which: NDArray[Any]) -> "Seen":
-        """These of them."""
-        return Seen(*(part[which] for part in self))
-
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
 _NOTHING = Seen(_NO_PLACES, _NONE, _NO_PLACES, np.zeros((0, 2)), _NO_PLACES, _NONE, _NONE)
@@ -120,11 +116,7 @@ def seen_now(
         fresh.append(Seen(places, source.yaws, source.units, source.halves, velocities, source.speeds, response_s))
     if len(fresh) == 1:
         return fresh[0], missing
-    return (Seen._make(map(_joined, *fresh)) if fresh else _NOTHING), missing
-
-
-def _joined(*parts: Floats) -> Floats:
-    return np.concatenate(parts)
+    return (Seen._make(map(np.concatenate, zip(*fresh, strict=True))) if fresh else _NOTHING), missing
 
 
 class _Reader:

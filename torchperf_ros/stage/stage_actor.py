@@ -170,7 +170,7 @@ class StageActor:
         """Take no more frames; the current one is still answered, a waiting one is counted as superseded."""
         with self._lock:
             self._accepting = False
-            self.mailbox.clear()
+            self.mailbox.put(None)
 
     def finish(self) -> None:
         """Wait until the current frame is answered: by its deadline, or a second later on a machine out of breath.

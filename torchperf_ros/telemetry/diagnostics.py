@@ -18,13 +18,7 @@ from torchperf_ros.telemetry.latency_record import LatencyRecord
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
 _MIB = 1 << 20
 
-LEVELS = {
-    Health.STARTING: Level.WARN,
-    Health.WAITING: Level.WARN,
-    Health.NOMINAL: Level.OK,
-    Health.DEGRADED: Level.WARN,
-    Health.SAFE_STOP: Level.ERROR,
-}
+LEVELS = dict.fromkeys(Health, Level.WARN) | {Health.NOMINAL: Level.OK, Health.SAFE_STOP: Level.ERROR}
 """Unknown is never OK: a stage that loads or has no input is a warning."""
 
 
@@ -105,9 +99,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "budget_now_ms": _number(stage.budget_ms),
         "reserve_ms": _number(stage.margin.ms),
         "miss_ratio": _number(statistics.miss_ratio),
-        "frames": str(statistics.frames),
-        "answered": str(statistics.answered),
-        "unanswered": str(statistics.unanswered),
+        **{name: str(getattr(statistics, name)) for name in ("frames", "answered", "unanswered")},
         **{outcome.word: str(statistics.outcomes[outcome]) for outcome in Outcome},
         **{f"fallback_{fallback.word}": str(statistics.fallbacks[fallback]) for fallback in Fallback},
         **(_guard(stage) if stage.guard is not None else {}),

@@ -104,13 +104,10 @@ class AlertGrouping:
     def _published(self, entry: _Open, now_ns: int) -> Alert:
         also = [other.anomaly.name for other in sorted(self._open.values(), key=_rank) if other is not entry]
         values = {
-            **entry.anomaly.values,
-            "event": str(entry.event),
+            **entry.anomaly.values, "event": str(entry.event), "also": "; ".join(also), "count": str(entry.count),
             "since_s": f"{max(0, now_ns - entry.began_ns) / NS_PER_S:.1f}",
-            "count": str(entry.count),
             "held_back": str(max(0, entry.unpublished - 1)),
-            "also": "; ".join(also),
-        }
+        }  # fmt: skip
         entry.published_ns, entry.published_level, entry.unpublished = now_ns, entry.anomaly.level, 0
         return replace(entry.anomaly, values=values)
 
