@@ -33,15 +33,11 @@ def test_given_a_frame_that_is_no_anomaly_when_answered_then_nothing_is_told(tel
 @pytest.mark.parametrize(
     ("outcome", "name"),
     [
-        (Outcome.LATE, "result too slow"),
-        (Outcome.HUNG, "worker failed"),
-        (Outcome.CRASHED, "worker failed"),
-        (Outcome.ERROR, "model error"),
-        (Outcome.INVALID, "invalid output"),
-        (Outcome.BAD_INPUT, "bad input"),
+        (Outcome.LATE, "result too slow"), (Outcome.HUNG, "worker failed"), (Outcome.CRASHED, "worker failed"),
+        (Outcome.ERROR, "model error"), (Outcome.INVALID, "invalid output"), (Outcome.BAD_INPUT, "bad input"),
         (Outcome.PARTIAL, "partial result"),
     ],
-)
+)  # fmt: skip
 def test_given_an_outcome_when_told_then_its_kind_is_named(tell, outcome, name):
     anomaly = tell(outcome)
     assert anomaly.name == f"perception: {name}"

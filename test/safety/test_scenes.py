@@ -48,19 +48,13 @@ def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
 @pytest.mark.parametrize(
     ("speed", "said", "scene"),
     [
-        (None, None, DEFAULT),
-        (math.nan, None, DEFAULT),
-        (21.9, None, DEFAULT),
-        (22.0, None, HIGHWAY),
+        (None, None, DEFAULT), (math.nan, None, DEFAULT), (21.9, None, DEFAULT), (22.0, None, HIGHWAY),
         (2.0, None, DEFAULT),  # slow, but nobody says that it is a car park
-        (2.0, "car park", PARKING),
-        (4.0, "car park", DEFAULT),
-        (None, "car park", DEFAULT),
-        (None, "intersection", INTERSECTION),
-        (30.0, "intersection", INTERSECTION),  # before the highway in the list
+        (2.0, "car park", PARKING), (4.0, "car park", DEFAULT), (None, "car park", DEFAULT),
+        (None, "intersection", INTERSECTION), (30.0, "intersection", INTERSECTION),  # before the highway in the list
         (30.0, "moon", HIGHWAY),
     ],
-)
+)  # fmt: skip
 def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_chosen(scenes, speed, said, scene):
     if speed is not None:
         scenes.moved(speed, 0)
