@@ -7,12 +7,13 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.recorder.black_box import BlackBox
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.recorder.record_log import RecordLog
@@ -50,10 +51,8 @@ class Recorder:
         self._box = BlackBox(setup, self._evidence)
         self._watch: Watch | None = None
         self._watch_problem = ""
-        try:
+        with self._without_fail():  # there may be a message type that nobody thought of
             self._watch = Watch(setup) if setup["watch"] else None
-        except Exception:  # a message type that nobody thought of: what is recorded must not depend on the watch
-            self._end_watch()
         self._known_ns = time.monotonic_ns()
         self._behind = False
 
@@ -99,11 +98,9 @@ class Recorder:
 
     def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
         self._t_ns = record.t_ns
-        if self._watch is not None:
-            try:
+        with self._without_fail():
+            if self._watch is not None:
                 self._watch.take(record)
-            except Exception:  # as above
-                self._end_watch()
         if isinstance(record, FrameRecord):
             self._box.frame(record)
             if self._log is not None:
@@ -155,22 +152,23 @@ class Recorder:
         )  # fmt: skip
 
     def _tell_findings(self) -> None:
-        if self._watch is None:
-            return
-        try:
-            findings = self._watch.tick(time.monotonic_ns(), self._known_ns)
-        except Exception:  # as above
-            self._end_watch()
-            return
+        findings: list[Alert] = []
+        with self._without_fail():
+            findings = [] if self._watch is None else self._watch.tick(time.monotonic_ns(), self._known_ns)
         for found in findings:
             values = dict(found.values)
             self._say(kind="finding", level=found.level.name, name=found.name, message=found.message, values=values)
-        if self._log is not None and self._t_ns:
+        if self._watch is not None and self._log is not None and self._t_ns:
             self._log.event(self._t_ns, {"kind": "signals", **self._watch.signals})
 
-    def _end_watch(self) -> None:
-        self._watch = None
-        self._watch_problem = f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
+    @contextlib.contextmanager
+    def _without_fail(self) -> Iterator[None]:
+        """An error of the watch ends the watch: what is recorded must not depend on it."""
+        try:
+            yield
+        except Exception:  # the watch's boundary: said in each status from now on
+            self._watch = None
+            self._watch_problem = f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
 
     def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
