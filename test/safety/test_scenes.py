@@ -90,9 +90,8 @@ def test_given_a_scene_without_rules_when_asked_then_only_the_adapters_word_choo
     assert scenes.choose(0) == DEFAULT
     scenes.word = night
     assert scenes.choose(10 * S) == night
-    assert scenes.tiers_to_load() == sorted(
-        {tier for number in scenes.to_load() for tier in scenes.config.scenes[number].tiers}
-    )
+    tiers = {tier for number in scenes.to_load() for tier in scenes.config.scenes[number].tiers}
+    assert scenes.tiers_to_load() == sorted(tiers)
     assert scenes.config.tiers.index("round") in scenes.tiers_to_load()
 
 

@@ -203,9 +203,7 @@ def test_given_a_tier_in_other_words_when_asked_then_what_there_is_is_shown(valu
     assert StageState("s", values).tier == tier
 
 
-@pytest.mark.parametrize(
-    ("states", "complete"), [([], False), (["idle", "busy"], True), (["busy", "loading full (1 of 3)"], False)]
-)
+@pytest.mark.parametrize(("states", "complete"), [([], False), (["idle", "busy"], True), (["busy", "loading"], False)])
 def test_given_workers_when_one_still_loads_then_the_stage_is_not_complete(states: list[str], complete: bool) -> None:
     assert StageState("s", {f"worker_{n}_state": state for n, state in enumerate(states)}).complete is complete
 

@@ -42,7 +42,9 @@ class StageConfig:
     )
     tiers: tuple[str, ...] = param(["full", "medium", "fast"], "Model variants, from most to least accurate.")
     engine: str = param(
-        AUTO, "How tiers run; auto: the fastest of what is installed, eager until built.", choices=ENGINE_CHOICES
+        AUTO,
+        "How tiers run; auto: the fastest of what is installed, eager until that is built.",
+        choices=ENGINE_CHOICES,
     )
     compile_mode: str = param("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
     dynamic: str = param("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
@@ -68,17 +70,13 @@ class StageConfig:
         ["backup", "hold_last", "stop"], "What to publish instead of a missing result, in this order.",
         choices=tuple(kind.word for kind in Fallback),
     )  # fmt: skip
-    hold_last_ms: float = param(
-        300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
-    )
+    hold_last_ms: float = param(300.0, "Largest age in ms of a held output, from receipt.", 0.0, 60_000.0, live=True)
     priority: int = param(0, "A lower stage begins nothing while a higher one has a frame due.", -10, 10)
     stop_deceleration: float = param(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
     hang_ms: float = param(1000.0, "A worker that runs a frame longer, in ms, is killed.", 10.0, 600_000.0, live=True)
     max_frame_bytes: int = param(8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30)
     input_reliability: str = param("best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable"))
-    input_timeout_ms: float = param(
-        1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
-    )
+    input_timeout_ms: float = param(1000.0, "Without input so long, in ms, it is WAITING.", 10.0, 600_000.0, live=True)
     sustained_misses: int = param(10, "Frames without a fresh answer in a row: a failure.", 1, 100_000, live=True)
     recover_frames: int = param(30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True)
     window_s: float = param(10.0, "Span of the window that latency and jitter are of, in s.", 1.0, 600.0, live=True)
@@ -101,9 +99,7 @@ class StageConfig:
     )
     budget_fast_speed: float = param(30.0, "Speed in m/s at which the budget is the shortest.", 1.0, 200.0, live=True)
     budget_near_s: float = param(4.0, "Time to collision in s below which the budget shrinks.", 0.1, 60.0, live=True)
-    odometry: str = param(
-        "odom", "Topic of nav_msgs/Odometry, for guard, scenes and budgets by speed; its frame is the plans'."
-    )
+    odometry: str = param("odom", "Topic of nav_msgs/Odometry, for guard, scenes and budgets; its frame is the plans'.")
     situation_timeout_ms: float = param(
         1000.0, "A speed, or a scene's name on a topic, is unknown after so long, in ms.", 10.0, 600_000.0, live=True
     )
@@ -153,7 +149,7 @@ class NodeConfig:
     package_dirs: tuple[str, ...] = param([""], "Folders, beside that, from which swapped packages come; '': none.")
     cache_mib: int = param(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
     memory_limit_mib: int = param(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
-    memory_share: float = param(0.7, "Share of it from which lower tiers run and nothing is compiled.", 0.05, 1.0)
+    memory_share: float = param(0.7, "Share of that limit from which lower tiers run, none is compiled.", 0.05, 1.0)
     evidence_dir: str = param("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
     evidence_mib: int = param(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
     evidence_count: int = param(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)

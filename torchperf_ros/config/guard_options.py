@@ -48,7 +48,7 @@ class GuardOptions:
     max_curvature: float = param(0.2, "Largest curvature in 1/m; 0.2 is a turning circle of 10 m.", 0.001, 10.0)
     max_steering_rate: float = param(0.7, "Fastest turn of the front wheels in rad/s; a car's driver: 0.7.", 0.01, 10.0)
     max_jump_m: float = param(
-        1.0, "Largest sideways step in m from the last published plan, within its next second.", 0.01, 100.0
+        1.0, "Largest sideways step in m from the last plan, within its next second.", 0.01, 100.0
     )
     start_tolerance_m: float = param(
         1.0, "How far in m a plan may be from the vehicle, now and start_tolerance_s later.", 0.01, 100.0
@@ -56,9 +56,7 @@ class GuardOptions:
     start_tolerance_s: float = param(
         0.2, "How far in s ahead a plan may begin, and how long it has to last from now on.", 0.01, 5.0
     )
-    rss_accel: float = param(
-        2.0, "Acceleration in m/s^2 that a vehicle may have before it responds; RSS a_max_accel.", 0.0, 10.0
-    )
+    rss_accel: float = param(2.0, "Acceleration in m/s^2 until a vehicle has responded; RSS a_max_accel.", 0.0, 10.0)
     rss_brake: float = param(6.0, "Braking in m/s^2 that we certainly reach; RSS b_min.", 0.1, 20.0)
     rss_lead_brake: float = param(8.0, "Hardest braking in m/s^2 of a vehicle ahead; RSS b_max.", 0.1, 20.0)
     margin_m: float = param(0.3, "Distance in m kept to every obstacle, on all sides; RSS mu.", 0.0, 5.0)
