@@ -38,37 +38,16 @@ _Step: TypeAlias = tuple[int, float, float, float, float, bool]
 """Of one object: stamp in ns, x and y in m, velocity by x and y in m/s, and whether that counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacles:
-    """What one source saw, in the odometry's frame; of n obstacles.
+class Seen(NamedTuple):
+    """Obstacles in the odometry's frame.
 
     Attributes:
-        received_ns: when the array was received, monotonic.
-        stamps_ns: ROS time of each, shape [n].
-        stamp_ns: of all of them; None: they differ.
         places: centres as x + iy in m, shape [n].
         yaws, units: headings in rad, and as x + iy, shape [n].
         halves: half length and half width in m, shape [n, 2].
         velocities, speeds: over ground, as x + iy, and how large they are, in m/s; zero where it is not known.
-        no_velocity: of how many it is not known.
-        steps: by `ns` and `id`, what the next array's velocities are estimated from.
+        response_s: until we respond to each, shape [n].
     """
-
-    received_ns: int
-    stamps_ns: NDArray[np.int64]
-    stamp_ns: int | None
-    places: Complex
-    yaws: Floats
-    units: Complex
-    halves: Floats
-    velocities: Complex
-    speeds: Floats
-    no_velocity: int
-    steps: dict[tuple[bytes, int], _Step]
-
-
-class Seen(NamedTuple):
-    """All obstacles as they are now: as `Obstacles`, with their response times."""
 
     places: Complex
     yaws: Floats
@@ -77,6 +56,27 @@ class Seen(NamedTuple):
     velocities: Complex
     speeds: Floats
     response_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """What one source saw.
+
+    Attributes:
+        received_ns: when the array was received, monotonic.
+        stamps_ns: ROS time of each, shape [n].
+        stamp_ns: of all of them; None: they differ.
+        seen: where they were then; the time to respond is not known yet.
+        no_velocity: of how many it is not known.
+        steps: by `ns` and `id`, what the next array's velocities are estimated from.
+    """
+
+    received_ns: int
+    stamps_ns: NDArray[np.int64]
+    stamp_ns: int | None
+    seen: Seen
+    no_velocity: int
+    steps: dict[tuple[bytes, int], _Step]
 
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
@@ -109,11 +109,10 @@ def seen_now(
         if oldest_ms > options.obstacles_timeout_ms:
             missing[index] = f"are {oldest_ms:.0f} ms old"
             continue
-        response_s = np.empty(len(source.yaws))
+        places, yaws, units, halves, velocities, speeds, _ = source.seen
+        response_s = np.empty(len(yaws))
         response_s[:] = unseen_s + options.actuation_delay_ms / 1000
-        velocities = source.velocities
-        places = source.places + velocities * old_s
-        fresh.append(Seen(places, source.yaws, source.units, source.halves, velocities, source.speeds, response_s))
+        fresh.append(Seen(places + velocities * old_s, yaws, units, halves, velocities, speeds, response_s))
     if len(fresh) == 1:
         return fresh[0], missing
     return (Seen._make(map(np.concatenate, zip(*fresh, strict=True))) if fresh else _NOTHING), missing
@@ -227,8 +226,8 @@ def read_obstacles(
     unknown = sum(not step[5] for step in steps.values())
     stamp_ns = (*read.stamps_ns, 0)[0] if len(set(read.stamps_ns)) <= 1 else None
     places, yaws, halves, velocities = boxes
-    units, speeds = np.exp(1j * yaws), np.abs(velocities)
-    return Obstacles(received_ns, stamps_ns, stamp_ns, places, yaws, units, halves, velocities, speeds, unknown, steps)
+    seen = Seen(places, yaws, np.exp(1j * yaws), halves, velocities, np.abs(velocities), _NONE)
+    return Obstacles(received_ns, stamps_ns, stamp_ns, seen, unknown, steps)
 
 
 def _next_step(last: _Step | None, stamp_ns: int, x: float, y: float) -> _Step:
