@@ -194,14 +194,11 @@ def rows(pending, row):
 @pytest.mark.parametrize(
     ("stamps_ns", "ages_ms", "counts"),
     [
-        ([1, 2, 3], [5, 5, 5], (0, 0, 0, 0)),
-        ([0, 0], [math.nan, math.nan], (2, 0, 0, 0)),
-        ([5, 4], [5, 5], (0, 0, 1, 0)),
-        ([5, 5], [5, 5], (0, 0, 0, 1)),
-        ([5, 0, 5], [5, math.nan, 5], (1, 0, 0, 1)),
-        ([5], [-0.1], (0, 1, 0, 0)),
+        ([1, 2, 3], [5, 5, 5], (0, 0, 0, 0)), ([0, 0], [math.nan, math.nan], (2, 0, 0, 0)),
+        ([5, 4], [5, 5], (0, 0, 1, 0)), ([5, 5], [5, 5], (0, 0, 0, 1)),
+        ([5, 0, 5], [5, math.nan, 5], (1, 0, 0, 1)), ([5], [-0.1], (0, 1, 0, 0)),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("stamped", [True, False])
 def test_given_stamps_then_what_is_odd_about_them_is_counted_if_the_type_has_one(stamps_ns, ages_ms, counts, stamped):
     counters = StageCounters()
