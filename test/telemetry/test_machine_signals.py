@@ -284,16 +284,13 @@ def test_given_visible_devices_when_opened_then_it_is_the_card_that_cuda_means(v
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "has no device 1"),
-        ({"CUDA_VISIBLE_DEVICES": "0,GPU-9"}, "no card has that UUID"),
-        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "there are 3 cards"),
-    ],
-)
-def test_given_a_card_that_cannot_be_known_when_opened_then_the_error_says_why(environment, said):
+    ("name", "value", "said"),
+    [("VISIBLE_DEVICES", "0", "has no device 1"), ("VISIBLE_DEVICES", "0,GPU-9", "no card has that UUID"),
+     ("DEVICE_ORDER", "FASTEST_FIRST", "there are 3 cards")],
+)  # fmt: skip
+def test_given_a_card_that_cannot_be_known_when_opened_then_the_error_says_why(name, value, said):
     with pytest.raises(LookupError, match=said):
-        Nvml(nvml(cards=3), 1, environment)
+        Nvml(nvml(cards=3), 1, {f"CUDA_{name}": value})
 
 
 def test_given_no_card_when_asked_for_once_then_one_word_says_why(tmp_path):
