@@ -12,14 +12,7 @@ from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENG
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
-from torchperf_ros.config.scene_options import (
-    ODOMETRY,
-    SCENE_PREFIX,
-    SceneOptions,
-    parse_scenes,
-    refuse_unknown_scene,
-    scene_parameters,
-)
+from torchperf_ros.config.scene_options import ODOMETRY, SceneOptions, is_of_scene, parse_scenes, scene_parameters
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
@@ -257,8 +250,7 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
     groups = {name.partition(".")[0] for name in own if "." in name}
     for name in values:
         stage, dot, rest = name.partition(".")
-        if rest.startswith(SCENE_PREFIX):
-            refuse_unknown_scene(stage, rest, values.get(f"{stage}.scenes"))
+        if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
             continue
         if stage in groups:
             word, known = name, {one: one for one in own if one.startswith(f"{stage}.")}

@@ -9,7 +9,7 @@ from torchperf_ros.config.parameter import Parameter, check_all, declared, one_e
 
 DEFAULT_SCENE = "default"
 EMERGENCY_SCENE = "emergency"
-SCENE_PREFIX = "scene."
+_PREFIX = "scene."
 ODOMETRY = -1
 """Index of the odometry among what scenes depend on; that of a topic that names the scene N is `ODOMETRY - N`."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -48,7 +48,7 @@ def scene_parameters(names: object) -> Iterator[Parameter]:
     """The parameters of the scenes of these names, as `scene.NAME.PARAMETER`; nothing for what is no list of names."""
     for name in dict.fromkeys(_given(names)):
         for one in SCENE_PARAMETERS:
-            yield one.renamed(f"{SCENE_PREFIX}{name}.{one.name}")
+            yield one.renamed(f"{_PREFIX}{name}.{one.name}")
 
 
 def _given(names: object) -> list[str]:
@@ -77,8 +77,8 @@ def parse_scenes(
     package_of = dict(zip(tiers, packages, strict=True))
     scenes = [SceneOptions(DEFAULT_SCENE, tuple(range(len(tiers))), (), 0.0, 0.0, _ANY_SPEED, "", "")]
     for name in names:
-        prefix = f"{stage}.{SCENE_PREFIX}{name}."
-        found = check_all(SCENE_PARAMETERS, values, f"{stage}.", f"{SCENE_PREFIX}{name}.")
+        prefix = f"{stage}.{_PREFIX}{name}."
+        found = check_all(SCENE_PARAMETERS, values, f"{stage}.", f"{_PREFIX}{name}.")
         own, given = found["tiers"], found["packages"]
         require(own and own[0], f"{prefix}tiers: is empty; scene {name} has to have at least one tier")
         once = all(own) and len(set(own)) == len(own)
@@ -97,14 +97,17 @@ def parse_scenes(
     return tuple(scenes), package_of
 
 
-def refuse_unknown_scene(stage: str, given: str, names: object) -> None:
-    """See that a given name `scene.NAME.PARAMETER` is one of a scene that the stage has.
+def is_of_scene(stage: str, given: str, names: object) -> bool:
+    """Whether a given name is of the form `scene.NAME.PARAMETER`.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is, and the stage has no such scene, or a scene no such parameter.
     """
+    if not given.startswith(_PREFIX):
+        return False
     scenes, fields = _given(names), [one.name for one in SCENE_PARAMETERS]
-    scene, _, name = given.removeprefix(SCENE_PREFIX).partition(".")
+    scene, _, name = given.removeprefix(_PREFIX).partition(".")
     listed = ", ".join(scenes) or "none"
     require(scene in scenes, f"{stage}.{given}: {stage}.scenes has no scene {scene!r}; it has {listed}")
     require(name in fields, f"{stage}.{given}: is unknown; a scene has {', '.join(fields)}")
+    return True
