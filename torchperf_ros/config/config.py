@@ -69,7 +69,9 @@ class StageConfig:
     hang_ms: float = param(1000.0, "A worker that runs a frame longer, in ms, is killed.", 10.0, 600_000.0, live=True)
     max_frame_bytes: int = param(8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30)
     input_reliability: str = param("best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable"))
-    input_timeout_ms: float = param(1000.0, "Without input so long, in ms, it is WAITING.", 10.0, 600_000.0, live=True)
+    input_timeout_ms: float = param(
+        1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
+    )
     sustained_misses: int = param(10, "Frames without a fresh answer in a row: a failure.", 1, 100_000, live=True)
     recover_frames: int = param(30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True)
     window_s: float = param(10.0, "Span of the window that latency and jitter are of, in s.", 1.0, 600.0, live=True)
@@ -142,7 +144,9 @@ class NodeConfig:
     package_dirs: tuple[str, ...] = param([""], "Folders, beside that, from which swapped packages come; '': none.")
     cache_mib: int = param(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
     memory_limit_mib: int = param(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
-    memory_share: float = param(0.7, "Share of that limit from which lower tiers run, none is compiled.", 0.05, 1.0)
+    memory_share: float = param(
+        0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
+    )
     evidence_dir: str = param("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
     evidence_mib: int = param(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
     evidence_count: int = param(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)

@@ -48,7 +48,7 @@ class GuardOptions:
     max_curvature: float = param(0.2, "Largest curvature in 1/m; 0.2 is a turning circle of 10 m.", 0.001, 10.0)
     max_steering_rate: float = param(0.7, "Fastest turn of the front wheels in rad/s; a car's driver: 0.7.", 0.01, 10.0)
     max_jump_m: float = param(
-        1.0, "Largest sideways step in m from the last plan, within its next second.", 0.01, 100.0
+        1.0, "Largest sideways step in m from the last published plan, within its next second.", 0.01, 100.0
     )
     start_tolerance_m: float = param(
         1.0, "How far in m a plan may be from the vehicle, now and start_tolerance_s later.", 0.01, 100.0
