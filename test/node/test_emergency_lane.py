@@ -194,7 +194,7 @@ def test_given_messages_that_cannot_be_used_then_each_is_counted_with_a_reason_a
     said = vehicle.node.wait_for(
         lambda: (now := vehicle.lane()) and int(now["scan refused"]) == before + 6 and now, "six refused messages"
     )
-    assert said["scan problem"].startswith("not a sensor_msgs/msg/LaserScan: 96 bytes that do not decode")
+    assert said["scan problem"].startswith("96 bytes are no sensor_msgs/LaserScan")
     assert (said["state"], said["errors"], said["odom refused"]) == ("watching", "0", "1")
     assert vehicle.node.answer(vehicle.topics["image"], image())["outcome"] == Outcome.ON_TIME
     vehicle.node.wait_for(lambda: vehicle.plans, "the plan")

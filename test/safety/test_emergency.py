@@ -224,7 +224,7 @@ def test_given_scans_of_which_nothing_can_be_used_when_they_go_on_then_each_is_c
         assert lane.see(message) is None
     assert (lane.rules.sensors[SCAN].messages, lane.rules.sensors[SCAN].refused) == (5, 4)
     assert lane.wait(3.0) is None
-    assert lane.wait(1.0).reason.startswith("scan has sent nothing usable for 300 ms; not a sensor_msgs/msg/LaserScan")
+    assert lane.wait(1.0).reason.startswith("scan has sent nothing usable for 300 ms; 0 bytes are no sensor_msgs/Las")
 
 
 def test_given_a_message_that_cannot_be_used_between_two_that_show_an_obstacle_then_it_changes_nothing(lane):

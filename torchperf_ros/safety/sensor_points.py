@@ -6,15 +6,14 @@ mounted upright: it has a place and a yaw, and neither roll nor pitch.
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.emergency_options import SENSOR_TYPES
-from torchperf_ros.config.message_types import decode, warm_up
-from torchperf_ros.frame.cdr import aligned, byte_order, header_at
+from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
 from torchperf_ros.frame.errors import BadInput
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -40,6 +39,43 @@ class Points:
     measured: int
 
 
+class _Cdr:
+    """Reads a message from behind its header on; numbers stand at multiples of their size after the encapsulation."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.order = data, byte_order(data)
+        self.at = header_at(data, 4, self.order)[2]
+
+    def numbers(self, kind: str) -> tuple[float, ...]:
+        """Numbers of one kind, for example `7f`."""
+        self.at = aligned(self.at, struct.calcsize(kind[-1]))
+        found = struct.unpack_from(f"{self.order}{kind}", self.data, self.at)
+        self.at += struct.calcsize(f"={kind}")
+        return found
+
+    def count(self) -> int:
+        return int(self.numbers("I")[0])
+
+    def text(self) -> bytes:
+        found, self.at = text_at(self.data, self.at, self.order)
+        return found
+
+    def bytes(self) -> int:
+        """Pass a list of bytes; where it begins."""
+        length = self.count()
+        self.at += length
+        if self.at > len(self.data):
+            raise ValueError("a list ends beyond the message")
+        return self.at - length
+
+
+def _read(data: bytes, name: str, read: Callable[[_Cdr], Points]) -> Points:
+    try:
+        return read(_Cdr(data))
+    except (struct.error, IndexError, ValueError, TypeError) as error:  # what reading beyond the end raises
+        raise BadInput(f"{len(data)} bytes are no {name}: {error}") from error
+
+
 class SensorPoints:
     """Reads the messages of one sensor."""
 
@@ -51,8 +87,7 @@ class SensorPoints:
             place: x, y, z in m and yaw in rad in the vehicle's axes.
             heights_m: least and greatest height above the ground at which points of a cloud count.
         """
-        self._kind, self._type = kind, SENSOR_TYPES[kind]
-        warm_up(self._type)
+        self._kind = kind
         self._x, self._y, self._z, self._yaw = place
         self._cos, self._sin = math.cos(self._yaw), math.sin(self._yaw)
         self._heights = heights_m
@@ -65,16 +100,13 @@ class SensorPoints:
         Raises:
             BadInput: the bytes are no such message, or its description of itself makes no sense.
         """
-        try:
-            return self._reader(data)
-        except (struct.error, IndexError, TypeError, ValueError) as error:  # what reading beyond the end raises
-            raise BadInput(f"{len(data)} bytes are no sensor_msgs/{self._kind}: {error}") from error
+        return _read(data, f"sensor_msgs/{self._kind}", self._reader)
 
-    def _scan(self, data: bytes) -> Points:
+    def _scan(self, cdr: _Cdr) -> Points:
         """REP 117: +Inf is no return, -Inf too near to be measured, NaN and what is out of range an error."""
-        scan = decode(data, self._type)
-        first, step, least, most = scan.angle_min, scan.angle_increment, scan.range_min, scan.range_max
-        ranges, count = scan.ranges, len(scan.ranges)
+        first, _, step, _, _, least, most = cdr.numbers("7f")
+        count = cdr.count()
+        ranges = np.frombuffer(cdr.data, f"{cdr.order}f4", count, cdr.at) if count else np.empty(0, np.float32)
         if not (math.isfinite(first) and math.isfinite(step)):
             raise BadInput(f"LaserScan: angle_min {first} and angle_increment {step} have to be finite")
         if not 0 <= least < most:
@@ -89,20 +121,28 @@ class SensorPoints:
         usable = len(near) + int(np.count_nonzero(ranges > most))
         return Points(self._x + found * cos[near], self._y + found * sin[near], count, usable, count)
 
-    def _cloud(self, data: bytes) -> Points:
-        cloud = decode(data, self._type)
-        height, width, step, row_step = cloud.height, cloud.width, cloud.point_step, cloud.row_step
-        fields = {field.name: (field.offset, _FLOATS.get(field.datatype, "")) for field in cloud.fields}
-        if missing := [axis for axis in "xyz" if not fields.get(axis, (0, ""))[1]]:
+    def _cloud(self, cdr: _Cdr) -> Points:
+        height, width = (int(size) for size in cdr.numbers("2I"))
+        fields: dict[bytes, tuple[int, str]] = {}
+        for _ in range(cdr.count()):
+            name, offset = cdr.text(), cdr.count()
+            (kind,) = cdr.numbers("B")
+            cdr.count()
+            fields[name] = offset, _FLOATS.get(int(kind), "")
+        (is_big,) = cdr.numbers("B")
+        step, row_step = cdr.count(), cdr.count()
+        begin = cdr.bytes()
+        if missing := [axis for axis in "xyz" if not fields.get(axis.encode(), (0, ""))[1]]:
             raise BadInput(f"PointCloud2: field {missing[0]} has to be there as float32 or float64")
         if step <= 0 or (height > 1 and row_step < width * step):
             raise BadInput(f"PointCloud2: {width} points of {step} bytes do not fit rows of {row_step}")
-        count, order = height * width, ">" if cloud.is_bigendian else "<"
+        count, order = height * width, ">" if is_big else "<"
         none = np.empty(0)
         if not count:
             return Points(none, none, 0, 0, 0)
-        shape, strides, places = (height, width), (row_step, step), (fields[axis] for axis in "xyz")
-        x, y, z = (np.ndarray(shape, order + kind, cloud.data, at, strides).reshape(-1) for at, kind in places)
+        view, shape, strides = memoryview(cdr.data)[begin : cdr.at], (height, width), (row_step, step)
+        places = (fields[axis] for axis in (b"x", b"y", b"z"))
+        x, y, z = (np.ndarray(shape, order + kind, view, offset, strides).reshape(-1) for offset, kind in places)
         usable = np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))  # drivers fill what has no return with zeros
         low, high = (bound - self._z for bound in self._heights)
         near = np.flatnonzero(usable & (z >= low) & (z <= high))
@@ -111,14 +151,10 @@ class SensorPoints:
         body_y = self._y + self._sin * forward + self._cos * left
         return Points(body_x, body_y, count, int(np.count_nonzero(usable)), count)
 
-    def _range(self, data: bytes) -> Points:
-        """What is seen is somewhere on an arc; a sensor of one fixed distance says -Inf for it.
-
-        It is not decoded: versions of ROS differ in what comes behind the range.
-        """
-        order = byte_order(data)
-        at = header_at(data, 4, order)[2]
-        view, least, most, found = struct.unpack_from(f"{order}4f", data, aligned(at + 1, 4))  # behind radiation_type
+    def _range(self, cdr: _Cdr) -> Points:
+        """What is seen is somewhere on an arc; a sensor of one fixed distance says -Inf for it."""
+        cdr.numbers("B")
+        view, least, most, found = cdr.numbers("4f")
         if not (0 <= least <= most and 0 <= view <= 2 * math.pi):
             raise BadInput(f"Range: min_range {least}, max_range {most} or field_of_view {view} rad makes no sense")
         none = np.empty(0)
